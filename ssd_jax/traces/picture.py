@@ -81,7 +81,8 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     """Draws these rounds into a file, whose name says the kind of picture.
 
     Raises:
-      InputError: without matplotlib, or a kind or place that cannot be written.
+      InputError: without matplotlib, or a kind that cannot be written.
+      OSError: a place that cannot be.
     """
     try:
         from matplotlib.figure import Figure
@@ -120,7 +121,9 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     try:
         with new_file(path) as file:
             figure.savefig(file, format=path.suffix[1:] or None, dpi=150)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    except ValueError as error:
         raise InputError(f"output = '{path}' cannot be written: {error}") from None
 
 
