@@ -238,7 +238,7 @@ class Calls(ABC):
         rounds, or ends a wait for another thread's; it cancels these requests and no others.
 
         Raises:
-          InputError: no requests, or a mode or K that was not prepared.
+          InputError: what is no list of requests, or a mode or K that was not prepared.
           DeviceError: a device has failed; the requests have ended with the reason "error".
           SsdError: the model is closed, or another thread has closed it meanwhile.
         """
