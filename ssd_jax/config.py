@@ -40,6 +40,12 @@ _OF_SSD = (
 )
 SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 """Settings that mean nothing without a draft."""
+MEANINGLESS = {
+    "mode = 'ar'": SPECULATIVE,
+    "mode = 'sd'": _OF_SSD,
+    "draft = 'ngram'": (*_OF_A_MODEL, *_OF_SSD),
+}
+"""Settings that mean nothing with another."""
 
 
 @by_name({"model": "did you mean 'target'?"}, **VLLM)
@@ -267,13 +273,8 @@ class Config(EngineSettings):
         draft = self.draft_model if self.mode == "ssd" else self.draft
         if self.mode in needed and not draft:
             raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
-        without = {
-            "mode = 'ar'": SPECULATIVE,
-            "mode = 'sd'": _OF_SSD,
-            "draft = 'ngram'": (*_OF_A_MODEL, *_OF_SSD),
-        }
         given = {f"mode = {self.mode!r}", f"draft = {self.draft!r}"}
-        for what, names in without.items():
+        for what, names in MEANINGLESS.items():
             for name in names if what in given else ():
                 if getattr(self, name) is not None:
                     raise InputError(

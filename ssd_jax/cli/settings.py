@@ -15,7 +15,7 @@ from absl import flags
 
 from ssd_jax.cli.entries import entry, wrapped
 from ssd_jax.cli.main import COMMANDS
-from ssd_jax.config import Config
+from ssd_jax.config import MEANINGLESS, Config
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
@@ -268,14 +268,18 @@ def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError
 
 
 def _read_config(values: Flags) -> None:
-    """Sets the flags that are not given to what the TOML file says."""
+    """Sets the flags that are not given to what the TOML file says, but for what means nothing with
+    the mode or draft that is given."""
     path = ConfigFile(values["config"].value)
     read = read_toml(Path(path), {*values, *VLLM} - {"config", "help"})
     try:
         read = renamed(read, VLLM)
     except InputError as error:
         raise InputError(f"config {path}: {error}") from None
-    path.names = frozenset(name for name in read if not values[name].present)
+    given = {name for name in values if values[name].present}
+    chosen = [f"{name} = {values[name].value!r}" for name in given]
+    unused = {name for what in chosen for name in MEANINGLESS.get(what, ())}
+    path.names = frozenset({*read} - given - unused)
     for name in path.names:
         _set(values, name, read[name], f"config {path}: ")
     values["config"].value = path
