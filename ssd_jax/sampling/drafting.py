@@ -1,8 +1,8 @@
 """Drawing proposed tokens from a draft's logits, with the exact q they are drawn from.
 
-Order: draft logits, the request's own law (`probs`), the N likeliest of it, renormalise, Saguaro
-sampling, renormalise, draw. The draw is made from the very numbers that are kept, so q is sparse
-and exact.
+Order: draft logits, the request's own distribution (`probs`), the N likeliest of it, renormalise,
+Saguaro sampling, renormalise, draw. The draw is made from the very numbers that are kept, so q is
+sparse and exact.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def draw(
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
       candidates: W, how many of the likeliest tokens to report.
       saguaro: of sampled rows; None leaves q alone.
-      confident: whether to report the draft's probability of the token: of its law before Saguaro
-        sampling, in greedy rows at temperature 1.
+      confident: whether to report the draft's probability of the token: before Saguaro sampling,
+        in greedy rows at temperature 1.
       outputs: ids of a reduced vocabulary. Where all of them are banned, the row proposes the
         first as a point mass; it will be rejected.
-      parts: of the law, as far as they are known.
+      parts: of sampling, as far as they are known.
     """
     step = jnp.broadcast_to(step, start.shape)
     position = start + 1 + step

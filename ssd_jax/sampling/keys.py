@@ -97,7 +97,7 @@ def gumbel_of(key: Key, ids: Int32[Array, "#B n"]) -> Float32[Array, "B n"]:
 
 
 def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -> Int32[Array, "B"]:
-    """The token that a key's noise draws from a law of weights: not negative, not normalised.
+    """The token that a key's noise draws by weights: not negative, not normalised.
 
     `look` first, on the device, whether a few blocks of ids have all the weight.
     """
@@ -112,7 +112,7 @@ def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -
     largest = row_max(blocks)[..., 0]
 
     def of_few() -> jax.Array:
-        """Truncated laws live in few blocks; the noise of an id is the same there."""
+        """Truncated distributions live in few blocks; the noise of an id is the same there."""
         block = jnp.sort(jax.lax.top_k(largest, _BLOCKS)[1])
         ids = (block[:, :, None] * _BLOCK + jnp.arange(_BLOCK)).reshape(batch, -1)
         few = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(batch, -1)

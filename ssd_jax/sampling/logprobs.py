@@ -25,12 +25,12 @@ def log_softmax(logits: Float32[Array, "*rows V"]) -> Float32[Array, "*rows V"]:
     return below - jnp.log(row_sum(jnp.exp(below)))
 
 
-def logprobs(law: Float32[Array, "B W V"], emitted: Int32[Array, "B W"], count: int) -> Logprobs:
-    """Looks up the emitted tokens and the `count` likeliest in log-laws.
+def logprobs(log_p: Float32[Array, "B W V"], emitted: Int32[Array, "B W"], count: int) -> Logprobs:
+    """Looks up the emitted tokens and the `count` likeliest.
 
-    `law` is the target's at each position, raw (log-softmax of its logits) or processed (log of
-    `probs`). A bonus token that was drawn from a residual is reported under the same law.
+    `log_p` is the target's at each position, raw (log-softmax of its logits) or processed (log of
+    `probs`), a bonus token's too where it was drawn from a residual.
     """
-    chosen = jnp.take_along_axis(law, emitted[:, :, None], axis=-1)[..., 0]
-    values, ids = jax.lax.top_k(law, count)
+    chosen = jnp.take_along_axis(log_p, emitted[:, :, None], axis=-1)[..., 0]
+    values, ids = jax.lax.top_k(log_p, count)
     return Logprobs(chosen, ids.astype(jnp.int32), values)

@@ -85,7 +85,7 @@ class SamplingParams:
     seed: int = _field(
         0,
         "64-bit seed of every draw; a request that repeats it gets the same text, or where the "
-        "draft's speed decides how long proposals are, other draws of the same law",
+        "draft's speed decides how long proposals are, other draws of the same distribution",
         0,
         2**64 - 1,
     )

@@ -37,9 +37,9 @@ def by_noise(
     outputs: Outputs = None,
     parts: Parts = DECIDED,
 ) -> Int32[Array, "B {count}"]:
-    """The bonus tokens that a verification's noise would draw from the draft's law, first to last.
+    """Bonus tokens that a verification's noise would draw from the draft's distribution, in order.
 
-    All of the law is looked at: where the draft's token was rejected, much of the residual lies
+    All of it is looked at: where the draft's token was rejected, much of the residual lies
     where the draft's proposals, truncated as they are, never go.
 
     Args:
@@ -51,10 +51,10 @@ def by_noise(
       tokens: how many ids exist (see `probs`).
       count: W, how many candidates.
       rule: of the verification, "ratio" or "coupled".
-      parts: of the law, as far as they are known.
+      parts: of sampling, as far as they are known.
 
-    Returns: tokens that the draft's law leaves out come last, the likeliest first; -1 where no more
-    are allowed.
+    Returns: tokens without probability come last, the likeliest first; -1 where no more are
+    allowed.
     """
     position = start + 1 + before
     allowed = allowed_logits(

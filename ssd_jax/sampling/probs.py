@@ -1,4 +1,4 @@
-"""The one sampling law: logits and a request's settings to the distribution tokens are drawn from.
+"""The distribution that tokens are drawn from, by logits and a request's settings.
 
 Order: banned ids and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
 filter acts on the renormalised result of the one before. A filter keeps every token at or above a
@@ -23,7 +23,7 @@ from ssd_jax.sampling.variants import when
 _BLOCK = 128
 _HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
 
-Law = Float32[Array, "B V"]
+Probs = Float32[Array, "B V"]
 Largest = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
 """See `kernels.rows.largest`."""
 Threshold = Callable[[jax.Array], jax.Array]
@@ -59,7 +59,9 @@ def allowed_logits(
     return penalise(logits, sampling, get_history, outputs, adjusted)
 
 
-def probs(allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | None = None) -> Law:
+def probs(
+    allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | None = None
+) -> Probs:
     """The distributions that tokens are drawn from, of allowed logits.
 
     A greedy row is one-hot at the best token, the lowest id on ties.
@@ -71,7 +73,7 @@ def probs(allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | 
 
 def sampled_probs(
     allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | None = None
-) -> Law:
+) -> Probs:
     """`probs` of sampled rows; greedy rows get temperature 1.
 
     `truncated` is the part of `Parts`: without, no row may have a filter.
@@ -83,7 +85,7 @@ def sampled_probs(
 def weights_of(
     allowed: Float32[Array, "B n"], sampling: Sampling, top: Float32[Array, "B 1"]
 ) -> Float32[Array, "B n"]:
-    """The law of sampled rows before truncation, not normalised, of any tokens of the rows.
+    """`sampled_probs` before truncation, not normalised, of any tokens of the rows.
 
     `top` is the largest allowed logit of each row.
     """
@@ -103,12 +105,11 @@ def likeliest_probs(
     truncated: bool | None = None,
     found: Largest | None = None,
 ) -> tuple[Float32[Array, "B {count}"], Int32[Array, "B {count}"]]:
-    """The law of sampled rows over its `count` likeliest tokens alone, renormalised, and their ids.
+    """`sampled_probs` of the `count` likeliest tokens alone, renormalised, and their ids.
 
-    As the likeliest entries of `sampled_probs`, without a pass over all tokens for each filter. (A
-    top-k beyond `count` does not enter what top-p keeps.) Greedy rows get temperature 1.
-    Probabilities are 0 where filtered out. `found` are the `count` largest or more, if they are
-    known.
+    Without a pass over all tokens for each filter. (A top-k beyond `count` does not enter what
+    top-p keeps.) Probabilities are 0 where filtered out. `found` are the `count` largest or more,
+    if they are known.
     """
     best, ids = (a[:, :count] for a in found or largest(allowed, count))
     top = best[:, :1]
@@ -118,7 +119,7 @@ def likeliest_probs(
     return p / row_sum(p), ids
 
 
-def _filtered(p: Law, sampling: Sampling, truncated: bool | None = None) -> Law:
+def _filtered(p: Probs, sampling: Sampling, truncated: bool | None = None) -> Probs:
     """p after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
     if truncated is not None:
         return truncation.apply(p, truncation.cut(p, sampling)) if truncated else p
@@ -128,7 +129,7 @@ def _filtered(p: Law, sampling: Sampling, truncated: bool | None = None) -> Law:
     return _filter(p, min_p > 0, lambda p: min_p * row_max(p))
 
 
-def _filter(p: Law, applies: Bool[Array, "B 1"], threshold: Threshold) -> Law:
+def _filter(p: Probs, applies: Bool[Array, "B 1"], threshold: Threshold) -> Probs:
     """Keeps tokens with p >= threshold(p) and renormalises, in the rows where it applies."""
 
     def keep(p: jax.Array) -> jax.Array:
@@ -141,7 +142,7 @@ def _filter(p: Law, applies: Bool[Array, "B 1"], threshold: Threshold) -> Law:
     return jax.lax.cond(jnp.any(applies), keep, lambda p: p, p)
 
 
-def _threshold(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
+def _threshold(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
     """The largest threshold whose kept set is enough (0 if none is).
 
     It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
@@ -166,7 +167,7 @@ def _threshold(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
     return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))
 
 
-def _bisect(p: Law, enough: Enough) -> Float32[Array, "B 1"]:
+def _bisect(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
     """`_threshold` by bisection.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is

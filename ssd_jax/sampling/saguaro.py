@@ -1,6 +1,6 @@
 """Saguaro sampling: proposals that leave prepared bonus tokens to the target (paper, Def. 14).
 
-Where the draft's law q is lowered, the residual max(p - q, 0) rises: so a lower q on the tokens
+Where the draft's q is lowered, the residual max(p - q, 0) rises: so a lower q on the tokens
 that get a branch makes the bonus token one of them more often, at the price of acceptance. It is
 exact whatever is lowered, as long as the stored q is the q that is drawn from, and the lowered set
 is fixed before the draw and looks at no noise.

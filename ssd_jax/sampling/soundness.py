@@ -1,4 +1,4 @@
-"""Whether logits are numbers that make a law: no NaN, no infinity, -inf of some tokens alone."""
+"""Whether logits give a distribution: no NaN, no infinity, -inf of some tokens alone."""
 
 from __future__ import annotations
 

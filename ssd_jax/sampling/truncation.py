@@ -2,7 +2,7 @@
 
 For accelerators, where a loop of unknown length or a branch would stop the host. The sets that stay
 are those of `probs`: each filter keeps every token at or above the largest threshold that keeps
-enough. What all of them do to a row is two numbers, so that laws need not be written down.
+enough. What all of them do to a row is two numbers, so no truncated row need be written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Variants of programs by the parts of the law that they have.
+"""Variants of programs by the parts of sampling that they have.
 
 A `lax.cond` stops the host of a GPU, and whether rows are greedy, truncated or penalised is what
 the host knows. So accelerators have a program for each of a few sets of parts, and the host takes
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Parts(NamedTuple):
-    """Parts of the law that some row of a batch needs.
+    """Parts of sampling that some row of a batch needs.
 
     True is computed for all rows and selected row by row; False is left out, and no row may need
     it; None is decided on the device.

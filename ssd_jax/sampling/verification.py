@@ -1,8 +1,8 @@
 """Verification: how many proposed tokens the target accepts, and the bonus token after them.
 
 Ratio rule (Leviathan et al.; Chen et al.): accept x while u < p(x) / q(x); at the first rejection
-draw the bonus from the residual max(p - q, 0), after L acceptances from p. The law of the emitted
-tokens is exactly the target's, whatever q is.
+draw the bonus from the residual max(p - q, 0), after L acceptances from p. The distribution of
+the emitted tokens is exactly the target's, whatever q is.
 
 Coupled rule: the token at a position is argmax(log p + Gumbel(seed, request, position)); a proposed
 token is accepted iff it is that token. The text does not depend on the proposals at all.
@@ -40,12 +40,12 @@ class Outcome(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """What makes a position's allowed logits its law, where that is found for all at once."""
+    """What turns a position's allowed logits into p, where that is found for all at once."""
 
     top: Float32[Array, "n 1"]  # largest allowed logit
     total: Float32[Array, "n 1"]  # of the weights
     cut: Cut | None = None
-    uncut: Float32[Array, "n V"] | None = None  # the law before its cut, if there is one
+    uncut: Float32[Array, "n V"] | None = None  # p before its cut, if there is one
 
 
 class _Positions(NamedTuple):
@@ -58,8 +58,8 @@ class _Positions(NamedTuple):
     numbers: _Numbers | None = None
 
 
-class _Laws(NamedTuple):
-    """The target's laws; anything in greedy rows.
+class _TargetProbs(NamedTuple):
+    """The target's p; anything in greedy rows.
 
     Attributes:
       at: p [n, V] float32 at a block of positions.
@@ -92,7 +92,7 @@ def verify(
       history: committed tokens, the pending one included. It is not changed; see `commit`.
       tokens: how many ids exist (see `probs`).
       rule: "ratio" or "coupled".
-      parts: of the law, as far as they are known.
+      parts: of sampling, as far as they are known.
     """
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
     given = where, allowed, proposal, sampling, start, rule
@@ -115,7 +115,7 @@ def _decided(
     start: Int32[Array, "B"],
     rule: str,
 ) -> Outcome:
-    """`verify` where the device decides which parts of the law are computed."""
+    """`verify` where the device decides which parts of sampling are computed."""
     hot = sampling.temperature > 0
 
     def greedy() -> Outcome:
@@ -125,7 +125,7 @@ def _decided(
         return _leading(map_rows(best, where).reshape(start.shape[0], -1), proposal)
 
     def sampled() -> Outcome:
-        def law(block: _Positions) -> jax.Array:
+        def probs_at(block: _Positions) -> jax.Array:
             own = sampling_of(sampling, block.row)
             return jax.lax.cond(
                 jnp.any(own.temperature > 0),
@@ -136,13 +136,15 @@ def _decided(
         def of_proposed(block: _Positions, token: jax.Array) -> jax.Array:
             return jax.lax.cond(
                 jnp.any(block.before < jnp.asarray(proposal.length)[block.row]),
-                lambda: jnp.take_along_axis(law(block), token[:, None], axis=-1)[:, 0],
+                lambda: jnp.take_along_axis(probs_at(block), token[:, None], axis=-1)[:, 0],
                 lambda: jnp.zeros(token.shape),
             )
 
-        # Of most positions one probability is wanted: their laws are not kept.
-        laws = _Laws(law, lambda token: map_rows(of_proposed, where, token), decided=True)
-        return _drawn(rule, laws, where, proposal, sampling, start)
+        # Of most positions one probability is wanted: the rest of p is not kept.
+        target = _TargetProbs(
+            probs_at, lambda token: map_rows(of_proposed, where, token), decided=True
+        )
+        return _drawn(rule, target, where, proposal, sampling, start)
 
     nothing = Outcome(jnp.zeros_like(start), jnp.zeros_like(start))
     cold = jax.lax.cond(jnp.all(hot), lambda: nothing, greedy)
@@ -174,9 +176,9 @@ def target_probs(
         # The numbers that `_at_once` finds: what it emits is not reported as impossible.
         scores, own = allowed(where), sampling_of(sampling, where.row)
         greedy, numbers = _numbers(scores, own, parts)
-        law = _law(numbers, scores if numbers.uncut is None else numbers.uncut, own)
+        sampled = _probs_of(numbers, scores if numbers.uncut is None else numbers.uncut, own)
         best = jax.nn.one_hot(greedy, scores.shape[1])
-        return jnp.where(own.temperature[:, None] > 0, law, best).reshape(logits.shape)
+        return jnp.where(own.temperature[:, None] > 0, sampled, best).reshape(logits.shape)
 
     def one(block: _Positions) -> jax.Array:
         return probs(allowed(block), sampling_of(sampling, block.row), parts.truncated)
@@ -236,8 +238,8 @@ def _at_once(
     """`verify` of all positions at once, without control flow that depends on data, and which of
     them are sound.
 
-    Few passes over the logits count: what one finds are a few numbers a position, and from these a
-    law is computed where it is read. It is kept where thresholds are looked for in it.
+    Few passes over the logits count: what one finds are a few numbers a position, and from these p
+    is computed where it is read. It is kept where thresholds are looked for in it.
     """
     scores, own = allowed(where), sampling_of(sampling, where.row)
     if not parts.sampled:
@@ -247,20 +249,20 @@ def _at_once(
     cold = _leading(greedy.reshape(start.shape[0], -1), proposal)
     where = where._replace(numbers=numbers)
 
-    def law(block: _Positions) -> jax.Array:
+    def probs_at(block: _Positions) -> jax.Array:
         found = block.numbers
         assert found is not None
         known = allowed(block) if found.uncut is None else found.uncut
-        return _law(found, known, sampling_of(sampling, block.row))
+        return _probs_of(found, known, sampling_of(sampling, block.row))
 
     def of_proposed(token: jax.Array) -> jax.Array:
         # This sum joins the pass that finds the best; to look the token up would be another.
         here = jnp.arange(scores.shape[1]) == token[:, None]
         known = jnp.where(here, scores if numbers.uncut is None else numbers.uncut, 0.0)
-        return _law(numbers, known.sum(axis=-1, keepdims=True), own)[:, 0]
+        return _probs_of(numbers, known.sum(axis=-1, keepdims=True), own)[:, 0]
 
-    laws = _Laws(law, of_proposed, decided=False)
-    drawn = _drawn(rule, laws, where, proposal, sampling, start)
+    target = _TargetProbs(probs_at, of_proposed, decided=False)
+    drawn = _drawn(rule, target, where, proposal, sampling, start)
     hot = sampling.temperature > 0
     outcome = jax.tree.map(lambda own, best: jnp.where(hot, own, best), drawn, cold)
     return outcome, soundness.sound(where.logits, tokens)
@@ -269,7 +271,7 @@ def _at_once(
 def _numbers(
     scores: Float32[Array, "n V"], own: Sampling, parts: Parts
 ) -> tuple[Int32[Array, "n"], _Numbers]:
-    """The best token of every position, and what makes its allowed logits its law."""
+    """The best token of every position, and what turns its allowed logits into p."""
     best, greedy, total = best_and_mass(scores, warm(own)[:, None])
     top = best[:, None]
     if not parts.truncated:
@@ -278,10 +280,12 @@ def _numbers(
     return greedy, _Numbers(top, total, truncation.cut(uncut, own), uncut)
 
 
-def _law(numbers: _Numbers, known: Float32[Array, "n w"], own: Sampling) -> Float32[Array, "n w"]:
-    """The law of some tokens of every position, of which is known what it is before its cut, if
-    that is kept, else their allowed logits. (To compute the former anew could round in another way
-    and cut the last token that stays.)"""
+def _probs_of(
+    numbers: _Numbers, known: Float32[Array, "n w"], own: Sampling
+) -> Float32[Array, "n w"]:
+    """p of some tokens of every position. `known` is p before its cut, if that is kept, else the
+    allowed logits. (To compute the former anew could round in another way and cut the last
+    token that stays.)"""
     if numbers.cut is not None:
         return truncation.apply(known, numbers.cut)
     return weights_of(known, own, numbers.top) / numbers.total
@@ -299,7 +303,11 @@ def _drawn(rule: str, *arguments: Any) -> Outcome:
 
 
 def _coupled(
-    laws: _Laws, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
+    target: _TargetProbs,
+    where: _Positions,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
 ) -> Outcome:
     own = sampling_of(sampling, where.row)
     # The only noise is that of the absolute position: there is no start in this key.
@@ -307,19 +315,23 @@ def _coupled(
     key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
 
     def draw(block: _Positions, key: keys.Key) -> jax.Array:
-        return keys.gumbel_max(laws.at(block), key, look=laws.decided)
+        return keys.gumbel_max(target.at(block), key, look=target.decided)
 
     drawn = map_rows(draw, where, key)
     return _leading(drawn.reshape(start.shape[0], -1), proposal)
 
 
 def _ratio(
-    laws: _Laws, where: _Positions, proposal: Proposal, sampling: Sampling, start: Int32[Array, "B"]
+    target: _TargetProbs,
+    where: _Positions,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
 ) -> Outcome:
     vocab = where.logits.shape[1]
     width = proposal.tokens.shape[1] + 1
     tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1))).reshape(-1)
-    p_token = laws.of(tokens).reshape(-1, width)[:, :-1]
+    p_token = target.of(tokens).reshape(-1, width)[:, :-1]
     own = sampling_of(sampling, where.row)
     key = keys.derive(own.seed, own.request, start[where.row], where.position, Purpose.ACCEPT)
     u = keys.uniform(key).reshape(-1, width)[:, :-1]
@@ -333,11 +345,11 @@ def _ratio(
     key = keys.derive(sampling.seed, sampling.request, start, last.position, Purpose.BONUS)
 
     def bonus(last: _Positions, support, q, rejected, key: keys.Key) -> jax.Array:
-        p_last, q_last = laws.at(last), dense(support, q, vocab)
+        p_last, q_last = target.at(last), dense(support, q, vocab)
         residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
         # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
-        return keys.gumbel_max(residual, key, look=laws.decided)
+        return keys.gumbel_max(residual, key, look=target.decided)
 
     # q that is no number has rejected its token; the bonus token is then drawn from p.
     q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)

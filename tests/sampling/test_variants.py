@@ -206,11 +206,11 @@ def test_faults_of_the_search_are_caught(fault):
         test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens()
 
 
-APPLIED = "_law(numbers, known.sum(axis=-1, keepdims=True), own)"
+APPLIED = "_probs_of(numbers, known.sum(axis=-1, keepdims=True), own)"
 VERIFYING = {
     "a law of another position": ("_ratio", "* width + accepted", "* width"),
     "cuts forgotten in acceptance": ("_at_once", APPLIED, "known.sum(axis=-1, keepdims=True)"),
-    "cuts forgotten in the bonus": ("_at_once", "_law(found, known, ", "(lambda *_: known)("),
+    "cuts forgotten in the bonus": ("_at_once", "_probs_of(found, known, ", "(lambda *_: known)("),
     "greedy rows drawn": ("_at_once", "temperature > 0", "temperature >= 0"),
 }
 
@@ -242,7 +242,7 @@ def test_thresholds_hold_for_the_numbers_they_were_looked_for_in(computed_anew):
 
 def test_a_proposed_token_computed_anew_is_caught(computed_anew):
     own = "jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True), own"
-    anew = f"_law(numbers, weights_of({own}, numbers.top) / numbers.total, own)"
+    anew = f"_probs_of(numbers, weights_of({own}, numbers.top) / numbers.total, own)"
     with (
         edited([Edit(verification, "_at_once", APPLIED, anew)]),
         pytest.raises(AssertionError),
