@@ -164,8 +164,8 @@ class Calls(ABC):
 
         The randomness of each is keyed by its index, that of prompt p being p, so a batch and
         single calls with the same `Request.index` give the same text. (Sampled under the ratio rule
-        it has the same law only, where a draft's speed decides how long it is waited for; there a
-        seed and index that come again get noise of their own.)
+        it has the same distribution only, where a draft's speed decides how long it is waited for;
+        there a seed and index that come again get noise of their own.)
 
         Args:
           prompts: one, or any iterable of them.

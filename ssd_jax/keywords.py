@@ -16,7 +16,7 @@ Prediction = Literal["plain", "noise"]
 Rule = Literal["ratio", "coupled"]
 Exactness = Literal["auto", "law", "bitwise"]
 AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"]
-LogprobsLaw = Literal["raw", "processed"]
+LogprobsOf = Literal["raw", "processed"]
 
 VLLM = {
     "max_num_seqs": "slots",
@@ -68,7 +68,7 @@ class Settings(TypedDict, total=False):
     exact: Exactness
     attention: AttentionKernel
     logprobs: int | None
-    logprobs_of: LogprobsLaw
+    logprobs_of: LogprobsOf
     trace: str | Path | None
     compile_cache: str | Path
     max_num_seqs: int

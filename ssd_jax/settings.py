@@ -15,7 +15,7 @@ from ssd_jax.keywords import (
     DraftDtype,
     Dtype,
     Exactness,
-    LogprobsLaw,
+    LogprobsOf,
     Mode,
     Prediction,
     Rule,
@@ -239,8 +239,8 @@ class EngineSettings:
     )
     predict: str | None = _field(
         None,
-        "how mode ssd predicts bonus tokens of sampled requests: plain by the draft's law, noise "
-        "by that and the noise that will draw them; default noise",
+        "how mode ssd predicts bonus tokens of sampled requests: plain by the draft's "
+        "probabilities, noise by these and the noise that will draw them; default noise",
         get_args(Prediction),
     )
     verify: str = _field(
@@ -270,7 +270,7 @@ class EngineSettings:
     logprobs_of: str = _field(
         "raw",
         "log-probabilities of the model, or after penalties, temperature and truncation",
-        get_args(LogprobsLaw),
+        get_args(LogprobsOf),
     )
     trace: str | None = _field(
         None,

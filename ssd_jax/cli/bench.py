@@ -170,7 +170,7 @@ def _check_accounting(given: Mapping[str, Any]) -> None:
 
 def _check_support(given: dict[str, Any]) -> None:
     if given["draft"] in (None, "ngram"):
-        raise InputError("suite = 'support' compares a draft model's laws; give --draft=SOURCE")
+        raise InputError("suite = 'support' compares a draft model's q; give --draft=SOURCE")
     if not given["temperature"]:
         raise InputError(
             "temperature = 0.0: suite = 'support' is about sampled proposals, greedy ones have one "
@@ -181,9 +181,7 @@ def _check_support(given: dict[str, Any]) -> None:
             "draft_temperature = 0.0: such a draft proposes one token, whatever N is; leave it out"
         )
     if given["verify"] == "coupled":
-        raise InputError(
-            "verify = 'coupled' proposes no laws; suite = 'support' is about --verify=ratio"
-        )
+        raise InputError("verify = 'coupled' has no q; suite = 'support' is about --verify=ratio")
     if given["modes"] or given["mode"] not in ("ar", "sd"):
         asked = given["modes"] or [given["mode"]]
         raise InputError(

@@ -38,8 +38,8 @@ class Drafting:
       rule: the verification's, "ratio" or "coupled"; coupled proposals ship no q.
       branches: M, most branches a sequence; 0 where none are made.
       saguaro_c: C of Saguaro sampling; 1 is plain sampling.
-      predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's law, "noise" by
-        the noise of their verification as well.
+      predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's probabilities,
+        "noise" by the noise of their verification as well.
       confident: whether draws report the draft's probability of their tokens.
     """
 
@@ -91,8 +91,8 @@ class DraftPrograms(PagedPrograms):
 
     Attributes:
       candidates: W: enough for all branches to be of one k, whose drafted token is no candidate.
-      variants: of the programs that draw. To truncate a law of N ids costs nothing; where noise
-        ranks bonus tokens, the law is of all.
+      variants: of the programs that draw. To truncate N ids costs nothing; where noise ranks
+        bonus tokens, it is all ids.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class DraftPrograms(PagedPrograms):
     ) -> tuple[Record, AllPages, History]:
         """Drafts records of so many tokens as are asked for; rows of none keep theirs, see `Asked`.
 
-        `needed` tells the parts of the law of the others.
+        `needed` tells the parts of sampling that the others need.
         """
         rows, k = asked.lengths >= 0, self.drafting.k
         end = int((asked.lengths + asked.counts + asked.limits).max())

@@ -219,7 +219,7 @@ class PagedPrograms:
         return told if reach is None else told[:, : reach // self.paging.size]
 
     def fitting(self, name: Name, needed: Needed) -> Program:
-        """The cheapest variant of a program that has the parts of the law that its rows need."""
+        """The cheapest variant of a program that has the parts of sampling that its rows need."""
         return self[fitting(self._compiled, name, needed)]
 
     def by_slots(self, structs: Any) -> Any:

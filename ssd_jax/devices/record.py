@@ -29,8 +29,8 @@ class Record(NamedTuple):
       candidates: c_0..c_{K-1}, the likeliest tokens at the place of each proposed one, likeliest
         first, -1 where there are none.
       confidence: the draft's in each proposed token; see `drafting.Draw`.
-      hidden: the model's states from which the laws at these places were read, so that they can be
-        read again (H of them); none where nobody will.
+      hidden: the model's states from which the logits at these places were read, so that
+        they can be read again (H of them); none where nobody will.
     """
 
     start: Int32[Array, "B"]

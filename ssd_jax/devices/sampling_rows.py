@@ -79,7 +79,7 @@ class SamplingRows:
         return jax.tree.map(lambda array: array[row : row + 1].copy(), self._host)
 
     def needed(self, start: np.ndarray) -> Parts:
-        """Parts of the law that the slots need.
+        """Parts of sampling that the slots need.
 
         Args:
           start: [rows] position before that of each slot's first token; negative ones are idle, and

@@ -159,7 +159,7 @@ class Programs(PagedPrograms):
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` of every slot, or of one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
-        law = {"tokens": self._tokens, "parts": VARIANTS[variant]}
+        common = {"tokens": self._tokens, "parts": VARIANTS[variant]}
         every = rows == self.slots
 
         def accept(logits, drafted, sampling, start, history, slot):
@@ -169,12 +169,12 @@ class Programs(PagedPrograms):
             own = history
             if not every:
                 own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
-            outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **law)
+            outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **common)
             reported = None
             if about.logprobs is not None:
                 of = log_softmax(logits)
                 if about.logprobs_of == "processed":
-                    p = target_probs(logits, drafted, sampling, start, own, **law)
+                    p = target_probs(logits, drafted, sampling, start, own, **common)
                     of = jnp.log(p)
                 of = jnp.where(jnp.arange(vocab) < self._tokens, of, -jnp.inf)  # no padding
                 reported = logprobs(of, emitted(drafted, outcome), about.logprobs)

@@ -195,8 +195,8 @@ class Judged(NamedTuple):
     """Of each token of a completion [m], as p and q at temperature 1 have it.
 
     Attributes:
-      rank: int32, its place in the draft's law, 0 being the likeliest (of equal ones the lowest id
-        goes first); the number of ids that the draft can propose, if it is none of them.
+      rank: int32, its place in the draft's distribution, 0 being the likeliest (of equal ones the
+        lowest id goes first); the number of ids that the draft can propose, if it is none of them.
       kept: float32, min(1, q / p): how often it was proposed and accepted, given that it came.
       overlap: float32, sum over all ids of min(p, q): how often any proposal is accepted there.
     """

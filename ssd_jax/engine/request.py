@@ -20,8 +20,8 @@ class Request:
       params: sampling and stops.
       index: sample index that keys the randomness (command line: prompt_index), 0 to 2^32 - 1. The
         same index, seed and prompt give the same text in whatever company and slot; where lengths
-        of proposals depend on time, texts of the same law, each with noise of its own
-        (`occurrences`).
+        of proposals depend on time, texts of the same distribution, each with noise of its
+        own (`occurrences`).
     """
 
     prompt_ids: Sequence[int]

@@ -27,7 +27,7 @@ class Execution:
       kernels: how kernels for TPUs are called, where they read and write pages.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
-      variants: programs of the sampling law that there are, by names of `sampling/variants.py`.
+      variants: programs of sampling that there are, by names of `sampling/variants.py`.
       prefill_chunks: numbers of prompt tokens that one program takes, ascending; see `chunks_of`.
       one_array: whether a dispatch hands over what is on the host as one array, see
         `devices.packing`.

@@ -1,6 +1,6 @@
 """Backups: what a sequence that misses proposes without waiting for the draft.
 
-Their tokens are point masses to the verification, whatever law they come from. The backup `draft`,
+Their tokens are point masses to the verification, wherever they come from. The backup `draft`,
 a just-in-time draft, is the draft's own work and not made here. Pure host code.
 """
 

@@ -2,8 +2,8 @@
 
 A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
 that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
-law of the text: not even given other texts, for a tuner of several requests learns only from those
-that `teaches` lets it. Pure host code.
+distribution of the text: not even given other texts, for a tuner of several requests learns only
+from those that `teaches` lets it. Pure host code.
 """
 
 from __future__ import annotations

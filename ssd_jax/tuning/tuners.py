@@ -34,7 +34,7 @@ class Observed:
 
     @property
     def alone(self) -> float:
-        """See `throughput.Seen.alone`: misses over what the law with c = 1 would have missed."""
+        """See `throughput.Seen.alone`: misses over those of the power law with c = 1."""
         return weighed(self._missed, self._expected, self._guess.alone)
 
     def rates(self, length: int, after: After) -> list[float]:

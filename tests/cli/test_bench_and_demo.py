@@ -191,8 +191,8 @@ def test_support_suite_needs_a_text(tiny_checkpoint, prompts, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--temperature=1"], "compares a draft model's laws; give --draft=SOURCE"),
-        (["--temperature=1", "--draft=ngram"], "compares a draft model's laws"),
+        (["--temperature=1"], "compares a draft model's q; give --draft=SOURCE"),
+        (["--temperature=1", "--draft=ngram"], "compares a draft model's q"),
         (["--draft=x"], "give --temperature=1"),
         (
             ["--draft=x", "--temperature=1", "--supports=16,all"],

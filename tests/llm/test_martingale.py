@@ -145,7 +145,7 @@ KEYED_BY_SLOT = [
     )
 ]
 Q_OF_BEFORE = [
-    Edit(HostProposals, "put", "self._laws = None", "pass"),
+    Edit(HostProposals, "put", "self._probs = None", "pass"),
 ]
 
 

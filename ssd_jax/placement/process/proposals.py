@@ -25,21 +25,21 @@ class HostProposals:
 
     def __init__(self, slots: int, k: int, support: int, ids: int) -> None:
         self._shape, self._ids = (slots, k, support), ids
-        self._laws: tuple[np.ndarray, np.ndarray] | None = None  # support and q, once needed
+        self._probs: tuple[np.ndarray, np.ndarray] | None = None  # support and q, once needed
         self.put(np.zeros((slots, k), np.int32), np.zeros(slots, np.int32))
 
     def put(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Proposes the first `lengths` [B] of these tokens [B, K], each with probability 1."""
         self.tokens, self.lengths = np.where(self._used(lengths), tokens, 0), lengths
-        self._laws = None
+        self._probs = None
 
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._laws is None:
+        if self._probs is None:
             support, q = np.full(self._shape, -1, np.int32), np.zeros(self._shape, np.float32)
             used = self._used(self.lengths)
             support[..., 0], q[..., 0] = np.where(used, self.tokens, -1), used
-            self._laws = support, q
-        return self._laws
+            self._probs = support, q
+        return self._probs
 
     def put_q(self, slots: np.ndarray, winner: Winner) -> int:
         """Takes the q of these slots' tokens; returns in how many rows it is malformed.
@@ -54,7 +54,7 @@ class HostProposals:
         used = self._used(lengths)
         support = np.where(used[..., None], winner.support[places], -1)
         q = np.where(used[..., None], winner.q[places], 0)
-        fits = (winner.tokens[rows] == tokens) & self._are_laws(tokens, support, q)
+        fits = (winner.tokens[rows] == tokens) & self._are_probs(tokens, support, q)
         right = (winner.lengths[rows] >= lengths)[:, None] & (fits | ~used)
         right = np.logical_and.accumulate(right, axis=1)
         all_support, all_q = self._known()
@@ -70,7 +70,7 @@ class HostProposals:
     def _used(self, lengths: np.ndarray) -> np.ndarray:
         return np.arange(self._shape[1]) < lengths[:, None]
 
-    def _are_laws(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> np.ndarray:
+    def _are_probs(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> np.ndarray:
         """Which rows of q [..., N] are distributions over their supports that give their tokens."""
         used = support >= 0
         drawn = np.where(support == tokens[..., None], q, 0)

@@ -95,5 +95,5 @@ def test_point_masses_keep_nothing_of_an_earlier_q():
     now = cleared()
     assert (now.q.sum(axis=-1) == 1).all()
     assert (now.support[..., 1:] == -1).all()
-    with edited([Edit(HostProposals, "put", "self._laws = None", "pass")]):
+    with edited([Edit(HostProposals, "put", "self._probs = None", "pass")]):
         assert (cleared().support[..., 1:] >= 0).all()
