@@ -14,7 +14,7 @@ DraftDtype = Literal[Dtype, "w8a8"]
 SamplingSource = Literal["none", "auto"]
 Prediction = Literal["plain", "noise"]
 Rule = Literal["ratio", "coupled"]
-Exactness = Literal["auto", "law", "bitwise"]
+Exactness = Literal["auto", "distribution", "bitwise"]
 AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"]
 LogprobsOf = Literal["raw", "processed"]
 

@@ -302,8 +302,8 @@ class LLM(Calls):
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """A line on each thing that holds in place of what was to be expected, such as law for
-        exact = auto; empty before `load`."""
+        """A line on each thing that holds in place of what was to be expected, such as
+        distribution for exact = auto; empty before `load`."""
         return () if self._loaded is None else self._loaded.fallbacks.lines
 
     @property

@@ -87,14 +87,14 @@ class Loaded:
 
     @property
     def exact(self) -> str:
-        """The exactness that holds, "bitwise" or "law"."""
+        """The exactness that holds, "bitwise" or "distribution"."""
         return self.fallbacks.exact
 
     @property
     def grows(self) -> bool:
         """Whether texts get pages as they grow, and may have to be run anew, by programs that are
         others than those of their rounds: in the bitwise mode none is."""
-        return self.programs.paging is not None and self.exact == "law"
+        return self.programs.paging is not None and self.exact == "distribution"
 
     def new_stock(self) -> PageStock | None:
         """Free pages for an engine whose slots share them."""
@@ -103,7 +103,8 @@ class Loaded:
             return None
         if self.config.prefix_caching is not False:
             # In whole chunks a prompt is run by the same programs, whatever others have filled.
-            chunk = 1 if self.exact == "law" else max(programs.model.execution.prefill_chunks)
+            chunks = programs.model.execution.prefill_chunks
+            chunk = 1 if self.exact == "distribution" else max(chunks)
             grain = math.lcm(programs.paging.size, chunk)
         return PageStock(
             slots=programs.slots,

@@ -250,8 +250,8 @@ class EngineSettings:
     )
     exact: str = _field(
         "auto",
-        "exactness: bitwise makes a token's computation independent of the tokens beside it, law "
-        "does without, auto is bitwise where that costs nothing",
+        "exactness: bitwise makes a token's computation independent of the tokens beside it, "
+        "distribution does without, auto is bitwise where that costs nothing",
         get_args(Exactness),
     )
     attention: str = _field(

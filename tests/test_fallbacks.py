@@ -45,16 +45,16 @@ def found(exact, programs, *, agree=True, draft=None):
         ("bitwise", "float32", True, "bitwise", None),
         ("bitwise", "float32", False, "widest", "verifies as many as 3 proposed tokens every time"),
         ("auto", "bfloat16", True, "bitwise", None),
-        ("auto", "bfloat16", False, "law", "is law: with bfloat16 a token's computation depends"),
-        ("auto", "float32", True, "law", "is law: bitwise costs speed with float32"),
-        ("law", "float32", False, "law", None),
+        ("auto", "bfloat16", False, "distribution", "is distribution: with bfloat16 a token's"),
+        ("auto", "float32", True, "distribution", "is distribution: bitwise costs speed"),
+        ("distribution", "float32", False, "distribution", None),
     ],
 )
 def test_the_exactness_that_holds(exact, dtype, agree, held, says):
     programs = FakePrograms(dtype)
     result = found(exact, programs, agree=agree)
     assert result.metrics == {"exact": held, "replicated": None}
-    assert result.exact == ("law" if held == "law" else "bitwise")
+    assert result.exact == ("distribution" if held == "distribution" else "bitwise")
     assert programs.widths == ((3,) if held == "widest" else (0, 3))
     if says is None:
         assert result.lines == ()
@@ -71,7 +71,7 @@ def test_without_proposals_there_is_nothing_to_say():
 
 def test_what_devices_do_not_divide_is_named_with_its_size():
     three, two = FakePrograms(devices=3), FakePrograms(devices=2, intermediate_size=51)
-    result = found("law", three, draft=two.model)
+    result = found("distribution", three, draft=two.model)
     assert result.metrics["replicated"] == {
         "target": ["vocab", "outputs", "heads", "kv_heads"],
         "draft": ["ffn"],
@@ -80,39 +80,39 @@ def test_what_devices_do_not_divide_is_named_with_its_size():
     assert "every device of the target has all of vocab (320)" in first
     assert "kv_heads (2), which its 3 devices do not divide; give another" in first
     assert "every device of the draft has all of ffn (51)" in second
-    assert found("law", FakePrograms(devices=2)).lines == ()
+    assert found("distribution", FakePrograms(devices=2)).lines == ()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_one_line_says_what_is_not_compiled_and_why(dtype, monkeypatch):
-    assert found("law", FakePrograms(dtype)).lines == ()
+    assert found("distribution", FakePrograms(dtype)).lines == ()
     monkeypatch.setattr(fallbacks, "why_missing", lambda: "there is no C++ compiler")
     programs = FakePrograms(dtype)
-    (line,) = found("law", programs, draft=programs.model).lines
+    (line,) = found("distribution", programs, draft=programs.model).lines
     assert line.startswith("products and attention are XLA's, which is slower here: there is no")
 
 
 def test_one_line_says_that_what_is_compiled_is_not_kept(monkeypatch):
     monkeypatch.setattr(fallbacks, "why_missing", lambda: None)
     monkeypatch.setattr(fallbacks, "why_not_kept", lambda: "DIRECTORY cannot be used: why")
-    (line,) = found("law", FakePrograms("bfloat16")).lines
+    (line,) = found("distribution", FakePrograms("bfloat16")).lines
     assert line == "kernels are compiled anew at every start: DIRECTORY cannot be used: why"
 
 
 def test_a_line_says_that_several_devices_have_nothing_compiled():
     programs, alone = FakePrograms(devices=2), FakePrograms()
     programs.model.execution = dataclasses.replace(programs.model.execution, attention="xla")
-    (line,) = found("law", programs, draft=programs.model).lines
+    (line,) = found("distribution", programs, draft=programs.model).lines
     assert line.endswith(", which is slower here: the compiled ones run on one device, not 2")
-    assert found("law", programs, draft=alone.model).lines == (line,)
+    assert found("distribution", programs, draft=alone.model).lines == (line,)
 
 
 def test_native_weights_that_are_not_used_as_they_are_are_told():
     programs = FakePrograms("bfloat16")
     programs.model.stored = {"lm_head.weight": "Q4_1"}
-    assert found("law", programs).lines == ()
+    assert found("distribution", programs).lines == ()
     programs.model.execution = dataclasses.replace(programs.model.execution, linear="xla")
-    (line,) = found("law", programs).lines
+    (line,) = found("distribution", programs).lines
     assert line.startswith("dtype = 'native' computes in bfloat16 here")
 
 
@@ -123,9 +123,9 @@ def test_models_say_it_once_and_their_metrics_always(tiny_checkpoint, caplog):
         for _ in range(2):
             llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **small)
         outputs = [llm.generate("a", SamplingParams(max_tokens=2))[0] for _ in range(2)]
-    assert [out.metrics["exact"] for out in outputs] == ["law", "law"]
+    assert [out.metrics["exact"] for out in outputs] == ["distribution", "distribution"]
     assert [out.metrics["replicated"] for out in outputs] == [None, None]
-    assert sum("exact = 'auto' is law" in line for line in caplog.messages) == 1
+    assert sum("exact = 'auto' is distribution" in line for line in caplog.messages) == 1
     assert llm.fallbacks == tuple(line for line in caplog.messages if line.startswith("exact"))
 
 
@@ -135,6 +135,6 @@ def test_reports_have_the_lines(tiny_checkpoint, capsys, caplog):
     assert main(["bench", "--warmup=0", "--compile_cache=off", *flags]) == 0
     document = json.loads(capsys.readouterr().out)
     (line,) = document["fallbacks"]
-    assert line.startswith("exact = 'auto' is law")
+    assert line.startswith("exact = 'auto' is distribution")
     assert line in caplog.messages
-    assert document["prompts"][0]["metrics"][0]["exact"] == "law"
+    assert document["prompts"][0]["metrics"][0]["exact"] == "distribution"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ssd_jax.compare.scores import ForkScorer
     from ssd_jax.llm import LLM
 
-Verdict = Literal["float", "law", "sampled", "unknown"]
-"""float: the target finds the two tokens equal up to rounding. law: it does not, so at least one
-of the runs did not keep to its law: a bug, or other settings. sampled: two draws of the same law.
-unknown: nothing is known about the target there.
+Verdict = Literal["float", "wrong", "sampled", "unknown"]
+"""float: the target finds the two tokens equal up to rounding. wrong: it does not, so at least one
+of the runs did not write what the target says: a bug, or other settings. sampled: two draws of the
+same distribution. unknown: nothing is known about the target there.
 """
 
 LIMITS = {"float32": 1e-3, "bfloat16": 0.5, "int8": 0.5, "native": 0.5}
@@ -45,9 +45,9 @@ def judge(scores: Scores, limit: float, *, certain: bool, bitwise: bool) -> Verd
     # Whether rounding could make it the target's choice.
     chosen = (each.may_stay and scores.best - each.score < limit for each in (ahead, behind))
     if not any(chosen):
-        return "law" if certain else "unknown"
+        return "wrong" if certain else "unknown"
     close = scores.margin < limit or ahead.may_go
-    return "float" if close and ahead.may_stay and behind.may_stay and not bitwise else "law"
+    return "float" if close and ahead.may_stay and behind.may_stay and not bitwise else "wrong"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ Judge = Callable[[Pair], Finding]
 
 
 def without_model(params: SamplingParams, verify: str) -> Judge:
-    """Judges from settings: differences are lawful draws, or nothing is known about them."""
+    """Judges from settings: texts are different draws, or nothing is known about them."""
     verdict: Verdict = "sampled" if _draws_differ(params, verify) else "unknown"
     return lambda pair: Finding(pair=pair, verdict=verdict)
 
@@ -97,7 +97,7 @@ class ModelJudge:
         if _draws_differ(request.params, self._llm.config.verify):
             return Finding(pair=pair, verdict="sampled", texts=texts)
         if a is None or b is None:  # settings decide where a text ends, not scores
-            return Finding(pair=pair, verdict="law" if self._certain else "unknown", texts=texts)
+            return Finding(pair=pair, verdict="wrong" if self._certain else "unknown", texts=texts)
         scores = self._scorer.scores(request, pair.common, a, b)
         verdict = judge(scores, self.limit, certain=self._certain, bitwise=self.bitwise)
         return Finding(pair=pair, verdict=verdict, margin=scores.margin, texts=texts)
@@ -148,5 +148,5 @@ def check_fits(llm: LLM, pairs: Sequence[Pair], requests: Mapping[int, Request])
 
 
 def _draws_differ(params: SamplingParams, verify: str) -> bool:
-    """Whether different modes lawfully give different texts."""
+    """Whether different modes may give different texts."""
     return params.temperature > 0 and verify == "ratio"

@@ -18,7 +18,7 @@ from ssd_jax.compare.judges import Finding, Judge
 from ssd_jax.compare.pairs import Pair
 from ssd_jax.errors import InputError
 
-_STYLES = {"float": "green", "sampled": "green", "law": "red", "unknown": "yellow"}
+_STYLES = {"float": "green", "sampled": "green", "wrong": "red", "unknown": "yellow"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class Comparison:
 
     @property
     def exit_status(self) -> int:
-        """0 if every difference is lawful, 2 if prompts are missing, 1 if one is not or may not."""
-        if self.verdicts["law"]:
+        """1 if a difference is wrong, else 2 if prompts are missing, else 1 if one is unknown."""
+        if self.verdicts["wrong"]:
             return 1
         if self.one_sided:
             return InputError.exit_status
@@ -164,15 +164,15 @@ def _notes(comparison: Comparison) -> list[str]:
             f"float: the target finds both equal up to rounding (margin below {comparison.limit:g},"
             "\nor at the edge of what top-k, top-p and min-p keep)"
         )
-    if verdicts["law"]:
+    if verdicts["wrong"]:
         because = (
             "bitwise exactness allows no fork" if comparison.bitwise else "it is less than that"
         )
-        notes.append(f"law: not explained by rounding ({because}): a bug, or other settings")
+        notes.append(f"wrong: not explained by rounding ({because}): a bug, or other settings")
     if verdicts["sampled"]:
         notes.append(
             "sampled with --verify=ratio: texts of different modes are different draws of the same "
-            "law"
+            "distribution"
         )
     if verdicts["unknown"]:
         notes.append(

@@ -24,7 +24,7 @@ class Fallbacks:
     """The exactness that holds, and what else is not as usual.
 
     Attributes:
-      exact: "bitwise" or "law".
+      exact: "bitwise" or "distribution".
       metrics: for every request; see docs/metrics.md.
       lines: one for the user on each.
     """
@@ -47,15 +47,16 @@ def find_fallbacks(
     compute, lines = programs.model.execution.compute.name, []
     held, why = exact, ""
     if exact == "auto" and not costs_nothing(programs.model.execution):
-        held, why = "law", f"bitwise costs speed with {compute}, --exact=bitwise has it anyway"
-    elif exact != "law" and _agree(programs, parameters):
+        held = "distribution"
+        why = f"bitwise costs speed with {compute}, --exact=bitwise has it anyway"
+    elif exact != "distribution" and _agree(programs, parameters):
         held = "bitwise"
-    elif exact != "law":
-        held = "widest" if exact == "bitwise" else "law"
+    elif exact != "distribution":
+        held = "widest" if exact == "bitwise" else "distribution"
         why = f"with {compute} a token's computation depends here on how many are beside it"
     if why and len(programs.widths) > 1:
         most = f"verifies as many as {programs.widths[-1]} proposed tokens every time"
-        lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is law'}: {why}")
+        lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is distribution'}: {why}")
     if held == "widest":
         programs.widths = programs.widths[-1:]
     models = {"target": programs.model} | ({} if draft is None else {"draft": draft})
@@ -69,7 +70,7 @@ def find_fallbacks(
         lines += mesh_lines(role, model)
     replicated = {role: list(m.rules.whole) for role, m in models.items() if m.rules.whole}
     return Fallbacks(
-        exact="law" if held == "law" else "bitwise",
+        exact="bitwise" if held == "widest" else held,
         metrics={"exact": held, "replicated": replicated or None},
         lines=tuple(lines),
     )

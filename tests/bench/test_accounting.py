@@ -164,7 +164,7 @@ def test_what_a_process_has_said_no_later_one_says_again(tiny_checkpoint, capfd,
         model = PinnedModel(config, SamplingParams())
         model.wait_ready()
         model.close()
-    assert capfd.readouterr().err.count("exact = 'auto' is law") == 1
+    assert capfd.readouterr().err.count("exact = 'auto' is distribution") == 1
 
 
 @cores

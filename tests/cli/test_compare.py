@@ -7,7 +7,7 @@ import pytest
 from ssd_jax.cli.main import main
 from ssd_jax.compare.forks import Candidate, Scores
 
-MODEL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--exact=law")
+MODEL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--exact=distribution")
 COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")
 PROMPTS = ["hello", "to be or not to be, that is to be", "xyxyxyxyxy"]
 
@@ -89,7 +89,7 @@ def test_without_a_model_a_fork_is_unknown(files, answers, capsys):
 
 def test_draws_of_one_law_may_differ(files, answers, capsys):
     assert main(["compare", *files({1: forged(answers[1], 4)}), "--temperature=1"]) == 0
-    assert "different draws of the same law" in " ".join(capsys.readouterr().out.split())
+    assert "different draws of the same distribution" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_with_the_model_a_forged_token_is_by_law(tmp_path, prompt_file, tiny_che
     found = json.loads(capsys.readouterr().out)
     assert status == 1
     (difference,) = found["differences"]
-    assert (difference["position"], difference["verdict"]) == (7, "law")
+    assert (difference["position"], difference["verdict"]) == (7, "wrong")
     assert difference["margin"] > 1e-3
     assert difference["a"]["token_id"] == answers[2]["token_ids"][7]
     assert difference["a"]["text"] is not None
@@ -112,7 +112,7 @@ def test_with_the_model_a_forged_token_is_by_law(tmp_path, prompt_file, tiny_che
 @pytest.mark.parametrize(
     ("score", "verdict", "mode"),
     [
-        (2.0, "law", ["--mode=sd", "--k=3", "--slots=4", "--mesh=data=2"]),
+        (2.0, "wrong", ["--mode=sd", "--k=3", "--slots=4", "--mesh=data=2"]),
         (0.0005, "float", ["--mode=ssd", "--budget=8", "--draft_placement=process"]),
     ],
 )
@@ -143,7 +143,7 @@ def test_with_a_model_the_verdict_is_of_its_scores(
     assert (difference["position"], difference["verdict"]) == (7, verdict)
     assert difference["margin"] == score
     assert difference["a"]["text"] is not None
-    assert (status, found["limit"]) == (int(verdict == "law"), 1e-3)
+    assert (status, found["limit"]) == (int(verdict == "wrong"), 1e-3)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
     assert status == 1
     assert "0 of 1 prompts identical (0%)" in err
     assert "first difference: token 0 at the earliest" in err
-    assert "law: not explained by rounding" in " ".join(err.split())
+    assert "wrong: not explained by rounding" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(

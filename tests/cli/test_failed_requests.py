@@ -103,7 +103,7 @@ def test_runs_that_failed_are_not_compared(fake, prompts):
 
 
 def test_the_same_ids_in_two_modes_are_told_to_be_identical(fake, prompts, monkeypatch):
-    monkeypatch.setattr(LLM, "loaded", mock.Mock(exact="law"))
+    monkeypatch.setattr(LLM, "loaded", mock.Mock(exact="distribution"))
     flags = ("generate", f"--prompt_file={prompts}", "--mode=sd", "--draft=ngram", "--compare=ar")
     status, out, err = fake(["stop"] * 6, *flags)
     assert status == 0

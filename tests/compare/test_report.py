@@ -18,7 +18,7 @@ def report(a, b, *verdicts, **settings):
 
     def judge(pair):
         verdict = next(judged)
-        margin = {"float": 0.0004, "law": math.inf}.get(verdict)
+        margin = {"float": 0.0004, "wrong": math.inf}.get(verdict)
         return Finding(pair=pair, verdict=verdict, margin=margin, texts=("x", None))
 
     def index(outputs):
@@ -40,7 +40,7 @@ def test_the_identical_share_is_counted_from_ids():
     found = report([SAME, SAME], [SAME, SAME])
     assert (found.identical, found.compared, found.exit_status) == (2, 2, 0)
     assert "2 of 2 prompts identical (100%)" in shown(found)
-    found = report([SAME, SAME], [SAME, said(1, 2, 4)], "law")
+    found = report([SAME, SAME], [SAME, said(1, 2, 4)], "wrong")
     assert (found.identical, found.compared, found.exit_status) == (1, 2, 1)
     assert "1 of 2 prompts identical (50%)" in shown(found)
 
@@ -65,12 +65,12 @@ def test_the_table_has_a_line_for_each_difference():
 
 def test_json_says_the_same_and_has_no_infinities():
     found = comparison_json(
-        report([SAME, said(1, 2)], [said(4), said(1, 3, 4)], "law", "float", limit=0.5)
+        report([SAME, said(1, 2)], [said(4), said(1, 3, 4)], "wrong", "float", limit=0.5)
     )
     assert (found["a"], found["b"], found["limit"]) == ("sd", "ar", 0.5)
     assert (found["compared"], found["identical"], found["identical_share"]) == (2, 0, 0.0)
     assert (found["first_fork_earliest"], found["first_fork_median"]) == (0, 0.5)
-    assert found["verdicts"] == {"float": 1, "sampled": 0, "law": 1, "unknown": 0}
+    assert found["verdicts"] == {"float": 1, "sampled": 0, "wrong": 1, "unknown": 0}
     first, second = found["differences"]
     assert first["margin"] is None
     assert (second["kind"], second["position"], second["margin"]) == ("fork", 1, 0.0004)
@@ -84,9 +84,9 @@ def test_json_says_the_same_and_has_no_infinities():
         (("float", "float"), False, 0),
         (("sampled", "float"), False, 0),
         (("float", "unknown"), False, 1),
-        (("float", "law"), False, 1),
+        (("float", "wrong"), False, 1),
         (("float", "float"), True, 2),
-        (("law", "float"), True, 1),
+        (("wrong", "float"), True, 1),
     ],
 )
 def test_the_exit_status_says_whether_every_difference_is_lawful(verdicts, missing, status):

@@ -26,7 +26,7 @@ SETTINGS = [
 
 SAME = {
     "dtype": "float32",
-    "exact": "law",
+    "exact": "distribution",
     "verify": "coupled",
     "context": 320,
     "logprobs": 9,
@@ -129,7 +129,7 @@ def test_a_forged_token_is_found_by_law_at_its_place(llm):
             ids[place] = (ids[place] + 1) % 256
             found = pair(output, said(*ids, index=request.index), request.index)
             finding = judge(found)
-            assert (found.position, finding.verdict) == (place, "law")
+            assert (found.position, finding.verdict) == (place, "wrong")
             assert finding.margin is not None
             assert finding.margin > 1e-3
             assert finding.texts == tuple(
@@ -142,7 +142,7 @@ def test_a_near_tie_is_float(llm, scorer):
     best = first[0].token_ids[0]
     other = (best + 1) % 256
     gap = scorer.scores(request, (), best, other).margin
-    for below, verdict in ((5e-4, "float"), (5e-3, "law")):
+    for below, verdict in ((5e-4, "float"), (5e-3, "wrong")):
         biased = llm.request("a", SamplingParams(logit_bias={other: gap - below}))
         finding = ModelJudge(llm, {0: biased}, certain=True)(pair(said(best), said(other)))
         assert finding.verdict == verdict
@@ -151,7 +151,7 @@ def test_a_near_tie_is_float(llm, scorer):
 
 def test_ends_are_by_law_where_the_settings_are_the_same(llm):
     request, ends = llm.request("a"), pair(said(65), said(65, 66))
-    assert ModelJudge(llm, {0: request}, certain=True)(ends).verdict == "law"
+    assert ModelJudge(llm, {0: request}, certain=True)(ends).verdict == "wrong"
     assert ModelJudge(llm, {0: request}, certain=False)(ends).verdict == "unknown"
 
 
@@ -160,4 +160,4 @@ def test_ratio_sampled_texts_are_draws_of_one_law(llm, tiny_checkpoint):
     hot = llm.request("a", SamplingParams(temperature=1.0))
     fork = pair(said(65), said(66))
     assert ModelJudge(ratio, {0: hot}, certain=True)(fork).verdict == "sampled"
-    assert ModelJudge(llm, {0: hot}, certain=True)(fork).verdict == "law"  # coupled
+    assert ModelJudge(llm, {0: hot}, certain=True)(fork).verdict == "wrong"  # coupled

@@ -1,4 +1,4 @@
-"""Float or law."""
+"""Float or wrong."""
 
 import math
 
@@ -22,14 +22,14 @@ BANNED = token(-math.inf, stay=False, go=True)
     [
         (token(2.0), token(2 - LIMIT / 2), 2.0, "float"),
         (token(2 - LIMIT / 2), token(2.0), 2.0, "float"),
-        (token(2.0), token(2 - LIMIT), 2.0, "law"),  # the limit itself is too much
-        (token(2.0), token(0.0), 2.0, "law"),
-        (token(0.0), token(2.0), 2.0, "law"),
-        (token(2.0), BANNED, 2.0, "law"),
-        (token(2.0), token(2 - LIMIT / 2, stay=False), 2.0, "law"),  # truncated away beyond doubt
+        (token(2.0), token(2 - LIMIT), 2.0, "wrong"),  # the limit itself is too much
+        (token(2.0), token(0.0), 2.0, "wrong"),
+        (token(0.0), token(2.0), 2.0, "wrong"),
+        (token(2.0), BANNED, 2.0, "wrong"),
+        (token(2.0), token(2 - LIMIT / 2, stay=False), 2.0, "wrong"),  # truncated away beyond doubt
         (token(2.0, go=True), token(1.0), 2.0, "float"),  # one run truncated the first away
         (token(2.0, go=True), token(1.0), 1.0, "float"),  # ... and so did this one
-        (token(2.0, go=True), token(1.0, stay=False), 2.0, "law"),
+        (token(2.0, go=True), token(1.0, stay=False), 2.0, "wrong"),
         (token(1.0), token(1.0001), 4.0, "unknown"),  # the target would say a third one
         (token(1.0), token(0.0), 4.0, "unknown"),
         (BANNED, BANNED, 4.0, "unknown"),
@@ -39,12 +39,12 @@ def test_the_verdict_follows_from_what_rounding_could_do(a, b, best, verdict):
     scores = Scores(a=a, b=b, best=best)
     assert judge(scores, LIMIT, certain=False, bitwise=False) == verdict
     sure = judge(scores, LIMIT, certain=True, bitwise=False)
-    assert sure == ("law" if verdict == "unknown" else verdict)
+    assert sure == ("wrong" if verdict == "unknown" else verdict)
 
 
 def test_bitwise_runs_may_not_part_at_all():
     scores = Scores(a=token(2.0), b=token(2.0), best=2.0)
-    assert judge(scores, LIMIT, certain=True, bitwise=True) == "law"
+    assert judge(scores, LIMIT, certain=True, bitwise=True) == "wrong"
 
 
 def test_a_margin_is_the_distance_and_infinite_to_a_banned_token():

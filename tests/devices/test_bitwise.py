@@ -171,7 +171,7 @@ def test_where_widths_disagree_bitwise_runs_all_at_the_widest_and_auto_falls_bac
     bitwise, auto = load(path), load(path, exact="auto")
     assert (bitwise.loaded.exact, bitwise.loaded.programs.widths) == ("bitwise", (3,))
     assert texts(bitwise, "ar") == texts(bitwise, "sd") == expected
-    assert (auto.loaded.exact, auto.loaded.programs.widths) == ("law", (0, 3))
+    assert (auto.loaded.exact, auto.loaded.programs.widths) == ("distribution", (0, 3))
     assert texts(auto, "ar") != expected  # what the fallback is for
 
 
@@ -182,7 +182,7 @@ def test_kernels_of_each_width_are_not_believed_because_a_few_rows_agree(checkpo
     bitwise, auto = load(path, dtype="float32"), load(path, dtype="float32", exact="auto")
     assert (bitwise.loaded.exact, bitwise.loaded.programs.widths) == ("bitwise", (3,))
     assert texts(bitwise, "ar") == texts(bitwise, "sd")
-    assert (auto.loaded.exact, auto.loaded.programs.widths) == ("law", (0, 3))
+    assert (auto.loaded.exact, auto.loaded.programs.widths) == ("distribution", (0, 3))
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_which_kernels_can_agree_depends_on_the_jax_version(
 def test_auto_is_bitwise_where_that_costs_nothing(checkpoints, dtype):
     with forwards_only(("forward", "accept")):
         auto = load(checkpoints[dtype], exact="auto", dtype=dtype)
-        law = load(checkpoints[dtype], exact="law", dtype=dtype)
+        law = load(checkpoints[dtype], exact="distribution", dtype=dtype)
     execution = auto.target.model.execution
     free = costs_nothing(execution)
     can = execution.linear == "cpu" or compat.widths_can_agree(dtype)
-    assert auto.loaded.exact == ("bitwise" if free and can else "law")
-    assert law.loaded.exact == "law"
+    assert auto.loaded.exact == ("bitwise" if free and can else "distribution")
+    assert law.loaded.exact == "distribution"
     assert free is (dtype != "float32")
 
 

@@ -187,7 +187,7 @@ def test_planted_faults_are_seen(pair, expected, monkeypatch):
     assert found() != [expected, expected]
 
 
-@pytest.mark.parametrize(("exact", "pages"), [("bitwise", 4), ("widest", 4), ("law", 5)])
+@pytest.mark.parametrize(("exact", "pages"), [("bitwise", 4), ("widest", 4), ("distribution", 5)])
 def test_where_bits_matter_pages_are_shared_in_whole_chunks(exact, pages):
     """Behind them a prompt is then cut into the same chunks, whatever was reused."""
     execution = SimpleNamespace(prefill_chunks=(64, 512))
@@ -199,5 +199,7 @@ def test_where_bits_matter_pages_are_shared_in_whole_chunks(exact, pages):
         model=SimpleNamespace(data_shards=1, execution=execution),
     )
     config = SimpleNamespace(prefix_caching=None)
-    about = SimpleNamespace(programs=programs, config=config, exact=exact, grows=exact == "law")
+    about = SimpleNamespace(
+        programs=programs, config=config, exact=exact, grows=exact == "distribution"
+    )
     assert len(Loaded.new_stock(about).names(range(700))) == pages

@@ -34,7 +34,7 @@ PROMPTS = (
     "Name three uses of a paperclip.",
     "A train leaves at noon with 60 km/h. When has it gone 150 km? Think step by step.",
 )
-SETTINGS = {"context": 512, "slots": 1, "exact": "law"}
+SETTINGS = {"context": 512, "slots": 1, "exact": "distribution"}
 BESIDE = ("verify_ms", "hit_rate", "acceptance_length")
 OF_SSD = {"mode": "ssd", "draft": "default", "k": 4, "budget": "8", "verify": "coupled"}
 

@@ -237,7 +237,7 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
             target="t", mode="auto", draft="d", dtype=dtype, compile_cache=str(tmp_path)
         )
         loaded = SimpleNamespace(
-            config=config, programs=SimpleNamespace(widths=WIDTHS), exact="law"
+            config=config, programs=SimpleNamespace(widths=WIDTHS), exact="distribution"
         )
         open_chooser(loaded, model, None, 64)
     assert measured == ["int8", "native"]
@@ -253,7 +253,7 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
 
     monkeypatch.setattr(chooser, "measure", measure)
     config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
-    exact, context = "law", 64
+    exact, context = "distribution", 64
     for _ in range(2):
         for _ in range(2):
             loaded = SimpleNamespace(
@@ -261,7 +261,7 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
             )
             open_chooser(loaded, SimpleNamespace(fingerprint="f"), None, context)
         if other in ("exact", "context"):
-            exact, context = ("bitwise", 64) if other == "exact" else ("law", 128)
+            exact, context = ("bitwise", 64) if other == "exact" else ("distribution", 128)
         else:
             monkeypatch.setattr(chooser, other, lambda: "another")
     assert len(measured) == 2
