@@ -238,19 +238,19 @@ def saguaro() -> None:
 
 
 def noise() -> None:
-    """Candidates ranked by law and by law and noise."""
+    """Candidates ranked by q and by q and noise."""
     picture = Picture(282, "Noise-aware ranking of bonus tokens")
 
     def clocks(seed: int) -> list[float]:
         return [-log(Random(f"{seed}{token}").expovariate(1.0)) for token in TOKENS]
 
-    def scores(law: f.Law, gumbel: list[float]) -> list[float]:
-        return [log(p) + g for p, g in zip(law, gumbel, strict=True)]
+    def scores(probs: f.Probs, gumbel: list[float]) -> list[float]:
+        return [log(p) + g for p, g in zip(probs, gumbel, strict=True)]
 
-    def best(values: list[float] | f.Law) -> list[int]:
+    def best(values: list[float] | f.Probs) -> list[int]:
         return sorted(range(len(TOKENS)), key=lambda token: -values[token])
 
-    # The first noise that draws a token which the law alone does not prepare.
+    # The first noise that draws a token which q alone does not prepare.
     seed = next(s for s in range(99) if best(scores(f.P, clocks(s)))[0] not in best(f.Q)[:3])
     gumbel = clocks(seed)
     drawn = best(scores(f.P, gumbel))[0]
@@ -283,8 +283,8 @@ def noise() -> None:
     picture.text(
         12,
         272,
-        f"drawn token (k = K) is prepared with probability {plain:.3f} if ranked by law, "
-        f"{aware:.3f} by law and noise.",
+        f"drawn token (k = K) is prepared with probability {plain:.3f} if ranked by q, "
+        f"{aware:.3f} by q and noise.",
         size=12,
     )
     picture.save("noise.svg")

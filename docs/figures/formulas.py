@@ -7,16 +7,16 @@ import math
 
 from ssd_jax.speculation.fan_out import GeometricFanOut
 
-Law = tuple[float, ...]
+Probs = tuple[float, ...]
 
-P: Law = (0.33, 0.22, 0.14, 0.12, 0.04, 0.08, 0.04, 0.03)
-"""A target's law of the next token, ids 0..7, and below a draft's."""
-Q: Law = (0.36, 0.21, 0.15, 0.10, 0.08, 0.05, 0.03, 0.02)
+P: Probs = (0.33, 0.22, 0.14, 0.12, 0.04, 0.08, 0.04, 0.03)
+"""A target's distribution of the next token, ids 0..7, and below a draft's."""
+Q: Probs = (0.36, 0.21, 0.15, 0.10, 0.08, 0.05, 0.03, 0.02)
 PREPARED = 3
 """Bonus tokens that get a branch in the pictures of P and Q."""
 
 
-def outcomes(a: float, k: int) -> Law:
+def outcomes(a: float, k: int) -> Probs:
     """P(0)..P(K), where each token is accepted with probability a."""
     return (*(a**i * (1 - a) for i in range(k)), a**k)
 
@@ -36,28 +36,30 @@ def fan_out(a: float, k: int, budget: int) -> tuple[int, ...]:
     return GeometricFanOut(acceptance=a).counts(k, budget, "hit")
 
 
-def lowered(q: Law, count: int, c: float) -> Law:
+def lowered(q: Probs, count: int, c: float) -> Probs:
     """Saguaro sampling: the `count` likeliest tokens of q times C, renormalised."""
     order = sorted(range(len(q)), key=lambda token: -q[token])[:count]
     weights = [c * x if token in order else x for token, x in enumerate(q)]
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def accepted(p: Law, q: Law) -> float:
+def accepted(p: Probs, q: Probs) -> float:
     """Chance that a token drawn from q is accepted."""
     return sum(map(min, p, q))
 
 
-def residual(p: Law, q: Law) -> Law:
+def residual(p: Probs, q: Probs) -> Probs:
     """max(p - q, 0), not normalised."""
     return tuple(max(a - b, 0.0) for a, b in zip(p, q, strict=True))
 
 
-def hit_after_rejection(p: Law, drafted: Law, plain: Law, count: int, *, noise: bool) -> float:
+def hit_after_rejection(
+    p: Probs, drafted: Probs, plain: Probs, count: int, *, noise: bool
+) -> float:
     """Chance that the bonus token is prepared, once a token drawn from `drafted` is rejected.
 
     The `count` best candidates other than the rejected token are prepared: by `plain`, the draft's
-    law before Saguaro sampling, or by log of it plus the noise that draws the bonus token.
+    q before Saguaro sampling, or by log of it plus the noise that draws the bonus token.
     """
     left, total = residual(p, drafted), 0.0
     for token, (a, b) in enumerate(zip(p, drafted, strict=True)):
@@ -66,7 +68,7 @@ def hit_after_rejection(p: Law, drafted: Law, plain: Law, count: int, *, noise: 
     return total / sum(left)
 
 
-def among_best(p: Law, q: Law, count: int, *, noise: bool) -> float:
+def among_best(p: Probs, q: Probs, count: int, *, noise: bool) -> float:
     """Chance that the token drawn from p is among the `count` best by q.
 
     With noise: best by log q + Gumbel, the token drawn being the best by log p + Gumbel, the same.
