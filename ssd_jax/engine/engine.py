@@ -236,7 +236,7 @@ class Engine:
 
     def _report(self) -> None:
         """Turns what is known into events; an error of one request's text ends that one alone."""
-        self._log.settle(self._in_flight)
+        self._log.settle(self._in_flight, self._running)
         if self.broken is not None:
             self._in_flight.clear()
             for state in self._seats.all:

@@ -116,6 +116,7 @@ class RequestTimes:
       kv_pages: that it has, where slots share them.
       cached_tokens: of its prompt whose keys and values were in them already, when it began.
       preemptions: times that it was put off, for want of pages.
+      prefills: what its text has cost a draft with devices of its own beside rounds of others.
     """
 
     arrived: float
@@ -127,6 +128,7 @@ class RequestTimes:
     preemptions: int | None = None
     tokens: list[float] = dataclasses.field(default_factory=list)
     rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
+    prefills: list[DraftCost] = dataclasses.field(default_factory=list)
 
     def drafted(self, spans: Collection[Busy]) -> None:
         """Takes the draft's work since the last proposal, beside the last round."""
@@ -171,7 +173,8 @@ class RequestTimes:
             seconds = [verified.seconds for verified in self.rounds]
             metrics["verify_ms"] = 1e3 * float(np.median(seconds))
         if self.speculative and self.rounds:
-            metrics |= _acceptance(self.rounds) | _cache(self.rounds) | _draft(self.rounds)
+            metrics |= _acceptance(self.rounds) | _cache(self.rounds)
+            metrics |= _draft(self.rounds, self.prefills)
         return metrics
 
 
@@ -232,7 +235,7 @@ def _by_outcome(looks: list[RowLookup]) -> dict[str, Any]:
     }
 
 
-def _draft(rounds: list[RoundRecord]) -> dict[str, Any]:
+def _draft(rounds: list[RoundRecord], prefills: list[DraftCost]) -> dict[str, Any]:
     """What a draft with devices of its own did for these rounds; see `activity`."""
     costs = [verified.cost for verified in rounds if verified.cost is not None]
     if not costs:
@@ -242,7 +245,7 @@ def _draft(rounds: list[RoundRecord]) -> dict[str, Any]:
     alone = [verified.seconds for verified in rounds if verified.alone]
     trips = [cost.round_trip for cost in costs if cost.round_trip is not None]
     return {
-        "hidden_draft_share": _hidden(costs),
+        "hidden_draft_share": _hidden(prefills + costs),
         "hidden_draft_share_on_hit": _hidden(on_hit),
         "step_ms": 1e3 * float(np.median(steps)) if steps else None,
         "verify_idle_ms": 1e3 * float(np.median(alone)) if alone else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ssd_jax.engine.metrics import RoundRecord, row_lookup
@@ -81,8 +81,9 @@ class RoundLog:
         """The outcome of a program has been read; `more` says whether another is on its way."""
         self._read.append((flight, outcomes, self._times.read(now, more=more)))
 
-    def settle(self, in_flight: Iterable[InFlight]) -> None:
-        """Works out what was read, and charges the draft's work to the rounds that it was for."""
+    def settle(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
+        """Works out what was read, and charges the draft's work to the rounds that it was for, or
+        to requests whose text is still being prefilled."""
         if self._trace is not None:
             for what, now in self._marks:
                 self._trace.host(what, now)
@@ -97,6 +98,9 @@ class RoundLog:
                 flight.costs[slot] = self._times.cost(slot, drafted.activity)
                 if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
                     state.times.drafted(drafted.activity.spans)
+            for slot, state in running.items():
+                if slot not in flight.costs:
+                    state.times.prefills.append(self._times.cost(slot, drafted.activity))
             if self._trace is not None:
                 self._trace.draft(drafted.activity.spans)
 

@@ -1,0 +1,89 @@
+"""Figures of a request that has others beside it: scripted rounds, by a scripted clock."""
+
+from __future__ import annotations
+
+from ssd_jax.engine.engine import Engine
+from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Letters
+from tests.engine.test_engine import drain, outputs, request, spell
+
+LONG = "".join(chr(97 + index % 26) for index in range(50))
+
+
+class Scripted:
+    """Target, drafter and clock: a program takes 10 s, a proposal 1 s before it.
+
+    The draft is busy for 1 s a token of a prompt, while it proposes, and beside every verification.
+    """
+
+    def __init__(self, **more):
+        self.now, self.spans, told = 0.0, [], self
+
+        class Target(FakeTarget):
+            def prefill_last(self, *arguments):
+                return told.slow(super().prefill_last(*arguments))
+
+            def accept(self, *arguments):
+                return told.slow(super().accept(*arguments))
+
+        class Drafter(FakeDrafter):
+            drafted = None
+
+            def prefill(self, slot, tokens, offset, *, last):
+                super().prefill(slot, tokens, offset, last=last)
+                told.work("prefill", len(tokens), [slot])
+
+            def propose(self, batch):
+                self.drafted, self.slots = super().propose(batch), list(batch.slots)
+                self.drafted.sources = dict.fromkeys(self.slots, "hit")
+                told.work("promote", 1, self.slots)
+                told.now += 1
+                return self.drafted
+
+            def speculate(self):
+                if self.drafted is not None:
+                    done = [span for span in told.spans if span.end <= told.now]
+                    self.drafted.activity, self.drafted = Activity(tuple(done)), None
+                    told.spans = [span for span in told.spans if span.end > told.now]
+                    told.work("grow", 10, self.slots)
+
+        script = spell(LONG)
+        self.engine = Engine(
+            Target(script),
+            Letters,
+            frozenset(),
+            drafter=Drafter(script, wrong=lambda _: True),
+            clock=lambda: self.now,
+            **more,
+        )
+
+    def work(self, what, seconds, slots):
+        self.spans.append(Busy(what, self.now, self.now + seconds, slots))
+
+    def slow(self, pending):
+        read = pending.read
+
+        def later():
+            self.now += 10
+            return read()
+
+        pending.read = later
+        return pending
+
+
+def figures(*, beside):
+    """Of a request whose prompt runs in six chunks, by itself or beside one that decodes."""
+    scripted = Scripted()
+    if beside:
+        scripted.engine.add(request(max_tokens=30))
+        for _ in range(3):
+            scripted.engine.step()
+    asked = scripted.engine.add(request([66] * 24, max_tokens=5))
+    return outputs(drain(scripted.engine))[asked].metrics
+
+
+def test_work_for_a_prompt_beside_rounds_of_others_is_in_the_hidden_share():
+    # Three proposals are exposed. Alone, nothing is told in the last round, which proposes nothing.
+    for beside, verifications in ((False, 2), (True, 3)):
+        hidden = 24 + 10 * verifications
+        assert figures(beside=beside)["hidden_draft_share"] == hidden / (hidden + 3)
