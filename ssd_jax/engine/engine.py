@@ -199,13 +199,13 @@ class Engine:
             self._log.mark("propose")
             if drafter is not None and drafter.asks_first:
                 drafter.speculate()
-            self._log.dispatched()
+            dispatched = self._log.dispatched()
             logits = target.forward(pending_tokens, lengths, drafted)
             if drafter is not None and not drafter.asks_first:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
             outcome = target.accept(logits, proposal)
-            self._in_flight.append(InFlight(outcome, rows, drafted=drafted))
+            self._in_flight.append(InFlight(outcome, rows, dispatched=dispatched, drafted=drafted))
         elif drafter is not None:
             drafter.speculate()
         self._log.mark("dispatch")

@@ -37,6 +37,7 @@ class InFlight:
     Attributes:
       rows: rows of the outcome.
       prompt: tokens of the prompt that it finishes; 0 in a round.
+      dispatched: when its forward was, in seconds; 0 where an outcome before it is read later.
       drafted: what the round verifies.
       costs: what that has cost a draft with devices of its own, by slot.
       committed: what it has come to, once that was read.
@@ -45,6 +46,7 @@ class InFlight:
     pending: Pending
     rows: list[tuple[int, RequestState]]
     prompt: int = 0
+    dispatched: float = 0.0
     drafted: Drafted | None = None
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
     committed: list[CommittedRow] = dataclasses.field(default_factory=list)
@@ -73,9 +75,11 @@ class RoundLog:
         """Nothing that was dispatched will be read."""
         self._times.idle()
 
-    def dispatched(self) -> None:
-        """A program of the target is dispatched now."""
-        self._times.dispatched(self._clock())
+    def dispatched(self) -> float:
+        """A program of the target is dispatched now; returns when that is."""
+        now = self._clock()
+        self._times.dispatched(now)
+        return now
 
     def read(self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool) -> None:
         """The outcome of a program has been read; `more` says whether another is on its way."""
@@ -111,7 +115,7 @@ class RoundLog:
             known = RoundRecord(
                 committed=accepted + 1,
                 accepted=accepted,
-                seconds=now - began,
+                seconds=now - max(began, flight.dispatched),
                 read=now,
                 cost=flight.costs.get(row),
             )

@@ -87,3 +87,11 @@ def test_work_for_a_prompt_beside_rounds_of_others_is_in_the_hidden_share():
     for beside, verifications in ((False, 2), (True, 3)):
         hidden = 24 + 10 * verifications
         assert figures(beside=beside)["hidden_draft_share"] == hidden / (hidden + 3)
+
+
+def test_a_verification_is_timed_from_its_own_dispatch_although_a_prompt_came_before():
+    scripted = Scripted()
+    first = scripted.engine.add(request(max_tokens=9))
+    scripted.engine.step()
+    scripted.engine.add(request([66] * 40, max_tokens=2))
+    assert outputs(drain(scripted.engine))[first].metrics["verify_ms"] == 10_000
