@@ -130,9 +130,10 @@ class RequestTimes:
     rounds: list[RoundRecord] = dataclasses.field(default_factory=list)
     prefills: list[DraftCost] = dataclasses.field(default_factory=list)
 
-    def drafted(self, spans: Collection[Busy]) -> None:
-        """Takes the draft's work since the last proposal, beside the last round."""
-        if self.rounds:
+    def drafted(self, spans: Collection[Busy], read: float) -> None:
+        """Takes the draft's work since the last proposal, and when the last outcome was read: of a
+        round of this request, unless it has been put off since its last."""
+        if self.rounds and self.rounds[-1].read == read:
             last = self.rounds[-1]
             beside = [(span.begin, span.end) for span in spans]
             last.alone = not overlap(last.read - last.seconds, last.read, beside)

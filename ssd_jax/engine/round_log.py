@@ -62,7 +62,7 @@ class RoundLog:
 
     def __init__(self, clock: Callable[[], float], trace: EngineTrace | None) -> None:
         self._clock, self._trace = clock, trace
-        self._times = TargetTimes()
+        self._times, self._until = TargetTimes(), 0.0
         self._marks: list[tuple[str | None, float]] = []
         self._read: deque[tuple[InFlight, Outcomes, tuple[float, float]]] = deque()
 
@@ -101,7 +101,7 @@ class RoundLog:
             for slot, state in flight.rows:
                 flight.costs[slot] = self._times.cost(slot, drafted.activity)
                 if drafted.sources.get(slot) not in ABSENCES:  # else it may have worked unheard
-                    state.times.drafted(drafted.activity.spans)
+                    state.times.drafted(drafted.activity.spans, self._until)
             for slot, state in running.items():
                 if slot not in flight.costs:
                     state.times.prefills.append(self._times.cost(slot, drafted.activity))
@@ -110,6 +110,7 @@ class RoundLog:
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
         traced, drafted, (began, now) = [], flight.drafted, span
+        self._until = now
         for row, state, tokens, _ in flight.committed:
             accepted = int(outcomes.accepted[row])
             known = RoundRecord(

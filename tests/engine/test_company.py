@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Letters
 from tests.engine.test_engine import drain, outputs, request, spell
@@ -95,3 +96,12 @@ def test_a_verification_is_timed_from_its_own_dispatch_although_a_prompt_came_be
     scripted.engine.step()
     scripted.engine.add(request([66] * 40, max_tokens=2))
     assert outputs(drain(scripted.engine))[first].metrics["verify_ms"] == 10_000
+
+
+def test_no_verification_counts_as_idle_after_the_request_was_put_off():
+    pages = PageStock(slots=2, count=10, size=4, beyond=4, context=64, grows=True)
+    scripted = Scripted(pages=pages)
+    for prompt in (66, 67):
+        scripted.engine.add(request([prompt] * 6, max_tokens=24))
+    metrics = outputs(drain(scripted.engine))[1].metrics
+    assert (metrics["preemptions"], metrics["verify_idle_ms"]) == (1, None)
