@@ -141,8 +141,6 @@ class Engine:
                 if not silent:
                     self._cut_off.append((state, "cancelled", None))
                 self._end(state, "cancelled")
-        if silent and not self._running:
-            self._in_flight.clear()  # it is nobody's
 
     def step(self) -> list[TokenEvent]:
         """Runs one round; returns what became known of the one before.
@@ -174,6 +172,8 @@ class Engine:
         """The outcome of the round in flight, and the next round on its way."""
         target, drafter = self._target, self._drafter
         self._log.mark(None)
+        if not self._running:
+            self._in_flight.clear()  # it is nobody's
         ahead = self._look_ahead()
         while len(self._in_flight) > ahead:
             pending = self._in_flight[0].pending

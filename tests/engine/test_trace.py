@@ -18,9 +18,10 @@ from ssd_jax.engine.trace import LANES, OF_A_WORKER, RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.testing.fakes import Silent
+from ssd_jax.testing.fakes import Clock, FakeTarget, Silent
 from ssd_jax.traces.read import read_trace
 from tests.engine.test_activity import ACTIVITIES, LOOK, Script
+from tests.engine.test_engine import EOS, drain, request, spell
 from tests.sampling.edits import Edit, edited
 
 
@@ -94,6 +95,25 @@ def test_target_and_draft_have_their_slices_in_the_engines_time(tmp_path):
     ]
     host = {name: end - begin for name, begin, end in slices(document, "host") if end > begin}
     assert host == {"read": 10, "propose": 2}
+
+
+def test_a_round_past_the_last_text_does_not_last_until_the_next_request(tmp_path):
+    recorder, clock = Trace(tmp_path / "trace.json", zero=0.0), Clock()
+    engine = Engine(
+        FakeTarget(spell("abc")),
+        Silent,
+        frozenset({EOS}),
+        clock=clock,
+        trace=recorder.engine("ar"),
+    )
+    for _ in range(2):
+        engine.add(request())
+        drain(engine)
+        clock.now += 1000
+    recorder.write()
+    (read,) = read_trace(tmp_path / "trace.json")
+    assert [each.name for each in read.target] == ["prefill", *["forward"] * 3] * 2
+    assert max(each.end - each.begin for each in read.target) < 1e5  # milliseconds
 
 
 def test_a_round_says_of_each_slot_what_was_proposed_accepted_and_committed(tmp_path):
