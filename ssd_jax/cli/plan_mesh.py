@@ -129,18 +129,30 @@ def _show(llm: LLM) -> None:
         if model.mesh is not None and role in placement.devices:
             console.print(_grid(role, model.mesh.axis_sizes, placement.devices[role]))
             console.print()
+    slots, size = llm.config.slots, page_size(llm.context)
+    own = {role: slots for role, _ in roles}
     if llm.draft is not None and placement.kind == "process":
+        own["draft"] = placement.layout.slots_each(slots)
         for worker in placement.workers:
             where = "this host's processor" if worker == PROCESSOR else ", ".join(worker.names)
             console.print(f"draft: a process of its own on {where}\n")
-    paging = llm.paging or Paging(page_size(llm.context), llm.config.slots)
-    shares = [share_of(role, model, llm.config.slots, paging) for role, model in roles]
+    shares = [
+        share_of(role, model, slots, llm.paging or Paging(size, own[role]), own[role])
+        for role, model in roles
+    ]
     notes = [line for role, model in roles for line in mesh_lines(role, model)]
     console.print(build_table(_COLUMNS, shares, title="each device holds", notes=notes))
 
 
-def share_of(role: str, model: FunctionalModel, slots: int, paging: Paging) -> Share:
-    """What each device of a model's mesh holds, for so many slots and pages of all together."""
+def share_of(
+    role: str, model: FunctionalModel, slots: int, paging: Paging, own: int | None = None
+) -> Share:
+    """What each device of a model's mesh holds, for so many slots of all together.
+
+    Args:
+      paging: of the mesh.
+      own: slots of the mesh, where each draft worker has some; default: all.
+    """
     from ssd_jax.memory import bytes_per_device
     from ssd_jax.models.sharding import TENSOR_AXIS
 
@@ -154,7 +166,7 @@ def share_of(role: str, model: FunctionalModel, slots: int, paging: Paging) -> S
     return Share(
         role=role,
         devices=1 if model.mesh is None else model.mesh.size,
-        slots=(slots // model.data_shards, slots),
+        slots=((own or slots) // model.data_shards, slots),
         heads=part(config.num_heads, rules.heads),
         kv_heads=(kv_heads, config.num_kv_heads),
         ffn=part(config.intermediate_size, rules.ffn),

@@ -120,6 +120,19 @@ def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
     assert shares["draft"] == shares["target"]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_draft_workers_that_share_slots_hold_their_own(shared, tiny_checkpoint, capsys):
+    flags = ["--mode=ssd", f"--draft={tiny_checkpoint}", "--draft_placement=process", "--budget=4"]
+    flags += ["--draft_workers=2", "--draft_split=slots", "--slots=7"]
+    flags += ["--page_size=128"] * shared
+    assert main(["plan-mesh", f"--target={tiny_checkpoint}", *flags]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    held = [[row[1:] for row in rows if row[:1] == [role]] for role in ("target", "draft")]
+    shown = [(slots[1:4], memory[-1]) for slots, memory in held]
+    # Pages that slots share may be of any of them, so that each worker has all.
+    assert shown == [(["7", "of", "7"], "0.4"), (["4", "of", "7"], "0.4" if shared else "0.2")]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
