@@ -12,8 +12,10 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,42 +57,52 @@ class PromptIds:
 
 
 class HeldOut:
-    """The spans of held-out texts.
+    """What held-out texts are known by: the spans of long ones, and short ones as text, whose first
+    and last tokens may differ with what is around them.
 
     Args:
-      texts: of each text its spellings in tokens, the usual one first. A text's first token may
-        differ with what is before it, which matters only if the text is all that is compared.
+      texts: in tokens.
+      decode: gives the text of tokens.
     """
 
-    def __init__(self, texts: Iterable[Sequence[Sequence[int]]]) -> None:
-        self._spans: dict[int, set[bytes]] = {}
-        for spellings in texts:
-            long = len(spellings[0]) > SPAN
-            for tokens in spellings[:1] if long else spellings:
-                length = SPAN if long else len(tokens)
-                if length:
-                    self._spans.setdefault(length, set()).update(_spans(tokens, length))
+    def __init__(
+        self, texts: Iterable[Sequence[int]], decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self._decode = decode
+        self._spans: set[bytes] = set()
+        self._short: set[str] = set()
+        for tokens in texts:
+            if len(tokens) > SPAN:
+                self._spans.update(_spans(tokens))
+            elif text := decode(tokens).strip():
+                self._short.add(text)
 
     def leaks(self, tokens: Sequence[int]) -> bool:
         """Whether a training text of these tokens must not be used."""
-        return any(
-            not spans.isdisjoint(_spans(tokens, length)) for length, spans in self._spans.items()
-        )
+        if not self._spans.isdisjoint(_spans(tokens)):
+            return True
+        text = self._decode(tokens) if self._short else ""
+        return any(short in text and _has_words(text, short) for short in self._short)
 
 
-def _spans(tokens: Sequence[int], length: int) -> Iterator[bytes]:
-    data, size = np.asarray(tokens, np.int32).tobytes(), 4 * length
+def _spans(tokens: Sequence[int]) -> Iterator[bytes]:
+    data, size = np.asarray(tokens, np.int32).tobytes(), 4 * SPAN
     return (data[begin : begin + size] for begin in range(0, len(data) - size + 1, 4))
+
+
+def _has_words(text: str, part: str) -> bool:
+    """Whether a part of a text is there with no ASCII word cut at its ends."""
+    return re.search(rf"(?!\B\w){re.escape(part)}(?<!\w\B)", text, re.ASCII) is not None
 
 
 class _Candidate(NamedTuple):
     """A prompt before the choice, and what is compared: `own` tokens of what is learnt from, if it
-    trains, and `hidden`, spellings of each text that must not leak, if it is held out; `fate` says
-    why it is left out, whatever its length."""
+    trains, and `hidden`, the texts that must not leak, if it is held out; `fate` says why it is
+    left out, whatever its length."""
 
     prompt: PromptIds
     own: list[int]
-    hidden: Sequence[Sequence[list[int]]] = ()
+    hidden: Sequence[list[int]] = ()
     fate: str = ""
 
 
@@ -143,7 +155,10 @@ class PromptFiles:
             _asked(SET, index, Line.of(turn.text), tokenizer)._replace(fate=turn.fate)
             for index, turn in enumerate(written)
         ]
-        held_out = HeldOut(text for item in read["held_out"] for text in item.hidden)
+        held_out = HeldOut(
+            (text for item in read["held_out"] for text in item.hidden),
+            partial(tokenizer.decode, skip_special=False),
+        )
         kept: dict[str, list[PromptIds]] = {split: [] for split in SPLITS}
         counts: dict[str, Any] = {}
         for split, entries in self._entries.items():
@@ -186,7 +201,7 @@ class PromptFiles:
         for index, ids in enumerate(passages(tokens, self._passage, before=before)):
             own = ids[len(before) :]
             prompt = PromptIds(set=entry.set, index=index, ids=ids, plain=True)
-            read.append(_Candidate(prompt, own, [[own]]))
+            read.append(_Candidate(prompt, own, [own]))
         return read
 
 
@@ -198,17 +213,13 @@ def _tasks(entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candida
         line = Line.of(task.prompt, kind=task.kind)
         item = _asked(entry.set, index, line, tokenizer)
         passage = tokenizer.encode(task.passage, add_special=False)
-        read.append(item._replace(own=item.own + passage, hidden=[*item.hidden, [passage]]))
+        read.append(item._replace(own=item.own + passage, hidden=[*item.hidden, passage]))
     return read
 
 
 def _asked(name: str, index: int, line: Line, tokenizer: Tokenizer) -> _Candidate:
     """A prompt that is asked of the target."""
-    hidden = [
-        [tokenizer.encode(spelt, add_special=False) for spelt in (text, f" {text}")]
-        for text in (line.own_text, *line.further)
-        if text.strip()  # a blank text gives nothing away, but its token is in every other
-    ]
+    hidden = [tokenizer.encode(text, add_special=False) for text in (line.own_text, *line.further)]
     prompt = PromptIds(set=name, index=index, ids=_encode(line, tokenizer), kind=line.kind)
     return _Candidate(prompt, tokenizer.encode(line.own_text, add_special=False), hidden)
 

@@ -12,8 +12,12 @@ from ssd_jax.distill.reading import Line
 HELD = list(range(100, 140))
 
 
+def words(tokens):
+    return " ".join(map(str, tokens))
+
+
 def leaks(text, held=HELD):
-    return HeldOut([(held,)]).leaks(text)
+    return HeldOut([held], words).leaks(text)
 
 
 @pytest.mark.parametrize("begin", [0, 13, len(HELD) - SPAN])
@@ -33,49 +37,56 @@ def test_a_short_text_leaks_only_whole():
     assert not leaks([], held=[7, 8, 9])
 
 
-def test_a_text_of_just_a_span_is_also_compared_in_its_other_spelling():
-    usual, after_space = list(range(SPAN)), [99, *range(1, SPAN)]
-    held = HeldOut([(usual, after_space)])
-    assert held.leaks([5, *usual])
-    assert held.leaks([5, *after_space])
+class Pieces:
+    """A token for each word with the space before it, and for marks that stand together."""
+
+    def __init__(self):
+        self._known = []
+
+    def encode(self, text, **_about):
+        pieces = re.findall(r" ?\w+|[^\w\s]+|\s", text)
+        self._known += pieces
+        return [self._known.index(piece) for piece in pieces]
+
+    def decode(self, tokens):
+        return "".join(self._known[token] for token in tokens)
 
 
-def test_a_prompt_is_found_behind_other_words(monkeypatch):
-    """A word has another token behind a space than where a text begins with it."""
-
-    class Words:
-        """A token for each word, with the space before it."""
-
-        def __init__(self):
-            self._known = {}
-
-        def encode(self, text, **_about):
-            words = re.findall(r" ?\S+", text)
-            return [self._known.setdefault(word, len(self._known)) for word in words]
-
-    words = Words()
+@pytest.mark.parametrize("held", ["Why so?", " Why so?", "Is it so? " * 3 + "No"])
+def test_a_short_prompt_is_found_among_whatever_text(held, monkeypatch):
+    """Its first and its last token are others there."""
+    pieces = Pieces()
     monkeypatch.setattr(prompts, "_encode", lambda line, tokenizer: tokenizer.encode(line.own_text))
-    asked = prompts._asked("held", 0, Line.of("Why so?"), words)
-    held = HeldOut(asked.hidden)
-    for text in ("Why so?", "Tell me: Why so?", "Why so? I ask."):
-        assert held.leaks(words.encode(text))
-    assert not held.leaks(words.encode("Tell me: Why not?"))
+    asked = prompts._asked("held", 0, Line.of(held), pieces)
+    assert len(asked.hidden[0]) <= SPAN
+    check = HeldOut(asked.hidden, pieces.decode)
+    for around in ("{}", "Tell me: {}", "{} I ask.", 'Say "{}" again.', "({})", "{}!", "{}\n"):
+        assert check.leaks(pieces.encode(around.format(held.strip())))
+    assert not check.leaks(pieces.encode("Tell me: Why not?"))
+
+
+def test_a_word_is_not_found_in_others():
+    pieces = Pieces()
+    for held in ("able", "ta", "le"):
+        check = HeldOut([pieces.encode(held)], pieces.decode)
+        assert not check.leaks(pieces.encode("The table."))
+        assert check.leaks(pieces.encode(f"The {held}."))
 
 
 def test_an_empty_text_gives_nothing_away():
-    assert not HeldOut([([],)]).leaks([1, 2, 3])
+    assert not leaks([1, 2, 3], held=[])
 
 
 def test_tokens_are_compared_whole_not_as_bytes():
     # 256 in little-endian bytes holds a 1 at a place where no token begins.
-    assert not leaks([256, 256], held=[1])
+    assert not leaks([256] * (SPAN + 2), held=[1] * (SPAN + 1))
 
 
 def test_it_agrees_with_comparing_every_span(monkeypatch):
     monkeypatch.setattr(prompts, "SPAN", 4)
     rng = np.random.default_rng(0)
     held = [rng.integers(0, 3, rng.integers(1, 30)).tolist() for _ in range(6)]
-    check = HeldOut([(text,) for text in held])
+    check = HeldOut(held, words)
 
     def spans(text, length):
         return {tuple(text[i : i + length]) for i in range(len(text) - length + 1)}
