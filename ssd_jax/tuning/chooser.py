@@ -41,7 +41,7 @@ class Chooser:
 
     Attributes:
       predicted: by mode that auto may take, what is fastest with all slots busy.
-      mode: as configured; of auto the first that none behind it beats by enough.
+      mode: as configured; of auto the last that beats all before it by enough.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Chooser:
             self.mode = "ar"
             for mode in dict.fromkeys(("sd", config.prepared)):
                 found = self.tuner(mode, config.speculated).best(config.slots)
-                if found.rate > _ENOUGH * self.predicted[self.mode].rate:
+                if found.rate > _ENOUGH * max(each.rate for each in self.predicted.values()):
                     self.mode = mode
                 self.predicted[mode] = found
 

@@ -9,10 +9,11 @@ from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.settings import AUTO_BUDGETS, AUTO_K
 from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import chooser
 from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
-from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.throughput import Costs, Guess, Predicted
 
 WIDTHS = (0, 2, 4, 8)
 NOWHERE = CostFile(None, {})
@@ -60,6 +61,20 @@ def test_a_mode_must_be_faster_than_a_simpler_one_by_more_than_what_is_not_predi
         found = chosen(wide, guess, k="1", budget="8")
         assert found.predicted["sd"].rate > 1
         assert found.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("sd", "ssd", "mode"), [(1.04, 1.08, "ar"), (1.04, 1.1, "ssd"), (1.1, 1.15, "sd")]
+)
+def test_ssd_must_beat_the_better_of_ar_and_sd_even_one_that_is_not_taken(
+    monkeypatch, sd, ssd, mode
+):
+    def tuner(self, mode, _k):
+        rate = {"sd": sd, "ssd": ssd}[mode]
+        return SimpleNamespace(best=lambda _rows: Predicted(SpeculationPlan(k=4), rate))
+
+    monkeypatch.setattr(Chooser, "tuner", tuner)
+    assert chosen(costs(0.1)).mode == mode
 
 
 def test_with_n_grams_it_is_sd_or_ar():
