@@ -25,7 +25,7 @@ class StepRow:
     Attributes:
       ms: median over the repeats.
       ratio: against width 1, paired by repeat.
-      gb_per_s: weight bytes over the median time, in 1e9 bytes per second.
+      gb_per_s: weight bytes over the median time, in 1e9 bytes per second of each device.
     """
 
     width: int
@@ -88,7 +88,7 @@ def time_steps(
     Args:
       forward: gives for a width a callable that runs one forward of that many tokens and returns
         when it is done. All are made before the first is timed.
-      weight_bytes: bytes of weights that one forward reads.
+      weight_bytes: bytes of weights that each device reads in one forward.
       widths: tokens of a forward, different from each other, 1 among them.
       warmup: untimed runs of each width before.
     """
@@ -135,6 +135,6 @@ def step_table(result: StepResult, memory: Bandwidth) -> Table:
             f"  the weights may stay in the {memory.cache_bytes >> 20} MiB cache: "
             "forwards may beat memory"
         )
-    weights = f"{result.weight_bytes / 1e6:.0f} MB of weights"
+    weights = f"{result.weight_bytes / 1e6:.0f} MB of weights a device"
     title = f"one forward, {weights}, median of {result.repeats}"
     return build_table(columns, result.steps, title=title, notes=notes)

@@ -153,6 +153,8 @@ def steps(job: BenchJob) -> SuiteReport:
     """A forward of 1, 2, 3, ... tokens."""
     import jax
 
+    from ssd_jax.devices.sizes import bytes_per_device
+
     llm = job.llm
     programs, parameters = llm.alone.programs, llm.alone.parameters
     pages, table = programs.new_pages(), programs.any_table()
@@ -174,7 +176,7 @@ def steps(job: BenchJob) -> SuiteReport:
     with progress_bar("forwards of every width", unit="rounds") as progress:
         result = time_steps(
             forward,
-            weight_bytes=llm.target.model.read_bytes,
+            weight_bytes=bytes_per_device(llm.target.model.read_structs()),
             widths=WIDTHS,
             repeats=job.given["step_repeats"],
             progress=progress,

@@ -187,16 +187,11 @@ class FunctionalModel:
         """Shape, dtype and sharding of each entry of the flat parameter list."""
         return list(self._parameters.values())
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of the parameters that a forward reads: all but an embedding that is no output
-        head, of which it looks up a few rows."""
+    def read_structs(self) -> list[jax.ShapeDtypeStruct]:
+        """Of the parameters that a forward reads: all but an embedding that is no output head, of
+        which it looks up a few rows."""
         tied = self.config.tie_embeddings
-        return sum(
-            math.prod(struct.shape) * struct.dtype.itemsize
-            for name, struct in self._parameters.items()
-            if tied or not name.startswith(_EMBEDDING)
-        )
+        return [s for n, s in self._parameters.items() if tied or not n.startswith(_EMBEDDING)]
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Of the bundles, by name."""

@@ -132,6 +132,18 @@ def test_step_suite_counts_the_weights_that_are_read(tmp_path, capsys, monkeypat
     assert len(found) == 1
 
 
+@pytest.mark.more
+def test_step_suite_counts_the_weights_of_one_device(tiny_checkpoint, capsys, monkeypatch):
+    """Its memory is what is measured."""
+    monkeypatch.setattr(suites, "WIDTHS", range(1, 2))
+    command = ("bench", "--suite=step", f"--target={tiny_checkpoint}", "--step_repeats=1", "--json")
+    one, half = (
+        json.loads(run(capsys, *command, f"--mesh=tensor={count}", *SMALL)[0])["weight_bytes"]
+        for count in (1, 2)
+    )
+    assert one / 2 <= half < 0.6 * one
+
+
 @pytest.mark.slow
 def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoint, capsys):
     out, _ = run(
