@@ -165,6 +165,10 @@ def _check_accounting(given: Mapping[str, Any]) -> None:
             f"draft_placement = {given['draft_placement']!r}: suite = 'accounting' gives the draft "
             "a process of its own; leave it out"
         )
+    if given["k"] == "auto":
+        raise InputError(
+            "k = 'auto': suite = 'accounting' takes each mode's fastest K; give numbers as --ks"
+        )
     core_groups(given["target_cores"], given["draft_cores"])
 
 

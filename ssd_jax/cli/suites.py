@@ -107,7 +107,7 @@ def prompts(job: BenchJob) -> SuiteReport:
 
 
 def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
-    """(mode, K) by name; K is None without a draft."""
+    """(mode, K) by name; K is None where it is not given."""
     config = job.llm.config
     found: dict[str, tuple[str, int | None]] = {}
     for mode in job.given["modes"]:
@@ -116,7 +116,7 @@ def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
             continue
         for k in job.ks or [config.speculated]:
             chosen = config.chooses_k and k == config.speculated
-            found[f"{mode} k={'auto' if chosen else k}"] = (mode, k)
+            found[f"{mode} k={'auto' if chosen else k}"] = (mode, None if chosen else k)
     return found
 
 

@@ -238,6 +238,7 @@ def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
     result = json.loads(out)
     assert [each["variant"] for each in result["variants"]] == ["ar", "auto", "sd k=auto"]
     assert all(each["identical"] for each in result["variants"][1:])
+    assert "costs" not in result  # rounds of whatever K is chosen
     assert "mode auto takes " in err
 
 
