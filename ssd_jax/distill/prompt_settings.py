@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ssd_jax.distill.value_types import Count, Several
+from ssd_jax.distill.value_types import Count, Passage
 from ssd_jax.errors import InputError
 
 SPLITS = ("train", "held_out")
@@ -74,7 +74,7 @@ class PromptSettings:
     held_out: Files = ()
     directory: str = "."
     longest: Count = 512
-    passage_tokens: Several = 128
+    passage_tokens: Passage = 128
 
     def __post_init__(self) -> None:
         if not self.held_out:

@@ -10,6 +10,7 @@ from msgspec import Meta
 NotNegative = Annotated[int, Meta(ge=0, description="must be at least 0")]
 Count = Annotated[int, Meta(ge=1, description="must be at least 1")]
 Several = Annotated[int, Meta(ge=2, description="must be at least 2")]
+Passage = Annotated[int, Meta(ge=16, description="must be at least 16")]
 Share = Annotated[float, Meta(ge=0, lt=1, description="must be at least 0 and below 1")]
 Amount = Annotated[float, Meta(ge=0, description="must be at least 0")]
 Positive = Annotated[float, Meta(gt=0, description="must be above 0")]

@@ -111,6 +111,7 @@ def test_a_bad_range_is_refused(text):
         ({"magpie_slots": "2", "prompts_train": "[]"}, "[magpie] writes prompts beside those of"),
         ({"evaluate_apart": '["x"]'}, "[evaluate] apart: 'x' is not held out"),
         ({"evaluate_apart": '["held_out.jsonl"]'}, "apart leaves no set for the mean"),
+        ({"prompts_passage_tokens": "15"}, "passage_tokens = 15 must be at least 16"),
         ({"prompts_passage_tokens": "99"}, "passage_tokens = 99 is more than longest = 48"),
         ({"target_source": '""'}, "[target] source is missing"),
         ({"target_dtype": '"int8"'}, "[target] dtype = 'int8' must be one of bfloat16, float32"),

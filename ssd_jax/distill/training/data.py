@@ -24,7 +24,7 @@ _OPEN_ROWS = 64
 """Rows that are being filled at a time."""
 
 _BEGINNING = 8
-"""Tokens by which a passage is known: fewer than one has, as its completions differ after it."""
+"""Tokens by which a passage is known, and the fewest that it has: completions differ after it."""
 
 
 class PackedBatch(NamedTuple):
