@@ -174,7 +174,7 @@ def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
 
 def _seconds(chip: Chip, each: Collective) -> float:
     """Of one collective around a ring, both ways at once: of small arrays the hops take longest. A
-    sum goes around twice."""
+    sum that all get goes around twice."""
     if each.devices < 2:
         return 0.0
     sent = each.nbytes * (each.devices - 1) / each.devices / (2 * chip.link)

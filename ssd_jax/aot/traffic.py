@@ -30,7 +30,6 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _MOVES = {"copy-start": 0, "slice-start": 1}
 """Which part of the result is where to; others are where from, which is an operand, and a flag."""
 
-_REDUCES = ("all-reduce", "reduce-scatter")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -46,7 +45,7 @@ class Collective:
       nbytes: of the whole array that they share in the end.
       devices: how many take part.
       runs: how often.
-      reduces: whether what they have is summed, too.
+      reduces: whether all get the sum of what they have, not a part of it each.
     """
 
     nbytes: int
@@ -109,7 +108,7 @@ def _collective(each: Instruction, devices: int, runs: int) -> Collective:
     kind = each.opcode.removesuffix("-start")
     group = each.group or devices
     whole = sum(_given(each, each.parts)) * (group if kind == "reduce-scatter" else 1)
-    return Collective(whole, group, runs, kind in _REDUCES)
+    return Collective(whole, group, runs, kind == "all-reduce")
 
 
 def _given(each: Instruction, parts: list[int]) -> list[int]:

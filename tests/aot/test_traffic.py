@@ -179,6 +179,16 @@ def test_the_devices_of_a_collective(groups, devices):
     assert counted(text, 8).collectives == (Collective(64, devices, 1, reduces=True),)
 
 
+def test_a_sum_of_which_each_device_gets_a_part_goes_around_once():
+    """What all get is such a sum, and then a gathering of its parts."""
+    text = """ENTRY %m (x: f32[]) -> f32[] {
+  %x = f32[16]{0} parameter(0)
+  ROOT %y = f32[4]{0} reduce-scatter(%x), replica_groups={{0,1,2,3}}, dimensions={0}, to_apply=%add
+}
+"""
+    assert counted(text, 4).collectives == (Collective(64, 4, 1, reduces=False),)
+
+
 CALLED = """%sum (x: f32[64,128]) -> f32[64,128] {
   %x = f32[64,128]{1,0} parameter(0)
   ROOT %y = f32[64,128]{1,0} all-reduce(%x), replica_groups=[1,8]<=[8], to_apply=%add
