@@ -13,7 +13,7 @@ import numpy as np
 
 from ssd_jax.distill.training.losses import Sums
 from ssd_jax.system.atomic import write_file
-from ssd_jax.system.files import MOST_TEXT, parse_json, read_bytes
+from ssd_jax.system.files import parse_json, read_bytes
 
 METRICS, PICTURE = "metrics.jsonl", "training.png"
 
@@ -53,7 +53,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     entries = []
-    for line in read_bytes(path, most=MOST_TEXT).decode(errors="replace").splitlines():
+    for line in read_bytes(path).decode(errors="replace").splitlines():
         try:
             entries.append(parse_json(line))
         except ValueError:

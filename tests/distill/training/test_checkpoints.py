@@ -14,6 +14,7 @@ import pytest
 from ssd_jax.distill.training.checkpoints import Checkpoints
 from ssd_jax.distill.training.journal import Journal, read_journal
 from ssd_jax.errors import InputError, SsdError
+from ssd_jax.system.files import MOST_TEXT
 
 # Reads of one array that fails let those of the others fall, whose futures complain later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -153,3 +154,10 @@ def test_a_journal_goes_on_after_the_step_that_was_kept(tmp_path):
         file.write('{"step": 4, "lo')
     Journal(path, step=2).write(step=3, loss=9.0)
     assert [(e["step"], e["loss"]) for e in read_journal(path)] == [(1, 1.0), (2, 0.5), (3, 9.0)]
+
+
+@pytest.mark.more
+def test_a_journal_of_any_length_is_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    Journal(path, step=0).write(step=1, held_out={"loss": 2.0}, much="x" * MOST_TEXT)
+    assert Journal(path, step=1).last_look() == {"loss": 2.0}
