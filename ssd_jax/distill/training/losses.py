@@ -38,7 +38,8 @@ class Weights(NamedTuple):
 class Sums(NamedTuple):
     """Over positions that count, float32; divide by `positions`.
 
-    `accepted` is sum(min(p, q)), `agreed` whether both have the same likeliest id.
+    `accepted` is sum(min(p, q)), `agreed` whether p's likeliest id is q's, alone or
+    among equals.
     """
 
     positions: jax.Array
@@ -130,7 +131,8 @@ def from_all(
         cross_entropy,
         jnp.sum(_p_log(p, log_q), axis=1),
         jnp.sum(jnp.minimum(p, q), axis=1),
-        (jnp.argmax(p, axis=1) == jnp.argmax(logits, axis=1)) & (jnp.max(p, axis=1) >= largest),
+        (_at(logits, jnp.argmax(p, axis=1)[:, None])[:, 0] >= jnp.max(logits, axis=1))
+        & (jnp.max(p, axis=1) >= largest),
     )
     common = weights.cross_entropy * has_next + weights.kl * jnp.sum(p, axis=1)
     common += weights.acceptance * jnp.sum(jnp.where(less, q, 0.0), axis=1)

@@ -127,6 +127,16 @@ def test_agreement_is_of_the_likeliest_ids():
     assert float(sure.top(MIXES[0])[0].agreed) == (reachable & sure.counted).sum()
 
 
+def test_a_tie_agrees_with_whatever_is_known_of_p():
+    case = Case()
+    case.logits[:], case.counted[:] = 1.0, True
+    case.columns[case.columns == COLUMNS] = 0
+    case.whole[:, -1] = 1.0
+    case.largest = case.whole.max(axis=1).astype(np.float32)
+    for sums, _ in (case.top(MIXES[0]), case.all(MIXES[0])):
+        assert float(sums.agreed) == POSITIONS
+
+
 def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
     case = Case()
     case.columns, case.probs = np.zeros((POSITIONS, 0), np.int32), np.zeros((POSITIONS, 0))
