@@ -7,10 +7,10 @@
 Of a cached p only the likeliest N ids are known. What lies outside the draft's vocabulary it cannot
 propose: that mass counts in no sum (but in `acceptance` as rejected), so that a position counts as
 much as the draft can do about it, and a next token outside it has no cross entropy. The mass of all
-other ids, r, is one bucket in KL, r log(r / what q gives to others): renormalising the top N
-instead would teach q to be surer than p is, and a draft that is wrongly sure is drafted from, and
-waited for, too long. In `acceptance` and in its estimate the bucket counts as rejected, which makes
-both pessimistic by no more than r.
+other ids, r, is one bucket in KL, r log(r / what q gives to others), if the draft has any:
+renormalising the top N instead would teach q to be surer than p is, and a draft that is wrongly
+sure is drafted from, and waited for, too long. In `acceptance` and in its estimate the bucket
+counts as rejected, which makes both pessimistic by no more than r.
 
 Gradients with respect to the logits are written out: they need one exponential more, where those
 that JAX derives read and write logits, the largest arrays of training, a dozen times.
@@ -77,8 +77,10 @@ def from_top(
     p = jnp.where(inside, probs, 0.0)
     known_logits = _at(logits, columns)
     log_q = known_logits - normaliser[:, None]
-    q = jnp.where(inside & (probs > 0), jnp.exp(log_q), 0.0)
+    known = inside & (probs > 0)
+    q = jnp.where(known, jnp.exp(log_q), 0.0)
     rest = jnp.maximum(1.0 - jnp.sum(probs, axis=1), 0.0)
+    rest *= jnp.sum(known, axis=1) < size  # without others, q_rest is rounding
     q_rest = jnp.maximum(1.0 - jnp.sum(q, axis=1), _SMALLEST)
     cross_entropy, has_next = _cross_entropy(logits, normaliser, following)
     kl = jnp.sum(_p_log(p, log_q), axis=1) + _p_log(rest, jnp.log(q_rest))

@@ -146,6 +146,18 @@ def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
     np.testing.assert_allclose(gradient, slopes(case, plain_all, MIXES[0]), atol=2e-5)
 
 
+def test_the_rest_of_p_counts_not_where_the_draft_has_no_other_ids():
+    """All ids of a small vocabulary may be among the likeliest N."""
+    case = Case()
+    rng = np.random.default_rng(3)
+    case.columns = np.argsort(rng.random((POSITIONS, COLUMNS)), axis=1).astype(np.int32)
+    case.probs = np.take_along_axis(case.whole, case.columns, axis=1)
+    for weights in MIXES:
+        (top, gradient), (whole, expected) = case.top(weights), case.all(weights)
+        assert float(top.loss) == pytest.approx(float(whole.loss), rel=1e-5)
+        np.testing.assert_allclose(gradient, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("function", "old", "new"),
     [
