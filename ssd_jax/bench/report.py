@@ -33,8 +33,8 @@ class VariantSummary:
       decode_tokens_per_second: median over prompts (each the median of its repeats).
       ratio: the same against the base, paired by prompt; None for the base.
       itl_ms: P50, P95, P99 over every token of every repeat.
-      identical: prompts whose token ids equal the base's in every repeat. For the base itself, its
-        repeats are compared; None if it has one only.
+      identical: prompts whose token ids equal the base's in every repeat, none of which failed.
+        For the base itself, its repeats are compared; None if it has one only.
       metrics: medians over prompts of the numbers in `PromptResult.metrics`.
     """
 
@@ -123,6 +123,7 @@ def _summary(result: BenchResult, variant: str) -> VariantSummary:
     results = [one for each in runs for one in each.results]
     equal = [
         _first_difference(each, of_base) is None
+        and not any(one.failed for one in (*each.results, *of_base.results))
         for each, of_base in zip(runs, result.of(base), strict=True)
     ]
     metrics = {

@@ -11,7 +11,7 @@ from rich.console import Console
 from ssd_jax.bench import costs, report
 from ssd_jax.bench.costs import costs_table, time_round
 from ssd_jax.bench.report import speed_ratio, summarize
-from ssd_jax.bench.run import BenchResult, run_paired
+from ssd_jax.bench.run import BenchResult, PromptResult, run_paired
 from ssd_jax.system import environment
 from tests.bench import fakes
 
@@ -73,6 +73,20 @@ def test_equal_ids_are_identical():
     base, sd = summarize(measure())
     assert (base.identical, sd.identical) == (None, 8)
     assert "yes" in rendered(report.bench_table(measure()))
+
+
+def test_what_failed_is_identical_to_nothing():
+    failed = PromptResult(token_ids=(), failed=True)
+    result = run_paired(
+        {
+            "a": lambda prompt: failed,
+            "b": lambda prompt: failed if prompt.index else fakes.result(),
+        },
+        fakes.prompts(2),
+        warmup=0,
+        repeats=1,
+    )
+    assert summarize(result)[1].identical == 0
 
 
 def test_one_different_token_makes_the_table_say_no():
