@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.passes import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.functional import FunctionalModel
@@ -26,12 +27,14 @@ class Sizes:
       context: most positions of a sequence.
       k: K.
       branches: M.
+      paging: see `PagedPrograms`.
     """
 
     slots: int
     context: int
     k: int
     branches: int
+    paging: Paging | None = None
 
 
 def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
@@ -44,6 +47,7 @@ def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         context=sizes.context,
         tokens=model.config.vocab_size,
         verification=verification,
+        paging=sizes.paging,
         compiler=_kept_in(found),
     )
     return found
@@ -67,6 +71,7 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         context=sizes.context,
         tokens=model.config.vocab_size,
         drafting=drafting,
+        paging=sizes.paging,
         compiler=kept,
     )
     ExpansionPrograms(base, compiler=kept)

@@ -38,11 +38,12 @@ def programs(
     slots=4,
     context=2048,
     attention=None,
+    paging=None,
 ) -> dict[str, ProgramSpec]:
     """Those of a target and of a draft of the same architecture."""
     execution = Execution.for_platform(platform, dtype, attention=attention)
     model = FunctionalModel(about, execution, mesh=mesh)
-    sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES)
+    sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES, paging=paging)
     found = {
         "target": aot_programs.of_target(model, sizes),
         "draft": aot_programs.of_draft(model, sizes),

@@ -7,6 +7,7 @@ import pytest
 from ssd_jax.aot import chips, hlo, traffic
 from ssd_jax.aot.configurations import read_configuration
 from ssd_jax.aot.programs import Sizes, of_target
+from ssd_jax.devices.passes import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.memory import bytes_per_device
 from ssd_jax.models.execution import Execution
@@ -16,7 +17,12 @@ from tests.aot import gpus, specs
 
 SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
 LOGITS = SLOTS * specs.BRANCHES * 128256 * 4
-NAMES = sorted(specs.programs(specs.config(vocab_size=1024), platform="gpu"))
+PAGING = Paging(size=256, total=SLOTS * CONTEXT // 256)
+CASES = {
+    f"{name}{' by pages' if paging else ''}": (name, paging)
+    for paging in (None, PAGING)
+    for name in sorted(specs.programs(specs.config(vocab_size=1024), platform="gpu", paging=paging))
+}
 compiles = [
     pytest.mark.aot,
     pytest.mark.slow,
@@ -32,20 +38,26 @@ def gates(program, module, pages):
             each for each in module.instructions("while") if module.trips(each) is None
         ],
         "no conditional": [*module.instructions("conditional")],
-        "no copy of the pages": [each for each in module.copies(1 << 20) if CONTEXT in each.dims],
+        "no copy of the pages": [
+            each
+            for each in module.copies(1 << 20)
+            if CONTEXT in each.dims or {PAGING.total, PAGING.size} <= {*each.dims}
+        ],
         "no temporary of their size": program // (pages // 10 + 3 * LOGITS),
     }
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=compiles, id=name) for name in NAMES])
-def test_a_program_passes_every_gate(name):
+@pytest.mark.parametrize("case", [pytest.param(case, marks=compiles, id=case) for case in CASES])
+def test_a_program_passes_every_gate(case):
+    name, paging = CASES[case]
     about = specs.config()
     mesh = mesh_of(chips.devices("h100"))
-    spec = specs.programs(about, platform="gpu", mesh=mesh, slots=SLOTS, context=CONTEXT)[name]
+    settings = {"slots": SLOTS, "context": CONTEXT, "paging": paging}
+    spec = specs.programs(about, platform="gpu", mesh=mesh, **settings)[name]
     began = time.process_time()
     compiled = spec.compile(mesh)
-    print(f"{name}: {time.process_time() - began:.1f} s of a core")
+    print(f"{case}: {time.process_time() - began:.1f} s of a core")
     pages = about.num_layers * SLOTS * about.num_kv_heads * CONTEXT * 2 * about.head_dim * 2
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     assert gates(temporaries, hlo.read(compiled.as_text()), pages) == {}
