@@ -249,7 +249,8 @@ class Leader:
                 self._hosts[greeting.index] = _Host(greeting.name, link)
 
     def _admit(self, greeting: Any, token: str) -> None:
-        if not isinstance(greeting, Greeting) or not hmac.compare_digest(greeting.token, token):
+        known = isinstance(greeting, Greeting) and greeting.token.encode()
+        if not known or not hmac.compare_digest(known, token.encode()):
             raise OSError("it does not know the secret of the job")
         if greeting.version != VERSION:
             raise OSError(f"its protocol is version {greeting.version}, this is {VERSION}")

@@ -242,6 +242,7 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
         struct.pack("<I", 2**13),  # no greeting is so long
         framed(encode(Refuse("no"))),
         framed(encode(leaders.Greeting(leaders.VERSION, "guess", 1, "me"))),
+        framed(encode(leaders.Greeting(leaders.VERSION, "\N{SNOWMAN}", 1, "me"))),
         framed(encode(leaders.Greeting(leaders.VERSION + 1, token, 1, "me"))),
         framed(encode(leaders.Greeting(leaders.VERSION, token, 2, "me"))),
         framed(b"\xff" * 9),
