@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hmac
 import logging
 import queue
@@ -53,6 +54,8 @@ _LOG = logging.getLogger(__name__)
 _SILENT = 0.7  # of the time-out: how long a host may be; the rest is for telling of it
 _STRANGER = 5.0  # seconds that whoever connects has to say who it is
 _GREETING = 2**12  # bytes that it may take
+_STRANGERS = 64  # who are heard at once
+_PAUSE = 0.1  # seconds before others are heard where one could not be
 _NAMED = 2.0  # seconds after an error of the devices in which the host is found that caused it
 _COMPARED = 64  # outcomes that followers may be late with
 
@@ -86,6 +89,7 @@ class Leader:
         self._timeout, self._job, self._leave = timeout, job, leave
         self._told: queue.SimpleQueue[tuple[int, Facts | None]] = queue.SimpleQueue()
         self._calling, self._changing = threading.RLock(), threading.Lock()
+        self._coming = threading.Condition(self._changing)
         self._digest, self._calls, self._engines = 0, 0, 0
         self._outcomes: dict[int, dict[int, int]] = {}  # by call, then by host
         self._waiting: set[queue.SimpleQueue[Any]] = set()
@@ -94,10 +98,13 @@ class Leader:
         self._closed = self._decoding = False
         self._hosts: dict[int, _Host] = {}
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
-        self._listen(hosts)
-        atexit.register(owned(self._at_exit))
-        for index, host in self._hosts.items():
-            host.link.start(partial(self._take, index), partial(self._lose, index))
+        self._at_exit = owned(self._end)
+        atexit.register(self._at_exit)
+        try:
+            self._listen(hosts)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def agree(self, values: Mapping[str, Any]) -> None:
         """Waits until all processes have come here, with the same values of everything.
@@ -221,41 +228,68 @@ class Leader:
         host, _ = Address.parse(self._job.address, "hosts")
         local = host in ("localhost", "127.0.0.1", "::1")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        token, end = secrets.token_hex(32), time.monotonic() + hosts.joining
+        token = secrets.token_hex(32)
         own = (host if local else "", hosts.stream)
         with socket.create_server(own, family=family) as server:
             port = server.getsockname()[1]
             self._job.put(STREAM, f"{host} {port} {token}")
-            while len(self._hosts) < self._job.count - 1:
-                server.settimeout(max(0.01, end - time.monotonic()))
-                try:
-                    connected, where = server.accept()
-                except TimeoutError:
-                    missing = {*range(1, self._job.count)} - {*self._hosts}
-                    raise InputError(
-                        f"hosts: processes {sorted(missing)} have not come to port {port} of "
-                        f"{host}: see that it is open, or name it by stream=; waited "
-                        f"{waited(hosts)}"
-                    ) from None
-                try:
-                    link = Frames(connected, _SILENT * self._timeout)
-                    patience = min(_STRANGER, max(0.0, end - time.monotonic()))
-                    greeting = decode(link.first(patience, most=_GREETING))
-                    self._admit(greeting, token)
-                except OSError as error:
-                    _LOG.warning("hosts: %s was sent away: %s", where[0], error)
-                    connected.close()
-                    continue
-                self._hosts[greeting.index] = _Host(greeting.name, link)
+            threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
+            with self._coming:
+                self._coming.wait_for(lambda: self._failure or not self._missing(), hosts.joining)
+                missing = self._missing()
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+        if self._failure is not None:
+            raise self._failure
+        if missing:
+            raise InputError(
+                f"hosts: processes {missing} have not come to port {port} of {host}: see that it "
+                f"is open, or name it by stream=; waited {waited(hosts)}"
+            )
 
-    def _admit(self, greeting: Any, token: str) -> None:
+    def _missing(self) -> list[int]:
+        return sorted({*range(1, self._job.count)} - {*self._hosts})
+
+    def _accept(self, server: socket.socket, token: str) -> None:
+        """Hears all who connect at the same time, until the server is closed."""
+        room = threading.Semaphore(_STRANGERS)
+        while server.fileno() >= 0:
+            room.acquire()
+            try:
+                connected, where = server.accept()
+                about = connected, where[0], token, room
+                threading.Thread(target=self._greet, args=about, daemon=True).start()
+            except (OSError, RuntimeError):  # no file, no thread, or the end
+                room.release()
+                time.sleep(_PAUSE)
+
+    def _greet(
+        self, connected: socket.socket, where: str, token: str, room: threading.Semaphore
+    ) -> None:
+        """Begins to hear a follower, and to beat for it while others come."""
+        try:
+            link = Frames(connected, _SILENT * self._timeout)
+            greeting = decode(link.first(_STRANGER, most=_GREETING))
+            self._admit(greeting, link, token)
+        except OSError as error:
+            _LOG.warning("hosts: %s was sent away: %s", where, error)
+            connected.close()
+        else:
+            link.start(partial(self._take, greeting.index), partial(self._lose, greeting.index))
+        finally:
+            room.release()
+
+    def _admit(self, greeting: Any, link: Frames, token: str) -> None:
         known = isinstance(greeting, Greeting) and greeting.token.encode()
         if not known or not hmac.compare_digest(known, token.encode()):
             raise OSError("it does not know the secret of the job")
         if greeting.version != VERSION:
             raise OSError(f"its protocol is version {greeting.version}, this is {VERSION}")
-        if greeting.index in self._hosts or not 0 < greeting.index < self._job.count:
-            raise OSError(f"it says that it is process {greeting.index}")
+        with self._coming:
+            if self._failure is not None or greeting.index not in self._missing():
+                raise OSError(f"process {greeting.index} is not waited for")
+            self._hosts[greeting.index] = _Host(greeting.name, link)
+            self._coming.notify()
 
     def _take(self, index: int, frame: bytes) -> None:
         message = decode(frame)
@@ -289,6 +323,7 @@ class Leader:
             if self._closed or self._failure is not None:
                 return
             self._failure = failure
+            self._coming.notify()
             for answer in self._waiting:
                 answer.put((None, DeviceError(str(failure))))
         self._told.put((0, None))
@@ -303,13 +338,13 @@ class Leader:
         return named(index, self._job.count, name)
 
     def _send(self, frame: bytes) -> None:
-        for index, host in self._hosts.items():
+        for index, host in list(self._hosts.items()):  # others may come meanwhile
             try:
                 host.link.send(frame)
             except OSError as error:
                 self._lose(index, error.strerror or str(error))
 
-    def _at_exit(self) -> None:
+    def _end(self) -> None:
         """JAX would wait for processes that are gone."""
         self.close()
         if self._failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import struct
 import threading
@@ -11,11 +12,11 @@ import time
 import numpy as np
 import pytest
 
-from ssd_jax.errors import DeviceError, InputError
+from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.loaded import Roles
 from ssd_jax.placement.frames import MOST, Frames
 from ssd_jax.placement.hosts import leader as leaders
-from ssd_jax.placement.hosts.follower import Replay
+from ssd_jax.placement.hosts.follower import Follower, Replay
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.messages import OpenSlot, Refuse, encode
 from ssd_jax.placement.hosts.start import STREAM
@@ -23,7 +24,7 @@ from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
-from tests.placement.hosts.paired import HOSTS, SLOTS, K, Texts, decoding, joined
+from tests.placement.hosts.paired import HOSTS, SILENCE, SLOTS, K, Texts, decoding, joined
 
 LENGTHS = np.array([4, -1], np.int32)
 
@@ -255,13 +256,62 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
         connected[-1].sendall(frame)
     threading.Thread(target=dribble, args=(connected[-2], ended), daemon=True).start()
     thread.join(10)
-    ended.set()
     assert made
-    leaders.atexit.unregister(made[0]._at_exit)
-    assert caplog.text.count("was sent away") == len(frames)
     made[0].close()
+    wait_until(lambda: caplog.text.count("was sent away") == len(frames))
+    ended.set()
     for each in connected:
         each.close()
+
+
+def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
+    """Each stranger may be silent for longer than the follower waits for a sign of life."""
+    texts, timeout, left, made = Texts(), 1.0, [], []
+    hosts = dataclasses.replace(HOSTS, count=3)
+    thread = threading.Thread(
+        target=lambda: made.append(
+            Leader(texts.job(0, 3), hosts, timeout, leave=lambda *why: left.append(why))
+        )
+    )
+    thread.start()
+    host, port, _ = texts.of(STREAM).get(timeout=10).split(" ")
+    with socket.create_connection((host, int(port))):
+        first = Follower(texts.job(1, 3), hosts, timeout, leave=lambda *why: left.append(why))
+        time.sleep(1.5 * timeout)
+        second = Follower(texts.job(2, 3), hosts, timeout, leave=lambda *why: left.append(why))
+        thread.join(4)
+    assert made
+    assert not left
+    made[0].close()
+    for each in (first, second):
+        each.close()
+
+
+def test_followers_are_told_who_has_not_come():
+    texts, left = Texts(), []
+    hosts = dataclasses.replace(HOSTS, count=3, joining=1)
+    thread = threading.Thread(
+        target=Follower,
+        args=(texts.job(1, 3), hosts, SILENCE),
+        kwargs={"leave": lambda *why: left.append(why)},
+    )
+    thread.start()
+    with pytest.raises(InputError, match=r"processes \[2\] have not come") as raised:
+        Leader(texts.job(0, 3), hosts, SILENCE, leave=lambda *_: None)
+    wait_until(lambda: left)
+    assert left[0] == (str(raised.value), InputError.exit_status)
+
+
+def test_a_follower_that_is_lost_while_others_come_ends_the_start():
+    texts = Texts()
+    hosts = dataclasses.replace(HOSTS, count=3)
+
+    def come_and_go():
+        Follower(texts.job(1, 3), hosts, SILENCE, leave=lambda *_: None).close()
+
+    threading.Thread(target=come_and_go).start()
+    with pytest.raises(SsdError, match=r"host 1 of 3 .* is lost: its connection was closed"):
+        Leader(texts.job(0, 3), hosts, SILENCE, leave=lambda *_: None)
 
 
 def dribble(connected, ended):

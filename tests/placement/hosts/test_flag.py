@@ -94,7 +94,7 @@ def test_a_leader_that_is_not_there_is_named():
 def test_followers_that_do_not_come_are_named():
     words = rf"processes \[1, 2\] have not come to port \d+ of 127.0.0.1: .* {WAITED}"
     with pytest.raises(InputError, match=words):
-        Leader(Texts().job(0, 3), Hosts("127.0.0.1:1", 3, joining=1), 30)
+        Leader(Texts().job(0, 3), Hosts("127.0.0.1:1", 3, joining=1), 30, leave=lambda *_: None)
 
 
 def test_a_leader_that_says_nothing_is_waited_for_as_long():
