@@ -38,6 +38,7 @@ from ssd_jax.placement.hosts.messages import (
 )
 from ssd_jax.placement.hosts.start import (
     STREAM,
+    flush,
     leave,
     named,
     own_name,
@@ -348,6 +349,7 @@ class Leader:
         """JAX would wait for processes that are gone."""
         self.close()
         if self._failure is not None:
+            flush()  # `leave` cannot while Python ends; if nobody reads, `_stop` ends the process
             self._leave("", self._failure.exit_status)
 
 

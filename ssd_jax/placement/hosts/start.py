@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -16,6 +18,7 @@ from ssd_jax.placement.hosts.flag import Hosts
 STREAM = "ssd_jax/stream"
 """Name of the text that says where the leader listens, and the secret of the job."""
 _PAUSE = 0.2
+_FLUSHED = 0.5  # seconds that whoever reads standard output has for the last of it
 
 
 def named(index: int, count: int, name: str) -> str:
@@ -41,13 +44,24 @@ def refusal(why: str, status: int) -> SsdError:
 
 
 def leave(why: str, status: int) -> None:
-    """Ends this process though programs may wait on its devices for ever."""
+    """Ends this process though programs may wait on its devices for ever, and nobody may read
+    what it has said."""
+    with contextlib.suppress(RuntimeError):  # Python starts no threads while it ends
+        flushing = threading.Thread(target=flush, daemon=True)
+        flushing.start()
+        flushing.join(_FLUSHED)
+    with contextlib.suppress(OSError):
+        if why and select.select((), (2,), (), 0)[1]:
+            os.write(2, f"ssd-jax: {why}\n".encode())
+    os._exit(status)
+
+
+def flush() -> None:
+    """Writes what was said and is not written yet, if anybody reads it."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
-    if why:
-        os.write(2, f"ssd-jax: {why}\n".encode())
-    os._exit(status)
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
 
 
 def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
