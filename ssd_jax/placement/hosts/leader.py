@@ -53,6 +53,7 @@ from ssd_jax.system.forks import owned
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _SILENT = 0.7  # of the time-out: how long a host may be; the rest is for telling of it
+_TELLING = 0.1  # of the time-out: how long hosts may take to hear why all end
 _STRANGER = 5.0  # seconds that whoever connects has to say who it is
 _GREETING = 2**12  # bytes that it may take
 _STRANGERS = 64  # who are heard at once
@@ -317,6 +318,7 @@ class Leader:
     def _lose(self, index: int, why: str) -> None:
         """Ends everything: no program can run without this host."""
         self._stop(SsdError(f"{self._name(index)} is lost: {why}"))
+        self._hosts[index].link.close()  # or who writes to it would wait for it
 
     def _stop(self, failure: SsdError) -> None:
         """Has all processes end with one message, this one at the latest when it was patient."""
@@ -328,22 +330,33 @@ class Leader:
             for answer in self._waiting:
                 answer.put((None, DeviceError(str(failure))))
         self._told.put((0, None))
-        self._send(encode(Refuse(str(failure), failure.exit_status)))
         about = str(failure), failure.exit_status
         patience = threading.Timer((1 - _SILENT) * self._timeout, self._leave, about)
         patience.daemon = True
         patience.start()
+        refuse = encode(Refuse(*about))
+        telling = [
+            threading.Thread(target=self._tell, args=(index, refuse), daemon=True)
+            for index in list(self._hosts)
+        ]
+        for each in telling:
+            each.start()
+        for each in telling:
+            each.join(_TELLING * self._timeout / len(telling))
 
     def _name(self, index: int) -> str:
         name = self._hosts[index].name if index else own_name()
         return named(index, self._job.count, name)
 
     def _send(self, frame: bytes) -> None:
-        for index, host in list(self._hosts.items()):  # others may come meanwhile
-            try:
-                host.link.send(frame)
-            except OSError as error:
-                self._lose(index, error.strerror or str(error))
+        for index in self._hosts:
+            self._tell(index, frame)
+
+    def _tell(self, index: int, frame: bytes) -> None:
+        try:
+            self._hosts[index].link.send(frame)
+        except OSError as error:
+            self._lose(index, error.strerror or str(error))
 
     def _end(self) -> None:
         """JAX would wait for processes that are gone."""

@@ -264,6 +264,7 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
         each.close()
 
 
+@pytest.mark.more
 def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
     """Each stranger may be silent for longer than the follower waits for a sign of life."""
     texts, timeout, left, made = Texts(), 1.0, [], []
@@ -287,6 +288,31 @@ def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
         each.close()
 
 
+def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
+    texts, timeout, left, made = Texts(), 1.5, {}, []
+    hosts = dataclasses.replace(HOSTS, count=3)
+
+    def leave(index):
+        return lambda why, _status: left.setdefault(index, why)
+
+    thread = threading.Thread(
+        target=lambda: made.append(Leader(texts.job(0, 3), hosts, timeout, leave=leave(0)))
+    )
+    thread.start()
+    followers = [Follower(texts.job(i, 3), hosts, timeout, leave=leave(i)) for i in (1, 2)]
+    thread.join(10)
+    (leader,) = made
+    leaders.atexit.unregister(leader._at_exit)
+    with leader._hosts[1].link._sending:  # by who writes a call to it
+        threading.Thread(target=leader._lose, args=(1, "it was silent"), daemon=True).start()
+        wait_until(lambda: left.keys() >= {0, 2})
+    assert left[0] == left[2]
+    assert left[0].endswith("is lost: it was silent")
+    for each in followers:
+        each.close()
+
+
+@pytest.mark.more
 def test_followers_are_told_who_has_not_come():
     texts, left = Texts(), []
     hosts = dataclasses.replace(HOSTS, count=3, joining=1)
