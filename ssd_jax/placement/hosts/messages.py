@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from ssd_jax.placement.process.codec import plain
-from ssd_jax.placement.process.messages import Count, PackedArray
+from ssd_jax.placement.process.messages import Count, Number, PackedArray
 from ssd_jax.roles.records import SlotOpening
 
 VERSION = 3
@@ -64,7 +64,7 @@ class End(HostMessage, frozen=True):
 class SeenOutcome(HostMessage, frozen=True):
     """A follower's: what the outcome of a call was to it, as a checksum."""
 
-    call: Count
+    call: Number
     outcome: int
 
 

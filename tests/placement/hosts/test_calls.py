@@ -18,7 +18,7 @@ from ssd_jax.placement.frames import MOST, Frames
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Follower, Replay
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.messages import OpenSlot, Refuse, encode
+from ssd_jax.placement.hosts.messages import OpenSlot, Refuse, SeenOutcome, decode, encode
 from ssd_jax.placement.hosts.start import STREAM
 from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
@@ -131,6 +131,11 @@ def test_other_calls_are_noticed(monkeypatch, fault, words):
             many_rounds(pair)
         assert "host 1 of 2" in str(raised.value)
         assert words in pair.wait_left()
+
+
+def test_any_number_of_calls_is_told():
+    outcome = SeenOutcome(2**31, 5)
+    assert decode(encode(outcome)) == outcome
 
 
 def test_an_error_of_a_follower_ends_all_by_its_name(monkeypatch):
