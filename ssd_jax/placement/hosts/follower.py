@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.placement.frames import Frames
+from ssd_jax.placement.hosts.comparing import digest_of
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
-from ssd_jax.placement.hosts.leader import digest_of
 from ssd_jax.placement.hosts.messages import (
     VERSION,
     Accept,

@@ -20,6 +20,7 @@ from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.frames import Frames
+from ssd_jax.placement.hosts.comparing import Comparison, digest_of
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.messages import (
@@ -59,7 +60,6 @@ _GREETING = 2**12  # bytes that it may take
 _STRANGERS = 64  # who are heard at once
 _PAUSE = 0.1  # seconds before others are heard where one could not be
 _NAMED = 2.0  # seconds after an error of the devices in which the host is found that caused it
-_COMPARED = 64  # outcomes that followers may be late with
 
 
 class _Host(NamedTuple):
@@ -93,7 +93,7 @@ class Leader:
         self._calling, self._changing = threading.RLock(), threading.Lock()
         self._coming = threading.Condition(self._changing)
         self._digest, self._calls, self._engines = 0, 0, 0
-        self._outcomes: dict[int, dict[int, int]] = {}  # by call, then by host
+        self._outcomes = Comparison(job.count)
         self._waiting: set[queue.SimpleQueue[Any]] = set()
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._failure: SsdError | None = None
@@ -305,15 +305,9 @@ class Leader:
         else:
             raise OSError("it has sent what is not for the leader")
 
-    def _compare(self, call: int, index: int, outcome: int) -> None:
-        with self._changing:
-            known = self._outcomes.setdefault(call, {})
-            known[index] = outcome
-            if len(self._outcomes) > _COMPARED:
-                del self._outcomes[min(self._outcomes)]
-            other = next((i for i in known if known[i] != known.get(0, known[i])), None)
-        if other is not None:
-            self._lose(other, "its outcome of a round is another than the leader's")
+    def _compare(self, call: int, index: int, digest: int) -> None:
+        if lost := self._outcomes.tell(call, index, digest):
+            self._lose(*lost)
 
     def _lose(self, index: int, why: str) -> None:
         """Ends everything: no program can run without this host."""
@@ -379,11 +373,3 @@ def lead(hosts: str, timeout: float) -> Leader:
     leader = Leader(start(about, timeout, follows=False), about, timeout)
     leader.agree(of_process())
     return leader
-
-
-def digest_of(outcomes: Outcomes) -> int:
-    """Checksum of what was read."""
-    digest = 0
-    for array in (outcomes.accepted, outcomes.tokens, *(outcomes.logprobs or ())):
-        digest = zlib.crc32(array.tobytes(), digest)
-    return digest

@@ -15,6 +15,8 @@ import pytest
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.loaded import Roles
 from ssd_jax.placement.frames import MOST, Frames
+from ssd_jax.placement.hosts import comparing
+from ssd_jax.placement.hosts import follower as followers
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Follower, Replay
 from ssd_jax.placement.hosts.leader import Leader
@@ -131,6 +133,49 @@ def test_other_calls_are_noticed(monkeypatch, fault, words):
             many_rounds(pair)
         assert "host 1 of 2" in str(raised.value)
         assert words in pair.wait_left()
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    """Has followers tell outcomes only once this is set, and another than the leader's first."""
+    telling, other = threading.Event(), [1]
+
+    def digest_of(outcomes):
+        telling.wait(10)
+        return comparing.digest_of(outcomes) ^ (other.pop() if other else 0)
+
+    monkeypatch.setattr(followers, "digest_of", digest_of)
+    return telling
+
+
+def test_outcomes_of_a_host_that_is_behind_are_compared(monkeypatch, behind):
+    with decoding(monkeypatch, own=True) as pair:
+        many_rounds(pair)
+        assert not pair.left
+        behind.set()
+        assert "its outcome of a round is another than the leader's" in pair.wait_left()
+
+
+def test_a_host_too_far_behind_to_be_compared_is_lost(monkeypatch, behind):
+    monkeypatch.setattr(comparing, "_KEPT", 100)
+    with decoding(monkeypatch, own=True) as pair:
+        with pytest.raises(DeviceError, match=r"host 1 of 2 .* more than 50 outcomes behind"):
+            many_rounds(pair)
+        behind.set()
+
+
+def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
+    monkeypatch.setattr(comparing, "_KEPT", 100)
+    with decoding(monkeypatch, own=True) as pair:
+        pair.target.open(SlotOpening(1, SamplingParams()))
+        pendings = [pair.target.prefill_last(1, [7], 2) for _ in range(300)]
+        wait_until(lambda: pair.leader._outcomes._forgotten > 100)
+        for each in pendings:
+            each.read()
+        many_rounds(pair)
+        wait_until(pair.follower._outcomes.empty)
+        assert len(pair.leader._outcomes._told) <= 100
+        assert not pair.left
 
 
 def test_any_number_of_calls_is_told():
@@ -304,7 +349,7 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
         target=lambda: made.append(Leader(texts.job(0, 3), hosts, timeout, leave=leave(0)))
     )
     thread.start()
-    followers = [Follower(texts.job(i, 3), hosts, timeout, leave=leave(i)) for i in (1, 2)]
+    both = [Follower(texts.job(i, 3), hosts, timeout, leave=leave(i)) for i in (1, 2)]
     thread.join(10)
     (leader,) = made
     leaders.atexit.unregister(leader._at_exit)
@@ -313,7 +358,7 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
         wait_until(lambda: left.keys() >= {0, 2})
     assert left[0] == left[2]
     assert left[0].endswith("is lost: it was silent")
-    for each in followers:
+    for each in both:
         each.close()
 
 

@@ -1,0 +1,55 @@
+"""Whether all hosts see the same outcomes."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+
+from ssd_jax.roles.records import Outcomes
+
+_KEPT = 2**14  # outcomes, until all hosts have told them
+
+
+def digest_of(outcomes: Outcomes) -> int:
+    """Checksum of what was read."""
+    digest = 0
+    for array in (outcomes.accepted, outcomes.tokens, *(outcomes.logprobs or ())):
+        digest = zlib.crc32(array.tobytes(), digest)
+    return digest
+
+
+class Comparison:
+    """Of the outcomes of calls, as hosts tell them, each when it has read them.
+
+    Args:
+      count: of hosts; 0 is the leader, which does not read all.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._hosts, self._changing = range(count), threading.Lock()
+        self._told: dict[int, dict[int, int]] = {}  # by call, then by host
+        self._forgotten = 0  # call up to which nothing is compared any more
+
+    def tell(self, call: int, index: int, digest: int) -> tuple[int, str] | None:
+        """Which host is lost by what this one tells, and why."""
+        with self._changing:
+            if call <= self._forgotten:
+                return None
+            told = self._told.setdefault(call, {})
+            told[index] = digest
+            for other in told:
+                if told[other] != told.get(0, told[other]):
+                    return other, "its outcome of a round is another than the leader's"
+            if len(told) == len(self._hosts):
+                del self._told[call]
+            return self._forget() if len(self._told) > _KEPT else None
+
+    def _forget(self) -> tuple[int, str] | None:
+        """Makes room, and says who has not told what the leader has long read."""
+        old = sorted(self._told)[: _KEPT // 2]
+        self._forgotten = old[-1]
+        for told in [self._told.pop(call) for call in old]:
+            if 0 in told:
+                late = min({*self._hosts} - told.keys())
+                return late, f"it is more than {_KEPT // 2} outcomes behind the leader"
+        return None
