@@ -41,6 +41,7 @@ from ssd_jax.placement.hosts.start import (
     STREAM,
     flush,
     leave,
+    listen,
     named,
     own_name,
     refusal,
@@ -227,12 +228,9 @@ class Leader:
 
     def _listen(self, hosts: Hosts) -> None:
         """Waits for all followers; whoever does not know the secret is sent away."""
-        host, _ = Address.parse(self._job.address, "hosts")
-        local = host in ("localhost", "127.0.0.1", "::1")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        token = secrets.token_hex(32)
-        own = (host if local else "", hosts.stream)
-        with socket.create_server(own, family=family) as server:
+        address, token = Address.parse(self._job.address, "hosts"), secrets.token_hex(32)
+        host = address.host
+        with listen(host if address.loopback else "", hosts.stream) as server:
             port = server.getsockname()[1]
             self._job.put(STREAM, f"{host} {port} {token}")
             threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
@@ -259,7 +257,7 @@ class Leader:
             room.acquire()
             try:
                 connected, where = server.accept()
-                about = connected, where[0], token, room
+                about = connected, where[0].removeprefix("::ffff:"), token, room
                 threading.Thread(target=self._greet, args=about, daemon=True).start()
             except (OSError, RuntimeError):  # no file, no thread, or the end
                 room.release()

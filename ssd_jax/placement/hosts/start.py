@@ -64,6 +64,13 @@ def flush() -> None:
                 stream.flush()
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A server at an address of this machine; without one at all of them, IPv6 and IPv4."""
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+
+
 def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     """Joins the job; every process has to, and waits for the others.
 
@@ -115,7 +122,7 @@ def _require_free(address: str) -> None:
     """Refuses a port that others have, which JAX would end this process by."""
     _, port = Address.parse(address, "hosts")
     try:
-        socket.create_server(("", port)).close()
+        listen("", port).close()
     except OSError as error:
         raise InputError(
             f"hosts: no coordinator can listen at port {port}: {error.strerror or error}; give "

@@ -21,7 +21,7 @@ from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Follower, Replay
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.messages import OpenSlot, Refuse, SeenOutcome, decode, encode
-from ssd_jax.placement.hosts.start import STREAM
+from ssd_jax.placement.hosts.start import STREAM, listen
 from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
@@ -360,6 +360,28 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
     assert left[0].endswith("is lost: it was silent")
     for each in both:
         each.close()
+
+
+@pytest.mark.parametrize("number", ["::1", "127.0.0.1"])
+def test_a_leader_is_reached_by_each_kind_of_address_of_its_name(monkeypatch, number):
+    found = socket.getaddrinfo
+    try:
+        listen(number, 0).close()
+    except OSError:
+        pytest.skip(f"this machine has no {number}")
+
+    def only(host, port, *about, **more):
+        return found(number if host == "leader.example" else host, port, *about, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", only)
+    texts, made = Texts(), []
+    jobs = [dataclasses.replace(texts.job(i), address="leader.example:1") for i in (0, 1)]
+    thread = threading.Thread(target=lambda: made.append(Leader(jobs[0], HOSTS, SILENCE)))
+    thread.start()
+    follower = Follower(jobs[1], HOSTS, SILENCE)
+    thread.join(10)
+    made[0].close()
+    follower.close()
 
 
 @pytest.mark.more
