@@ -41,7 +41,7 @@ _GRACE = 2.0  # seconds for streams to end
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command until it is interrupted or told to end; returns its exit status."""
+    """Runs the command until it is interrupted or told to end, which ends the process."""
     given = settings.parse(settings.own_flags(_FLAGS), "draft-worker", arguments)
     for name in ("listen", "draft"):
         if not given[name]:
@@ -58,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         require_usable("draft_cores", cores)
         pin(cores)  # before JAX counts them
 
+    from ssd_jax.placement.hosts.start import leave
     from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store
 
@@ -71,16 +72,16 @@ def run(arguments: Sequence[str]) -> int:
         engines=given["engines"],
         devices=devices,
     )
+    server, where = serve(own, address, token, credentials)
     ended = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    how = "TLS" if credentials is not None else "plain text, this host alone"
+    print(f"serving {given['draft']} at {where} ({how})", file=sys.stderr, flush=True)
+    status = 0
     try:
-        server, where = serve(own, address, token, credentials)
-        how = "TLS" if credentials is not None else "plain text, this host alone"
-        print(f"serving {given['draft']} at {where} ({how})", file=sys.stderr, flush=True)
-        try:
-            ended.wait()
-        finally:
-            server.stop(_GRACE).wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return 0
+        ended.wait()
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server.stop(_GRACE).wait(2 * _GRACE)
+    leave("", status)  # Python's own exit waits for threads, whatever they wait for

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
@@ -43,7 +44,7 @@ def refusal(why: str, status: int) -> SsdError:
     return InputError(why) if status == InputError.exit_status else SsdError(why)
 
 
-def leave(why: str, status: int) -> None:
+def leave(why: str, status: int) -> NoReturn:
     """Ends this process though programs may wait on its devices for ever, and nobody may read
     what it has said."""
     with contextlib.suppress(RuntimeError):  # Python starts no threads while it ends

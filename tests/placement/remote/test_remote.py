@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -19,11 +20,14 @@ from ssd_jax.placement.process import memory
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.remote import far_worker, serving
 from tests.llm.test_speculative import outputs, requests
+from tests.placement.process.script import HELLO
+from tests.placement.remote.scripted import FAR
 from tests.placement.remote.workers import (
     checkpoints,
     command,
     eventually,
     hits,
+    listening,
     opened,
     start,
     started,
@@ -130,6 +134,35 @@ def test_a_worker_that_is_told_to_end_ends_and_leaves_no_socket(root, end):
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", int(worker.port)))
+
+
+HANGS = """
+import sys, threading
+from ssd_jax.cli.main import main
+from ssd_jax.placement.remote import serving
+
+def load(*_, **__):
+    print("it hangs", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+serving.load_sessions = load
+sys.exit(main())
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_loads_for_ever_ends_when_it_is_told_to(root, end):
+    _, _, _, *words = command("127.0.0.1:0", root, "--compile_cache=off")
+    worker = listening([sys.executable, "-c", HANGS, *words])
+    engine = Connection(worker.address, HELLO, "", Counter(), FAR)
+    try:
+        assert any("it hangs" in line for line in worker.process.stderr)
+        worker.process.send_signal(end)
+        assert worker.process.wait(30) == (0 if end == signal.SIGTERM else 130)
+    finally:
+        worker.process.kill()
+        engine.close()
 
 
 @pytest.mark.more
