@@ -121,7 +121,11 @@ class Connection:
         for message in (link.wanted, hello):
             if message is not None:
                 self.send(message)
-        threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
+        try:
+            threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
+        except RuntimeError as error:  # the host has none left
+            self.alive, self.trouble = False, f"no stream could be opened: {error}"
+            self.stream.close()
 
     def send(self, message: DraftMessage) -> None:
         """Sends a message; see `stream.Stream.send`."""

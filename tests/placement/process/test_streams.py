@@ -19,6 +19,7 @@ from ssd_jax.placement.process.local import LocalStream
 from ssd_jax.placement.process.messages import Open, Refused
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.stream import StreamError, message_size
+from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
@@ -216,6 +217,21 @@ def test_a_worker_that_can_take_no_stream_takes_the_next(monkeypatch):
         eventually(lambda: not refused.alive)
         assert connect().wait_ready(60)
         assert next(failures, None) is None
+
+
+def test_where_the_engine_gets_no_thread_the_draft_is_away_until_it_does(monkeypatch, caplog):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    with serving() as worker:
+        connect = connection.connector(HELLO, TOKEN, lambda: worker.address, Counter())
+        streams = WorkerStreams(connect, Counter())
+        with monkeypatch.context() as none_left:
+            none_left.setattr(threading.Thread, "start", start)
+            assert streams.usable() is None
+        assert streams.wait_ready(10)
+        assert "can't start new thread" in caplog.text
+        streams.close()
 
 
 def test_the_largest_messages_fit():
