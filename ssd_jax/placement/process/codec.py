@@ -23,6 +23,7 @@ from ssd_jax.placement.process.messages import (
     Hello,
     PackedArray,
     ProtocolError,
+    VersionError,
 )
 
 VERSION = 8
@@ -74,7 +75,7 @@ def decode(data: bytes, about: Hello) -> Any:
     if data[:3] != _START[:3] or len(data) <= len(_START):
         raise ProtocolError("no message of this protocol")
     if data[3] != VERSION:
-        raise ProtocolError(f"version {data[3]} of the protocol; this is version {VERSION}")
+        raise VersionError(f"version {data[3]} of the protocol; this is version {VERSION}")
     try:
         packed: Any = _DECODER.decode(memoryview(data)[len(_START) :])
     except InputError as error:

@@ -20,6 +20,7 @@ from ssd_jax.placement.process.messages import (
     Round,
     RoundAnswer,
     Speculations,
+    VersionError,
     Wanted,
     Welcome,
     Winner,
@@ -218,6 +219,7 @@ class Connection:
                     self._changed.notify_all()
         except ProtocolError as error:
             self._counters["garbage"] += 1
+            self.refused = isinstance(error, VersionError) and not self.ready
             trouble = f"the worker sent {error}"
         except StreamError as error:
             self.refused = error.refused

@@ -38,6 +38,10 @@ class ProtocolError(Exception):
     """What came over the stream is not what the protocol allows."""
 
 
+class VersionError(ProtocolError):
+    """It is of another version of the protocol."""
+
+
 class PackedArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An array on its way: "i4" or "f4", little-endian, and its bytes."""
 

@@ -10,6 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import grpc
+import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
@@ -60,6 +61,23 @@ def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
     with pytest.raises(InputError) as raised:
         worker.wait_ready()
     assert str(raised.value).endswith(words) == tls
+
+
+def test_a_worker_of_another_version_of_the_protocol_is_reported_as_one_at_once():
+    def answers(_requests):
+        yield b"SSD" + bytes([codec.VERSION + 1]) + b"!"
+
+    settings, refusals = msgspec.structs.replace(settings_of_nothing(), token=TOKEN), Refusals()
+    where = Address("127.0.0.1", 0)
+    running, address = transport.serve_far(
+        answers, TOKEN, where, None, size=2**22, streams=1, refusals=refusals
+    )
+    worker = FarWorker(settings, Address.parse(address, "here"), Files())
+    worker.start()
+    both = f"version {codec.VERSION + 1} of the protocol; this is version {codec.VERSION}"
+    with pytest.raises(InputError, match=f"the draft worker at {address}: the worker sent {both}"):
+        worker.wait_ready()
+    running.stop(None)
 
 
 def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
