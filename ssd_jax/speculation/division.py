@@ -75,6 +75,8 @@ def _fitting(counts: Int[np.ndarray, "B F"], room: int) -> Int[np.ndarray, "B F"
     while (over := (kept.sum(axis=1, keepdims=True) > room) & (most > 1)).any():
         most = most - over
         kept = np.minimum(counts, most)
+    more = counts > kept
+    kept = kept + (more & (more.cumsum(axis=1) <= room - kept.sum(axis=1, keepdims=True)))
     rows, last = np.arange(len(counts)), _last(counts)
     of_last = kept[rows, last].copy()
     kept[rows, last] = 0

@@ -78,8 +78,7 @@ def test_where_there_is_little_room_the_likeliest_outcomes_are_made(counts, part
     for row, own in enumerate(counts):
         ends, places = own.cumsum(), division.places[:, row]
         made = {place for place in places.ravel().tolist() if place >= 0}
-        room = parts * size - (parts - 1)
-        assert min(own.sum(), room) - len(own) < len(made) <= min(own.sum(), room)
+        assert len(made) == min(own.sum(), parts * size - (parts - 1))
         for begin, end in zip(ends - own, ends, strict=True):
             of_k = sorted(place for place in made if begin <= place < end)
             assert of_k == list(range(begin, begin + len(of_k)))  # the first ranks of each k
