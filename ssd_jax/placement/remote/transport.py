@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
+import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -163,6 +165,7 @@ def serve_far(
     Raises:
       InputError: the address cannot be listened on.
     """
+    logging.getLogger("grpc._cython.cygrpc").addFilter(functools.partial(_says_once, refusals))
     server = grpc.server(ThreadPoolExecutor(streams + 4), options=_server_options(size))
 
     def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -184,6 +187,14 @@ def serve_far(
         )
     server.start()
     return server, str(address._replace(port=port))
+
+
+def _says_once(refusals: Refusals, record: logging.LogRecord) -> bool:
+    """Keeps from the log what gRPC has for each stranger whose metadata are no text."""
+    strange = str(record.msg).startswith("Invalid encoding")
+    if strange:
+        refusals.say("metadata", "its metadata are no text")
+    return not strange
 
 
 class _Handler(grpc.GenericRpcHandler):

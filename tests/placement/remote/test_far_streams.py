@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -123,6 +124,30 @@ def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
         wait.set()
     running.stop(None)
     assert not asked
+
+
+def test_strangers_whose_metadata_are_no_text_fill_no_log(caplog):
+    def frame(kind, flags, stream, payload):
+        return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
+
+    fields = {b":path": METHOD.encode(), b"te": b"trailers", b"content-type": b"application/grpc"}
+    fields |= {b":authority": b"localhost", KEY.encode(): b"\xff"}
+    said = b"".join(
+        b"\0" + bytes([len(key)]) + key + bytes([len(value)]) + value
+        for key, value in fields.items()
+    )
+    opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    running, address = serving()
+    host, port = address.rsplit(":", 1)
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=10) as stranger:
+            stranger.sendall(opening + frame(1, 5, 1, b"\x83\x86" + said))
+            heard = b""
+            while b"Method not found" not in heard:
+                heard += stranger.recv(4096)
+    running.stop(None)
+    assert "Invalid encoding" not in caplog.text
+    assert caplog.text.count("metadata are no text") == 1
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy"])
