@@ -24,7 +24,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.sharing import Sharing
 from ssd_jax.engine.trace import Trace
-from ssd_jax.errors import InputError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.keywords import Settings
 from ssd_jax.loaded import Loaded
 from ssd_jax.loading import Status, load
@@ -170,6 +170,11 @@ class LLM(Calls):
             if self._loaded is None:
                 with self._telling_hosts():
                     self._load(progress, status)
+                try:
+                    self._sharing.check()
+                except SsdError:  # closed meanwhile
+                    self._end_loaded()
+                    raise
 
     @contextlib.contextmanager
     def _telling_hosts(self) -> Iterator[None]:
@@ -237,10 +242,13 @@ class LLM(Calls):
             ends.callback(self._unpin)
             if self._hosts is not None:
                 ends.callback(self._hosts.close)
-            if self._loaded is not None:
-                ends.callback(self._loaded.close)
+            ends.callback(self._end_loaded)
             ends.callback(self.tokenizer.close)
             ends.callback(self._sharing.close)
+
+    def _end_loaded(self) -> None:
+        if self._loaded is not None:
+            self._loaded.close()
 
     def __repr__(self) -> str:
         given = given_settings(self.config)

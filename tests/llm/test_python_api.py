@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -305,6 +306,23 @@ def test_a_closed_model_says_so(tiny_checkpoint):
     for call in calls:
         with pytest.raises(SsdError, match="this model is closed; open it again"):
             call()
+
+
+def test_a_model_that_is_closed_while_it_loads_ends_what_it_has_loaded(
+    tiny_checkpoint, monkeypatch
+):
+    llm, ended = LLM(tiny_checkpoint, dtype="float32", context=64, load=False), []
+
+    def load(*_, **__):
+        llm.close()  # as another thread may
+        return SimpleNamespace(
+            fallbacks=SimpleNamespace(lines=()), close=lambda: ended.append(True)
+        )
+
+    monkeypatch.setattr(ssd_jax.llm, "load", load)
+    with pytest.raises(SsdError, match="this model is closed; open it again"):
+        llm.load()
+    assert ended == [True]
 
 
 FORKS = """
