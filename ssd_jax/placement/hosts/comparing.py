@@ -18,8 +18,8 @@ def digest_of(outcomes: Outcomes) -> int:
     return digest
 
 
-class Comparison:
-    """Of the outcomes of calls, as hosts tell them, each when it has read them.
+class ToldOutcomes:
+    """Compares the outcomes of calls, which hosts tell when they have read them.
 
     Args:
       count: of hosts; 0 is the leader, which does not read all.

@@ -20,7 +20,7 @@ from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.frames import Frames
-from ssd_jax.placement.hosts.comparing import Comparison, digest_of
+from ssd_jax.placement.hosts.comparing import ToldOutcomes, digest_of
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.messages import (
@@ -94,7 +94,7 @@ class Leader:
         self._calling, self._changing = threading.RLock(), threading.Lock()
         self._coming = threading.Condition(self._changing)
         self._digest, self._calls, self._engines = 0, 0, 0
-        self._outcomes = Comparison(job.count)
+        self._outcomes = ToldOutcomes(job.count)
         self._waiting: set[queue.SimpleQueue[Any]] = set()
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._failure: SsdError | None = None
