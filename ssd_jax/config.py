@@ -11,9 +11,10 @@ from ssd_jax.checkpoints.native import check_source
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM, ConfigSettings
 from ssd_jax.placement.address import Address
+from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
-from ssd_jax.placement.placement import DeviceGroups, Grid, Kind, Placement, place
+from ssd_jax.placement.placement import Kind, Placement, place
 from ssd_jax.placement.remote.security import OF_ENGINE, Files
 from ssd_jax.settings import (
     AUTO_BUDGETS,

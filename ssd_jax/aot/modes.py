@@ -12,7 +12,7 @@ from ssd_jax.aot.chips import Chip
 from ssd_jax.aot.parts import ModelPart
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.bench.table import counted
-from ssd_jax.placement.placement import DeviceGroups
+from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import throughput

@@ -97,7 +97,8 @@ def _placed(config: Config, platform: str, count: int) -> Config:
     Raises:
       InputError: devices that there are not.
     """
-    from ssd_jax.placement.placement import choose, devices_taken
+    from ssd_jax.placement.device_groups import devices_taken
+    from ssd_jax.placement.placement import choose
 
     said = f"planned for {count} devices of the platform {platform}"
     if platform != "cpu":
@@ -109,7 +110,7 @@ def _placed(config: Config, platform: str, count: int) -> Config:
         config = dataclasses.replace(config, draft_placement=kind)
     own = groups.draft or devices_taken(groups, grid) < count
     if platform == "gpu" and kind == "process" and groups.platform != "cpu" and own:
-        target, draft = groups.split(count, grid)
+        target, draft = groups.split(count, grid, config.workers)
         target, draft = (",".join(map(str, each)) for each in (target, draft))
         config = dataclasses.replace(config, target_devices=target, draft_devices=f"cpu:{draft}")
     Console().print(Text(said))

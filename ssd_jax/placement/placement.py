@@ -7,168 +7,20 @@ so that bad settings are refused at once.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
+from ssd_jax.placement.device_groups import DeviceGroups, Grid, devices_taken
 from ssd_jax.placement.parallel.layout import Layout
-from ssd_jax.placement.visible import MOST_OF_A_PROCESSOR, PROCESSOR, Devices, count_gpus
-from ssd_jax.system.cores import RoleNumbers, shown
+from ssd_jax.placement.visible import PROCESSOR, Devices, count_gpus
+from ssd_jax.system.cores import shown
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 Kind = Literal["inline", "submesh", "process", "remote"]
-
-_IN_A_PROCESS = "draft_placement = 'process'"
-_REMEDY = (
-    f"use {_IN_A_PROCESS} with draft_devices = 'cpu', or on a processor ask JAX for more devices "
-    "by setting XLA_FLAGS=--xla_force_host_platform_device_count=2 before it starts"
-)
-
-
-class Grid(NamedTuple):
-    """Devices of the target: `data` groups share the slots, the `tensor` devices of a group share
-    the model."""
-
-    data: int
-    tensor: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From a setting such as "data=2,tensor=4"; an axis that is not named has one.
-
-        Raises:
-          InputError: not such a setting.
-        """
-        sizes: dict[str, int] = {}
-        for part in text.split(","):
-            found = re.fullmatch(r"\s*(data|tensor)=([1-9]\d{0,4})\s*", part)
-            if found is None or found[1] in sizes:
-                raise InputError(
-                    f"mesh = {text!r} is not understood; give sizes of the axes data and tensor, "
-                    "such as tensor=4 or data=2,tensor=4"
-                )
-            sizes[found[1]] = int(found[2])
-        return cls(sizes.get("data", 1), sizes.get("tensor", 1))
-
-    @property
-    def devices(self) -> int:
-        """How many."""
-        return self.data * self.tensor
-
-    def __str__(self) -> str:
-        return f"data={self.data},tensor={self.tensor}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceGroups(RoleNumbers):
-    """Devices of the two roles that the user gave, as indices; None is whatever is left.
-
-    Attributes:
-      platform: of the draft's, "cpu" or "gpu", where the user names it.
-    """
-
-    platform: str | None = None
-    of: ClassVar[str] = "device"
-
-    @classmethod
-    def parse(cls, target: str | None, draft: str | None) -> Self:
-        """From these settings, the draft's also with a platform: "cpu", "cpu:0,1", "gpu:1".
-
-        Raises:
-          InputError: not a list of numbers, or a device of both.
-        """
-        found = re.fullmatch("(cpu|gpu):(.+)", "cpu:0" if draft == "cpu" else draft or "")
-        platform, numbers = found.groups() if found else (None, draft)
-        if platform != "cpu":
-            return dataclasses.replace(super().parse(target, numbers), platform=platform)
-        # The processor's devices are none that a target elsewhere could have.
-        own = super().parse(None, numbers)
-        if own.draft is not None and own.draft[-1] >= MOST_OF_A_PROCESSOR:
-            raise InputError(
-                f"draft_devices = {draft!r}: a processor is divided into {MOST_OF_A_PROCESSOR} "
-                "devices at most; give lower numbers"
-            )
-        return dataclasses.replace(own, target=super().parse(target, None).target, platform="cpu")
-
-    def require_platform(self, platform: str | None) -> None:
-        """Refuses a draft's platform that is named and is another than this.
-
-        Raises:
-          InputError: it is.
-        """
-        if self.platform not in (None, platform):
-            raise InputError(
-                f"draft_devices are of the platform {self.platform}, where both roles have devices "
-                f"of one process; give numbers alone, or use {_IN_A_PROCESS}"
-            )
-
-    def split(
-        self, count: int, grid: Grid | None = None
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The devices of target and draft, of `count` that there are.
-
-        Where the user says nothing the target gets as many as its grid has, or the largest power of
-        two below `count`, which heads and channels can usually be divided by; the draft gets such a
-        number of the rest.
-
-        Raises:
-          InputError: fewer than two devices, one that does not exist, none left for a role, or
-            others than the grid has.
-        """
-        if count < 2:
-            raise InputError(
-                "target and draft with devices of their own need two, one for each role, and there "
-                f"is {count}; {_REMEDY}"
-            )
-        if self.target is None and self.draft is None and grid is None:
-            target = _power_of_two(range(count - 1))
-        else:
-            target = self.of_target(count, grid)
-        draft = self.draft or _power_of_two(_rest(range(count), target, "target_devices", "draft"))
-        return target, draft
-
-    def of_target(self, count: int, grid: Grid | None) -> tuple[int, ...]:
-        """The target's devices, of `count` that there are: those that were given, or the first of
-        those that are left.
-
-        Raises:
-          InputError: see `split`.
-        """
-        every = range(count)
-        for name, group in (("target_devices", self.target), ("draft_devices", self.draft)):
-            missing = {*(group or ())} - {*every}
-            if missing:
-                raise InputError(
-                    f"{name} = {shown(group or ())}: there is no device {shown(missing)}; there "
-                    f"are 0 to {count - 1}"
-                )
-        target = self.target or _rest(every, self.draft or (), "draft_devices", "target")
-        if grid is None:
-            return target
-        if grid.devices > len(target) or (self.target and grid.devices < len(target)):
-            have = "target_devices are" if self.target else "the target can have"
-            raise InputError(
-                f"mesh = {grid} has {grid.devices} devices, and {have} {len(target)}; change one"
-            )
-        return target[: grid.devices]
-
-
-def _power_of_two(devices: Sequence[int]) -> tuple[int, ...]:
-    return tuple(devices[: 1 << (len(devices).bit_length() - 1)])
-
-
-def _rest(every: range, taken: Sequence[int], name: str, role: str) -> tuple[int, ...]:
-    rest = tuple(index for index in every if index not in taken)
-    if not rest:
-        raise InputError(
-            f"{name} = {shown(taken)} are all devices there are, which leaves none for the {role}; "
-            "give fewer"
-        )
-    return rest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -328,7 +180,7 @@ def _in_processes(
             "other devices, or install JAX for CUDA"
         )
     if platform == "gpu":
-        left, others = groups.split(gpus, grid)
+        left, others = groups.split(gpus, grid, workers)
         dealt = tuple(Devices("gpu", own) for own in _dealt(others, workers))
         target = Devices("gpu", left)
         target.claim()
@@ -413,13 +265,6 @@ def choose(
         return "submesh", f"auto: there are {count} devices{late}"
     has = f"there is one {platform} device" if count == 1 else f"the target has all {count} devices"
     return "process", f"auto: {has}, so the draft gets the processor"
-
-
-def devices_taken(groups: DeviceGroups, grid: Grid | None) -> int:
-    """Devices that the target has in any case."""
-    if groups.target is not None:
-        return len(groups.target)
-    return 1 if grid is None else grid.devices
 
 
 def _mesh(devices: Sequence[Any], indices: Sequence[int], grid: Grid | None = None) -> Mesh:

@@ -12,7 +12,7 @@ from ssd_jax import LLM
 from ssd_jax.cli import loading
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.placement.placement import DeviceGroups, Grid
+from ssd_jax.placement.device_groups import DeviceGroups, Grid
 
 SSD = {"mode": "ssd", "draft": "a path"}
 
@@ -31,6 +31,13 @@ def test_by_default_both_roles_get_a_power_of_two_and_the_target_the_larger_one(
     one, other = split(count)
     assert (len(one), len(other)) == (target, draft)
     assert one + other == tuple(range(target + draft))
+
+
+def test_each_worker_gets_a_power_of_two():
+    groups = DeviceGroups.parse(None, None)
+    assert groups.split(7, workers=3) == ((0, 1, 2, 3), (4, 5, 6))
+    assert groups.split(16, workers=3) == ((0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13))
+    assert groups.split(5, workers=2)[1] == (4,)  # which is refused when it is dealt
 
 
 def test_a_role_without_devices_of_its_own_gets_those_that_are_left():

@@ -14,7 +14,7 @@ import msgspec
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
-from ssd_jax.placement.placement import DeviceGroups
+from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
 from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.refusals import Refusals
