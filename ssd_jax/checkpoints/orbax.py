@@ -142,31 +142,32 @@ def write_checkpoint(
         name: int(np.prod(checkpoint.tensors.shape(name)))
         for name in sorted(wanted_of(checkpoint.config))
     }
-    with _saying_why(directory), new_directory(directory) as partial:
+    _, sampling = read_sampling(checkpoint)
+    with new_directory(directory) as partial:
         needed, free = sum(sizes.values()) * DTYPES[dtype].itemsize, shutil.disk_usage(partial).free
         if needed > free:
             raise InputError(
                 f"{directory} has room for {free:,} bytes, and the arrays may take {needed:,}; "
                 "make room there or name another place"
             )
-        checkpoint.tokenizer.save(partial)
-        generation, (_, sampling) = partial / FILE, read_sampling(checkpoint)
-        if sampling:
-            _write_json(generation, read_json(generation) | sampling)
-        _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
         arrays = _read_all(checkpoint, sizes, dtype, progress)
-        store = partial / _ARRAYS
-        _save(store, arrays)
-        files = sorted(path for path in store.rglob("*") if path.is_file())
         manifest = {
             "format": _FORMAT,
             "source": checkpoint.source,
             "source_sha256": origin(checkpoint.path),
             "dtype": dtype,
             "tensors": {name: list(array.shape) for name, array in arrays.items()},
-            "store": {path.relative_to(store).as_posix(): path.stat().st_size for path in files},
         }
-        _write_json(partial / MANIFEST, manifest)
+        generation, store = partial / FILE, partial / _ARRAYS
+        with _saying_why(directory):
+            checkpoint.tokenizer.save(partial)
+            if sampling:
+                _write_json(generation, read_json(generation) | sampling)
+            _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
+            _save(store, arrays)
+            files = sorted(path for path in store.rglob("*") if path.is_file())
+            sized = {path.relative_to(store).as_posix(): path.stat().st_size for path in files}
+            _write_json(partial / MANIFEST, manifest | {"store": sized})
         require_free(directory)
 
 

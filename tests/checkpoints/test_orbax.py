@@ -191,7 +191,8 @@ def test_a_disk_that_fills_up_is_said_in_one_error(tmp_path, tiny_checkpoint):
     assert list(tmp_path.iterdir()) == []
 
 
-STEPS = ["_read_all", "_save", "origin", "_write_json"]
+READING, WRITING = ["_read_all", "origin"], ["_save", "_write_json"]
+STEPS = READING + WRITING
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -201,7 +202,8 @@ def test_a_failure_at_any_step_leaves_nothing(tmp_path, source, monkeypatch, ste
         raise kind("no space left on device")
 
     monkeypatch.setattr(orbax, step, fail)
-    with pytest.raises(SsdError, match=r"out cannot be written: no space .*; make room there"):
+    blamed, why = (kind, "^no") if step in READING else (SsdError, "out cannot be written: no")
+    with pytest.raises(blamed, match=why):
         orbax.write_checkpoint(tmp_path / "out", source, "bfloat16")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
