@@ -58,9 +58,9 @@ def run(arguments: Sequence[str]) -> int:
         require_usable("draft_cores", cores)
         pin(cores)  # before JAX counts them
 
-    from ssd_jax.placement.hosts.start import leave
     from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store
+    from ssd_jax.system.leaving import leave
 
     store = open_store(given["compile_cache"])
     devices = devices_of(given["draft_devices"])

@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     from ssd_jax.llm import LLM  # bad flags must not wait for JAX
     from ssd_jax.placement.hosts.follower import join
-    from ssd_jax.placement.hosts.start import leave
+    from ssd_jax.system.leaving import leave
 
     leader = join(config.hosts, config.host_timeout)
     try:

@@ -12,7 +12,7 @@ from tests.placement.hosts.processes import environment
 
 LEAVES = """
 import sys, threading
-from ssd_jax.placement.hosts.start import leave
+from ssd_jax.system.leaving import leave
 
 print("text")
 threading.Timer(0.2, leave, ("host 1 of 2 is lost", 3)).start()

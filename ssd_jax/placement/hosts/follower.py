@@ -39,10 +39,11 @@ from ssd_jax.placement.hosts.messages import (
     decode,
     encode,
 )
-from ssd_jax.placement.hosts.start import STREAM, leave, named, own_name, start, waited, words_of
+from ssd_jax.placement.hosts.start import STREAM, named, own_name, start, waited, words_of
 from ssd_jax.roles.protocols import Drafter, Pending, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.system.leaving import leave
 
 _SILENT = 0.9  # of the time-out: how long the leader may be, which tells first of who is
 _TOLD = 2.0  # seconds in which the leader says why a program has failed, if it knows

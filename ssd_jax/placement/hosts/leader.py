@@ -39,8 +39,6 @@ from ssd_jax.placement.hosts.messages import (
 )
 from ssd_jax.placement.hosts.start import (
     STREAM,
-    flush,
-    leave,
     listen,
     named,
     own_name,
@@ -51,6 +49,7 @@ from ssd_jax.placement.hosts.start import (
 )
 from ssd_jax.roles.records import Outcomes
 from ssd_jax.system.forks import owned
+from ssd_jax.system.leaving import flush, leave
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Leader:
       job: of all processes.
       hosts: at which port to listen, and how long.
       timeout: seconds within which every process has ended when one is lost.
-      leave: see `start.leave`.
+      leave: see `leaving.leave`.
 
     Raises:
       InputError: not all processes have come.

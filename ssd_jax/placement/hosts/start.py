@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import socket
-import sys
 import threading
 import time
-from typing import NoReturn
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.system.leaving import leave
 
 STREAM = "ssd_jax/stream"
 """Name of the text that says where the leader listens, and the secret of the job."""
 _PAUSE = 0.2
-_FLUSHED = 0.5  # seconds that whoever reads standard output has for the last of it
 
 
 def named(index: int, count: int, name: str) -> str:
@@ -42,27 +38,6 @@ def words_of(error: BaseException) -> str:
 def refusal(why: str, status: int) -> SsdError:
     """The error of a message that all hosts end with."""
     return InputError(why) if status == InputError.exit_status else SsdError(why)
-
-
-def leave(why: str, status: int) -> NoReturn:
-    """Ends this process though programs may wait on its devices for ever, and nobody may read
-    what it has said."""
-    with contextlib.suppress(RuntimeError):  # Python starts no threads while it ends
-        flushing = threading.Thread(target=flush, daemon=True)
-        flushing.start()
-        flushing.join(_FLUSHED)
-    with contextlib.suppress(OSError):
-        if why and select.select((), (2,), (), 0)[1]:
-            os.write(2, f"ssd-jax: {why}\n".encode())
-    os._exit(status)
-
-
-def flush() -> None:
-    """Writes what was said and is not written yet, if anybody reads it."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
 
 
 def listen(host: str, port: int) -> socket.socket:
