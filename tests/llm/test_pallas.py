@@ -75,6 +75,15 @@ def test_devices_that_share_the_heads_say_what_one_says(pair):
     assert ar(pair, pallas=True, mesh="tensor=2") == ar(pair, pallas=False)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "page_size"), [("data=2", 16), ("tensor=2", 64), ("data=2,tensor=2", 16)]
+)
+def test_ssd_over_shared_pages_on_a_grid_says_what_the_target_says(pair, mesh, page_size):
+    llm = opened(pair, pallas=True, mesh=mesh, page_size=page_size)
+    assert said(llm, "ssd") == ar(pair, pallas=False)
+
+
 def one_late(kv_pages, page_table, positions, places=kv_write_tpu._places):
     return places(kv_pages, page_table, positions + 1)
 
