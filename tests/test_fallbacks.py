@@ -129,6 +129,7 @@ def test_models_say_it_once_and_their_metrics_always(tiny_checkpoint, caplog):
     assert llm.fallbacks == tuple(line for line in caplog.messages if line.startswith("exact"))
 
 
+@pytest.mark.more
 def test_reports_have_the_lines(tiny_checkpoint, capsys, caplog):
     flags = [f"--target={tiny_checkpoint}", "--mode=sd", "--draft=ngram", "--k=1", "--json"]
     flags += ["--dtype=float32", "--context=300", "--max_tokens=3", "--prompts=mt_bench:1"]

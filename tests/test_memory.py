@@ -222,6 +222,7 @@ def test_a_device_that_is_too_small_is_refused_before_weights_load(
         llm.load()
 
 
+@pytest.mark.more
 def test_programs_that_need_too_much_are_refused_before_anything_is_decoded(
     tiny_checkpoint, accelerators
 ):

@@ -59,6 +59,7 @@ def test_a_cached_sharded_repository_opens_offline(cache, source):
         np.testing.assert_array_equal(checkpoint.tensors.read(name).astype(np.float32), array)
 
 
+@pytest.mark.more
 def test_the_environment_alone_suffices(tmp_path):
     """HF_HOME and HF_HUB_OFFLINE in a fresh process, as a user sets them."""
     put(tmp_path / "hub", "org/tiny")

@@ -120,6 +120,7 @@ def piped(tiny_checkpoint, capsys, monkeypatch):
     return chat
 
 
+@pytest.mark.more
 def test_lines_of_a_pipe_are_answered_in_turn(piped):
     status, out, err = piped(b"hello\n\nagain\n/stats\n", "--system=be brief")
     assert status == 0

@@ -84,6 +84,7 @@ def test_a_file_without_a_good_line_fails_at_once(generate, tmp_path):
     assert "does-not-exist" not in err
 
 
+@pytest.mark.more
 def test_chat_template_can_be_switched_off(generate):
     _, templated, _ = generate("--prompt=hello", "--json")
     _, plain, _ = generate("--prompt=hello", "--json", "--chat_template=false")
@@ -224,6 +225,7 @@ def test_json_is_the_same_on_a_terminal_of_any_encoding(tiny_checkpoint, shared,
     assert len(json.loads(done.stdout)["token_ids"]) == 5
 
 
+@pytest.mark.more
 def test_a_reader_that_goes_away_ends_quietly(tiny_checkpoint, shared):
     command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
     command += ["--prompt=x", "--json", *COMMON]

@@ -41,6 +41,7 @@ def alone_structs(config):
     return FunctionalModel(config, FLOAT32).parameter_structs()
 
 
+@pytest.mark.more
 def test_devices_that_are_not_here_are_drawn(tiny_checkpoint):
     command = [sys.executable, "-m", "ssd_jax", "plan-mesh", f"--target={tiny_checkpoint}"]
     flags = ["--devices=6", "--mesh=data=3,tensor=2", "--slots=6"]

@@ -77,6 +77,7 @@ def test_a_bad_place_is_refused_before_anything_is_opened(tmp_path, capsys):
     assert "suite = 'step' does none" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_without_it_nothing_is_written(tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert generate(tiny_checkpoint) == 0

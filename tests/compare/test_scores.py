@@ -55,6 +55,7 @@ def answers(llm, mode, max_tokens=16):
     return requests, [Output.of(found[request.index]) for request in requests]
 
 
+@pytest.mark.more
 def test_the_engines_token_has_the_best_score_at_every_position(llm, scorer):
     for request, output in zip(*answers(llm, "ar"), strict=True):
         for place, token in enumerate(output.token_ids):

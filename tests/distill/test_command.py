@@ -105,6 +105,7 @@ def test_a_killed_process_goes_on_bit_for_bit(place, finished):
     assert files(place / "killed") == files(finished)
 
 
+@pytest.mark.more
 def test_what_is_finished_is_skipped(place, finished, monkeypatch, capsys):
     monkeypatch.setattr("ssd_jax.llm.LLM", None)
     monkeypatch.setattr("ssd_jax.distill.scoring.load_scorer", None)

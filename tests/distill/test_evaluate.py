@@ -189,6 +189,7 @@ repeats = 2
 """
 
 
+@pytest.mark.more
 def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     place, tiny_checkpoint, tmp_path, monkeypatch, capsys
 ):

@@ -62,6 +62,7 @@ def test_an_error_in_a_process_is_raised_here_and_none_is_left(tmp_path):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.more
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     command = [sys.executable, "-m", "tests.distill.abandoned", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as starter:

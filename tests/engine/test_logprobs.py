@@ -123,6 +123,7 @@ def test_as_many_of_the_likeliest_as_asked_for(llm, wanted):
         assert [entry.top[:wanted] for entry in all_.logprobs] == [e.top for e in some.logprobs]
 
 
+@pytest.mark.more
 def test_a_law_that_is_truncated_sums_to_one_over_what_is_reported(processed):
     _, (greedy, top_k, _) = outputs(processed, "sd", MAX_LOGPROBS)
     for entry in greedy.logprobs:

@@ -86,6 +86,7 @@ def test_a_line_says_what_was_chosen_and_why_not_others():
     assert api.choice_line("xla_static", "tpu").endswith("; not pallas_tpu: another was asked for")
 
 
+@pytest.mark.more
 def test_processors_do_not_import_pallas():
     script = "import sys, ssd_jax.llm; sys.exit('jax.experimental.pallas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -59,6 +59,7 @@ def test_each_source_processor_and_jaxlib_has_its_own(source, tmp_path, monkeypa
     assert handlers.build([source], tmp_path) != first
 
 
+@pytest.mark.more
 @needs_compiler
 def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
     (tmp_path / "cache").write_text("no directory")
@@ -128,6 +129,7 @@ def test_the_error_in_a_header_is_quoted(source):
     assert "second.h:1:9: error: expected" in why_missing(source)
 
 
+@pytest.mark.more
 def test_without_a_compiler_texts_are_generated_all_the_same(tmp_path):
     """XLA's products stand in, and one line says so."""
     checkpoint = tmp_path / "tiny"

@@ -146,6 +146,7 @@ def test_one_page_a_row_needs_no_table():
     assert_right(own, got)
 
 
+@pytest.mark.more
 def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
     def first_row(neighbour):
         case = make(Shapes(visible=((40, 41), (400, 400)), page_size=16, seed=5))
@@ -216,7 +217,9 @@ SMALL = Shapes(visible=((5, 3),), branches=2, depths=2)
     ("name", "change", "message"),
     [
         ("table", lambda a: np.full_like(a, 3), "pages 0 to 2"),
-        ("table", lambda a: np.full_like(a, -1), "pages 0 to 2"),
+        pytest.param(
+            *("table", lambda a: np.full_like(a, -1), "pages 0 to 2"), marks=pytest.mark.more
+        ),
         ("visible", lambda a: np.full_like(a, 129), "up to 128"),
         ("ancestor", lambda a: np.full_like(a, 2), "branches 0 to 1 and depths -1 to 1"),
     ],

@@ -52,6 +52,7 @@ def test_random_runs_with_gaps_are_written_as_by_a_scatter(name):
         check(table, np.where(kept, start + np.arange(count), dropped), count)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "begin", cases([BLOCK - 4, BLOCK - 3, BLOCK - 1, BLOCK, 2 * BLOCK - 2], BLOCK - 3)
 )

@@ -281,6 +281,7 @@ def test_a_request_up_to_the_last_position_of_the_context(llm):
     assert (len(output.token_ids), output.finish_reason) == (5, "length")
 
 
+@pytest.mark.more
 def test_bfloat16_engine_equals_itself_in_other_company(checkpoints):
     llm = load(checkpoints["qwen3"], slots=4, dtype="bfloat16")
     params = SamplingParams(max_tokens=10)

@@ -125,6 +125,7 @@ def test_a_prompt_that_is_cut_off_leaves_what_was_run_of_it(shared, expected):
         assert ids(outputs(shared, asked(shared), mode)) == expected
 
 
+@pytest.mark.more
 def test_it_can_be_turned_off_and_needs_pages(pair):
     llm = opened(pair, page_size=128, enable_prefix_caching=False, **ALONE)
     for _ in range(2):

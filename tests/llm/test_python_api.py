@@ -86,6 +86,7 @@ def test_wrong_settings_are_named(given, message):
         Config(**given)
 
 
+@pytest.mark.more
 def test_loading_tells_how_far_it_is(llm, statuses):
     *compiling, last = statuses
     programs = len(compiling) - 1

@@ -85,6 +85,7 @@ def test_acceptance_and_text_are_the_same_with_one_sequence_and_with_many(one, m
     assert min(lengths) < max(lengths)
 
 
+@pytest.mark.more
 def test_a_text_that_ends_while_others_go_on_ends_as_it_does_alone(one, many):
     """Its last round proposes nothing: what it proposed before is not judged a second time."""
 

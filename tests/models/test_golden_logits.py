@@ -56,6 +56,7 @@ def test_decoding_with_the_cache_equals_the_full_forward(name):
     np.testing.assert_allclose(np.concatenate([prompt, *steps], axis=1), expected, atol=1e-4)
 
 
+@pytest.mark.more
 def test_chunked_prefill_equals_whole_prefill():
     tokens, _ = golden("qwen3")
     whole = runner(GOLDENS / "qwen3", slots=2)(tokens)

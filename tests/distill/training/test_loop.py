@@ -161,6 +161,7 @@ def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
     assert (work / PICTURE).read_bytes() == picture
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
 def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_path, store):
     """The engine's logits of the loaded draft give the held-out figures of training."""

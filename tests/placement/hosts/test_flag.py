@@ -106,6 +106,7 @@ def test_a_leader_that_says_nothing_is_waited_for_as_long():
         Follower(job, Hosts("127.0.0.1:1", 2, 1, joining=1), 30)
 
 
+@pytest.mark.more
 def test_a_job_that_not_all_join_ends_in_the_time_that_was_given():
     command = [sys.executable, "-m", "ssd_jax", "generate", "--target=t", "--prompt=x"]
     hosts = f"--hosts=127.0.0.1:{free_port()},count=2,joining=1"

@@ -96,7 +96,7 @@ def run(engine, asked):
     return [found[each.index] for each in asked]
 
 
-@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "ngram", "draft"], "draft"))
 @pytest.mark.parametrize("fixture", cases(["many", "alike"], "many"))
 def test_text_equals_autoregressive_decoding(request, fixture, backup):
     llm = request.getfixturevalue(fixture)
@@ -133,6 +133,7 @@ def shuffle_outcomes(draft):
     draft.branch_tokens, draft.expand = branch_tokens, counted
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("pace", cases([Hasty, Moody, Pace], Moody))
 def test_text_does_not_depend_on_what_is_waited_for(many, pace):
     asked = requests(many, many.config.verify)

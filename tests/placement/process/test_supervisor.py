@@ -353,6 +353,7 @@ def test_a_worker_that_hangs_is_ended_once_and_another_is_started():
         assert supervisor.pid == second
 
 
+@pytest.mark.more
 def test_a_worker_of_a_model_that_is_not_there_says_so(tmp_path):
     missing = str(tmp_path / "no-model")
     worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=missing))

@@ -252,6 +252,7 @@ def test_a_draft_that_several_devices_share(root, expected):
         assert hits(found) > 0
 
 
+@pytest.mark.more
 def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
     """No attempt goes on: streams that are left open delay those of the next engine."""
     made, closed = [], []
@@ -277,6 +278,7 @@ def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
     assert {*map(id, made)} == {*map(id, closed)}
 
 
+@pytest.mark.more
 def test_a_port_that_is_taken_is_refused(root, worker):
     found = subprocess.run(command(worker.address, root), capture_output=True, text=True)
     assert found.returncode == 2

@@ -70,9 +70,9 @@ def test_a_policy_that_learns_from_its_own_sequence_keeps_the_law(make, verify, 
     assert fan_out.learned
 
 
-@EVERY_POLICY
+@pytest.mark.parametrize("policy", cases(LEARNED, "measured"))
 @pytest.mark.parametrize("c", [Fraction(1, 2), Fraction(0)], ids=["C=.5", "C=0"])
-def test_with_saguaro_sampling_it_keeps_the_law(make, c):
+def test_with_saguaro_sampling_it_keeps_the_law(policy, c):
     game = replace(GAME, proposal=saguaro(c, (1, 1)))
-    ssd = Ssd(game=game, fan_out=played(make, 3), rank=by_noise, learns=True)
+    ssd = Ssd(game=game, fan_out=played(LEARNED[policy], 3), rank=by_noise, learns=True)
     assert emitted(ssd.round, PROMPT, 4) == autoregressive(GAME.target, PROMPT, 4)
