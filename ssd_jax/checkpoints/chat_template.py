@@ -27,7 +27,7 @@ MEMORY = 256 << 20
 MOST_TEXT = 16 << 20
 """Characters that it may write."""
 
-_WALL_SECONDS = 4.0
+_WALL_SECONDS = 20.0
 """Of a clock on the wall, for a template that waits and does not work."""
 
 _START_SECONDS = 60.0
@@ -151,6 +151,7 @@ class _Child:
         finally:
             theirs.close()
         self._end = weakref.finalize(self, owned(_end), process, self._link)
+        self._end.atexit = False  # threads may render while we end, and the socket closes with us
         if self._answer(process, None, _START_SECONDS) is None:
             self._end()
             raise SsdError(

@@ -159,6 +159,26 @@ def test_nothing_is_left_when_the_program_is_killed(content):
     pytest.fail("the process is still there")
 
 
+def test_threads_may_render_until_the_program_has_ended():
+    program = """
+        import atexit
+        from ssd_jax.checkpoints.chat_template import ChatTemplate
+        template = ChatTemplate("<{{ messages[0].content }}>", special_tokens={}, where="m")
+        said = lambda content: template.render(
+            [{"role": "user", "content": content}], add_generation_prompt=False)
+        atexit.register(lambda: print(said("b"), template._child._process.pid))
+        said("a")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    text, child = ended.stdout.split()
+    assert text == "<b>"
+    deadline = time.monotonic() + 30
+    while alive(int(child)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(int(child))
+
+
 def test_a_fork_gets_a_process_of_its_own():
     program = """
         import os
