@@ -25,7 +25,11 @@ LANES = {"target": 1, "draft": 2, "host": 3}
 """Thread ids of the lanes; those of further draft workers are `OF_A_WORKER` higher each."""
 OF_A_WORKER = 10
 MOST = 100_000
-"""Events that are kept, the first ones: some 10,000 rounds, 50 MB."""
+"""Events that are kept, the first ones: some 10,000 rounds."""
+MOST_BYTES = 96 << 20
+"""Of a file; events of many slots reach it first."""
+_EVENT_BYTES, _ROW_BYTES, _NUMBER_BYTES = 176, 96, 8
+"""At most, of an event without its rows, of a row without its tokens, and of one number."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ class Trace:
         self._zero = time.perf_counter() if zero is None else zero
         self._engines: list[tuple[str, bool]] = []
         self._events: list[Event] = []
-        self._dropped = 0
+        self._dropped = self._bytes = 0
 
     def engine(self, name: str, *, shared_device: bool = False) -> EngineTrace:
         """A process of the trace; `shared_device` if the draft's work is in the target's lane."""
@@ -75,7 +79,8 @@ class Trace:
 
     def add(self, event: Event) -> None:
         """Takes a slice."""
-        if len(self._events) < self._most:
+        self._bytes += _most_bytes(event)
+        if len(self._events) < self._most and self._bytes <= MOST_BYTES:
             self._events.append(event)
         else:
             self._dropped += 1
@@ -179,6 +184,13 @@ class EngineTrace:
         if what is not None:
             self._trace.add(Event(self._number, "host", what, self._host, now, {}))
         self._host = now
+
+
+def _most_bytes(event: Event) -> int:
+    """What an event takes in the file, or more."""
+    rows = event.args.get("rows", ())
+    numbers = len(event.args.get("slots", ())) + sum(len(row["tokens"]) for row in rows)
+    return _EVENT_BYTES + len(rows) * _ROW_BYTES + numbers * _NUMBER_BYTES
 
 
 def _name(rows: Sequence[RowTrace]) -> str:

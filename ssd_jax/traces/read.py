@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssd_jax.engine.trace import FORMAT, LANES, OF_A_WORKER, PRODUCER
+from ssd_jax.engine.trace import FORMAT, LANES, MOST_BYTES, OF_A_WORKER, PRODUCER
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import overlap
 from ssd_jax.system.files import read_json, shown
-
-_MOST_BYTES = 96 << 20
 
 
 class Slice(NamedTuple):
@@ -69,7 +67,7 @@ def read_trace(path: Path) -> list[EngineLanes]:
     Raises:
       InputError: unreadable, no JSON, another program's trace, or damaged.
     """
-    document = read_json(path, most=_MOST_BYTES, remedy="give a file that --trace wrote")
+    document = read_json(path, most=MOST_BYTES, remedy="give a file that --trace wrote")
     if not isinstance(document.get("traceEvents"), list):
         raise InputError(f"{path} has no traceEvents; give a file that --trace wrote")
     about = document.get("otherData")

@@ -203,6 +203,24 @@ def test_memory_is_bounded_and_what_was_left_out_is_counted(tmp_path):
     assert whole["otherData"]["dropped"] == 0
 
 
+def test_whatever_the_slots_a_file_is_no_longer_than_its_reader_takes(tmp_path, monkeypatch):
+    """Rows with the longest names and numbers that there may be."""
+    most = 1 << 20
+    monkeypatch.setattr(trace, "MOST_BYTES", most)
+    recorder = Trace(tmp_path / "trace.json", zero=-1e7)
+    engine = recorder.engine("ssd k=16")
+    rows = [RowTrace(slot, 10**9 + slot, "stale", 16, 16, [199_999] * 17) for slot in range(64)]
+    for number in range(200):
+        engine.round((number, number + 0.5), rows)
+        engine.draft([Busy("predict", number, number + 0.1, range(64))])
+        engine.host("propose", number)
+    recorder.write()
+    assert 0.5 * most < recorder.path.stat().st_size <= most
+    assert recorder._dropped
+    (found,) = read_trace(recorder.path)
+    assert [each.args["round"] for each in found.rounds] == list(range(len(found.rounds)))
+
+
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     path.write_text("before")
