@@ -112,7 +112,7 @@ class LLM(Calls):
                 "compiled programs are not kept: those of some of a TPU's devices cannot be read "
                 "again (jax issue 38004)"
             )
-        elif self._store is not None and self.config.compile_cache not in ("auto", str(kept)):
+        elif self._store and self.config.compile_cache != "auto" and self._store.directory != kept:
             _LOG.warning(
                 "compile_cache = %r is not used, but what JAX's own setting "
                 "jax_compilation_cache_dir names: %s",

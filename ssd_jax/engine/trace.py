@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.system.atomic import new_file
-from ssd_jax.system.paths import require_writable
+from ssd_jax.system.paths import require_writable, user_path
 
 PRODUCER, FORMAT = "ssd_jax", 1
 """Of the files, under `otherData`; the format goes up when a reader of the old one would fail."""
@@ -59,9 +59,9 @@ class Trace:
     """
 
     def __init__(self, path: str | Path, *, most: int = MOST, zero: float | None = None) -> None:
-        path = self.path = Path(path)
+        path = self.path = user_path(str(path)).absolute()
         require_writable("trace", path, replaced=True)
-        if not path.name or path.is_dir():
+        if path.is_dir():
             raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
         if not path.parent.is_dir():
             why = f"there is no directory '{path.parent}'; make it first"

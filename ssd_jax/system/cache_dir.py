@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ssd_jax.system.paths import user_path
+
 
 def cache_dir() -> Path:
     """`$XDG_CACHE_HOME/ssd_jax`, by default `~/.cache/ssd_jax`; it may not exist yet.
@@ -16,10 +18,14 @@ def cache_dir() -> Path:
 
 
 def compile_cache(setting: str) -> Path:
-    """Where compiled programs are kept: `auto`, or a directory."""
-    return cache_dir() / "xla" if setting == "auto" else Path(setting)
+    """Where compiled programs are kept: `auto`, or a directory of the user's; absolute.
+
+    Raises:
+      InputError: see `user_path`.
+    """
+    return cache_dir() / "xla" if setting == "auto" else user_path(setting).absolute()
 
 
 def costs_cache(setting: str) -> Path:
     """Where measured costs are kept: beside the user's compiled programs, or in the directory."""
-    return (cache_dir() if setting == "auto" else Path(setting)) / "costs"
+    return (cache_dir() if setting == "auto" else compile_cache(setting)) / "costs"

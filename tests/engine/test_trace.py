@@ -278,6 +278,19 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch
         Trace(tmp_path / "trace.json")
 
 
+def test_the_place_is_the_users_at_the_start(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    recorders = traced("here.json"), traced("~/home.json")
+    monkeypatch.chdir("elsewhere")
+    for recorder in recorders:
+        recorder.write()
+    assert {path.name for path in tmp_path.glob("*.json")} == {"here.json", "home.json"}
+    with pytest.raises(InputError, match="no path has"):
+        Trace("a\0b")
+
+
 def test_without_a_trace_the_clock_is_not_looked_at_for_it():
     """Off costs nothing: no looks at the clock beyond those of the metrics."""
 
