@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 
 from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
+from ssd_jax.checkpoints.places import has_place, no_place
 from ssd_jax.checkpoints.tensors import Index, TensorSource, bounds
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import STORED_KINDS
@@ -181,13 +182,6 @@ class GGUFFile(TensorSource):
             )
 
 
-def _has_place(config: ModelConfig, part: str, kind: str) -> bool:
-    """Whether the family uses a tensor; llama.cpp adds whatever biases a file has."""
-    if kind == "bias":
-        return config.qkv_bias and part in ("attn_q", "attn_k", "attn_v")
-    return config.qk_norm or part not in ("attn_q_norm", "attn_k_norm")
-
-
 @dataclasses.dataclass(frozen=True)
 class _StorageType:
     """A supported type: `block` values are stored in `block_bytes` bytes."""
@@ -238,14 +232,12 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
 
 
 def _canonical(name: str, config: ModelConfig, path: Path) -> str:
+    """Its name as Hugging Face has it; llama.cpp adds whatever biases a file has."""
     match = _NAME.fullmatch(name)
-    if match is not None and _has_place(config, match[2], match[3]):
+    if match is not None:
         layer, part, kind = match.groups()
-        if layer is None and part in _OUTER:
-            return f"{_OUTER[part]}.{kind}"
-        if layer is not None and part in _LAYER:
-            return f"model.layers.{layer}.{_LAYER[part]}.{kind}"
-    raise InputError(
-        f"{path}: the decoder has no place for tensor {shown(name)}; the model has a feature that "
-        "is not supported"
-    )
+        module = (_OUTER if layer is None else _LAYER).get(part)
+        before = "" if layer is None else f"model.layers.{layer}."
+        if module is not None and has_place(canonical := f"{before}{module}.{kind}", config):
+            return canonical
+    raise no_place(name, str(path))

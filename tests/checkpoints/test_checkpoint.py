@@ -55,6 +55,38 @@ def test_a_tied_checkpoint_needs_no_head(tmp_path):
     assert "lm_head.weight" not in checkpoint.tensors.shapes
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "model.layers.1.self_attn.q_proj.bias"),
+        ("llama", "model.layers.1.self_attn.k_norm.weight"),
+        ("llama", "model.layers.1.mlp.gate_proj.lora_A.weight"),
+        ("qwen2", "model.layers.0.self_attn.o_proj.bias"),
+        ("qwen3", "model.layers.0.self_attn.v_proj.weight_scale"),
+        ("qwen3", "lm_head.bias"),
+    ],
+)
+def test_a_tensor_that_the_decoder_would_leave_out_is_refused(tmp_path, family, name):
+    tensors = tiny.hf_tensors(family) | {name: np.ones(32, np.float32)}
+    tiny.write_hf(tmp_path, family, tensors=tensors)
+    with pytest.raises(InputError, match=f"the decoder has no place for tensor '{name}'"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_tensors_that_change_no_numbers_may_be_there(tmp_path):
+    """As in Llama-2, in older exports, and where a tied head is stored, too."""
+    surplus = (
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.1.self_attn.masked_bias",
+        "model.rotary_emb.inv_freq",
+        "lm_head.weight",
+    )
+    tensors = tiny.hf_tensors("llama", tied=True)
+    tensors |= dict.fromkeys(surplus, np.ones(8, np.float32))
+    tiny.write_hf(tmp_path, tensors=tensors, tie_word_embeddings=True)
+    assert set(surplus) <= open_checkpoint(str(tmp_path)).tensors.shapes.keys()
+
+
 def test_the_tokenizer_comes_from_the_same_place(tmp_path, gguf_path, monkeypatch):
     given = []
 

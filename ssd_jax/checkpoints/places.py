@@ -1,0 +1,53 @@
+"""Which tensors a decoder has a place for, by Hugging Face's names.
+
+A tensor of a layer, norm or head that is left out makes another model of it. What no model computes
+with may be there: tables of RoPE and masks, which older checkpoints hold, and a tied head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.system.files import shown
+
+_MODULE = re.compile(r"(?:model\.layers\.\d+|model\.embed_tokens|model\.norm|lm_head)\.(.+)")
+_ANY_FAMILY = (
+    r"weight",
+    r"(input|post_attention)_layernorm\.weight",
+    r"self_attn\.[qkvo]_proj\.weight",
+    r"mlp\.(gate|up|down)_proj\.weight",
+    r"self_attn\.(rotary_emb\.\w+|(masked_)?bias)",
+)
+
+
+def check_places(names: Iterable[str], config: ModelConfig, where: str) -> None:
+    """Refuses a checkpoint with tensors that its decoder would leave out.
+
+    Raises:
+      InputError: there is one.
+    """
+    for name in names:
+        if not has_place(name, config):
+            raise no_place(name, where)
+
+
+def has_place(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is used, or changes no numbers."""
+    of_family = _ANY_FAMILY
+    if config.qkv_bias:
+        of_family += (r"self_attn\.[qkv]_proj\.bias",)
+    if config.qk_norm:
+        of_family += (r"self_attn\.[qk]_norm\.weight",)
+    found = _MODULE.fullmatch(name)
+    return found is None or re.fullmatch("|".join(of_family), found[1]) is not None
+
+
+def no_place(name: str, where: str) -> InputError:
+    """The error about a tensor that has none."""
+    return InputError(
+        f"{where}: the decoder has no place for tensor {shown(name)}; the model has a feature that "
+        "is not supported"
+    )
