@@ -91,8 +91,8 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     config = read_json(where)
     if KEY in config and not converted:
         return open_draft(source, path, config, target)
-    if "quantization_config" in config:
-        about = config["quantization_config"]
+    about = config.get("quantization_config")
+    if about is not None:
         method = about.get("quant_method") if isinstance(about, dict) else about
         raise InputError(
             f"{where}: quantised with {shown(method)}, which is not supported; use the "

@@ -110,6 +110,11 @@ def test_quantised_hugging_face_checkpoints_are_refused(tmp_path):
         open_checkpoint(str(tmp_path))
 
 
+def test_a_quantisation_of_null_is_none(tmp_path):
+    tiny.write_hf(tmp_path, quantization_config=None)
+    assert open_checkpoint(str(tmp_path)).config.family == "llama"
+
+
 def test_an_unknown_architecture_is_refused_by_file(tmp_path):
     tiny.write_hf(tmp_path, model_type="mamba")
     with pytest.raises(InputError, match=r"config.json: model_type 'mamba'.*llama, qwen2, qwen3"):
