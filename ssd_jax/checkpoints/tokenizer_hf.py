@@ -17,6 +17,7 @@ from ssd_jax.system.files import brief, is_unicode, read_json, read_text, shown
 _MOST_TOKENIZER = 64 << 20
 _MOST_TEMPLATE = 1 << 20
 _ID = re.compile("[0-9]{1,10}")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -106,8 +107,13 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
         token_id, entry = int(key), entries[key]
         text = _content(entry, "added_tokens_decoder", path)
         written = entry if isinstance(entry, Mapping) else {}
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        backend.add_tokens([AddedToken(text, **{f: bool(written.get(f, False)) for f in flags})])
+        flags = {flag: written.get(flag) or False for flag in _FLAGS}
+        if not all(value is True or value is False for value in flags.values()):
+            raise InputError(
+                f"{path}/tokenizer_config.json: {', '.join(_FLAGS)} of the token {text!r} must be "
+                f"true or false, not {shown(flags)}"
+            )
+        backend.add_tokens([AddedToken(text, **flags)])
         if backend.token_to_id(text) != token_id:
             raise InputError(
                 f"{path}: tokenizer_config.json gives the token {text!r} the id {token_id}, "

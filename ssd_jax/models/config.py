@@ -149,6 +149,9 @@ def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
     for key, allowed in supported.items():
         if config.get(key) not in allowed:
             raise InputError(f"{where}: {key} = {shown(config[key])} is not supported")
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool | None):
+        raise InputError(f"{where}: tie_word_embeddings = {shown(tied)} must be true or false")
     given = bool(config.get("head_dim"))
     head_dim = _count(config, "head_dim", where) if given else counts["hidden_size"] // heads
     if head_dim < 1 or head_dim % 2:  # rotations take pairs
@@ -158,12 +161,15 @@ def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
     rope = {"rope_theta": config.get("rope_theta", 10000.0)}
     for spelling in ("rope_scaling", "rope_parameters"):  # beside rope_theta, or newer, with it
         rope |= dict(config.get(spelling) or {})
+    for key, value in rope.items():
+        if isinstance(value, Mapping):
+            raise InputError(f"{where}: RoPE of its own for {shown(key)} layers is not supported")
     return counts | {
         "head_dim": head_dim,
         "rms_norm_eps": _positive(config, "rms_norm_eps", where),
         "rope_theta": float(_positive(rope, "rope_theta", where)),
         "rope_scaling": _rope_scaling(rope, where),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "tie_embeddings": tied is True,
         **switches(family),
     }
 

@@ -236,13 +236,14 @@ def test_a_damaged_configuration_is_refused(tmp_path, content, message):
         ({"bos_token": 5}, "bos_token must be a string or an object"),
         ({"bos_token": "\ud800"}, "bos_token must be .* of Unicode text"),
         ({"added_tokens_decoder": {"9": {"content": "\udfff"}}}, "of Unicode text"),
+        ({"added_tokens_decoder": {"9": {"content": "x", "special": "false"}}}, "true or false"),
         ({"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}, "an object with ids as keys"),
         ({"additional_special_tokens": ["\ud800"]}, "of Unicode text"),
         ({"chat_template": "\ud800"}, "chat_template must be .* of Unicode text"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
-def test_a_token_that_is_no_text_is_refused(tmp_path, config, message):
+def test_what_no_token_can_be_is_refused(tmp_path, config, message):
     path = directory(tmp_path, tokenizer_config=config)
     with pytest.raises(InputError, match=message):
         tokenizer_from_directory(path)

@@ -72,6 +72,8 @@ def test_scaling_by_its_older_name(older):
         ({"max_position_embeddings": "x"}, "max_position_embeddings = 'x'"),
         ({"rope_theta": "big"}, "rope_theta = .big. must be a positive, finite number"),
         ({"rope_scaling": 3}, "wrong type"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "for 'full_attention' lay"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false' must be true or false"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"attention_bias": True}, "attention_bias = True"),
     ],
