@@ -75,7 +75,7 @@ def _library(sources: tuple[Path, ...]) -> tuple[ctypes.CDLL, str | None]:
     why."""
     directory = cache_dir() / "kernels"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
         return ctypes.CDLL(str(build(sources, directory))), None
     except OSError as error:
         with tempfile.TemporaryDirectory() as scratch:

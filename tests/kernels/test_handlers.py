@@ -40,6 +40,7 @@ def test_it_is_compiled_once(source, tmp_path):
     assert why_missing(source) is None
     assert handlers.why_not_kept((source,)) is None
     [library] = (tmp_path / "cache" / "kernels").iterdir()
+    assert library.parent.stat().st_mode & 0o777 == 0o700
     before = library.stat().st_mtime_ns
     assert handlers.build([source], library.parent) == library
     assert library.stat().st_mtime_ns == before
