@@ -8,6 +8,7 @@ Files have the mode that the user's umask gives.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import re
@@ -15,6 +16,8 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 @contextlib.contextmanager
@@ -53,8 +56,9 @@ def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     """Has the block fill the directory that it is given, which takes its place at the end.
 
-    A directory that is there by then goes aside, as `.NAME.HEX.old`, and is removed once the new
-    one has its name, as is what killed writers have left of it aside.
+    A directory that is there by then changes names with it at once, and is removed. Where a system
+    or its disk cannot do that, it goes aside first, as `.NAME.HEX.old`: a writer that is killed
+    between the two leaves it there, whole, until the next one has written.
 
     Args:
       directory: to be written; directories above it are made.
@@ -71,15 +75,16 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
             for path in sorted(partial.rglob("*"), reverse=True):
                 _sync(path)
             _sync(partial)
-        aside = _beside(directory, "old") if directory.exists() else None
-        if aside is not None:
-            directory.rename(aside)
-        try:
-            partial.rename(directory)
-        except OSError:
+        if not _exchange(partial, directory):
+            aside = _beside(directory, "old") if directory.exists() else None
             if aside is not None:
-                aside.rename(directory)
-            raise
+                directory.rename(aside)
+            try:
+                partial.rename(directory)
+            except OSError:
+                if aside is not None:
+                    aside.rename(directory)
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if durable:
@@ -101,6 +106,13 @@ def _remove(directory: Path, pattern: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Gives each the other's name; False where one is not there, or the system or disk cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(one), os.fsencode(other)
+    return rename is not None and not rename(_HERE, names[0], _HERE, names[1], _EXCHANGE)
 
 
 def _beside(path: Path, ending: str) -> Path:

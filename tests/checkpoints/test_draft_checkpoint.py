@@ -14,6 +14,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import HEAD, KEY, OUTPUT_IDS, identity_of, write_draft
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.system import atomic
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts
 from tests.checkpoints.tiny_drafts import EMBEDDING, open_target
@@ -201,6 +202,7 @@ def test_the_old_draft_is_back_where_the_new_one_cannot_be_put(tmp_path, target,
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(atomic, "_exchange", lambda *_names: False)
     with pytest.raises(OSError, match="Input/output"):
         tiny_drafts.write(tmp_path / "draft", target, None)
     assert names(tmp_path) == ["draft"]

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from ssd_jax.system import atomic
 from ssd_jax.system.atomic import clear_partial, new_directory, new_file, write_file
 
 
@@ -41,7 +43,10 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_directory_takes_the_place_of_the_one_before(tmp_path, durable):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_directory_takes_the_place_of_the_one_before(tmp_path, monkeypatch, at_once, durable):
+    if not at_once:
+        monkeypatch.setattr(atomic, "_exchange", lambda *_names: False)
     path = tmp_path / "above" / "directory"
     for number in range(2):
         with new_directory(path, durable=durable) as partial:
@@ -50,6 +55,17 @@ def test_a_directory_takes_the_place_of_the_one_before(tmp_path, durable):
             assert path.exists() == bool(number)
     assert [entry.name for entry in (path / "below").iterdir()] == ["1"]
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are two renames")
+def test_a_directory_that_is_replaced_is_always_there(tmp_path, monkeypatch):
+    path = tmp_path / "directory"
+    path.mkdir()
+    monkeypatch.setattr(Path, "rename", None)  # would leave none of that name for a while
+    with new_directory(path) as partial:
+        (partial / "file").write_text("new")
+    assert (path / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
