@@ -23,6 +23,7 @@ from jax._src import compilation_cache
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.cache_dir import compile_cache
+from ssd_jax.system.cores import compiling_cores
 
 _LOG = logging.getLogger(__name__)
 _DIGEST = hashlib.sha256().digest_size
@@ -33,7 +34,8 @@ _ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give --c
 
 class ProgramStore:
     """What JAX wants of a cache: programs by key, in a directory that processes may share, each
-    whole or absent.
+    whole or absent. Programs for a processor are kept apart by the number of cores that they were
+    compiled for, which JAX's keys leave out.
 
     A directory that cannot be written is read, and one warning says so. The first program that a
     process puts has those deleted that nobody has used for 30 days.
@@ -94,7 +96,8 @@ class ProgramStore:
                         path.unlink()
 
     def _file(self, key: str) -> Path:
-        return self._path / f"{key}.program"
+        cores = f"-{compiling_cores()}-cores" if jax.default_backend() == "cpu" else ""
+        return self._path / f"{key}{cores}.program"
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:

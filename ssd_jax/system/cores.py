@@ -16,6 +16,7 @@ from ssd_jax.errors import InputError
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _pins: dict[object, Set[int]] = {}  # cores that this process is pinned to now, the latest last
 _given: dict[int, Set[int]] = {}  # what threads had before; 0 is of those to come
+_XLA_POOL = "tf_XLAEigen"  # the threads that run parts of loops on a processor, by name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +154,19 @@ def _unpin(own: object) -> None:
             if os.sched_getaffinity(thread) == cores:
                 back = _given.get(thread, _given[0])
                 os.sched_setaffinity(thread, next(reversed(_pins.values()), back))
+
+
+def compiling_cores() -> int:
+    """Into how many parts XLA divides loops of what this thread compiles for the processor, at
+    most: one for each core that it may use, and no more than XLA has had threads since it began."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    names = []
+    for thread in _threads():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append(Path(f"/proc/self/task/{thread}/comm").read_text().strip())
+    usable = len(os.sched_getaffinity(0))
+    return min(usable, names.count(_XLA_POOL) or usable)
 
 
 def _threads() -> list[int]:

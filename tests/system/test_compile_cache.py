@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from ssd_jax.system.compile_cache import (
     kept_in,
     open_store,
 )
+from ssd_jax.system.cores import usable_cores
 
 PROGRAM = bytes(range(256)) * 40
 
@@ -60,6 +62,10 @@ DAMAGE = {
     "another's": lambda _, other: other,
     "inside its envelope": _inside,
 }
+
+
+def key_of(path: Path) -> str:
+    return re.sub(r"(-\d+-cores)?\.program$", "", path.name)
 
 
 def programs(directory: Path) -> list[Path]:
@@ -193,7 +199,7 @@ def test_a_damaged_program_is_compiled_again_and_kept(tmp_path, no_cache_of_the_
     jax.clear_caches()
     run_a_program(9)
     store = ProgramStore(tmp_path)
-    assert all(store.get(path.name.removesuffix(".program")) for path in kept)
+    assert all(store.get(key_of(path)) for path in kept)
 
 
 def test_each_model_has_its_own_setting(tiny_checkpoint, tmp_path, no_cache_of_the_user):
@@ -233,16 +239,16 @@ def test_what_nobody_used_for_a_month_is_deleted_when_something_new_is_put(tmp_p
     others = {"notes", "film.partial", ".film.mp4.0a1b2c3d.partial"}
     for name in others:
         (tmp_path / name).write_bytes(PROGRAM)
-    days = {"used.program": 31, "unused.program": 31, "young.program": 29}
-    days |= dict.fromkeys(others, 99)
-    for name, age in {**days, ".new.program.0a1b2c3d.partial": 2}.items():
+    days = dict.fromkeys(others, 99) | {".new.program.0a1b2c3d.partial": 2}
+    days |= {store._file("used").name: 31, store._file("unused").name: 31}
+    for name, age in {**days, store._file("young").name: 29}.items():
         then = time.time() - age * 86_400
         os.utime(tmp_path / name, (then, then))
     later = ProgramStore(tmp_path)
     assert later.get("used") == PROGRAM
     later.put("new", PROGRAM)
     left = {path.name for path in tmp_path.iterdir()}
-    programs = {f"{key}.program" for key in ("used", "young", "new")}
+    programs = {store._file(key).name for key in ("used", "young", "new")}
     assert left == {*programs, *others, ".now.program.0a1b2c3d.partial"}
 
 
@@ -288,5 +294,48 @@ def test_starts_with_damaged_entries_give_the_same_ids_and_heal_them(
         assert start(tmp_path, tiny_checkpoint) == expected
         assert programs(tmp_path) == paths
         store = ProgramStore(tmp_path)
-        assert all(store.get(path.name.removesuffix(".program")) for path in paths)
+        assert all(store.get(key_of(path)) for path in paths)
         damaged += len(paths)
+
+
+COMPILE = """
+import sys
+import jax, jax.numpy as jnp
+from ssd_jax.devices import kept_programs
+from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.system.compile_cache import keep_programs, open_store
+from ssd_jax.system.cores import pin
+directory, when = sys.argv[1:]
+kept_programs._IMPORTED += 600
+restore = pin({CORE}) if when == "pinned until it starts" else lambda: None
+jax.devices()
+restore()
+if when == "pinned":
+    pin({CORE})
+keep_programs(open_store(directory))
+struct = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+spec = ProgramSpec(lambda x, y: jnp.tanh(x @ y).sum(1), (struct, struct), made_from="it")
+print(spec.compile(None, ("it",)).as_text().count('"outer_dimension_partitions":["'))
+"""
+
+
+@pytest.mark.more
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="there is one core")
+def test_programs_that_one_core_compiled_do_not_serve_several(tmp_path):
+    """XLA divides loops of what it compiles for a processor among the cores that it finds."""
+
+    def parts(when):
+        code = COMPILE.replace("CORE", str(min(usable_cores())))
+        command = [sys.executable, "-c", code, str(tmp_path), when]
+        env = {**os.environ, "XLA_FLAGS": ""}  # several devices would have as many threads
+        done = subprocess.run(command, env=env, capture_output=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert parts("pinned") == 0
+    kept = programs(tmp_path)
+    assert len(kept) == 2  # JAX's, and what finds it
+    assert parts("pinned until it starts") == 0
+    assert programs(tmp_path) == kept
+    assert parts("anywhere") > 0
+    assert len(programs(tmp_path)) == 2 * len(kept)
