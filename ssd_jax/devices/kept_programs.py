@@ -34,7 +34,8 @@ _PACKAGE = Path(__file__).parent.parent
 _SOURCES = (".py", ".cc", ".h")
 _IMPORTED = time.time()
 _IMPORTING = 10.0  # most seconds since the first source was read
-_ELSEWHERE = "jax_compilation_cache_dir"  # a setting that changes no program
+_NO_PROGRAM = ("jax_compilation_cache_dir", "jax_persistent_cache_min")
+"""How settings begin that change no program."""
 
 
 def compiled(
@@ -47,11 +48,11 @@ def compiled(
       devices: that it is for.
       build: traces, lowers and compiles it.
     """
-    store, fixed = store_in_use(), _fixed()
-    if store is None or fixed is None or jax.process_count() > 1:
+    store = store_in_use()
+    if store is None or _fixed() is None or jax.process_count() > 1:
         return build()
     kinds = ((each.id, each.device_kind) for each in devices)
-    about = *fixed, *_environment(devices[0].client), made_from, *kinds
+    about = surroundings(devices[0].client), made_from, *kinds
     key = f"{hashlib.sha256(repr(about).encode()).hexdigest()}-made"
     found = store.get(key)
     if found is not None:
@@ -69,11 +70,13 @@ def compiled(
     return program
 
 
-def _environment(client: Any) -> tuple[Any, ...]:
-    """What decides about every program of a client."""
-    settings = sorted((n, v) for n, v in jax.config.values.items() if n != _ELSEWHERE)
-    about = client.platform, client.platform_version, *settings, *_flags()
-    return (*about, handlers.why_missing() is None) if client.platform == "cpu" else about
+def surroundings(client: Any) -> str:
+    """Digest of what decides about every program of a client, and so about what it costs: sources,
+    where they are known, versions, processor, settings and flags; the number of cores apart."""
+    settings = (each for each in jax.config.values.items() if not each[0].startswith(_NO_PROGRAM))
+    handled = client.platform == "cpu" and handlers.why_missing() is None
+    about = client.platform, client.platform_version, *sorted(settings), *_flags(), handled
+    return hashlib.sha256(repr((_fixed(), about)).encode()).hexdigest()
 
 
 def _flags() -> tuple[Any, ...]:

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 
 from ssd_jax.config import Config
+from ssd_jax.devices.kept_programs import surroundings
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.loaded import Loaded
 from ssd_jax.settings import AUTO_K
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
+from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import measure, measure_draft
@@ -157,7 +159,8 @@ def _about(
     return {
         "settings": {name: settings[name] for name in settings if name not in _NO_COST},
         "device": [device.platform, device.device_kind, jax.device_count(), jax.process_count()],
-        "processor": [cpu_model(), cpu_affinity()],
+        "processor": [cpu_model(), cpu_affinity(), sorted(usable_cores())],  # the draft's, too
+        "surroundings": surroundings(device.client),
         "versions": versions(),
         "models": [None if model is None else model.fingerprint for model in (target, draft)],
         "context": context,

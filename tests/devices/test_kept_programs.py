@@ -264,7 +264,7 @@ def test_why_there_are_no_handlers_makes_no_other_program(monkeypatch):
     said = []
     for why in (None, "/tmp/one/0.o: no", "/tmp/other/0.o: no"):
         monkeypatch.setattr(kept_programs.handlers, "why_missing", lambda why=why: why)
-        said.append(kept_programs._environment(jax.devices()[0].client))
+        said.append(kept_programs.surroundings(jax.devices()[0].client))
     assert said[0] != said[1] == said[2]
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax.config import Config
+from ssd_jax.devices import kept_programs
 from ssd_jax.errors import InputError
 from ssd_jax.settings import AUTO_BUDGETS, AUTO_K
 from ssd_jax.speculation.fan_out import VerificationStats
@@ -258,7 +259,13 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
     assert measured == ["int8", "native"]
 
 
-@pytest.mark.parametrize("other", ["versions", "cpu_model", "cpu_affinity", "exact", "context"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("versions", "cpu_model", "cpu_affinity", "usable_cores"),
+        *("sources", "flags", "handlers", "exact", "context"),
+    ],
+)
 def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, monkeypatch, other):
     measured = []
 
@@ -269,6 +276,12 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
     monkeypatch.setattr(chooser, "measure", measure)
     config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
     exact, context = "distribution", 64
+    parts = {
+        "sources": (kept_programs, "_fixed"),
+        "flags": (kept_programs, "_flags"),
+        "handlers": (kept_programs.handlers, "why_missing"),
+    }
+    monkeypatch.setattr(*parts["handlers"], lambda: None)
     for _ in range(2):
         for _ in range(2):
             loaded = SimpleNamespace(
@@ -277,6 +290,8 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
             open_chooser(loaded, SimpleNamespace(fingerprint="f"), None, context)
         if other in ("exact", "context"):
             exact, context = ("bitwise", 64) if other == "exact" else ("distribution", 128)
+        elif other in parts:
+            monkeypatch.setattr(*parts[other], lambda: ("another",))
         else:
             monkeypatch.setattr(chooser, other, lambda: "another")
     assert len(measured) == 2
