@@ -7,6 +7,7 @@ import functools
 import hashlib
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
@@ -23,6 +24,8 @@ from ssd_jax.kernels.tree_attention.api import backend, check_pages
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+
+_TENSORS = 64  # of which a row is looked at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,8 @@ class OpenedModel:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Digest of configuration and vocabulary, and of a draft checkpoint its target, output ids
-        and own weights: what two processes must agree on, and what costs and acceptance are of."""
+        and own weights: what two processes must agree on, and with `weights` what costs and
+        acceptance are of."""
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
         about = f"{self.checkpoint.config!r}\0{tokens}"
@@ -51,6 +55,23 @@ class OpenedModel:
         if self.checkpoint.digest is not None:
             about += f"\0{self.checkpoint.digest()}"
         return hashlib.sha256(about.encode()).hexdigest()
+
+    @functools.cached_property
+    def weights(self) -> str:
+        """Digest of how the weights are stored, and of the first row of some of each kind.
+
+        Raises:
+          InputError: tensor data that cannot be read.
+        """
+        tensors = self.checkpoint.tensors
+        known = tensors.shapes.keys() & self.model.wanted().keys()
+        names = sorted(known, key=lambda name: name[::-1])  # by kind, then by layer
+        about = [(name, tensors.shape(name), tensors.stored_type(name)) for name in names]
+        digest = hashlib.sha256(repr(about).encode())
+        for name in names[:: -(-len(names) // _TENSORS) or 1]:
+            row = tensors.read(name, (slice(0, 1),))
+            digest.update(np.ascontiguousarray(row).view(np.uint8).data)
+        return digest.hexdigest()
 
     def load(self, progress: Progress | None = None) -> list[jax.Array]:
         """The parameters.

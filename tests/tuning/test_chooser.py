@@ -247,7 +247,7 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
         return costs(0.5)
 
     monkeypatch.setattr("ssd_jax.tuning.chooser.measure", measure)
-    model = SimpleNamespace(fingerprint="f")
+    model = SimpleNamespace(fingerprint="f", weights="w")
     for dtype in ("int8", "native", "native"):
         config = Config(
             target="t", mode="auto", draft="d", dtype=dtype, compile_cache=str(tmp_path)
@@ -263,7 +263,7 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
     "other",
     [
         *("versions", "cpu_model", "cpu_affinity", "usable_cores"),
-        *("sources", "flags", "handlers", "exact", "context"),
+        *("sources", "flags", "handlers", "weights", "exact", "context"),
     ],
 )
 def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, monkeypatch, other):
@@ -275,6 +275,7 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
 
     monkeypatch.setattr(chooser, "measure", measure)
     config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
+    model = SimpleNamespace(fingerprint="f", weights="w")
     exact, context = "distribution", 64
     parts = {
         "sources": (kept_programs, "_fixed"),
@@ -287,9 +288,11 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
             loaded = SimpleNamespace(
                 config=config, programs=SimpleNamespace(widths=WIDTHS), exact=exact
             )
-            open_chooser(loaded, SimpleNamespace(fingerprint="f"), None, context)
+            open_chooser(loaded, model, None, context)
         if other in ("exact", "context"):
             exact, context = ("bitwise", 64) if other == "exact" else ("distribution", 128)
+        elif other == "weights":
+            model.weights = "others"
         elif other in parts:
             monkeypatch.setattr(*parts[other], lambda: ("another",))
         else:
