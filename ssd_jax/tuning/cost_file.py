@@ -31,8 +31,8 @@ class KnownCosts:
 class _Kept(msgspec.Struct):
     """The file: only what `write` writes has these types and ranges."""
 
-    format: Literal[4]
-    about: Any
+    format: Literal[5]
+    about: str
     costs: Costs
     guess: Guess
 
@@ -46,9 +46,9 @@ class CostFile:
     """
 
     def __init__(self, directory: Path | None, about: Mapping[str, Any]) -> None:
-        self._about = json.loads(json.dumps(about))
-        text = json.dumps(self._about, sort_keys=True)
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        # As text of ASCII: paths may have bytes that no UTF-8 has.
+        self._about = json.dumps(about, sort_keys=True)
+        name = hashlib.sha256(self._about.encode()).hexdigest()[:32]
         self.path = None if directory is None else directory / f"{name}.json"
 
     def read(self, *, widths: tuple[int, ...], budgets: tuple[int, ...]) -> KnownCosts | None:
@@ -68,7 +68,7 @@ class CostFile:
         """Keeps it, whole or not at all; a directory that cannot be written keeps nothing."""
         if self.path is None:
             return
-        kept = msgspec.json.encode(_Kept(4, self._about, known.costs, known.guess))
+        kept = msgspec.json.encode(_Kept(5, self._about, known.costs, known.guess))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, kept)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_what_was_written_is_read(tmp_path):
     assert [path.suffix for path in (tmp_path / "costs").iterdir()] == [".json"]
 
 
+def test_costs_of_a_path_that_is_not_utf8_are_kept(tmp_path):
+    about = ABOUT | {"target": os.fsdecode(b"caf\xe9")}
+    CostFile(tmp_path, about).write(KNOWN)
+    assert CostFile(tmp_path, about).read(**ASKED) == KNOWN
+
+
 def test_other_surroundings_have_another_file(tmp_path):
     CostFile(tmp_path, ABOUT).write(KNOWN)
     for changes in ({"device": ["cpu", 4]}, {"models": ["b", None]}, {"widths": (0, 2)}):
@@ -46,7 +53,7 @@ def test_a_file_of_the_same_name_about_something_else_is_not_read(tmp_path):
     file = CostFile(tmp_path, ABOUT)
     file.write(KNOWN)
     kept = json.loads(file.path.read_text())
-    file.path.write_text(json.dumps(kept | {"about": {"device": ["gpu", 1]}}))
+    file.path.write_text(json.dumps(kept | {"about": json.dumps({"device": ["gpu", 1]})}))
     assert file.read(**ASKED) is None
 
 
