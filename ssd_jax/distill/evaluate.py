@@ -20,6 +20,7 @@ from ssd_jax.bench.report import json_safe
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.orbax import origin
 from ssd_jax.checkpoints.tokenizer import require_same
+from ssd_jax.devices.kept_programs import surroundings
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.distill.completions import Completion, CompletionJob, Shards
 from ssd_jax.distill.generate import into_shards
@@ -34,7 +35,7 @@ from ssd_jax.distill.target import digest
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import GeometricFanOut
 from ssd_jax.system.atomic import write_file
-from ssd_jax.system.environment import describe
+from ssd_jax.system.environment import cpu_affinity, describe
 from ssd_jax.system.files import read_json
 from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
@@ -99,7 +100,7 @@ def evaluate(
       InputError: a draft that cannot be used, or a damaged file.
     """
     target, draft = open_pair(job.target, source)
-    shards = manifest.data["shards"]
+    shards, device = manifest.data["shards"], jax.devices()[0]
     made_of = {  # what decides whether figures are still right
         "draft_sha256": digest([draft.fingerprint, sorted(origin(draft.checkpoint.path).values())]),
         "texts_sha256": [entry["sha256"] for entry in shards],
@@ -109,6 +110,7 @@ def evaluate(
         "ks": list(settings.ks),
         "budgets": list(settings.budgets),
         "repeats": settings.repeats,
+        "timed_on": [surroundings(device.client), device.device_kind, cpu_affinity()],
     }
     with contextlib.suppress(InputError):  # it cannot be read
         known = read_json(path)

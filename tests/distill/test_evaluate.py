@@ -240,8 +240,16 @@ def test_text_for_another_number_of_slots_is_refused(
     assert "generate.slots is 2, was 3" in capsys.readouterr().err
 
 
-def test_figures_of_a_draft_in_another_dtype_are_made_again(
-    evaluated, place, draft, tiny_checkpoint, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [
+        ("dtype_of_draft", "bfloat16"),
+        pytest.param("cpu_affinity", [4000], marks=pytest.mark.more),
+        pytest.param("surroundings", "other versions", marks=pytest.mark.more),
+    ],
+)
+def test_figures_of_a_draft_in_another_dtype_or_on_other_cores_are_made_again(
+    evaluated, place, draft, tiny_checkpoint, monkeypatch, capsys, what, other
 ):
     def judge(*_models, **_about):
         raise InputError("they are made")
@@ -252,7 +260,7 @@ def test_figures_of_a_draft_in_another_dtype_are_made_again(
     kept = json.loads(path.read_text())["made_of"]
     settings = {f"evaluate_{name}": json.dumps(kept[name]) for name in ("ks", "budgets")}
     assert distill(place, tiny_checkpoint, *given, **settings) == 0
-    monkeypatch.setattr(evaluation, "dtype_of_draft", lambda *_about, **_more: "bfloat16")
+    monkeypatch.setattr(evaluation, what, lambda *_about, **_more: other)
     assert distill(place, tiny_checkpoint, *given, **settings) == 2
     assert "they are made" in capsys.readouterr().err
 
