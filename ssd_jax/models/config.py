@@ -27,7 +27,10 @@ _SUPPORTED = {
     "hidden_act": ("silu", "swish", None),
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
+    "partial_rotary_factor": (1, None),
 }
+_WITHOUT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+"""Keys of RoPE settings that stretch nothing."""
 _MOST = 2**31 - 1
 _LARGEST = 3e38  # what float32, in which such numbers are used, can hold
 
@@ -145,10 +148,12 @@ def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
         raise InputError(
             f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
         )
+    rope, scaling = _rope(config, where)
     supported = _SUPPORTED | ({} if family == "qwen2" else {"attention_bias": (False, None)})
     for key, allowed in supported.items():
-        if config.get(key) not in allowed:
-            raise InputError(f"{where}: {key} = {shown(config[key])} is not supported")
+        for settings in (config, rope):
+            if settings.get(key) not in allowed:
+                raise InputError(f"{where}: {key} = {shown(settings[key])} is not supported")
     tied = config.get("tie_word_embeddings", False)
     if not isinstance(tied, bool | None):
         raise InputError(f"{where}: tie_word_embeddings = {shown(tied)} must be true or false")
@@ -158,17 +163,11 @@ def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
         raise InputError(
             f"{where}: heads of {head_dim} dimensions are not supported; give an even one"
         )
-    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
-    for spelling in ("rope_scaling", "rope_parameters"):  # beside rope_theta, or newer, with it
-        rope |= dict(config.get(spelling) or {})
-    for key, value in rope.items():
-        if isinstance(value, Mapping):
-            raise InputError(f"{where}: RoPE of its own for {shown(key)} layers is not supported")
     return counts | {
         "head_dim": head_dim,
         "rms_norm_eps": _positive(config, "rms_norm_eps", where),
         "rope_theta": float(_positive(rope, "rope_theta", where)),
-        "rope_scaling": _rope_scaling(rope, where),
+        "rope_scaling": scaling,
         "tie_embeddings": tied is True,
         **switches(family),
     }
@@ -191,9 +190,33 @@ def _positive(config: Mapping[str, Any], key: str, where: str) -> float:
     return value
 
 
+def _rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], RopeScaling | None]:
+    """RoPE settings of the older key, the newer (with `rope_theta`) or both, and their scaling."""
+    given = [dict(config[key]) for key in ("rope_scaling", "rope_parameters") if config.get(key)]
+    scalings = {_rope_scaling(each, where) for each in given} or {None}
+    if len(scalings) > 1:
+        raise InputError(
+            f"{where}: rope_scaling and rope_parameters are different scalings; keep the one that "
+            "the model was trained with"
+        )
+    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
+    for each in given:
+        rope |= each
+    return rope, scalings.pop()
+
+
 def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
+    for key, value in rope.items():
+        if isinstance(value, Mapping):
+            raise InputError(f"{where}: RoPE of its own for {shown(key)} layers is not supported")
     kind = rope.get("rope_type") or rope.get("type")
     if kind in (None, "default"):
+        surplus = [key for key in rope if key not in _WITHOUT_SCALING and rope[key] is not None]
+        if surplus:
+            raise InputError(
+                f"{where}: {shown(surplus[0])} stands beside rope_type {shown(kind)}, which scales "
+                "nothing; give the rope_type of the scaling (linear, llama3), or drop the key"
+            )
         return None
     if kind not in ("linear", "llama3"):
         raise InputError(
@@ -212,5 +235,5 @@ def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
         factor=factor,
         low_freq_factor=low,
         high_freq_factor=high,
-        original_context=int(_positive(rope, "original_max_position_embeddings", where)),
+        original_context=_count(rope, "original_max_position_embeddings", where),
     )

@@ -27,7 +27,12 @@ LLAMA = {
         "original_max_position_embeddings": 8192,
     },
 }
+UNNAMED = {key: value for key, value in LLAMA["rope_scaling"].items() if key != "rope_type"}
 SCALING = RopeScaling(kind="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def llama3(**changes):
+    return {"rope_scaling": LLAMA["rope_scaling"] | changes}
 
 
 def test_llama_3_2_is_read_with_its_rope_scaling():
@@ -40,6 +45,25 @@ def test_both_spellings_of_the_rope_settings_mean_the_same():
     newer = {key: LLAMA[key] for key in LLAMA if key not in ("rope_theta", "rope_scaling")}
     newer["rope_parameters"] = LLAMA["rope_scaling"] | {"rope_theta": LLAMA["rope_theta"]}
     assert ModelConfig.from_hf(newer) == ModelConfig.from_hf(LLAMA)
+
+
+@pytest.mark.parametrize("scaling", [LLAMA["rope_scaling"], {"type": "linear", "factor": 2.0}])
+def test_both_spellings_of_the_rope_settings_may_be_there_and_agree(scaling):
+    newer = {"rope_type": scaling.get("type"), **scaling, "rope_theta": LLAMA["rope_theta"]}
+    config = ModelConfig.from_hf({**LLAMA, "rope_scaling": scaling, "rope_parameters": newer})
+    assert config == ModelConfig.from_hf({**LLAMA, "rope_scaling": scaling})
+
+
+def test_an_output_head_is_its_own_where_the_file_does_not_say():
+    config = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    assert not ModelConfig.from_hf(config).tie_embeddings
+
+
+def test_rotations_of_whole_heads_may_be_said():
+    whole = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}
+    config = {**LLAMA, "rope_scaling": None, "rope_parameters": whole, "partial_rotary_factor": 1}
+    read = ModelConfig.from_hf(config)
+    assert (read.rope_theta, read.rope_scaling) == (1e6, None)
 
 
 def test_key_value_heads_default_to_query_heads():
@@ -65,9 +89,26 @@ def test_scaling_by_its_older_name(older):
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, r"'gpt2' is not supported; supported: llama, qwen2, qwen3"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn'.*linear, llama3"),
+        *(
+            ({"rope_scaling": {"rope_type": kind, "factor": 4}}, f"RoPE scaling '{kind}' is not")
+            for kind in ("yarn", "dynamic", "longrope")
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "required key 'factor'"),
+        ({"rope_scaling": {"factor": 8.0}}, "'factor' stands beside rope_type None.*linear, ll"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 8}}, "'factor' .* 'default'"),
+        ({"rope_scaling": UNNAMED | {"factor": None}}, "'low_freq_factor' .* None"),
+        ({"rope_scaling": UNNAMED}, "'factor' .* None"),
+        ({"rope_parameters": {"rope_type": "default"}}, "are different scalings"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 32}}, "are different scalings"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 32}}, "'yarn'"),
+        (llama3(original_max_position_embeddings=None), "embeddings = None must be a positive"),
+        (llama3(original_max_position_embeddings=0.5), "embeddings = 0.5 must be a positive int"),
+        (llama3(low_freq_factor=4.0), "low_freq_factor = 4.0 must be below high_freq_factor, 4.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not"),
+        (llama3(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5 is not"),
         ({"num_key_value_heads": 5}, "32 query heads do not divide into 5"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act = 'gelu_pytorch_tanh'"),
         ({"num_attention_heads": None}, "num_attention_heads = None must be a positive integer"),
         ({"max_position_embeddings": "x"}, "max_position_embeddings = 'x'"),
         ({"rope_theta": "big"}, "rope_theta = .big. must be a positive, finite number"),
@@ -76,6 +117,8 @@ def test_scaling_by_its_older_name(older):
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false' must be true or false"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"attention_bias": True}, "attention_bias = True"),
+        ({"attention_bias": True, "model_type": "qwen3"}, "attention_bias = True"),
+        ({"use_sliding_window": True}, "use_sliding_window = True"),
     ],
 )
 def test_what_is_not_supported_is_named(change, message):
@@ -87,6 +130,13 @@ def test_a_missing_key_is_named_with_the_file():
     config = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
     with pytest.raises(InputError, match=r"some/config.json: required key 'hidden_size'"):
         ModelConfig.from_hf(config, where="some/config.json")
+
+
+@pytest.mark.parametrize("key", sorted(UNNAMED))
+def test_llama3_scaling_has_no_defaults(key):
+    scaling = {name: value for name, value in LLAMA["rope_scaling"].items() if name != key}
+    with pytest.raises(InputError, match=f"required key '{key}'"):
+        ModelConfig.from_hf({**LLAMA, "rope_scaling": scaling})
 
 
 def test_llama3_scaling_keeps_short_and_divides_long_wavelengths():
