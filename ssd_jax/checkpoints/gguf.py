@@ -85,7 +85,7 @@ class GGUFFile(TensorSource):
         self.config = model_config(header, self._rope_divisors(header), where=str(path))
         self._infos: dict[str, TensorInfo] = {}
         for name, info in header.tensors.items():
-            if name == _ROPE_DIVISORS:
+            if name == _ROPE_DIVISORS and self.config.family == "llama":
                 continue
             canonical = _canonical(name, self.config, path)
             if canonical in self._infos:

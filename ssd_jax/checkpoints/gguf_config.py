@@ -39,6 +39,8 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
     keys = _ModelKeys(header.metadata, architecture, where)
     keys.require("expert_count", (None, 0))
     keys.require("attention.sliding_window", (None, 0))
+    keys.require("attention.causal", (None, True))
+    keys.require("rope.scaling.attn_factor", (None, 1.0))
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
     head_dim = keys.get("attention.key_length", hidden // heads)
     keys.require("attention.value_length", (None, head_dim))
@@ -115,15 +117,19 @@ def _rope_scaling(
     keys: _ModelKeys, divisors: np.ndarray | None, base: float
 ) -> dict[str, Any] | None:
     """As Hugging Face writes it in `config.json`, or None."""
-    if divisors is not None and np.any(divisors != 1):
-        return _llama3(np.asarray(divisors, np.float64), base, keys.where)
     kind = keys.get("rope.scaling.type")
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))  # before 2023-11
     if kind is None and factor is not None:
         kind = "linear"
-    if kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1)):
-        return None
-    return {"rope_type": kind, "factor": factor}
+    plain = kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1))
+    if divisors is None or np.all(divisors == 1):
+        return None if plain else {"rope_type": kind, "factor": factor}
+    if not plain:
+        raise InputError(
+            f"{keys.where}: RoPE scaling {shown(kind)} beside the divisors of rope_freqs.weight is "
+            "not supported"
+        )
+    return _llama3(np.asarray(divisors, np.float64), base, keys.where)
 
 
 def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:

@@ -105,6 +105,8 @@ def test_missing_kv_head_count_means_as_many_as_query_heads(tmp_path):
     [
         ({"expert_count": 8}, r"llama.expert_count = 8 is not supported"),
         ({"attention__sliding_window": 64}, r"sliding_window = 64"),
+        ({"attention__causal": False}, r"causal = False is not supported; expected True"),
+        ({"rope__scaling__attn_factor": 1.5}, r"attn_factor = 1.5 is not supported; expected 1.0"),
         ({"rope__dimension_count": 32}, r"rope.dimension_count = 32 .* expected 64"),
         ({"attention__value_length": 32}, r"value_length = 32"),
         ({"attention__head_count_kv": [2, 4]}, r"head_count_kv differs from layer to layer"),

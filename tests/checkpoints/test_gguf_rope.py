@@ -29,10 +29,13 @@ def converter_divisors(size, base, factor, low, high, context) -> np.ndarray:
     return np.array(divisors, np.float32)
 
 
-def write(path, *, divisors=None, **changes):
+LLAMA_3_1 = converter_divisors(tiny.HEAD_DIM, 10000.0, 8.0, 1.0, 4.0, 8192)
+
+
+def write(path, family="llama", *, divisors=None, **changes):
     raw = {} if divisors is None else {"rope_freqs.weight": (divisors, "F32")}
-    keys = tiny_gguf.metadata("llama", **changes)
-    return tiny_gguf.write(path, "llama", tiny.hf_tensors("llama"), keys=keys, raw=raw)
+    keys = tiny_gguf.metadata(family, **changes)
+    return tiny_gguf.write(path, family, tiny.hf_tensors(family), keys=keys, raw=raw)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def write(path, *, divisors=None, **changes):
         (8.0, 1.0, 4.0, 8192),  # Llama 3.1
         (32.0, 1.0, 4.0, 8192),  # Llama 3.2
         (16.0, 2.0, 8.0, 4096),
-        (4.0, 1.0, 3.0, 2048),
+        (2.5, 1.0, 3.0, 2048),
     ],
 )
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
@@ -68,6 +71,45 @@ def test_divisors_of_another_scheme_are_refused(tmp_path):
     divisors = np.linspace(1, 40, tiny.HEAD_DIM // 2, dtype=np.float32) ** 1.5
     with pytest.raises(InputError, match=r"rope_freqs.weight.*no Llama 3.1 RoPE scaling"):
         GGUFFile(write(tmp_path / "m.gguf", divisors=divisors))
+
+
+def test_divisors_of_which_one_is_off_are_refused(tmp_path):
+    divisors = LLAMA_3_1.copy()
+    divisors[0] *= 1.005
+    with pytest.raises(InputError, match=r"no Llama 3.1 RoPE scaling"):
+        GGUFFile(write(tmp_path / "m.gguf", divisors=divisors))
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", None])
+def test_divisors_beside_another_scaling_are_refused(tmp_path, kind):
+    scaling = {"rope__scaling__type": kind, "rope__scaling__factor": 4.0}
+    path = write(tmp_path / "m.gguf", divisors=LLAMA_3_1, **scaling)
+    with pytest.raises(InputError, match=f"'{kind or 'linear'}' beside the divisors of rope_freqs"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope__scaling__type": "none", "rope__scaling__factor": 4.0},
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 1.0},
+        {"rope__scaling__attn_factor": 1.0, "attention__causal": True},
+    ],
+)
+def test_divisors_beside_no_scaling_are_read(tmp_path, changes):
+    config = GGUFFile(write(tmp_path / "m.gguf", divisors=LLAMA_3_1, **changes)).config
+    assert config.rope_scaling == RopeScaling(kind="llama3", factor=8.0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("divisors", [LLAMA_3_1, np.ones_like(LLAMA_3_1)])
+def test_divisors_are_llamas_alone(tmp_path, family, divisors):
+    with pytest.raises(InputError, match=r"no place for tensor 'rope_freqs.weight'"):
+        GGUFFile(write(tmp_path / "m.gguf", family, divisors=divisors))
+
+
+def test_a_file_without_a_base_has_llama_cpps(tmp_path):
+    assert GGUFFile(write(tmp_path / "m.gguf", rope__freq_base=None)).config.rope_theta == 10000.0
 
 
 def test_divisors_of_one_change_nothing(tmp_path):
