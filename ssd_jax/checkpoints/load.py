@@ -143,11 +143,11 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
     a billion layers take for ever.
 
     Raises:
-      InputError: more layers than there are tensors of, or a tensor that is missing or has another
-        shape.
+      InputError: more or fewer layers than there are tensors of, or a tensor that is missing or has
+        another shape.
     """
     layers = {found[1] for name in tensors.shapes if (found := _LAYER.match(name))}
-    if config.num_layers > len(layers):
+    if config.num_layers != len(layers):
         raise InputError(
             f"{where}: the configuration has {config.num_layers} layers, the file tensors of "
             f"{len(layers)}; get it again, or another one"

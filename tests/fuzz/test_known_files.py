@@ -144,6 +144,7 @@ DRAFT, MADE = "draft/config.json", "made/ssd_jax.json"
     ("kind", "change", "message"),
     [
         ("hf", edited("config.json", num_hidden_layers=10**9), "1000000000 layers, the file tens"),
+        ("hf", edited("config.json", num_hidden_layers=1), "1 layers, the file tensors of 2"),
         ("hf", edited("config.json", vocab_size=10**30), "at most 2147483647"),
         ("hf", edited("config.json", hidden_size=2**31 - 1), "has shape .* expected"),
         ("hf", edited("config.json", head_dim="8"), "head_dim = '8' must be a positive integer"),
