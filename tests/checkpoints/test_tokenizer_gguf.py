@@ -29,6 +29,12 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text():
     assert tokenizer.decode(ids, skip_special=False) == "hello<tool><end>"
 
 
+def test_unknown_tokens_are_special():
+    tokenizer = load(metadata(("<unk>", UNKNOWN)))
+    assert tokenizer.special_ids == {N}
+    assert tokenizer.decode([*tokenizer.encode("hello"), N]) == "hello"
+
+
 def test_trailing_unused_tokens_are_padding():
     padding = ("[PAD1]", UNUSED), ("[PAD2]", UNUSED)
     tokenizer = load(metadata(("<end>", CONTROL), *padding, padding_token_id=N + 2))
@@ -38,9 +44,10 @@ def test_trailing_unused_tokens_are_padding():
 
 
 def test_all_kinds_of_end_are_eos():
-    added = [(text, CONTROL) for text in ("<a>", "<b>", "<c>", "<|im_end|>", "<|im_start|>")]
-    ids = {"eos_token_id": N, "eot_token_id": N + 1, "eom_token_id": N + 2}
-    assert load(metadata(*added, **ids)).eos_ids == {N, N + 1, N + 2, N + 3}
+    named = {"eos_token_id": N, "eot_token_id": N + 1, "eom_token_id": N + 2}
+    by_text = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>")
+    added = [(text, CONTROL) for text in ("<a>", "<b>", "<c>", *by_text, "<|im_start|>")]
+    assert load(metadata(*added, **named)).eos_ids == {*range(N, N + 3 + len(by_text))}
 
 
 def test_an_end_marker_that_is_ordinary_text_is_no_eos():
