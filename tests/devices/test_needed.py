@@ -25,6 +25,9 @@ CASES = {
     "repetition_penalty": (COLD | {"repetition_penalty": 0.9}, Parts(False, False, True)),
     "frequency_penalty": (HOT | {"frequency_penalty": -0.1}, Parts(True, False, True)),
     "presence_penalty": (COLD | {"presence_penalty": 0.1}, Parts(False, False, True)),
+    "repetition_penalty above 1": (COLD | {"repetition_penalty": 1.1}, Parts(False, False, True)),
+    "frequency_penalty above 0": (COLD | {"frequency_penalty": 0.1}, Parts(False, False, True)),
+    "presence_penalty below 0": (COLD | {"presence_penalty": -0.1}, Parts(False, False, True)),
     "logit_bias": (COLD | {"logit_bias": ((0, -1.0),)}, Parts(False, False, True)),
 }
 
@@ -89,7 +92,12 @@ FAULTS = [
     ("(hot & truncated)", "truncated"),
     (" | (own.presence_penalty != 0)", ""),
     ("(own.frequency_penalty != 0) | ", ""),
+    ("own.presence_penalty != 0", "own.presence_penalty > 0"),
+    ("own.presence_penalty != 0", "own.presence_penalty < 0"),
+    ("own.frequency_penalty != 0", "own.frequency_penalty > 0"),
+    ("own.frequency_penalty != 0", "own.frequency_penalty < 0"),
     ("own.repetition_penalty != 1", "own.repetition_penalty > 1"),
+    ("own.repetition_penalty != 1", "own.repetition_penalty < 1"),
     ("banned | penalised | biased", "banned | penalised"),
     ("(live & (banned", "((banned"),
     ("> start + 1", "> start"),

@@ -17,10 +17,14 @@ SAID = History(jnp.array([[True, False, False, True]]), jnp.array([[0, 2, 0, 1]]
     [
         ({}, [2.0, -1.0, 0.5, 0.0]),
         ({"repetition_penalty": 2.0}, [1.0, -2.0, 0.5, 0.0]),
+        ({"repetition_penalty": 0.5}, [4.0, -0.5, 0.5, 0.0]),
         ({"frequency_penalty": 0.5}, [2.0, -2.0, 0.5, -0.5]),
+        ({"frequency_penalty": -0.5}, [2.0, 0.0, 0.5, 0.5]),
         ({"presence_penalty": 0.5}, [2.0, -1.5, 0.5, -0.5]),
+        ({"presence_penalty": -0.5}, [2.0, -0.5, 0.5, 0.5]),
         ({"repetition_penalty": 2.0, "frequency_penalty": 1.0}, [1.0, -4.0, 0.5, -1.0]),
         ({"bias_ids": (2, 10**9), "bias": (3.0, 7.0)}, [2.0, -1.0, 3.5, 0.0]),
+        ({"bias_ids": (3,), "bias": (3.0,)}, [2.0, -1.0, 0.5, 3.0]),
     ],
 )
 def test_each_penalty_is_applied_once(settings, expected):
@@ -43,6 +47,11 @@ def test_a_new_prompt_empties_its_row_only():
     assert after.output.tolist() == [[3] * 4, [0] * 4]
     more = penalties.add_prompt(after, jnp.array(1), jnp.array([0, 4, 4]), jnp.array(False))
     assert more.prompt[1].tolist() == [True, False, True, False]
+
+
+def test_output_that_is_recalled_is_counted_without_its_padding():
+    said = penalties.recall_output(SAID, jnp.array(0), jnp.array([1, 2, 1, -1, -1]))
+    assert said.output.tolist() == [[0, 4, 1, 1]]
 
 
 def test_tokens_in_flight_are_added_one_row_after_the_other():

@@ -92,6 +92,12 @@ def test_noise_is_standard_gumbel():
         assert abs((noise <= level).mean() - expected) < 6 * error
 
 
+@pytest.mark.parametrize("bits", [0, 0xFFFFFFFF])
+def test_no_bits_give_zero_or_one(bits):
+    """Whose logarithms are not finite."""
+    assert 0 < float(keys._unit(jnp.uint32(bits), jnp.uint32(bits))) < 1
+
+
 WIDE = 40_000
 
 

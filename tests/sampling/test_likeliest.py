@@ -28,6 +28,7 @@ CASES = [
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 2.0, "top_k": 6, "top_p": 0.7},
     {"temperature": 2.0, "top_p": 0.4, "min_p": 0.5},
+    {"temperature": 3.0, "top_k": COUNT, "top_p": 0.6},
 ]
 
 likeliest = jax.jit(probs.likeliest_probs, static_argnums=1, compiler_options=QUICKLY)

@@ -184,6 +184,13 @@ def test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens():
     assert set(kept.tolist()) >= {1, 5, VOCAB}  # ties are kept together
 
 
+@pytest.mark.parametrize("truncated", [True, None])
+def test_a_top_p_that_is_reached_exactly_keeps_no_more(truncated):
+    p = np.array([[0.5, 0.25, 0.125, 0.125]], np.float32)
+    law = jax.jit(functools.partial(probs._filtered, truncated=truncated), compiler_options=QUICKLY)
+    assert law(p, rows({"top_p": 0.5})).tolist() == [[1, 0, 0, 0]]
+
+
 STEPS = "jax.lax.fori_loop(0, _BITS // _DIGIT"
 FAULTS = {
     "one step too few": ("_largest", STEPS, f"{STEPS} - 1"),
