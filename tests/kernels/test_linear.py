@@ -99,14 +99,21 @@ def test_what_is_not_finite_shows_and_stays_in_its_row(kind, value, rows):
     others = np.arange(rows) != 2
     np.testing.assert_array_equal(bad[others], good[others])
     assert not np.isfinite(bad[2]).any()
+    assert kind == "bfloat16" or np.isnan(bad[2]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-20, 1e20])
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-25, 1e20])
 def test_tiny_and_huge_rows(kind, size):
     x, packed = jnp.full((2, 256), size, jnp.float32), weight(kind, 32, 256)
     y, want = product(x, packed), expected(x, packed)
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=2e-6 * np.abs(want).max() + 1e-35)
+
+
+def test_activations_between_two_of_bfloat16_go_to_the_even_one():
+    x, packed = 1 + jnp.array([[1.0], [3.0]]) * jnp.full(256, 2.0**-8), weight("bfloat16", 32, 256)
+    want = expected(x, packed)
+    np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,7 +140,8 @@ def test_weights_of_another_kind_or_shape_are_refused():
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "Q4_1"])
 def test_rows_are_normed_before(kind):
-    x, packed = states(5, 288), weight(kind, 40, 288)
+    size = jnp.array([[1.0], [1e-3], [1.0], [0.0], [1e-3]])  # some small beside eps
+    x, packed = states(5, 288) * size, weight(kind, 40, 288)
     norm = Norm(jnp.linspace(0.5, 2, 288, dtype=jnp.float32), 1e-5)
     run = jax.jit(lambda x: api.products(x, [packed], norm)[0])
     want = expected(rms_norm(x, norm), packed)

@@ -89,7 +89,7 @@ def test_one_digit_is_the_first_of_two():
         assert product(x[:0], none).shape == (0, OUT)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-38, 1e30])
+@pytest.mark.parametrize("value", [0.0, 1e-38, 1e-25, 1e30])
 def test_zeros_and_tiny_and_huge_values_stay_finite(value):
     x = jnp.full((1, WIDTH), value, jnp.float32)
     weight = quantize(jnp.full((OUT, WIDTH), 1e-3, jnp.float32))

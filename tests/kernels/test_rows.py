@@ -8,12 +8,14 @@ import pytest
 from ssd_jax.kernels import rows as kernel_rows
 from ssd_jax.kernels.rows import (
     LONG,
+    Norm,
     _largest,
     _mass_in_one,
     best_and_mass,
     first_best,
     largest,
     map_rows,
+    rms_norm,
     row_max,
     row_sum,
 )
@@ -137,6 +139,13 @@ def test_first_best_of_computed_values_is_argmax_of_what_was_computed(width):
     np.testing.assert_array_equal(found, expected)
     alone = jax.jit(lambda x, t: both(x, t)[0])(x, 0.8)
     np.testing.assert_array_equal(alone, expected)
+
+
+def test_rows_are_normed_by_their_root_mean_square():
+    x = np.array([[3.0, 4.0], [3e-3, 4e-3], [0.0, 0.0]], np.float32)
+    want = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * [1.0, 2.0]
+    norm = Norm(jnp.array([1.0, 2.0]), 1e-5)
+    np.testing.assert_allclose(jax.jit(lambda x: rms_norm(x, norm))(x), want, rtol=1e-5)
 
 
 def ordered(values, count):
