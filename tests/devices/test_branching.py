@@ -70,6 +70,12 @@ def test_branches_are_numbered_by_k_then_by_rank():
     assert found.k.dtype == found.rank.dtype == np.int32
 
 
+def test_ranks_that_others_make_are_left_out():
+    """The first branch of a k here is the first, whatever its rank."""
+    found = jitted(np.array([[2, 0, 1]]), np.array([[1, 5, 2]]), 3)
+    assert [part.tolist() for part in found] == [[[0, 0, 2]], [[1, 2, 2]], [[True, False, True]]]
+
+
 def test_any_fan_out_is_numbered():
     counts = fan_outs(np.full(400, K))
     budget = int(counts.sum(1).max())

@@ -78,6 +78,13 @@ def test_an_end_of_bans_without_banned_ids_asks_for_nothing():
     assert not rows.needed(np.array([3])).adjusted
 
 
+def test_greedy_requests_stay_greedy_at_a_temperature_of_the_draft():
+    rows = SamplingRows(2, VOCAB)
+    for slot, settings in enumerate((HOT, COLD)):
+        rows.set(SlotOpening(slot, SamplingParams(**settings)), temperature=0.5)
+    assert [rows.row(slot).temperature.tolist() for slot in range(2)] == [[0.5], [0.0]]
+
+
 def test_every_field_of_the_settings_is_classified():
     """A new setting has to say which part of the law it belongs to."""
     keys_and_padding = {"seed", "request", "bias", "bias_ids", "banned", "ban_before"}

@@ -18,6 +18,7 @@ from ssd_jax.kernels.rows import (
     rms_norm,
     row_max,
     row_sum,
+    take_rows,
 )
 from tests.selection import cases
 
@@ -77,6 +78,14 @@ def test_on_cpu_a_branch_is_taken_row_by_row():
     jax.effects_barrier()
     np.testing.assert_array_equal(result, [0, 0, 2, 0])
     assert entered == [1]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_rows_are_taken_on_cpu_and_elsewhere(monkeypatch, elsewhere):
+    if elsewhere:
+        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **_: default(*x))
+    rows, index = np.arange(3.0 * LONG, dtype=np.float32).reshape(3, LONG), np.array([2, 0, 2, 1])
+    np.testing.assert_array_equal(take_rows(jnp.asarray(rows), jnp.asarray(index)), rows[index])
 
 
 def rows_with_ties():

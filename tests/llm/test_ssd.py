@@ -271,6 +271,10 @@ def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch
     assert np.mean(rates) < 0.1
 
 
+def test_switched_off_it_has_no_draft(many):
+    assert many.loaded.roles("ar", 3).drafter is None
+
+
 @pytest.mark.more
 def test_switched_off_and_on_again(many):
     before, plain, after = (outputs(many, asked(many), mode) for mode in ("ssd", "ar", "ssd"))
