@@ -42,11 +42,11 @@ _OF_SSD = (
 SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
 """Settings that mean nothing without a draft."""
 MEANINGLESS = {
-    "mode = 'ar'": SPECULATIVE,
-    "mode = 'sd'": _OF_SSD,
-    "draft = 'ngram'": (*_OF_A_MODEL, *_OF_SSD),
+    ("mode", "ar"): SPECULATIVE,
+    ("mode", "sd"): _OF_SSD,
+    ("draft", "ngram"): (*_OF_A_MODEL, *_OF_SSD),
 }
-"""Settings that mean nothing with another."""
+"""Settings that mean nothing where another has a value."""
 
 
 @by_name({"model": "did you mean 'target'?"}, **VLLM)
@@ -274,12 +274,12 @@ class Config(EngineSettings):
         draft = self.draft_model if self.mode == "ssd" else self.draft
         if self.mode in needed and not draft:
             raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
-        given = {f"mode = {self.mode!r}", f"draft = {self.draft!r}"}
-        for what, names in MEANINGLESS.items():
-            for name in names if what in given else ():
+        for (other, value), names in MEANINGLESS.items():
+            for name in names if getattr(self, other) == value else ():
                 if getattr(self, name) is not None:
                     raise InputError(
-                        f"{name} = {getattr(self, name)!r} means nothing with {what}; leave out one"
+                        f"{name} = {getattr(self, name)!r} means nothing with {other} = {value!r}; "
+                        "leave out one"
                     )
         if self.verify == "coupled" and self.proposal_support == "full":
             raise InputError(

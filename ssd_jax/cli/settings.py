@@ -277,8 +277,8 @@ def _read_config(values: Flags) -> None:
     except InputError as error:
         raise InputError(f"config {path}: {error}") from None
     given = {name for name in values if values[name].present}
-    chosen = [f"{name} = {values[name].value!r}" for name in given]
-    unused = {name for what in chosen for name in MEANINGLESS.get(what, ())}
+    chosen = [at for at in MEANINGLESS if at[0] in given and values[at[0]].value == at[1]]
+    unused = {name for at in chosen for name in MEANINGLESS[at]}
     path.names = frozenset({*read} - given - unused)
     for name in path.names:
         _set(values, name, read[name], f"config {path}: ")
