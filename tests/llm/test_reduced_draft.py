@@ -187,13 +187,13 @@ def test_texts_follow_the_law_where_a_likely_token_is_outside_the_map(drafted, l
 
 
 @pytest.mark.slow  # the mutants of `tests/speculation` have it on a toy
-def test_columns_that_leave_a_draft_as_ids_of_its_q_are_caught(drafted, laws):
-    def unnamed(proposal):
+def test_columns_that_get_the_id_of_the_next_one_are_caught(drafted, laws):
+    def misnamed(proposal):
         support = np.asarray(proposal.support)
-        columns = np.searchsorted(WITHOUT_A_LETTER, support)
-        return proposal._replace(support=np.where(support < 0, -1, columns).astype(np.int32))
+        ids = np.roll(WITHOUT_A_LETTER, -1)[np.searchsorted(WITHOUT_A_LETTER, support)]
+        return proposal._replace(support=np.where(support < 0, -1, ids).astype(np.int32))
 
-    engine = law.engine_with(drafted, "sd", lambda drafter: law.ChangedQ(drafter, unnamed))
+    engine = law.engine_with(drafted, "sd", lambda drafter: law.ChangedQ(drafter, misnamed))
     found, _ = law.run(engine, law.requests(drafted, law.MANY))
     assert min(law.p_values(laws, found).values()) <= ALPHA
 
