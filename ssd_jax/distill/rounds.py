@@ -101,7 +101,7 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredDraft:
-    """What was found of a draft; see `throughput.Seen`.
+    """What was found of a draft; see `throughput.Observations`.
 
     Attributes:
       by_length: by L from 1, rates of the places 1..L.
@@ -113,7 +113,7 @@ class MeasuredDraft:
     r: float
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `Seen.rates`; the same after hits and misses, which the draft drafts alike."""
+        """See `Observations.rates`; the same after hits and misses, drafted alike."""
         del after
         return list(self.by_length[length - 1]) if length else []
 

@@ -113,7 +113,7 @@ class Guess:
     judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `Seen.rates`."""
+        """See `Observations.rates`."""
         return [self.acceptance] * length
 
 

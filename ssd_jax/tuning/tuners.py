@@ -15,7 +15,7 @@ _LATELY = 64  # rounds for which the times of an M are taken as they were
 
 
 class Observed:
-    """See `throughput.Seen`: a guess, and what the verifications observed since have shown.
+    """See `throughput.Observations`: a guess, and what the verifications observed since have shown.
 
     Args:
       guess: what is assumed before; worth 8 observations of each kind.
@@ -29,16 +29,16 @@ class Observed:
 
     @property
     def r(self) -> float:
-        """See `throughput.Seen.r`."""
+        """See `throughput.Observations.r`."""
         return self._measured.r
 
     @property
     def alone(self) -> float:
-        """See `throughput.Seen.alone`: misses over those of the power law with c = 1."""
+        """See `throughput.Observations.alone`: misses over those of the power law with c = 1."""
         return weighed(self._missed, self._expected, self._guess.alone)
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `throughput.Seen.rates`."""
+        """See `throughput.Observations.rates`."""
         return self._measured.rates(length, after)
 
     def observe(self, verified: VerificationStats) -> None:
