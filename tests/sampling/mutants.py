@@ -1,6 +1,6 @@
 """Faults put into the speculation code on purpose, and the experiment that catches each.
 
-A mutant is an edit of the source of a function of `ssd_jax.speculation` (the old text must occur
+A mutant is an edit of the source of a function of `ssd_jax.sampling` (the old text must occur
 exactly once, so that a refactoring cannot disarm it), or, where the fault is one of the caller,
 another `serve`. Its experiment runs the code under test on a toy built to expose the fault, and
 gives a p-value under the true law.
