@@ -109,10 +109,14 @@ def _placed(config: Config, platform: str, count: int) -> Config:
         said += f"; {why}"
         config = dataclasses.replace(config, draft_placement=kind)
     own = groups.draft or devices_taken(groups, grid) < count
-    if platform == "gpu" and kind == "process" and groups.platform != "cpu" and own:
+    there = platform == "gpu" and kind == "process" and groups.platform != "cpu" and own
+    if there:
         target, draft = groups.split(count, grid, config.workers)
         target, draft = (",".join(map(str, each)) for each in (target, draft))
         config = dataclasses.replace(config, target_devices=target, draft_devices=f"cpu:{draft}")
+    beside = config.draft_model and platform != "cpu" and (there or kind != "process")
+    if beside and config.dtype != "native":  # else it would compute as on this processor
+        config = dataclasses.replace(config, draft_dtype=config.draft_dtype or config.dtype)
     Console().print(Text(said))
     return config
 
@@ -189,7 +193,7 @@ def _of_worker(model: FunctionalModel, worker: Devices) -> FunctionalModel:
     mesh = AbstractMesh((1, len(worker.numbers)), (DATA_AXIS, TENSOR_AXIS))
     return FunctionalModel(
         model.config,
-        model.execution,
+        dataclasses.replace(model.execution, linear="xla"),  # packed weights are not cut
         mesh=cast("Mesh", mesh),  # nothing is put there
         output_ids=model.output_ids,
         stored=model.stored,

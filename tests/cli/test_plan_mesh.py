@@ -14,8 +14,10 @@ from ssd_jax.cli.main import main
 from ssd_jax.config import Config
 from ssd_jax.devices.passes import Paging
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
+from ssd_jax.placement.visible import Devices
 from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32
 
@@ -70,7 +72,10 @@ def test_many_devices_are_whole_at_80_columns(tiny_checkpoint, capsys, monkeypat
 @pytest.mark.parametrize(
     ("platform", "more", "line", "placed"),
     [
-        ("tpu", {}, "; auto: there are 8 devices", {"draft_placement": "submesh"}),
+        (
+            *("tpu", {}, "; auto: there are 8 devices"),
+            {"draft_placement": "submesh", "draft_dtype": "bfloat16"},
+        ),
         (
             *("tpu", {"mesh": "tensor=8"}),
             "; auto: the target has all 8 devices, so the draft gets the processor",
@@ -82,7 +87,8 @@ def test_many_devices_are_whole_at_80_columns(tiny_checkpoint, capsys, monkeypat
                 {},
                 "; auto: there are 8 GPUs, and no one has measured that submesh overlaps ",
             ),
-            {"draft_placement": "process", "target_devices": "0,1,2,3", "draft_devices": OTHERS},
+            {"draft_placement": "process", "target_devices": "0,1,2,3", "draft_devices": OTHERS}
+            | {"draft_dtype": "bfloat16"},
         ),
         (
             *("gpu", {"mesh": "tensor=8"}),
@@ -91,14 +97,18 @@ def test_many_devices_are_whole_at_80_columns(tiny_checkpoint, capsys, monkeypat
         ),
         (
             *("gpu", {"draft_placement": "process", "draft_devices": "6-7"}, "cpu:0 to cpu:7\n"),
-            {"target_devices": "0,1,2,3", "draft_devices": "cpu:6,7"},
+            {"target_devices": "0,1,2,3", "draft_devices": "cpu:6,7", "draft_dtype": "bfloat16"},
         ),
         (
             *("gpu", {"draft_devices": "cpu"}, "; auto: the draft gets the processor"),
             {"draft_placement": "process"},
         ),
         ("cpu", {}, "; auto: a process for each role", {"draft_placement": "process"}),
-        ("tpu", {"mode": "sd", "budget": None}, "cpu:0 to cpu:7\n", {}),
+        (
+            *("tpu", {"mode": "sd", "budget": None, "dtype": "float32"}, "cpu:0 to cpu:7\n"),
+            {"draft_dtype": "float32"},
+        ),
+        ("tpu", {"mode": "sd", "budget": None, "draft_dtype": "int8"}, "cpu:0 to cpu:7\n", {}),
     ],
 )
 def test_the_draft_is_placed_as_on_the_platform(platform, more, line, placed, capsys):
@@ -119,6 +129,17 @@ def test_the_devices_of_a_drafts_process_are_drawn(tiny_checkpoint, capsys):
     assert [row[1:] for row in rows if row[:2] == ["data", "0"]] == [["0", "cpu:0", "cpu:1"]] * 2
     shares = {row[0]: row[1:] for row in rows if row[1:2] == ["2"]}
     assert shares["draft"] == shares["target"]
+
+
+def test_weights_of_a_drafts_process_are_cut_between_its_devices():
+    config = ModelConfig.from_hf(tiny.config("llama", num_attention_heads=8, num_key_value_heads=2))
+    packed, plain = (
+        Execution.for_platform("cpu", "bfloat16", linear=linear) for linear in ("cpu", "xla")
+    )
+    there = plan_mesh._of_worker(FunctionalModel(config, packed), Devices("gpu", (0, 1)))
+    here = FunctionalModel(config, plain, mesh=mesh_of(jax.devices()[:2]))
+    shares = [plan_mesh.share_of("draft", each, 1, Paging(128, 1)) for each in (there, here)]
+    assert shares[0] == shares[1]
 
 
 @pytest.mark.parametrize("shared", [False, True])
