@@ -34,7 +34,7 @@ inline int64_t InPass(int64_t rows, int64_t most = kTogether) {
   return rows < most && rows > 6 ? RoundUp(rows, 2) : std::min(rows, most);
 }
 
-constexpr int64_t kMostRows = 256;  // of a block
+constexpr int64_t kMostRows = 256;    // that are rounded, and then multiplied with all weights
 constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
 constexpr int64_t kLine = 64;         // bytes of a tile's row
 
@@ -120,9 +120,8 @@ struct Digits {
 
 // A block of rows as kinds multiply them, each form made once for all weights of a call.
 struct Activations {
-  // A block has up to `block` rows.
-  Activations(const Input& in, int64_t block, bool tiles)
-      : in(in), width(in.width), block(std::min(block, in.rows)), tiles(tiles) {}
+  Activations(const Input& in, bool tiles)
+      : in(in), width(in.width), block(std::min(kMostRows, in.rows)), tiles(tiles) {}
 
   const Input in;
   const int64_t width, block;

@@ -33,12 +33,6 @@ namespace {
 
 constexpr int64_t kLongest = 65000;  // inputs; int32 sums of more could overflow
 
-// Rows that are rounded, and then multiplied with all weights: so few that a core's cache has them.
-int64_t BlockRows(int64_t width) {
-  const int64_t rows = (1 << 19) / std::max<int64_t>(1, width) * 2 * kTile;
-  return std::clamp<int64_t>(rows, 2 * kTile, kMostRows);
-}
-
 void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
   const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel);
   const char* from = w.Panel(panel);
@@ -203,7 +197,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffe
   const char* first = static_cast<const char*>(norm.untyped_data()) + (own ? 0 : at[0]);
   const float* weights = normed == 0 ? nullptr : reinterpret_cast<const float*>(first);
   const bool tiles = kHasTiles && TilesAllowed();
-  Activations rows({x.typed_data(), in[0], in[1], weights, eps}, BlockRows(in[1]), tiles);
+  Activations rows({x.typed_data(), in[0], in[1], weights, eps}, tiles);
   std::vector<Job> jobs;
   int64_t count = 0, bytes = 0;
   for (size_t i = 0; i < panels.size(); ++i) {
