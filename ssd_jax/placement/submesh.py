@@ -38,7 +38,11 @@ class DispatchingDraft(BranchingDraft, Protocol):
     """A draft of which every call but `branch_tokens` only dispatches."""
 
     def ready(self) -> bool:
-        """Whether the branches of the last `expand` are there: `branch_tokens` does not wait."""
+        """Whether the branches of the last `expand` are there: `branch_tokens` does not wait.
+
+        Once true for an expansion it stays true: `SubmeshDraft.promote` of a round without the
+        draft relies on it.
+        """
         ...
 
 
