@@ -78,7 +78,8 @@ class FakeBranchingDraft:
         self._confidence = confidence
         self._budget = branches if budget is None else budget
         self._texts: list[list[int]] = [[] for _ in range(slots)]
-        self._prompts = [0] * slots  # their lengths, while the text is no longer
+        self._prompts, self._most = [0] * slots, [0] * slots  # their lengths, so far and in all
+        self.pages: dict[int, tuple[int, ...]] = {}
         self._new: set[int] = set()  # slots whose request has had no record yet
         self._records: dict[int, Record] = {}
         self._branches: dict[int, list[Branch | None]] = {}
@@ -91,15 +92,20 @@ class FakeBranchingDraft:
     def open(self, opening: SlotOpening) -> None:
         """What the slot's last request left behind stays, as it does on a device."""
         slot = opening.slot
-        self._texts[slot], self._prompts[slot] = [], 0
+        self._texts[slot], self._prompts[slot], self._most[slot] = [], 0, opening.prompt
+        self.pages[slot] = tuple(opening.pages)
         self._new.add(slot)
         self.calls.append("open")
 
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        self.pages[slot] = tuple(pages)
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         assert tokens
-        assert offset == len(self._texts[slot]) == self._prompts[slot]
+        assert slot in self._new, "behind a record"
+        assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
-        self._prompts[slot] = len(self._texts[slot])
+        self._prompts[slot] = min(len(self._texts[slot]), self._most[slot])
         self.calls.append("prefill")
 
     def promote(self, promotion: Promotion) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.controller import Controller
@@ -71,6 +72,8 @@ def ssd(
     pace: Pace | None = None,
     slots: int = 2,
     context: int = 64,
+    pages: PageStock | None = None,
+    target: Callable[..., FakeTarget] = FakeTarget,
     draft: Callable[..., FakeBranchingDraft] = FakeBranchingDraft,
     **scripted: Any,
 ) -> Parts:
@@ -78,9 +81,10 @@ def ssd(
 
     Args:
       remote: the draft is asked before the target is, and has devices of its own.
+      pages: that slots share; those that grow may run out.
       draft: makes the draft, of `scripted` among others.
     """
-    target = FakeTarget(script, slots=slots, context=context)
+    verifying = target(script, slots=slots, context=context)
     settings = {"slots": slots, "k": draft_k or k, "branches": budget, "budget": budget} | scripted
     branching = draft(script, **settings)
     controller = Watched(
@@ -94,6 +98,8 @@ def ssd(
         pace=pace,
         elsewhere=remote,
         asks_first=remote,
+        put_off=pages is not None and pages.grows,
     )
-    engine = Engine(target, Letters, frozenset({EOS}), drafter=controller, clock=Clock())
-    return Parts(target, branching, controller, engine)
+    engine = Engine(verifying, Letters, frozenset({EOS}), drafter=controller, clock=Clock(),
+                    pages=pages)  # fmt: skip
+    return Parts(verifying, branching, controller, engine)
