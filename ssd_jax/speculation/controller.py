@@ -213,8 +213,9 @@ class Controller:
         sources = dict.fromkeys(states, "hit")
         for slot in states:
             if lookup.branch[slot] < 0:
-                absent = self._absent or self._cache.absent(slot) if self._expanded[slot] else None
-                sources[slot] = absent or ("miss" if self._cache.held(slot) else "cold")
+                held = "miss" if self._cache.held(slot) else "cold"
+                found = self._absent or self._cache.absent(slot) or held
+                sources[slot] = found if self._expanded[slot] else "cold"
         limit = np.minimum(batch.limit, self._plan.k)
         this = RoundState(began, batch, limit, states, sources, lookup, np.zeros_like(limit))
         self._later.append(functools.partial(self._learn, this))

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from ssd_jax.engine.page_stock import PageStock
 from tests.engine.test_engine import LONG, drain, outputs, request, spell
+from tests.engine.test_preemption import SIZE, Paged
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.paces import Patient
 from tests.speculation.watched import ssd
@@ -16,6 +18,16 @@ def test_where_nothing_was_prepared_the_row_is_cold():
     assert output.text == LONG
     assert output.metrics["hit_rate"] == 0
     assert set(output.metrics["fallbacks"]) == {"cold"}
+
+
+def test_one_that_goes_on_where_another_had_branches_is_cold_and_has_not_missed():
+    stock = PageStock(slots=3, count=14, size=SIZE, beyond=4, context=64, grows=True)
+    parts = ssd(spell(LONG), slots=3, pages=stock, target=Paged, backup="draft")
+    for size in (40, 30, 30):
+        parts.engine.add(request([70] * 6, max_tokens=size))
+    found = [output.metrics for output in outputs(drain(parts.engine)).values()]
+    assert sum(metrics["preemptions"] for metrics in found) > 1
+    assert {cause for metrics in found for cause in metrics["fallbacks"]} == {"cold"}
 
 
 CALLS = ["branch_tokens", "promote", "draft", "tokens", "expand", "proposal"]
