@@ -39,6 +39,7 @@ def test_json_has_every_key_and_nothing_else_on_standard_output(generate):
     assert answer["metrics"]["hit_rate"] is None
 
 
+@pytest.mark.more
 def test_text_mode_streams_text_and_puts_figures_on_standard_error(generate):
     _, out, _ = generate("--prompt=hello", "--json", "--ignore_eos")
     status, text, err = generate("--prompt=hello", "--ignore_eos")

@@ -121,6 +121,7 @@ def test_the_text_is_kept_and_so_are_figures(
     assert f"{again['mean']['overlap']:.3f}" in shown
 
 
+@pytest.mark.more
 def test_a_whole_run_ends_with_the_trained_draft(
     evaluated, place, draft, tiny_checkpoint, monkeypatch
 ):

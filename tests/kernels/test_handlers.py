@@ -35,6 +35,7 @@ def why_missing(source):
     )
 
 
+@pytest.mark.more
 @needs_compiler
 def test_it_is_compiled_once(source, tmp_path):
     assert why_missing(source) is None

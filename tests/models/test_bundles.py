@@ -28,6 +28,7 @@ def packed_model(name, dtype="bfloat16"):
     return checkpoint, FunctionalModel(checkpoint.config, execution)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", cases(NAMES, "qwen3"))
 def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, dtype):

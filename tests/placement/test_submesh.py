@@ -332,6 +332,7 @@ def slow(draft, calls):
     draft._draft.ready = ready
 
 
+@pytest.mark.more
 def test_slow_branches_are_waited_for_and_counted(many, monkeypatch):
     asked = requests(many, "coupled")
     engine, draft = engine_of(many)
