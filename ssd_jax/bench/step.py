@@ -24,12 +24,14 @@ class StepRow:
 
     Attributes:
       ms: median over the repeats.
+      dispatch_ms: until the call has returned, of a forward that runs on.
       ratio: against width 1, paired by repeat.
       gb_per_s: weight bytes over the median time, in 1e9 bytes per second of each device.
     """
 
     width: int
     ms: Estimate
+    dispatch_ms: Estimate
     ratio: Estimate
     gb_per_s: float
 
@@ -74,7 +76,7 @@ def in_turns(
 
 
 def time_steps(
-    forward: Callable[[int], Callable[[], None]],
+    forward: Callable[[int], Callable[[], Callable[[], object]]],
     *,
     weight_bytes: int,
     widths: Sequence[int] = WIDTHS,
@@ -86,13 +88,26 @@ def time_steps(
     """Times forwards of several widths; see `in_turns`.
 
     Args:
-      forward: gives for a width a callable that runs one forward of that many tokens and returns
-        when it is done. All are made before the first is timed.
+      forward: gives for a width a callable that dispatches one forward of that many tokens and
+        returns what waits for it. All are made before the first is timed.
       weight_bytes: bytes of weights that each device reads in one forward.
       widths: tokens of a forward, different from each other, 1 among them.
       warmup: untimed runs of each width before.
     """
-    runs = [forward(width) for width in widths]
+    dispatched: dict[int, list[float]] = {width: [] for width in widths}
+
+    def timed(width: int) -> Callable[[], object]:
+        dispatch = forward(width)
+
+        def run() -> None:
+            start = clock()
+            wait = dispatch()
+            dispatched[width].append(1e3 * (clock() - start))
+            wait()
+
+        return run
+
+    runs = [timed(width) for width in widths]
     for run in runs:
         for _ in range(warmup):
             run()
@@ -106,6 +121,7 @@ def time_steps(
             StepRow(
                 width=width,
                 ms=estimate,
+                dispatch_ms=estimate_of(dispatched[width][warmup:]),
                 ratio=estimate_of(np.divide(own, ms[1]).tolist()),
                 gb_per_s=weight_bytes / estimate.median / 1e6,
             )
@@ -119,6 +135,7 @@ def step_table(result: StepResult, memory: Bandwidth) -> Table:
         Column("tokens", lambda row: str(row.width)),
         Column("ms", lambda row: f"{row.ms.median:.2f}"),
         Column("95% interval", lambda row: interval(row.ms, "{:.2f}", "-")),
+        Column("dispatch", lambda row: f"{row.dispatch_ms.median:.2f}"),
         Column("/ 1 token", lambda row: f"{row.ratio.median:.2f}x"),
         Column("weights GB/s", lambda row: f"{row.gb_per_s:.1f}"),
         Column("of read", lambda row: f"{row.gb_per_s / memory.read_gb_per_s:.0%}"),

@@ -12,6 +12,7 @@ from rich.console import Console
 from ssd_jax.bench.accounting import core_groups
 from ssd_jax.bench.perplexity import WINDOW, count_windows
 from ssd_jax.bench.prompts import BenchPrompt, load_prompts
+from ssd_jax.bench.step import WIDTHS
 from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
 from ssd_jax.cli.loading import failure, load, open_llm, params_of
@@ -35,6 +36,11 @@ _FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = 
     ),
     "warmup": ("int", 1, "unrecorded prompts of each mode first"),
     "repeats": ("int", 1, "passes over all prompts"),
+    "widths": (
+        "list",
+        list(map(str, WIDTHS)),
+        "tokens of a forward of the step suite, 1 among them",
+    ),
     "step_repeats": ("int", 30, "forwards of each width"),
     "supports": (
         "list",
@@ -111,6 +117,8 @@ def _check(given: dict[str, Any]) -> list[int]:
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
     if suite == "support":
         _check_support(given)
+    if suite == "step":
+        _check_widths(given)
     for name in _FLAGS.keys() - settings.names_from_file(given):
         of = [each for each, about in suites.SUITES.items() if name in about.flags]
         asked = given[name]
@@ -194,6 +202,15 @@ def _check_support(given: dict[str, Any]) -> None:
         )
     suites.numbers(given, "supports")
     given["mode"] = "sd"  # its draft is in this process
+
+
+def _check_widths(given: Mapping[str, Any]) -> None:
+    widths = suites.numbers(given, "widths")
+    if 1 not in widths or not {*widths} <= {*WIDTHS} or len({*widths}) < len(widths):
+        raise InputError(
+            f"widths = {','.join(given['widths'])!r}: give different numbers from 1 to "
+            f"{max(WIDTHS)}, 1 among them, which the others are compared with"
+        )
 
 
 def _settle_modes(given: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from ssd_jax.bench.acceptance import acceptance, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
-from ssd_jax.bench.step import WIDTHS, step_table, time_steps
+from ssd_jax.bench.step import step_table, time_steps
 from ssd_jax.cli.loading import failure, progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
@@ -161,23 +161,23 @@ def steps(job: BenchJob) -> SuiteReport:
     lengths = np.full(programs.slots, programs.context // 8, np.int32)
     pending = np.zeros(programs.slots, np.int32)
 
-    def forward(width: int) -> Callable[[], None]:
+    def forward(width: int) -> Callable[[], Callable[[], object]]:
         compiled = programs.compile_forward(width - 1)
         room = max(width - 1, programs.verification.widths[-1])
         tokens = np.zeros((programs.slots, room), np.int32)
 
-        def run_once() -> None:
+        def dispatch() -> Callable[[], object]:
             nonlocal pages
             logits, pages = compiled(parameters, pages, table, pending, tokens, lengths)
-            jax.block_until_ready(logits)
+            return partial(jax.block_until_ready, logits)
 
-        return run_once
+        return dispatch
 
     with progress_bar("forwards of every width", unit="rounds") as progress:
         result = time_steps(
             forward,
             weight_bytes=bytes_per_device(llm.target.model.read_structs()),
-            widths=WIDTHS,
+            widths=numbers(job.given, "widths"),
             repeats=job.given["step_repeats"],
             progress=progress,
         )
@@ -313,7 +313,7 @@ class Suite(NamedTuple):
 SUITES = {
     "prompts": Suite(prompts, ("modes", "ks", "prompts", "warmup", "repeats")),
     "accounting": Suite(accountings, ("modes", "ks", "prompts", "warmup")),
-    "step": Suite(steps, ("step_repeats",)),
+    "step": Suite(steps, ("widths", "step_repeats")),
     "overhead": Suite(overheads),
     "perplexity": Suite(perplexities, ("text", "window", "windows")),
     "support": Suite(supports, ("prompts", "supports")),

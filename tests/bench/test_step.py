@@ -16,7 +16,8 @@ from ssd_jax.bench.bandwidth import Bandwidth
 
 
 class Machine:
-    """A clock, and forwards that advance it by 10 ms + 1 ms a token, times a drift."""
+    """A clock, and forwards that advance it by 10 ms + 1 ms a token, times a drift; 2 ms of them
+    before the call returns."""
 
     def __init__(self, drift: float = 0.0) -> None:
         self.now = 0.0
@@ -27,11 +28,15 @@ class Machine:
         return self.now
 
     def forward(self, width: int):
-        def run() -> None:
-            self.log.append(width)
-            self.now += (0.010 + 0.001 * width) * (1 + self._drift * len(self.log))
+        def wait() -> None:
+            self.now += (0.008 + 0.001 * width) * (1 + self._drift * len(self.log))
 
-        return run
+        def dispatch():
+            self.log.append(width)
+            self.now += 0.002 * (1 + self._drift * len(self.log))
+            return wait
+
+        return dispatch
 
 
 BANDWIDTH = Bandwidth(
@@ -50,6 +55,7 @@ def test_each_width_has_its_time_ratio_and_bandwidth():
     assert [row.width for row in result.steps] == list(range(1, 18))
     for row in result.steps:
         assert row.ms.median == pytest.approx(10 + row.width)
+        assert row.dispatch_ms.median == pytest.approx(2)
         assert row.ratio.median == pytest.approx((10 + row.width) / 11)
         assert row.gb_per_s == pytest.approx(110 / (10 + row.width))
 
@@ -74,11 +80,11 @@ def test_a_ratio_is_of_runs_of_one_round():
     widths = [1, 8]
 
     def forward(width):
-        def run() -> None:
+        def wait() -> None:
             machine.now += (0.010 + 0.001 * width) * (1 + len(machine.log) // len(widths) % 2)
             machine.log.append(width)
 
-        return run
+        return lambda: wait
 
     result = step.time_steps(
         forward, weight_bytes=1, widths=widths, repeats=8, warmup=0, clock=machine.clock
@@ -136,7 +142,7 @@ def test_the_json_has_every_width_and_the_bandwidth():
         "steps",
     }
     assert [row["width"] for row in document["steps"]] == list(range(1, 18))
-    assert set(document["steps"][0]) == {"width", "ms", "ratio", "gb_per_s"}
+    assert set(document["steps"][0]) == {"width", "ms", "dispatch_ms", "ratio", "gb_per_s"}
     assert document["bandwidth"]["read_gb_per_s"] == 15
 
 

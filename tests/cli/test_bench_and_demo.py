@@ -18,6 +18,7 @@ from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write
 
 PAPER, EVERYBODY = "The paper's accounting: the target on core", "All cores for everybody"
+ONE_STEP = ("--suite=step", "--widths=1", "--step_repeats=1")
 SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
 
 
@@ -101,42 +102,39 @@ def test_an_empty_line_is_between_tables_and_what_loading_said_is_said_once(
 
 
 @pytest.mark.parametrize(
-    "widths", [range(1, 3), pytest.param(range(1, 18), marks=pytest.mark.slow)], ids=len
+    "flags", [("--widths=2,1",), pytest.param((), marks=pytest.mark.slow)], ids=["two", "all"]
 )
-def test_step_suite_times_every_width(tiny_checkpoint, capsys, monkeypatch, widths):
-    assert range(1, 18) == suites.WIDTHS
-    monkeypatch.setattr(suites, "WIDTHS", widths)
+def test_step_suite_times_every_width(tiny_checkpoint, capsys, flags):
     out, _ = run(
         capsys,
         "bench",
         "--suite=step",
+        *flags,
         f"--target={tiny_checkpoint}",
         "--step_repeats=2",
         "--json",
         *SMALL,
     )
     result = json.loads(out)
-    assert [row["width"] for row in result["steps"]] == list(widths)
+    assert [row["width"] for row in result["steps"]] == ([2, 1] if flags else [*range(1, 18)])
     assert result["bandwidth"]["copy_gb_per_s"] > 0
 
 
 @pytest.mark.more
-def test_step_suite_counts_the_weights_that_are_read(tmp_path, capsys, monkeypatch):
+def test_step_suite_counts_the_weights_that_are_read(tmp_path, capsys):
     """An embedding that is the head is read whole; beside a head of its own it is looked up in."""
-    monkeypatch.setattr(suites, "WIDTHS", range(1, 2))
     found = set()
     for tied in (True, False):
         path = tiny.write_checkpoint(tmp_path / str(tied), tie_word_embeddings=tied)
-        command = ("bench", "--suite=step", f"--target={path}", "--step_repeats=1", "--json")
+        command = ("bench", *ONE_STEP, f"--target={path}", "--json")
         found.add(json.loads(run(capsys, *command, *SMALL)[0])["weight_bytes"])
     assert len(found) == 1
 
 
 @pytest.mark.more
-def test_step_suite_counts_the_weights_of_one_device(tiny_checkpoint, capsys, monkeypatch):
+def test_step_suite_counts_the_weights_of_one_device(tiny_checkpoint, capsys):
     """Its memory is what is measured."""
-    monkeypatch.setattr(suites, "WIDTHS", range(1, 2))
-    command = ("bench", "--suite=step", f"--target={tiny_checkpoint}", "--step_repeats=1", "--json")
+    command = ("bench", *ONE_STEP, f"--target={tiny_checkpoint}", "--json")
     one, half = (
         json.loads(run(capsys, *command, f"--mesh=tensor={count}", *SMALL)[0])["weight_bytes"]
         for count in (1, 2)
