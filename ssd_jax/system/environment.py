@@ -52,21 +52,19 @@ def headline(environment: Mapping[str, Any]) -> str:
         device = environment["cpu_model"] or device
     commit, versions = environment["commit"], environment["versions"]
     changes = "+changes" if environment["commit_modified"] else ""
-    ours = commit[:9] + changes if commit else versions["ssd_jax"]
+    ours = commit[:9] + changes if commit else versions["ssd_jax"] or "not installed"
     return f"{device}, {used}/{cores} cores, jax {versions['jax']}, ssd_jax {ours}"
 
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that matter; None where not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for package in PACKAGES:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("ssd-jax", *PACKAGES):
+        name = package.replace("-", "_")
+        found[name] = None
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return {
-        "python": platform.python_version(),
-        "ssd_jax": importlib.metadata.version("ssd-jax"),
-        **found,
-    }
+            found[name] = importlib.metadata.version(package)
+    return found
 
 
 def commit(root: Path) -> dict[str, Any]:
