@@ -171,9 +171,9 @@ def leave_job() -> None:
 
 def why_no_mosaic_gpu() -> str | None:
     """Why kernels of Mosaic GPU cannot be compiled, in one line, or None: their spelling is that of
-    JAX 0.12."""
+    JAX 0.11."""
     import jax
 
-    if jax.__version_info__ >= (0, 12):
+    if jax.__version_info__ >= (0, 11):
         return None
-    return f"it needs JAX 0.12, so Python 3.12 or newer, and this is JAX {jax.__version__}"
+    return f"it needs JAX 0.11, so Python 3.12 or newer, and this is JAX {jax.__version__}"

@@ -258,8 +258,9 @@ class EngineSettings:
         "auto",
         "what computes attention of target and draft (a draft's process on another platform has "
         "its own, unless it is xla): cpu (a kernel for processors), pallas_tpu (one for TPUs), "
-        "pallas_gpu (one for H100 and H200, by name only: no GPU has run it), xla; auto takes the "
-        "platform's own, or xla where there is none; a given one that is not possible is an error",
+        "pallas_gpu (one for H100 and H200), xla; auto takes the platform's own, or xla where "
+        "there is none or it cannot read the model's pages; a given one that is not possible is "
+        "an error",
         get_args(AttentionKernel),
     )
     logprobs: int | None = _field(

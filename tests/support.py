@@ -29,7 +29,7 @@ from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.kv_pages import Scratch
 from ssd_jax.kernels.linear import cpu, packing
 from ssd_jax.kernels.linear import xla as linear
@@ -118,7 +118,7 @@ def places(wanted: list[str]) -> Iterator[Place]:
 # Kernels: a function of arrays, and what it must give.
 
 
-def attention(backend: str, kernels: TpuKernels | None = None) -> tuple[Callable[..., Any], Any]:
+def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..., Any], Any]:
     """A backend of attention, and a case for it."""
     case = cases.make(LAYOUT)
     width = None if backend == "pallas_tpu" else 2 * LAYOUT.head_dim
@@ -147,7 +147,7 @@ def attention_on_gpus() -> tuple[Callable[..., Any], Any]:
     return function, attention("reference")[1]
 
 
-def writing(windows: bool, kernels: TpuKernels | None = None) -> tuple[Callable[..., Any], Any]:
+def writing(windows: bool, kernels: Kernels | None = None) -> tuple[Callable[..., Any], Any]:
     """Writing rows of keys and values, and where."""
     rng = np.random.default_rng(0)
     pages = jnp.zeros((4, 2, 128, 128), jnp.bfloat16)
@@ -190,7 +190,7 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     for name, windows in (("scatter", False), ("windows", True)):
         yield f"KV writes: {name}", state, _try(place, *writing(windows), written)
     if place.platform == "tpu":
-        yield "KV writes: pallas_tpu", state, _try(place, *writing(True, TpuKernels()), written)
+        yield "KV writes: pallas_tpu", state, _try(place, *writing(True, Kernels()), written)
     for kind in ("bfloat16", "int8"):
         function, given = products(kind)
         product_ = np.asarray(function(*given)) if own else None
@@ -203,7 +203,7 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
 def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Kernels for accelerators, on whatever there is."""
     place = Place(INTERPRETER, "cpu")
-    how = TpuKernels(interpret=pltpu.InterpretParams())
+    how = Kernels(interpret=pltpu.InterpretParams())
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments))
     function = attention("pallas_tpu", how)

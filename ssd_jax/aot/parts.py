@@ -14,13 +14,11 @@ from ssd_jax.aot.chips import Chip, Roofline
 from ssd_jax.aot.hlo import Module
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.aot.traffic import ProgramWork
+from ssd_jax.devices.opened import execution_for
 from ssd_jax.devices.passes import page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
-from ssd_jax.kernels.linear import api as products
-from ssd_jax.kernels.tree_attention import api as attention
 from ssd_jax.memory import bytes_per_device
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.variants import named
@@ -115,13 +113,10 @@ class ChipSlice:
         Raises:
           InputError: nothing of it can be shared out.
         """
-        count, platform = len(places), self.chip.platform
-        mesh = mesh_of([self.devices[place] for place in places])
-        execution = Execution.for_platform(
-            platform,
-            dtype,
-            linear=products.backend(platform, dtype, devices=count),
-            attention=attention.backend(platform, devices=count),
+        own = [self.devices[place] for place in places]
+        mesh = mesh_of(own)
+        execution = execution_for(
+            self.chip.platform, dtype, about.head_dim, device=own[0], devices=len(own)
         )
         return FunctionalModel(about, execution, mesh=mesh)
 

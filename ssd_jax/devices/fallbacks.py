@@ -10,6 +10,7 @@ import jax
 
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
+from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.kernels.handlers import why_missing, why_not_kept
 from ssd_jax.kernels.tree_attention.api import choice_line
 from ssd_jax.models.sharding import TENSOR_AXIS
@@ -90,7 +91,17 @@ def _uncompiled_lines(models: Collection[FunctionalModel]) -> list[str]:
     platform = jax.default_backend()
     found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
-        return [choice_line(name, platform, size) for name, size in dict.fromkeys(found)]
+        own = "pallas_gpu" if platform == "gpu" else "pallas_tpu"
+        lines = [
+            choice_line(
+                name,
+                platform,
+                size,
+                why_unread(m.execution, m.config.head_dim, device_of(m), attention=own),
+            )
+            for m, (name, size) in zip(models, found, strict=True)
+        ]
+        return [*dict.fromkeys(lines)]
     reasons = [
         why_missing() if size == 1 else f"the compiled ones run on one device, not {size}"
         for name, size in found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +22,8 @@ from ssd_jax.devices.exactness import row_independent
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.linear import api as products
-from ssd_jax.kernels.tree_attention.api import backend, check_pages
+from ssd_jax.kernels.tree_attention import api
+from ssd_jax.kernels.tree_attention.api import backend, in_xla
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -83,6 +86,55 @@ class OpenedModel:
         return load_parameters(self.checkpoint.tensors, self.model, where=where, progress=progress)
 
 
+def execution_for(
+    platform: str,
+    dtype: str,
+    head_dim: int,
+    *,
+    device: Any,
+    devices: int = 1,
+    attention: str = "auto",
+) -> Execution:
+    """How a model is executed, with the platform's own kernels where they can do it.
+
+    Args:
+      dtype: compute dtype.
+      head_dim: of the model.
+      device: of JAX, one of those that share it.
+      devices: how many they are.
+      attention: see `Config.attention`.
+
+    Raises:
+      InputError: attention that is asked for by name and is not possible.
+    """
+    linear = products.backend(platform, dtype, devices=devices)
+    chosen = backend(platform, devices=devices, asked=attention)
+    for_platform = partial(Execution.for_platform, platform, dtype, linear=linear)
+    execution = for_platform(attention=chosen)
+    if attention == "auto" and why_unread(execution, head_dim, device) is not None:
+        return for_platform(attention=in_xla(platform))
+    return execution
+
+
+def why_unread(
+    execution: Execution,
+    head_dim: int,
+    device: Any,
+    *,
+    attention: str | None = None,
+    size: int = kv_pages.BLOCK,
+) -> str | None:
+    """Why attention, by default the chosen one, cannot read a model's pages of so many positions on
+    a device, in one line, or None."""
+    page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
+    return api.why_unread(attention or execution.attention, head_dim, page, device)
+
+
+def device_of(model: FunctionalModel) -> Any:
+    """One of a model's devices, of JAX."""
+    return jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
+
+
 def check_page_size(model: FunctionalModel, size: int) -> None:
     """Whether a model's attention takes pages of so many positions.
 
@@ -95,9 +147,12 @@ def check_page_size(model: FunctionalModel, size: int) -> None:
             f"page_size = {size} is no multiple of {POSITIONS}, which attention on this processor "
             "takes together; give one, or --attention=xla"
         )
-    page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
-    device = jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
-    check_pages(execution.attention, head_dim, page, device)
+    reason = why_unread(execution, head_dim, device_of(model), size=size)
+    if reason is not None:
+        raise InputError(
+            f"attention = {execution.attention!r} does not take {reason}; change it, or give "
+            "--attention=xla"
+        )
 
 
 def check_paging(model: FunctionalModel, size: int, *, slots: int, context: int) -> None:
@@ -144,11 +199,17 @@ def open_model(
       InputError: a checkpoint that cannot be used, or attention that is not possible here.
     """
     platform = jax.default_backend()
-    devices = 1 if mesh is None else mesh.size
-    chosen = backend(platform, devices=devices, asked=attention)
+    device, devices = (jax.devices()[0], 1) if mesh is None else (mesh.devices.flat[0], mesh.size)
+    backend(platform, devices=devices, asked=attention)  # before anything is read
     checkpoint = open_checkpoint(source, target=target, progress=progress)
-    linear = products.backend(platform, dtype, devices=devices)
-    execution = Execution.for_platform(platform, dtype, linear=linear, attention=chosen)
+    execution = execution_for(
+        platform,
+        dtype,
+        checkpoint.config.head_dim,
+        device=device,
+        devices=devices,
+        attention=attention,
+    )
     if bitwise:
         execution = row_independent(execution)
     stored = {}

@@ -46,13 +46,13 @@ class HeadShards(NamedTuple):
         return PartitionSpec(*[None] * dimension, self.axis)
 
 
-class TpuKernels(NamedTuple):
-    """How kernels of Pallas for TPUs are called.
+class Kernels(NamedTuple):
+    """How kernels of Pallas are called.
 
     Attributes:
       shards: where several devices have the heads.
-      interpret: whether a processor runs them, as an interpreter.
+      interpret: whether, or how, a processor runs them, as an interpreter.
     """
 
     shards: HeadShards | None = None
-    interpret: bool = False
+    interpret: Any = False

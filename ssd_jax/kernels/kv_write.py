@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Int32, Shaped
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.kv_pages import PageArray, PageTable
 
 
@@ -16,7 +16,7 @@ def write(
     values: Shaped[Array, "B R kv_heads width"],
     *,
     windows: bool = False,
-    kernels: TpuKernels | None = None,
+    kernels: Kernels | None = None,
 ) -> PageArray:
     """See `kv_pages.write`.
 

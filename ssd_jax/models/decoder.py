@@ -226,8 +226,8 @@ def _layer(
         if execution.attention != "cpu":  # which leaves out what a query does not see
             k, v = kv_pages.apart(k, v)
         kv, windows = kv_pages.beside(k, v, pages.shape[-1]), execution.window_writes
-        kernels = execution.kernels
-        written = write(pages, step.page_table, step.written, kv, windows=windows, kernels=kernels)
+        how = execution.writing
+        written = write(pages, step.page_table, step.written, kv, windows=windows, kernels=how)
         scratch = None
         if branches is not None:
             assert step.ancestor is not None
@@ -239,7 +239,7 @@ def _layer(
             step.visible,
             scratch,
             backend=execution.attention,
-            kernels=kernels,
+            kernels=execution.kernels,
         )
         return attended, (written, None if scratch is None else scratch.kv)
 

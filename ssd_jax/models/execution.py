@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.tree_attention.api import in_xla
 
 
@@ -24,7 +24,7 @@ class Execution:
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
       attention: backend of `tree_attention`, see there.
-      kernels: how kernels for TPUs are called, where they read and write pages.
+      kernels: how kernels of Pallas are called, where attention is by them.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       variants: programs of sampling that there are, by names of `sampling/variants.py`.
@@ -39,7 +39,7 @@ class Execution:
     min_rows: int = 1
     scan_layers: bool = False
     attention: str = "xla"
-    kernels: TpuKernels | None = None
+    kernels: Kernels | None = None
     window_writes: bool = False
     linear: str = "xla"
     variants: tuple[str, ...] = ("any",)
@@ -59,7 +59,12 @@ class Execution:
 
     def page_width(self, head_dim: int) -> int:
         """Of a key beside its value, as pages have them."""
-        return 2 * head_dim if self.kernels is None else kv_pages.lanes(head_dim)
+        return kv_pages.lanes(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
+
+    @property
+    def writing(self) -> Kernels | None:
+        """How the kernel that writes pages is called: on TPUs, whose attention reads them so."""
+        return self.kernels if self.attention == "pallas_tpu" else None
 
     def chunks_of(self, tokens: int) -> Iterator[int]:
         """The programs that prefill so many tokens, in turn. The last one is padded: one that would
@@ -81,7 +86,8 @@ class Execution:
         weights out of the stack before their product with several rows. XLA's bfloat16 product of
         one or two rows takes a path on CPU five times slower than one of three. (An int8 product
         has two rows for one token and needs no more; padded to three tokens it costs the same, and
-        other sums then do not depend on the number of tokens.) Elsewhere a branch on the device
+        other sums then do not depend on the number of tokens.) XLA's product of one row takes a
+        quarter longer on an H200 than one of eight. Elsewhere than on CPU a branch on the device
         stops the host, which then chooses among programs itself, and every array of a call is a
         transfer.
 
@@ -98,10 +104,10 @@ class Execution:
             compute=compute,
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             digits=1 if dtype == "w8a8" else 2,
-            min_rows=3 if padded else 1,
+            min_rows=3 if padded else 8 if platform in ("gpu", "cuda") else 1,
             scan_layers=platform == "tpu",
             attention=attention,
-            kernels=TpuKernels() if attention == "pallas_tpu" else None,
+            kernels=Kernels() if attention.startswith("pallas") else None,
             window_writes=not cpu,
             linear=linear,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),

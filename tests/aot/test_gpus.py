@@ -63,12 +63,18 @@ def test_a_program_passes_every_gate(case):
     assert gates(temporaries, hlo.read(compiled.as_text()), pages) == {}
 
 
-@pytest.mark.parametrize("width", [pytest.param(n, marks=compiles, id=f"{n}") for n in (0, 4)])
-def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width):
+EIGHT = [(width, name) for width in (0, 4) for name in ("pallas_gpu", "xla_static")]
+
+
+@pytest.mark.parametrize(
+    ("width", "attention"), [pytest.param(*each, marks=compiles, id=f"{each}") for each in EIGHT]
+)
+def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width, attention):
     """Layers of a scan would be copied out of their stack, and one row is a slice of the table."""
     about, count = read_configuration("llama-3.1-8b"), 8
     mesh = mesh_of(chips.devices("h100", count))
-    model = FunctionalModel(about, Execution.for_platform("gpu", "bfloat16"), mesh=mesh)
+    execution = Execution.for_platform("gpu", "bfloat16", attention=attention)
+    model = FunctionalModel(about, execution, mesh=mesh)
     sizes = Sizes(slots=1, context=8192, k=4, branches=specs.BRANCHES)
     module = hlo.read(of_target(model, sizes)["forward", width].compile(mesh).as_text())
     weights = bytes_per_device(model.parameter_structs())

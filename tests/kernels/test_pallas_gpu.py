@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
+from jax.sharding import Mesh
 
 from ssd_jax import compat
+from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch
 from tests.kernels import attention_cases as cases
 from tests.kernels.attention_cases import Shapes, expected, hide_unseen, make
@@ -20,6 +22,7 @@ if OLD is not None:
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
 from ssd_jax.kernels.tree_attention import pallas_gpu, pallas_gpu_kernel  # noqa: E402
+from ssd_jax.kernels.tree_attention.xla import tree_attention_xla  # noqa: E402
 
 HOW = [
     pytest.param(plgpu.InterpretGPUParams(), marks=pytest.mark.aot, id="interpreted"),
@@ -61,7 +64,7 @@ def shapes(draw):
     return cases.dataclasses.replace(found, head_dim=size, dtype="bfloat16")
 
 
-def attend(case, interpret, *, page_table=None, parts=None):
+def attend(case, interpret, *, page_table=None, parts=None, shards=None):
     pages = jnp.concatenate([case.k_pages, case.v_pages], axis=-1)
     scratch = None
     if case.ancestor is not None:
@@ -70,7 +73,8 @@ def attend(case, interpret, *, page_table=None, parts=None):
     table = jnp.asarray(case.table) if page_table is None else page_table
 
     def call(*arguments):
-        return pallas_gpu.tree_attention_pallas_gpu(*arguments, interpret=interpret, parts=parts)
+        how = {"interpret": interpret, "parts": parts, "shards": shards}
+        return pallas_gpu.tree_attention_pallas_gpu(*arguments, **how)
 
     arguments = jnp.asarray(case.q), pages, table, jnp.asarray(case.visible), scratch
     return np.asarray(jax.jit(call)(*arguments))
@@ -91,7 +95,7 @@ def test_it_is_near_float64(interpret, shape):
 
 
 @everywhere
-@pytest.mark.parametrize("parts", [1, 3, None])
+@pytest.mark.parametrize("parts", [1, 3, 47, None])
 def test_parts_of_a_prefix_make_one_softmax(interpret, parts):
     check(EDGES, interpret, parts=parts)
 
@@ -115,15 +119,36 @@ def test_only_queries_that_see_a_wrong_page_are_nan(interpret):
     )
 
 
+def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
+    """With XLA in the kernel's place: JAX interprets a kernel on one device at a time."""
+
+    def attend_here(q, pages, table, visible, branches, ancestor, **_how):
+        assert (q.shape[2], pages.shape[1], branches.shape[1]) == (2, 1, 1)
+        return tree_attention_xla(q, pages, table, visible, Scratch(branches, ancestor))
+
+    monkeypatch.setattr(pallas_gpu, "_attend", attend_here)
+    shape = Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2, dtype="bfloat16")
+    case = hide_unseen(make(shape))
+    shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
+    got = attend(case, None, shards=shards)
+    np.testing.assert_allclose(got, expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
+
+
 MUTANTS = {
-    "a position too many": ("< lax.broadcast_in_dim(visible", "<= lax.broadcast_in_dim(visible"),
-    "what nobody sees stays": ("row + index * block < limit", "row + index * block >= 0"),
+    "a position too many": (
+        "column < lax.broadcast_in_dim(behind",
+        "column <= lax.broadcast_in_dim(behind",
+    ),
+    "blocks that are taken for seen": ("lax.div(whole[b], block)", "lax.div(limit, block)"),
+    "what nobody sees stays": ("row < inside, v", "row < block, v"),
     "a sum that keeps the scale of an earlier maximum": ("sums * kept + w", "sums + w"),
     "an output that does": ("added * lax.broadcast_in_dim(kept, added.shape, [0])", "added"),
-    "parts that overlap": ("begin + each, blocks", "begin + each + 1, blocks"),
-    "the slot of the block before": ("v_shared.at[slot], (ROWS", "v_shared.at[1 - slot], (ROWS"),
+    "parts that overlap": ("jnp.minimum(each, blocks", "jnp.minimum(each + 1, blocks"),
+    "the slot of the block before": ("v_shared.at[slot], (ROWS", "v_shared.at[slot ^ 1], (ROWS"),
     "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
-    "queries of the first tile": ("pl.ds(tile * ROWS, ROWS)", "pl.ds(0, ROWS)"),
+    "queries of the first tile": ("* tiles + thread) * ROWS", "* tiles) * ROWS"),
+    "the tokens of other branches": ("its_branch == lax", "its_branch != lax"),
+    "a branch without its last token": ("its_depth <= lax", "its_depth < lax"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write_tpu
-from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.llm import LLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.sampling.params import SamplingParams
@@ -34,7 +34,7 @@ def opened(pair, *, pallas, **settings):
     def as_on_tpus(platform, compute, **choices):
         there = {"scan_layers": True, "window_writes": True, "attention": "xla_static"}
         if pallas:
-            there |= {"attention": "pallas_tpu", "kernels": TpuKernels(interpret=True)}
+            there |= {"attention": "pallas_tpu", "kernels": Kernels(interpret=True)}
         return dataclasses.replace(usual(platform, compute, **choices), **there)
 
     with pytest.MonkeyPatch.context() as patch:

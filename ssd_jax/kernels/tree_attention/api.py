@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from ssd_jax import compat
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.kernels.head_shards import TpuKernels
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 from ssd_jax.kernels.tree_attention.bounds import check_shapes
 from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
@@ -27,6 +27,9 @@ BACKENDS = {
     "cpu": tree_attention_cpu,
 }
 
+OWN = ("cpu", "pallas_tpu", "pallas_gpu")
+"""Kernels, each of a platform."""
+
 
 def in_xla(platform: str) -> str:
     """The backend in plain XLA: where a loop of unknown length costs little, it stops at the
@@ -41,8 +44,6 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
     if name == "pallas_gpu":
         if platform not in ("gpu", "cuda"):
             return f"it needs a GPU, and JAX has the platform {platform}"
-        if devices > 1:
-            return f"it runs on one device, not {devices}"
         return compat.why_no_mosaic_gpu()
     if name == "cpu":
         if platform != "cpu":
@@ -64,7 +65,7 @@ def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
       InputError: what is asked for by name is not there.
     """
     if asked == "auto":
-        own = [name for name in ("cpu", "pallas_tpu") if why_not(name, platform, devices) is None]
+        own = [name for name in OWN if why_not(name, platform, devices) is None]
         return own[0] if own else in_xla(platform)
     reason = why_not(asked, platform, devices)
     if reason is not None:
@@ -74,33 +75,33 @@ def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
     return in_xla(platform) if asked == "xla" else asked
 
 
-def check_pages(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any) -> None:
-    """Whether a backend that was asked for by name can do a model's attention.
+def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any) -> str | None:
+    """Why a backend cannot do a model's attention, in one line, or None.
 
     Args:
       pages: of keys and values, see `PageArray`.
       device: of JAX, that runs it.
-
-    Raises:
-      InputError: it cannot; says what it needs.
     """
     if name != "pallas_gpu":
-        return
+        return None
     from ssd_jax.kernels.tree_attention import pallas_gpu
 
-    reason = pallas_gpu.why_not_on(device) or pallas_gpu.why_not(head_dim, pages)
-    if reason is not None:
-        raise InputError(f"attention = {name!r} does not take {reason}; give xla, or leave it out")
+    return pallas_gpu.why_not_on(device) or pallas_gpu.why_not(head_dim, pages)
 
 
-def choice_line(name: str, platform: str, devices: int = 1) -> str:
-    """Which backend computes attention, and why others do not, for a user."""
-    reasons = {each: why_not(each, platform, devices) for each in ("cpu", "pallas_tpu")}
-    if platform in ("gpu", "cuda"):
-        by_name = "no GPU has run it; --attention=pallas_gpu asks for it"
-        reasons["pallas_gpu"] = why_not("pallas_gpu", platform, devices) or by_name
-    others = [f"not {each}: {why or 'another was asked for'}" for each, why in reasons.items()]
-    return "; ".join([f"attention is {name}", *(o for o in others if f"not {name}:" not in o)])
+def choice_line(name: str, platform: str, devices: int = 1, unread: str | None = None) -> str:
+    """Which backend computes attention, and why others do not, for a user.
+
+    Args:
+      unread: what `why_unread` says of the platform's own.
+    """
+    reasons = {each: why_not(each, platform, devices) for each in OWN}
+    others = [
+        f"not {each}: {why or unread or 'another was asked for'}"
+        for each, why in reasons.items()
+        if each != name
+    ]
+    return "; ".join([f"attention is {name}", *others])
 
 
 def tree_attention(
@@ -111,7 +112,7 @@ def tree_attention(
     scratch: Scratch | None = None,
     *,
     backend: str = "xla",
-    kernels: TpuKernels | None = None,
+    kernels: Kernels | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
     """Softmax attention of R query tokens per row, RoPE already applied, grouped-query heads.
 
@@ -121,21 +122,23 @@ def tree_attention(
     its key having been written before. A query that sees nothing gets zeros, one that would see a
     page or an entry of the scratch that is not there gets NaN.
 
-    `backend` is one of `BACKENDS`, or "pallas_tpu", which is called as `kernels` says, or
-    "pallas_gpu".
+    `backend` is one of `BACKENDS`, or "pallas_tpu" or "pallas_gpu", which are called as `kernels`
+    says.
 
     Raises:
       ValueError: shapes that do not fit each other, or that a backend does not have.
     """
     check_shapes(q, kv_pages, page_table, visible, scratch)
+    shards, interpret = kernels or Kernels()
     if backend == "pallas_gpu":
         from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
 
-        return tree_attention_pallas_gpu(q, kv_pages, page_table, visible, scratch)
+        return tree_attention_pallas_gpu(
+            q, kv_pages, page_table, visible, scratch, shards=shards, interpret=interpret or None
+        )
     if backend == "pallas_tpu":
         from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 
-        shards, interpret = kernels or TpuKernels()
         return tree_attention_pallas_tpu(
             q, kv_pages, page_table, visible, scratch, shards=shards, interpret=interpret
         )

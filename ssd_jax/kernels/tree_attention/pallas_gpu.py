@@ -1,7 +1,6 @@
 """`tree_attention` on GPUs: what surrounds the Mosaic GPU kernel of `pallas_gpu_kernel.py`.
 
-The kernel has the pages' part of the softmax; its states are merged, and the branches added, in
-plain XLA.
+The kernel has the softmax of each part of the pages, and of the branches; plain XLA merges them.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
+from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention.bounds import in_range, known
-from ssd_jax.kernels.tree_attention.pallas_gpu_kernel import ROWS, kernel
-from ssd_jax.kernels.tree_attention.xla import Softmax, add_branches, normalise
+from ssd_jax.kernels.tree_attention.pallas_gpu_kernel import ROWS, SLOTS, kernel
 
 POSITIONS = 64
 """Pages have a multiple of these."""
@@ -27,8 +26,11 @@ HEAD_DIMS = (64, 128)
 CAPABILITY = "9.0"
 """Of GPUs that have its products (wgmma): Hopper's; neither Ampere's nor Blackwell's."""
 
-_MOST = 128  # positions a product
-_CORES = 132  # of an H100; a guess elsewhere costs time only
+_BLOCK = 8192  # numbers of the keys of a block: 16 KiB
+_TILES = 3  # of 64 queries that share a block's keys and values, a warpgroup each
+_LEAST = 4  # blocks of a part, so that what it returns is little beside what it reads
+_MERGED, _FOLDED = 32, 16  # parts that are merged at once, and that more are folded into
+_CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
@@ -61,6 +63,7 @@ def tree_attention_pallas_gpu(
     scratch: Scratch | None = None,
     *,
     parts: int | None = None,
+    shards: HeadShards | None = None,
     interpret: Any = None,
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
@@ -71,84 +74,157 @@ def tree_attention_pallas_gpu(
     Args:
       parts: that a prefix is cut into, for blocks of the grid to share; None is as many as give
         every core one.
+      shards: where several devices have the heads.
       interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, as an interpreter.
 
     Raises:
       ValueError: pages that the kernel cannot read.
     """
-    batch, rows, heads, head_dim = q.shape
-    reason = why_not(head_dim, kv_pages)
+    reason = why_not(q.shape[-1], kv_pages)
     if reason is not None:
         raise ValueError(f"attention by Pallas on a GPU does not take {reason}")
-    page_table = as_array(page_table, batch)
+    page_table = as_array(page_table, len(q))
+    valid = in_range(kv_pages, page_table, visible, scratch)
+    attend = functools.partial(_attend, parts=parts, interpret=interpret)
+    if shards is not None:
+        attend = shards.map(attend, (2, 1, None, None, 1, None), result=2)
+    page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
+    branches, ancestor = scratch or (None, None)
+    return known(attend(q, kv_pages, page_table, visible, branches, ancestor), valid)
+
+
+def _attend(
+    q: Float[Array, "B R heads head_dim"],
+    kv_pages: Shaped[Array, "pages kv_heads page_size width"],
+    page_table: Int32[Array, "B P"],
+    visible: Int32[Array, "B R"],
+    branches: Shaped[Array, "B kv_heads depths M width"] | None,
+    ancestor: Int32[Array, "B R 2"] | None,
+    *,
+    parts: int | None,
+    interpret: Any,
+) -> Float32[Array, "B R heads head_dim"]:
+    """For the heads that one device has."""
+    batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
-    state = _prefix(grouped, kv_pages, page_table, visible, parts, interpret)
-    if scratch is not None:
-        state = add_branches(state, grouped, scratch, group, head_dim**-0.5)
-    output = normalise(state).reshape(batch, kv_heads, rows, group, head_dim)
-    output = output.transpose(0, 2, 1, 3, 4).reshape(batch, rows, heads, head_dim)
-    return known(output, in_range(kv_pages, page_table, visible, scratch))
+    scratch = None if branches is None or ancestor is None else Scratch(branches, ancestor)
+    output = _softmax(grouped, kv_pages, page_table, visible, scratch, parts, interpret)
+    output = output.reshape(batch, kv_heads, rows, group, head_dim)
+    return output.transpose(0, 2, 1, 3, 4).reshape(batch, rows, heads, head_dim)
 
 
-def _prefix(
+def _softmax(
     q: Float[Array, "B kv_heads Q head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size width"],
     page_table: Int32[Array, "B P"],
     visible: Int32[Array, "B R"],
+    scratch: Scratch | None,
     parts: int | None,
     interpret: Any,
-) -> Softmax:
+) -> Float32[Array, "B kv_heads Q head_dim"]:
     """Calls the kernel, and merges what its parts return."""
     batch, kv_heads, queries, head_dim = q.shape
-    block = math.gcd(kv_pages.shape[2], _MOST)
+    block = math.gcd(kv_pages.shape[2], max(POSITIONS, _BLOCK // head_dim))
     tiles = pl.cdiv(queries, ROWS)
+    groups = pl.cdiv(tiles, _TILES)
+    tiles = pl.cdiv(tiles, groups)  # of a group
     capacity = page_table.shape[1] * kv_pages.shape[2]
+    branched = int(scratch is not None)  # a part of its own
     if parts is None:
-        parts = max(1, min(_CORES // (batch * kv_heads * tiles), capacity // block))
-    padding = tiles * ROWS - queries
+        fitting = _CORES // (batch * kv_heads * groups) - branched
+        parts = max(1, min(fitting, pl.cdiv(capacity, _LEAST * block)))
+        if parts + branched > _MERGED:
+            parts -= (parts + branched) % _FOLDED
+    padding = groups * tiles * ROWS - queries
     scaled = (q * head_dim**-0.5).astype(kv_pages.dtype)
     scaled = jnp.pad(scaled, ((0, 0), (0, 0), (0, padding), (0, 0)))
     visible = jnp.clip(visible, 0, capacity)
-    seen = jnp.repeat(visible, queries // visible.shape[1], axis=1)
-    seen = jnp.pad(seen, ((0, 0), (0, padding)))
+
+    def by_query(values: Int32[Array, "... R"]) -> Int32[Array, "... Q"]:
+        each = jnp.repeat(values, queries // visible.shape[1], axis=-1)
+        return jnp.pad(each, (*((0, 0),) * (values.ndim - 1), (0, padding)))
+
+    width, own, branches = _branches(scratch, visible.shape, block, kv_pages)
     swizzle = 128
     transforms = (
         plgpu.TilingTransform((8, swizzle // kv_pages.dtype.itemsize)),
         plgpu.SwizzleTransform(swizzle),
     )
     memory = functools.partial(plgpu.SMEM, dtype=kv_pages.dtype, transforms=transforms)
-    sums = jax.ShapeDtypeStruct((parts, batch, kv_heads, tiles * ROWS), jnp.float32)
+    each = parts + branched
+    sums = jax.ShapeDtypeStruct((each, batch, kv_heads, queries + padding), jnp.float32)
     maximum, total, output = plgpu.kernel(
-        functools.partial(kernel, parts=parts),
+        functools.partial(kernel, parts=parts, width=width),
         out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
         scratch_types=[
-            memory((ROWS, head_dim)),
-            memory((2, block, head_dim)),
-            memory((2, block, head_dim)),
-            memory((ROWS, block)),
+            memory((tiles, ROWS, head_dim)),
+            memory((SLOTS, block, head_dim)),
+            memory((SLOTS, block, head_dim)),
+            memory((tiles, ROWS, block)),
+            plgpu.Barrier(num_barriers=tiles),
+            plgpu.Barrier(num_barriers=SLOTS),
+            plgpu.Barrier(num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=tiles, num_barriers=SLOTS),
             plgpu.Barrier(),
-            plgpu.Barrier(num_barriers=2),
-            plgpu.Barrier(num_barriers=2),
         ],
-        grid=(tiles, batch * parts, kv_heads),
+        grid=(groups, batch * each, kv_heads),
         grid_names=("tile", "part", "head"),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        num_threads=tiles,
+        thread_name="thread",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
+        ),
         interpret=interpret,
     )(
-        jnp.clip(page_table, 0, len(kv_pages) - 1),
+        page_table,
         jnp.max(visible, axis=1),
+        jnp.min(visible, axis=1),
         scaled,
-        seen,
+        by_query(visible),
+        by_query(own),
         kv_pages,
+        branches,
     )
-    maximum, total, output = (each[:, :, :, :queries] for each in (maximum, total, output))
-    highest = jnp.max(maximum, axis=0)
-    weights = jnp.exp(maximum - highest)
-    return Softmax(
-        highest,
-        jnp.sum(weights * total, axis=0)[..., None],
-        jnp.sum(weights[..., None] * output, axis=0),
-    )
+    state = maximum, total[..., None], output
+    _, total, output = _merged(*(x[:, :, :, :queries] for x in state))
+    return output / jnp.where(total == 0, 1.0, total)
+
+
+def _merged(
+    maximum: Float32[Array, "parts *rows"],
+    total: Float32[Array, "parts *rows 1"],
+    output: Float32[Array, "parts *rows head_dim"],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One softmax of those of parts, with maxima of powers of two. Written out, so that XLA makes
+    kernels of it whose reads wait for each other once; many parts are folded first."""
+    if len(maximum) > _MERGED:
+        folded = [x.reshape(_FOLDED, -1, *x.shape[1:]) for x in (maximum, total, output)]
+        return _merged(*_merged(*folded))
+    highest = functools.reduce(jnp.maximum, maximum)
+    weights = [jnp.exp2(each - highest)[..., None] for each in maximum]
+
+    def added(values: jax.Array) -> jax.Array:
+        weighted = [weight * each for weight, each in zip(weights, values, strict=True)]
+        return functools.reduce(jnp.add, weighted)
+
+    return highest, added(total), added(output)
+
+
+def _branches(
+    scratch: Scratch | None, rows: tuple[int, ...], block: int, pages: jax.Array
+) -> tuple[int, Int32[Array, "2 B R"], Shaped[Array, "_ _ E width"]]:
+    """Branches of a sequence, where each query is among them, and what they hold, padded to whole
+    blocks, with zeros for what no query sees."""
+    if scratch is None:
+        nobody = jnp.zeros((2, *rows), jnp.int32)
+        return 1, nobody, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)
+    batch, heads, depths, width, _ = scratch.kv.shape
+    own = jnp.moveaxis(scratch.ancestor, -1, 0)
+    entry = jnp.arange(depths * width)
+    mine = (entry % width == own[0, ..., None]) & (entry // width <= own[1, ..., None])
+    kv = scratch.kv.reshape(batch, heads, len(entry), -1).astype(pages.dtype)
+    kv = jnp.where(jnp.any(mine, axis=1)[:, None, :, None], kv, jnp.zeros((), kv.dtype))
+    return width, own, jnp.pad(kv, ((0, 0), (0, 0), (0, -len(entry) % block), (0, 0)))

@@ -1,12 +1,15 @@
-"""The Mosaic GPU kernel of `pallas_gpu.py`: a softmax over a part of a sequence's pages.
+"""The Mosaic GPU kernel of `pallas_gpu.py`: softmaxes over parts of a sequence's keys and values.
 
-A block of the grid is (tile of queries, part of the prefix and sequence, key/value head), and one
-group of four warps. It goes once over its positions, block by block; meanwhile the next block is
-copied into the other of two slots.
+A block of the grid is (group of tiles of queries, part and sequence, key/value head). The parts are
+those of the pages and, behind them, the sequence's branches. Each tile has a warpgroup of its own;
+all go over the part's positions, block by block, while the first one has the next blocks copied
+into a ring of slots that all read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,21 +20,30 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 ROWS = 64
 """Queries of a tile: the least that a product of Hopper's has."""
+SLOTS = 4
+"""Blocks of keys and values in shared memory."""
 LOWEST = -1e30
+MASKED = 2 * LOWEST
+"""A score whose weight is 0 whatever the maximum."""
+LOG2_E = 1.4426950408889634
 Ref = Any
 """Of an array in one of a GPU's memories."""
 
 _load: Any = plgpu.load  # another signature before JAX 0.12
 _Sums: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
+_AHEAD = SLOTS - 2  # blocks being copied; a warpgroup may be a block behind the first
 
 
 def kernel(
     table: Ref,
     length: Ref,
+    whole: Ref,
     q: Ref,
     seen: Ref,
+    own: Ref,
     pages: Ref,
+    branches: Ref,
     maximum: Ref,
     total: Ref,
     output: Ref,
@@ -42,90 +54,170 @@ def kernel(
     q_here: Ref,
     k_here: Ref,
     v_here: Ref,
+    free: Ref,
+    cleaned: Ref,
     *,
     parts: int,
+    width: int,
 ) -> None:
     """One block of the grid.
 
     Args:
       table: [B, P] int32.
-      length: [B] int32: positions that some query of a sequence sees.
-      q: [B, kv_heads, Q, D], Q a multiple of `ROWS`, already scaled.
+      length, whole: [B] int32: positions that some query of a sequence sees, and that all do.
+      q: [B, kv_heads, Q, D], Q a multiple of the tiles of a block of the grid, already scaled.
       seen: [B, Q] int32: positions that each query sees.
+      own: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
       pages: [pages, kv_heads, page_size, 2 * D].
-      maximum, total: [parts, B, kv_heads, Q] float32.
-      output: [parts, B, kv_heads, Q, D] float32, not normalised.
-      q_shared, k_shared, v_shared, weights_shared: [ROWS, D], [2, block, D] twice, [ROWS, block].
+      branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is of
+        branch e % width, at depth e // width. Numbers that no query sees are finite.
+      maximum, total: [parts or one more, B, kv_heads, Q] float32, of powers of two.
+      output: [parts or one more, B, kv_heads, Q, D] float32, not normalised.
+      q_shared, k_shared, v_shared, weights_shared: [tiles, ROWS, D], [SLOTS, block, D] twice,
+        [tiles, ROWS, block].
       q_here, k_here, v_here: barriers of the copies to the first three.
+      free: barriers that all have read a slot.
+      cleaned: the barrier of values that nobody sees, in the last block.
       parts: that a prefix is cut into.
+      width: branches of a sequence.
     """
-    tile, head = lax.axis_index("tile"), lax.axis_index("head")
-    part, b = lax.rem(lax.axis_index("part"), parts), lax.div(lax.axis_index("part"), parts)
-    _, block, head_dim = k_shared.shape
-    rows = pl.ds(tile * ROWS, ROWS)
-    plgpu.copy_gmem_to_smem(q.at[b, head, rows], q_shared, q_here)
-    limit = length[b]
-    blocks = lax.div(limit + (block - 1), block)
-    each = lax.div(blocks + (parts - 1), parts)
-    begin = jnp.minimum(part * each, blocks)
-    end = jnp.minimum(begin + each, blocks)
+    thread, head = lax.axis_index("thread"), lax.axis_index("head")
+    each_b = maximum.shape[0]
+    part, b = lax.rem(lax.axis_index("part"), each_b), lax.div(lax.axis_index("part"), each_b)
+    tiles, _, head_dim = q_shared.shape
+    block = k_shared.shape[1]
+    rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
+    plgpu.copy_gmem_to_smem(q.at[b, head, rows], q_shared.at[thread], q_here.at[thread])
 
-    def fetch(index: jax.Array, slot: jax.Array) -> None:
-        at = index * block
-        page = table[b, lax.div(at, pages.shape[2])]
-        within = pl.ds(pl.multiple_of(lax.rem(at, pages.shape[2]), block), block)
-        k = pages.at[page, head, within, pl.ds(0, head_dim)]
-        v = pages.at[page, head, within, pl.ds(head_dim, head_dim)]
+    def copy(source: Ref, slot: jax.Array) -> None:
+        """Of keys and values side by side, [block, 2 * D]."""
+        k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
         plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_here.at[slot])
         plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_here.at[slot])
 
-    @pl.when(begin < end)
-    def _():
-        fetch(begin, lax.rem(begin, 2))
+    def reduce(
+        count: jax.Array | int,
+        plain: jax.Array | int,
+        fetch: Callable[[jax.Array], Ref],
+        visible: Callable[[jax.Array, jax.Array], jax.Array],
+        clean: Callable[[jax.Array, jax.Array], None],
+    ) -> None:
+        """Over `count` blocks.
 
-    plgpu.barrier_wait(q_here)
-    visible = _load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
+        Args:
+          plain: of which the first so many are seen by all queries, every position.
+          fetch: a block [block, 2 * D] by its number.
+          visible: the mask [ROWS, block] of a block, given its number and each one's column.
+          clean: makes a block's values finite, given its number and slot.
+        """
 
-    def add_block(index: jax.Array, carry: Any) -> Any:
-        highest, sums, added = carry
-        slot = lax.rem(index, 2)
-
-        @pl.when(index + 1 < end)
+        @pl.when(thread == 0)
         def _():
-            fetch(index + 1, 1 - slot)
+            for index in map(jnp.int32, range(_AHEAD)):
+                pl.when(index < count)(partial(lambda i: copy(fetch(i), i), index))
 
-        plgpu.barrier_wait(k_here.at[slot])
-        scores = _product(q_shared, k_shared.at[slot].transpose((1, 0)), (ROWS, block))
-        column = plgpu.broadcasted_iota(jnp.int32, (ROWS, block), 1, layout=plgpu.Layout.WGMMA)
-        mask = column + index * block < lax.broadcast_in_dim(visible, scores.shape, [0])
-        scores = jnp.where(mask, scores, LOWEST)
-        most = jnp.maximum(highest, scores.max(axis=1))
-        kept = jnp.exp(highest - most)
-        weights = jnp.exp(scores - lax.broadcast_in_dim(most, scores.shape, [0]))
-        weights = jnp.where(mask, weights, 0.0)
-        plgpu.barrier_wait(v_here.at[slot])
+        plgpu.barrier_wait(q_here.at[thread])
 
-        @pl.when((index + 1) * block > limit)
-        def _():  # what no query sees may be NaN, which a weight of 0 would not take away
-            v = _load(v_shared.at[slot], layout=plgpu.Layout.WGMMA)
-            row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
-            v_shared[slot] = jnp.where(row + index * block < limit, v, jnp.zeros_like(v))
+        def add_block(index: jax.Array, carry: Any, *, masked: bool = True) -> Any:
+            highest, sums, added = carry
+            slot, later = lax.rem(index, SLOTS), index + _AHEAD
 
-        weights_shared[...] = weights.astype(pages.dtype)  # JAX interprets no operand in registers
-        plgpu.commit_smem()
-        product = _product(weights_shared, v_shared.at[slot], (ROWS, head_dim))
-        added = added * lax.broadcast_in_dim(kept, added.shape, [0]) + product
-        return most, sums * kept + weights.sum(axis=1), added
+            @pl.when((thread == 0) & (later < count))
+            def _():
+                there = lax.rem(later, SLOTS)
+                pl.when(later >= SLOTS)(lambda: plgpu.barrier_wait(free.at[there]))
+                copy(fetch(later), there)
 
-    start = (
-        plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), _BY_ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _BY_ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA),
-    )
-    highest, sums, added = lax.fori_loop(begin, end, add_block, start)
-    maximum[part, b, head, rows] = highest
-    total[part, b, head, rows] = sums
-    output[part, b, head, rows] = added
+            plgpu.barrier_wait(k_here.at[slot])
+            q_tile, w_tile = q_shared.at[thread], weights_shared.at[thread]
+            scores = _product(q_tile, k_shared.at[slot].transpose((1, 0)), (ROWS, block))
+            if masked:
+                layout = plgpu.Layout.WGMMA
+                column = plgpu.broadcasted_iota(jnp.int32, (ROWS, block), 1, layout=layout)
+                scores = jnp.where(visible(index, column), scores, MASKED)
+            most = jnp.maximum(highest, scores.max(axis=1) * LOG2_E)
+            kept = jnp.exp2(highest - most)
+            weights = jnp.exp2(scores * LOG2_E - lax.broadcast_in_dim(most, scores.shape, [0]))
+            w_tile[...] = weights.astype(pages.dtype)  # JAX interprets no operand in registers
+            plgpu.commit_smem()
+            plgpu.barrier_wait(v_here.at[slot])
+            if masked:
+                clean(index, slot)
+            added = added * lax.broadcast_in_dim(kept, added.shape, [0])
+            added = added + _product(w_tile, v_shared.at[slot], (ROWS, head_dim))
+            plgpu.barrier_arrive(free.at[slot])
+            return most, sums * kept + weights.sum(axis=1), added
+
+        start = (
+            plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), _BY_ROW),
+            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _BY_ROW),
+            plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA),
+        )
+        found = lax.fori_loop(0, plain, partial(add_block, masked=False), start)
+        highest, sums, added = lax.fori_loop(plain, count, add_block, found)
+        maximum[part, b, head, rows] = highest
+        total[part, b, head, rows] = sums
+        output[part, b, head, rows] = added
+
+    @pl.when(part < parts)
+    def _():
+        limit = length[b]
+        blocks = lax.div(limit + (block - 1), block)
+        each = lax.div(blocks + (parts - 1), parts)
+        begin = jnp.minimum(part * each, blocks)
+        reach = _load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
+
+        def fetch(index: jax.Array) -> Ref:
+            at = (begin + index) * block
+            page = table[b, lax.div(at, pages.shape[2])]
+            within = pl.ds(pl.multiple_of(lax.rem(at, pages.shape[2]), block), block)
+            return pages.at[page, head, within]
+
+        def visible(index: jax.Array, column: jax.Array) -> jax.Array:
+            behind = reach - (begin + index) * block
+            return column < lax.broadcast_in_dim(behind, column.shape, [0])
+
+        def clean(index: jax.Array, slot: jax.Array) -> None:
+            """What no query sees may be NaN, which a weight of 0 would not take away."""
+            inside = limit - (begin + index) * block
+
+            @pl.when(inside < block)
+            def _():
+                @pl.when(thread == 0)
+                def _():
+                    v = _load(v_shared.at[slot], layout=plgpu.Layout.WGMMA)
+                    row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=plgpu.Layout.WGMMA)
+                    v_shared[slot] = jnp.where(row < inside, v, jnp.zeros_like(v))
+                    plgpu.commit_smem()
+                    plgpu.barrier_arrive(cleaned)
+
+                plgpu.barrier_wait(cleaned)
+
+        count = jnp.minimum(each, blocks - begin)
+        plain = jnp.clip(lax.div(whole[b], block) - begin, 0, count)
+        reduce(count, plain, fetch, visible, clean)
+
+    if each_b > parts:
+
+        @pl.when(part == parts)
+        def _():
+            branch, depth = (
+                _load(own.at[which, b, rows], layout=_BY_ROW, optimized=False) for which in (0, 1)
+            )
+
+            def visible(index: jax.Array, column: jax.Array) -> jax.Array:
+                entry = column + index * block
+                its_branch, its_depth = lax.rem(entry, width), lax.div(entry, width)
+                its = its_branch == lax.broadcast_in_dim(branch, column.shape, [0])
+                return its & (its_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
+
+            reduce(
+                branches.shape[2] // block,
+                0,
+                lambda index: branches.at[b, head, pl.ds(index * block, block)],
+                visible,
+                lambda _index, _slot: None,
+            )
 
 
 def _product(a: Any, b: Ref, shape: tuple[int, int]) -> jax.Array:

@@ -1,0 +1,96 @@
+"""Whole engines on a GPU: what each mode says there, and the same in bitwise mode."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from ssd_jax.llm import LLM
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.testing import tiny
+from tests.llm.test_speculative import outputs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.shipped]
+
+PROMPTS = ["to be or not to be, that is", "xyxyxyxyxyxy", "one two three one two", "?"]
+SETTINGS = [{}, {"temperature": 0.8, "seed": 5}, {"repetition_penalty": 1.3, "min_tokens": 9}, {}]
+SHAPE = {"head_dim": 64, "hidden_size": 64, "intermediate_size": 96}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip("no GPU")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def pair(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp(request.param)
+    names = {"target": 0.0, "draft": 0.04}
+    return [
+        str(tiny.write_checkpoint(root / name, request.param, noise=noise, **SHAPE))
+        for name, noise in names.items()
+    ]
+
+
+def said(llm, mode):
+    requests = [
+        llm.request(prompt, SamplingParams(max_tokens=24, ignore_eos=True, **settings), index)
+        for index, (prompt, settings) in enumerate(zip(PROMPTS, SETTINGS, strict=True))
+    ]
+    return [output.token_ids for output in outputs(llm, requests, mode)]
+
+
+def opened(pair, **settings):
+    usual = {"slots": 2, "context": 256, "mode": "ssd", "draft": pair[1], "k": 3}
+    return LLM(pair[0], **usual | {"verify": "coupled"} | settings)
+
+
+@pytest.mark.parametrize("attention", ["xla", "pallas_gpu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_every_mode_says_the_same_bit_for_bit(pair, dtype, attention):
+    if attention == "pallas_gpu" and dtype == "float32":
+        pytest.skip("the kernel reads bfloat16")
+    placed = {"draft_placement": "inline", "budget": 6}
+    with opened(pair, dtype=dtype, attention=attention, exact="bitwise", **placed) as llm:
+        plain = said(llm, "ar")
+        assert said(llm, "sd") == plain
+        assert said(llm, "ssd") == plain
+    assert all(one != other for one, other in itertools.combinations(plain, 2))
+
+
+def test_a_draft_on_the_host_prepares_what_the_gpu_verifies(pair):
+    with opened(
+        pair, dtype="bfloat16", draft_placement="process", draft_devices="cpu", exact="bitwise"
+    ) as llm:
+        assert said(llm, "ssd") == said(llm, "ar")
+
+
+def test_pages_that_slots_share_say_the_same(pair):
+    placed = {"draft_placement": "inline", "budget": 6, "exact": "bitwise", "dtype": "bfloat16"}
+    with (
+        opened(pair, page_size=64, **placed) as shared,
+        opened(pair, page_size=64, attention="pallas_gpu", **placed) as kernel,
+    ):
+        assert said(shared, "ssd") == said(shared, "ar")
+        assert said(kernel, "ssd") == said(kernel, "ar")
+
+
+def test_a_gpu_says_in_float32_what_a_processor_does(pair):
+    plain = {"dtype": "float32", "mode": "ar", "draft": None, "k": None, "verify": "ratio"}
+    with opened(pair, **plain) as llm:
+        here = said(llm, "ar")
+    script = f"from tests.llm.test_gpu import *; print(said(opened({pair}, **{plain}), 'ar'))"
+    there = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert there.stdout.splitlines()[-1] == str(here)
