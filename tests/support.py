@@ -271,9 +271,9 @@ def _run(spec: ProgramSpec) -> None:
 # Notes and page.
 
 
-def survey(wanted: list[str]) -> list[Note]:
+def survey(wanted: list[str]) -> Iterator[Note]:
     """Tries everything; prints what fails, and goes on."""
-    today, notes = datetime.date.today().isoformat(), []
+    today = datetime.date.today().isoformat()
     tries: list[tuple[str, str, str, Callable[[], None]]] = []
     if not wanted or INTERPRETER in wanted:
         tries += [(INTERPRETER, *each) for each in interpreted()]
@@ -286,8 +286,7 @@ def survey(wanted: list[str]) -> list[Note]:
             print(f"{part} on {platform}: {type(error).__name__}: {error}", file=sys.stderr)
             state = "failed"
         print(f"{platform}: {part}: {state}", flush=True)
-        notes.append(Note(part, platform, state, today, versions(platform)))
-    return notes
+        yield Note(part, platform, state, today, versions(platform))
 
 
 def versions(platform: str) -> str:
@@ -363,12 +362,13 @@ def _cell(notes: list[Note | None]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Surveys, or with --page only writes the page."""
-    if arguments != ["--page"]:
-        found = survey(arguments)
-        lines = ",\n".join(json.dumps(note) for note in merged(read(), found))
+    """Surveys, or with --page only writes the page; one that is interrupted keeps its notes."""
+    notes = read()
+    for note in survey(arguments) if arguments != ["--page"] else ():
+        notes = merged(notes, [note])
+        lines = ",\n".join(map(json.dumps, notes))
         EVIDENCE.write_text(f"[\n{lines}\n]\n")
-    PAGE.write_text(render(read()))
+    PAGE.write_text(render(notes))
 
 
 if __name__ == "__main__":
