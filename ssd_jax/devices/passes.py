@@ -60,7 +60,20 @@ def cut(model: FunctionalModel, structs: Any, *axes: str | None) -> Any:
 def history_structs(model: FunctionalModel, slots: int) -> History:
     """Of what so many slots have said so far, cut between devices as embeddings are."""
     history = jax.eval_shape(lambda: penalties.empty(slots, model.config.vocab_size))
-    return cut(model, history, DATA_AXIS, model.rules.vocab)
+    return cut(model, history, DATA_AXIS, over_words(model, model.rules.vocab))
+
+
+def over_words(model: FunctionalModel, axis: str | None) -> str | None:
+    """Mesh axis over which logits and histories are cut, where weights are over this one.
+
+    Devices of several processes have them whole on processors, so that no branch or loop of
+    sampling sends anything: Gloo pairs what they send by its order, and there XLA begins what
+    stands behind a branch before all that is sent within, on each device at its own time.
+    """
+    mesh = model.mesh
+    if mesh is None or not spans_processes(mesh) or mesh.devices.flat[0].platform != "cpu":
+        return axis
+    return None
 
 
 def step(
@@ -125,10 +138,12 @@ def promote(
 def logits(
     model: FunctionalModel, parameters: Parameters, hidden: Float32[Array, "*rows hidden"]
 ) -> Float32[Array, "*rows outputs"]:
-    """What the head says of hidden states, cut between devices as the head is."""
+    """What the head says of hidden states, cut between devices as the head is, see `over_words`."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
     if model.mesh is not None:
-        flat = jax.lax.with_sharding_constraint(flat, PartitionSpec(None, model.rules.outputs))
+        axis = model.rules.outputs
+        for each in dict.fromkeys((axis, over_words(model, axis))):
+            flat = jax.lax.with_sharding_constraint(flat, PartitionSpec(None, each))
     return flat.reshape(*hidden.shape[:-1], -1)
 
 
@@ -186,7 +201,10 @@ class PagedPrograms:
             "history": history_structs(model, slots),
             "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
             "logits": cut(
-                model, jax.ShapeDtypeStruct((1, outputs), jnp.float32), None, model.rules.outputs
+                model,
+                jax.ShapeDtypeStruct((1, outputs), jnp.float32),
+                None,
+                over_words(model, model.rules.outputs),
             ),
         }
         self._compiled: dict[Name, Program] = {}

@@ -106,7 +106,8 @@ class Programs(PagedPrograms):
         """Logits [slots * (proposed + 1), V] of a `forward`."""
         shape = self.slots * (proposed + 1), self.model.config.outputs
         logits = jax.ShapeDtypeStruct(shape, jnp.float32)
-        return passes.cut(self.model, logits, DATA_AXIS, self.model.rules.outputs)
+        axis = passes.over_words(self.model, self.model.rules.outputs)
+        return passes.cut(self.model, logits, DATA_AXIS, axis)
 
     def compile_forward(self, proposed: int) -> Program:
         """`forward` of a number of proposed tokens that is not among the programs."""
