@@ -125,6 +125,7 @@ class LLM(Calls):
             bitwise=self.config.exact == "bitwise",
             attention=self.config.attention,
             mesh=self.placement.target,
+            page_size=self.config.page_size,
             progress=progress,
         )
         self.tokenizer = self.target.tokenizer
@@ -389,6 +390,7 @@ class LLM(Calls):
             dtype,
             attention=self.config.attention,
             mesh=self.placement.draft,
+            page_size=self.config.page_size,
             target=self.target.checkpoint,
             progress=progress,
         )

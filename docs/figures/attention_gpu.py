@@ -2,10 +2,10 @@
 
 Microseconds of a call and the share of the device's copy bandwidth at which the prefix is read,
 with shapes of one layer of Llama-3.2-1B and of one of eight devices of Llama-3.1-70B. Each program
-makes many calls over different pages, so that no cache has them. Where PyTorch is installed, its
-`scaled_dot_product_attention` (key/value heads shared through `enable_gqa`, or queries of a head as
-rows) and its FlexAttention attend with the same mask over keys and values side by side, in CUDA
-graphs of as many calls.
+makes many calls over different pages, so that no cache has them (XLA's makes one). Where PyTorch is
+installed, its `scaled_dot_product_attention` (key/value heads shared through `enable_gqa`, or
+queries of a head as rows) and its FlexAttention attend with the same mask over keys and values side
+by side, in CUDA graphs of as many calls.
 """
 
 from __future__ import annotations

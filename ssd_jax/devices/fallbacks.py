@@ -11,6 +11,7 @@ import jax
 from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.opened import device_of, why_unread
+from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing, why_not_kept
 from ssd_jax.kernels.tree_attention.api import choice_line
 from ssd_jax.models.sharding import TENSOR_AXIS
@@ -61,7 +62,8 @@ def find_fallbacks(
     if held == "widest":
         programs.widths = programs.widths[-1:]
     models = {"target": programs.model} | ({} if draft is None else {"draft": draft})
-    lines += _uncompiled_lines(models.values())
+    page_size = kv_pages.BLOCK if programs.paging is None else programs.paging.size
+    lines += _uncompiled_lines(models.values(), page_size)
     if any(model.stored and model.execution.linear == "xla" for model in models.values()):
         lines.append(
             "dtype = 'native' computes in bfloat16 here: quantised weights are used as they are on "
@@ -85,23 +87,16 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     return can_agree and widths_agree(programs, parameters)
 
 
-def _uncompiled_lines(models: Collection[FunctionalModel]) -> list[str]:
+def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> list[str]:
     """One for each reason that attention, and with it products, is XLA's where it is usually
     compiled, or compiled at every start; elsewhere one on which attention was chosen."""
     platform = jax.default_backend()
     found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
-        own = "pallas_gpu" if platform == "gpu" else "pallas_tpu"
-        lines = [
-            choice_line(
-                name,
-                platform,
-                size,
-                why_unread(m.execution, m.config.head_dim, device_of(m), attention=own),
-            )
-            for m, (name, size) in zip(models, found, strict=True)
-        ]
-        return [*dict.fromkeys(lines)]
+        about = {"attention": f"pallas_{platform}", "size": page_size}
+        unread = [why_unread(m.execution, m.config.head_dim, device_of(m), **about) for m in models]
+        chosen = zip(found, unread, strict=True)
+        return [*dict.fromkeys(choice_line(name, platform, n, why) for (name, n), why in chosen)]
     reasons = [
         why_missing() if size == 1 else f"the compiled ones run on one device, not {size}"
         for name, size in found

@@ -94,6 +94,7 @@ def execution_for(
     device: Any,
     devices: int = 1,
     attention: str = "auto",
+    page_size: int | None = None,
 ) -> Execution:
     """How a model is executed, with the platform's own kernels where they can do it.
 
@@ -102,7 +103,7 @@ def execution_for(
       head_dim: of the model.
       device: of JAX, one of those that share it.
       devices: how many they are.
-      attention: see `Config.attention`.
+      attention, page_size: see `Config`.
 
     Raises:
       InputError: attention that is asked for by name and is not possible.
@@ -111,7 +112,8 @@ def execution_for(
     chosen = backend(platform, devices=devices, asked=attention)
     for_platform = partial(Execution.for_platform, platform, dtype, linear=linear)
     execution = for_platform(attention=chosen)
-    if attention == "auto" and why_unread(execution, head_dim, device) is not None:
+    unread = why_unread(execution, head_dim, device, size=page_size or kv_pages.BLOCK)
+    if attention == "auto" and unread is not None:
         return for_platform(attention=in_xla(platform))
     return execution
 
@@ -181,6 +183,7 @@ def open_model(
     bitwise: bool = False,
     attention: str = "auto",
     mesh: Mesh | None = None,
+    page_size: int | None = None,
     target: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> OpenedModel:
@@ -190,7 +193,7 @@ def open_model(
       source: see `Config.target`.
       dtype: compute dtype.
       bitwise: see `devices.exactness`.
-      attention: see `Config.attention`.
+      attention, page_size: see `Config`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
       progress: of the download.
@@ -209,6 +212,7 @@ def open_model(
         device=device,
         devices=devices,
         attention=attention,
+        page_size=page_size,
     )
     if bitwise:
         execution = row_independent(execution)

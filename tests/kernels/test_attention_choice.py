@@ -66,7 +66,6 @@ def test_a_gpu_has_its_kernel_where_jax_compiles_it(monkeypatch):
 HOPPER, ADA = (types.SimpleNamespace(compute_capability=c) for c in ("9.0", "8.9"))
 
 
-@pytest.mark.skipif(compat.why_no_mosaic_gpu() is not None, reason="JAX before 0.11")
 @pytest.mark.parametrize(
     ("device", "head_dim", "dtype", "reason"),
     [
@@ -77,7 +76,10 @@ HOPPER, ADA = (types.SimpleNamespace(compute_capability=c) for c in ("9.0", "8.9
         (HOPPER, 64, "float32", "pages of float32: it needs bfloat16"),
     ],
 )
-def test_a_model_or_gpu_that_the_kernel_lacks_has_attention_by_xla(device, head_dim, dtype, reason):
+def test_a_model_or_gpu_that_the_kernel_lacks_has_attention_by_xla(
+    device, head_dim, dtype, reason, monkeypatch
+):
+    monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
     execution = execution_for("gpu", dtype, head_dim, device=device)
     assert execution.attention == ("pallas_gpu" if reason is None else "xla_static")
     found = why_unread(execution, head_dim, device, attention="pallas_gpu")
@@ -85,9 +87,14 @@ def test_a_model_or_gpu_that_the_kernel_lacks_has_attention_by_xla(device, head_
     named = execution_for("gpu", dtype, head_dim, device=device, attention="pallas_gpu")
     assert named.attention == "pallas_gpu"  # which is refused, where it is checked
     assert why_unread(named, head_dim, device) == found
-    assert "page_size = 48: it needs" in why_unread(
-        execution, 64, HOPPER, attention="pallas_gpu", size=48
-    )
+
+
+def test_pages_of_a_size_that_the_kernel_lacks_have_attention_by_xla(monkeypatch):
+    monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
+    there = {"device": HOPPER, "page_size": 48}
+    assert execution_for("gpu", "bfloat16", 64, **there).attention == "xla_static"
+    named = execution_for("gpu", "bfloat16", 64, **there, attention="pallas_gpu")
+    assert "page_size = 48: it needs" in why_unread(named, 64, HOPPER, size=48)
 
 
 def test_a_line_says_what_was_chosen_and_why_not_others():

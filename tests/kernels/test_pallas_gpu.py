@@ -50,6 +50,16 @@ TREE = Shapes(  # more queries than one tile
     seed=2,
 )
 
+WIDE = Shapes(  # more tiles than a block of the grid has, and one that is padding
+    visible=(tuple(range(100, 170)),),
+    group=4,
+    page_size=64,
+    branches=2,
+    depths=1,
+    dtype="bfloat16",
+    seed=3,
+)
+
 
 @pytest.fixture(autouse=True)
 def _where_it_runs(request):
@@ -119,6 +129,25 @@ def test_only_queries_that_see_a_wrong_page_are_nan(interpret):
     )
 
 
+@pytest.mark.aot
+def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid():
+    check(WIDE, plgpu.InterpretGPUParams())
+
+
+@everywhere
+@pytest.mark.parametrize("parts", [3, None])
+def test_a_query_gives_the_same_bits_beside_others(interpret, parts):
+    """At the edges of blocks, from which on those beside it see one more."""
+    lengths = (1, 63, 64, 65, 126, 127, 128, 129, 191, 192, 193, 255, 256)
+    shape = Shapes(visible=((320,) * 5,), page_size=64, dtype="bfloat16", seed=6)
+    case = make(shape)
+    for length in lengths:
+        among = length + np.arange(5, dtype=np.int32)[None]
+        several = attend(case._replace(visible=among), interpret, parts=parts)
+        alone = case._replace(q=case.q[:, :1], visible=among[:, :1])
+        np.testing.assert_array_equal(attend(alone, interpret, parts=parts), several[:, :1])
+
+
 def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
     """With XLA in the kernel's place: JAX interprets a kernel on one device at a time."""
 
@@ -143,7 +172,12 @@ MUTANTS = {
     "what nobody sees stays": ("row < inside, v", "row < block, v"),
     "a sum that keeps the scale of an earlier maximum": ("sums * kept + w", "sums + w"),
     "an output that does": ("added * lax.broadcast_in_dim(kept, added.shape, [0])", "added"),
-    "parts that overlap": ("jnp.minimum(each, blocks", "jnp.minimum(each + 1, blocks"),
+    "parts that overlap": (
+        "(part + index * parts) * block\n            page",
+        "(part + index) * block\n            page",
+    ),
+    "a part without its last block": ("blocks - part + (parts - 1)", "blocks - part"),
+    "tiles of the first group": ('lax.axis_index("tile") * tiles', "0 * tiles"),
     "the slot of the block before": ("v_shared.at[slot], (ROWS", "v_shared.at[slot ^ 1], (ROWS"),
     "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
     "queries of the first tile": ("* tiles + thread) * ROWS", "* tiles) * ROWS"),
@@ -162,7 +196,7 @@ def test_every_mutant_is_caught(name, monkeypatch):
     mutant = dict(vars(pallas_gpu_kernel))
     exec(compile(text.replace(old, new), f"{path} mutant", "exec"), mutant)
     monkeypatch.setattr(pallas_gpu, "kernel", mutant["kernel"])
-    shape = TREE if "tile" in name else EDGES
+    shape = WIDE if "group" in name else TREE if "tile" in name else EDGES
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         check(shape, plgpu.InterpretGPUParams(), parts=2)
 

@@ -72,8 +72,7 @@ def tree_attention_pallas_gpu(
     out of range.
 
     Args:
-      parts: that a prefix is cut into, for blocks of the grid to share; None is as many as give
-        every core one.
+      parts: that a prefix is dealt out to, about so many; None is as many as give every core one.
       shards: where several devices have the heads.
       interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, as an interpreter.
 
@@ -134,10 +133,11 @@ def _softmax(
     capacity = page_table.shape[1] * kv_pages.shape[2]
     branched = int(scratch is not None)  # a part of its own
     if parts is None:
-        fitting = _CORES // (batch * kv_heads * groups) - branched
-        parts = max(1, min(fitting, pl.cdiv(capacity, _LEAST * block)))
-        if parts + branched > _MERGED:
-            parts -= (parts + branched) % _FOLDED
+        # The same for a token alone and among those that verification has beside it.
+        blocks = batch * kv_heads * (1 if groups <= 2 else groups)
+        parts = max(1, min(_CORES // blocks - branched, pl.cdiv(capacity, _LEAST * block)))
+    if parts + branched > _MERGED:
+        parts -= (parts + branched) % _FOLDED
     padding = groups * tiles * ROWS - queries
     scaled = (q * head_dim**-0.5).astype(kv_pages.dtype)
     scaled = jnp.pad(scaled, ((0, 0), (0, 0), (0, padding), (0, 0)))

@@ -162,24 +162,27 @@ def kernel(
     @pl.when(part < parts)
     def _():
         limit = length[b]
-        blocks = lax.div(limit + (block - 1), block)
-        each = lax.div(blocks + (parts - 1), parts)
-        begin = jnp.minimum(part * each, blocks)
+
+        def of_part(blocks: jax.Array) -> jax.Array:
+            """How many of the first blocks it has: dealt out in turn, they do not depend on others'
+            lengths, nor do a query's bits."""
+            return lax.div(jnp.maximum(blocks - part + (parts - 1), 0), parts)
+
         reach = _load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
 
         def fetch(index: jax.Array) -> Ref:
-            at = (begin + index) * block
+            at = (part + index * parts) * block
             page = table[b, lax.div(at, pages.shape[2])]
             within = pl.ds(pl.multiple_of(lax.rem(at, pages.shape[2]), block), block)
             return pages.at[page, head, within]
 
         def visible(index: jax.Array, column: jax.Array) -> jax.Array:
-            behind = reach - (begin + index) * block
+            behind = reach - (part + index * parts) * block
             return column < lax.broadcast_in_dim(behind, column.shape, [0])
 
         def clean(index: jax.Array, slot: jax.Array) -> None:
             """What no query sees may be NaN, which a weight of 0 would not take away."""
-            inside = limit - (begin + index) * block
+            inside = limit - (part + index * parts) * block
 
             @pl.when(inside < block)
             def _():
@@ -193,9 +196,8 @@ def kernel(
 
                 plgpu.barrier_wait(cleaned)
 
-        count = jnp.minimum(each, blocks - begin)
-        plain = jnp.clip(lax.div(whole[b], block) - begin, 0, count)
-        reduce(count, plain, fetch, visible, clean)
+        count = of_part(lax.div(limit + (block - 1), block))
+        reduce(count, of_part(lax.div(whole[b], block)), fetch, visible, clean)
 
     if each_b > parts:
 

@@ -41,7 +41,12 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
     """
     target = None if settings.target is None else open_checkpoint(settings.target)
     opened = open_model(
-        settings.source, settings.dtype, attention=settings.attention, mesh=mesh, target=target
+        settings.source,
+        settings.dtype,
+        attention=settings.attention,
+        mesh=mesh,
+        page_size=settings.hello.page_size or None,
+        target=target,
     )
     if opened.fingerprint != settings.hello.model:
         raise InputError(
