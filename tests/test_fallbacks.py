@@ -13,6 +13,8 @@ from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
 from ssd_jax.devices import fallbacks
 from ssd_jax.devices.fallbacks import find_fallbacks
+from ssd_jax.devices.passes import Paging
+from ssd_jax.kernels.tree_attention import pallas_gpu
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -22,6 +24,8 @@ from ssd_jax.testing import tiny
 
 
 class FakePrograms:
+    paging = None
+
     def __init__(self, dtype="float32", widths=(0, 3), devices=0, **changes):
         execution = Execution.for_platform(
             "cpu", dtype, linear="xla" if dtype == "float32" else "cpu", attention="cpu"
@@ -105,6 +109,19 @@ def test_a_line_says_that_several_devices_have_nothing_compiled():
     (line,) = found("distribution", programs, draft=programs.model).lines
     assert line.endswith(", which is slower here: the compiled ones run on one device, not 2")
     assert found("distribution", programs, draft=alone.model).lines == (line,)
+
+
+def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
+    monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
+    monkeypatch.setattr(pallas_gpu, "why_not_on", lambda _device: None)
+    programs = FakePrograms("bfloat16", head_dim=64)
+    programs.model.execution = Execution.for_platform("gpu", "bfloat16")
+    (line,) = found("distribution", programs).lines
+    assert line.endswith("not pallas_gpu: another was asked for")
+    programs.paging = Paging(size=48, total=4)
+    (line,) = found("distribution", programs, draft=programs.model).lines
+    assert line.endswith("not pallas_gpu: page_size = 48: it needs a multiple of 64")
 
 
 def test_native_weights_that_are_not_used_as_they_are_are_told():
