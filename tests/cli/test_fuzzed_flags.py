@@ -109,17 +109,12 @@ def shallow(monkeypatch, tmp_path):
         raise LoadingError
 
     @functools.cache
-    def opened(*args):
-        source, dtype, bitwise, attention, mesh, target = args
-        return open_model(
-            source, dtype, bitwise=bitwise, attention=attention, mesh=mesh, target=target
-        )
+    def opened(source, dtype, **how):
+        return open_model(source, dtype, **how)
 
-    def open_once(
-        source, dtype, *, bitwise=False, attention="auto", mesh=None, target=None, progress=None
-    ):
+    def open_once(source, dtype, *, progress=None, **how):
         del progress
-        return opened(source, dtype, bitwise, attention, mesh, target)
+        return opened(source, dtype, **how)
 
     open_model = llm.open_model
     monkeypatch.setattr(llm, "open_model", open_once)
