@@ -145,7 +145,7 @@ def kernel(
                 clean(index, slot)
             added = added * lax.broadcast_in_dim(kept, added.shape, [0])
             added = added + _product(w_tile, v_shared.at[slot], (ROWS, head_dim))
-            plgpu.barrier_arrive(free.at[slot])
+            pl.when(index + SLOTS < count)(lambda: plgpu.barrier_arrive(free.at[slot]))
             return most, sums * kept + weights.sum(axis=1), added
 
         start = (
