@@ -147,7 +147,7 @@ def _softmax(
         each = jnp.repeat(values, queries // visible.shape[1], axis=-1)
         return jnp.pad(each, (*((0, 0),) * (values.ndim - 1), (0, padding)))
 
-    width, own, branches = _branches(scratch, visible.shape, block, kv_pages)
+    M, own, branches = _branches(scratch, visible.shape, block, kv_pages)
     swizzle = 128
     transforms = (
         plgpu.TilingTransform((8, swizzle // kv_pages.dtype.itemsize)),
@@ -157,7 +157,7 @@ def _softmax(
     each = parts + branched
     sums = jax.ShapeDtypeStruct((each, batch, kv_heads, queries + padding), jnp.float32)
     maximum, total, output = plgpu.kernel(
-        functools.partial(kernel, parts=parts, width=width),
+        functools.partial(kernel, parts=parts, M=M),
         out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
         scratch_types=[
             memory((tiles, ROWS, head_dim)),
@@ -216,15 +216,15 @@ def _merged(
 def _branches(
     scratch: Scratch | None, rows: tuple[int, ...], block: int, pages: jax.Array
 ) -> tuple[int, Int32[Array, "2 B R"], Shaped[Array, "_ _ E width"]]:
-    """Branches of a sequence, where each query is among them, and what they hold, padded to whole
-    blocks, with zeros for what no query sees."""
+    """How many branches a sequence has, the branch and depth of each query, and what they hold,
+    padded to whole blocks, with zeros for what no query sees."""
     if scratch is None:
         nobody = jnp.zeros((2, *rows), jnp.int32)
         return 1, nobody, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)
-    batch, heads, depths, width, _ = scratch.kv.shape
+    batch, heads, depths, M, _ = scratch.kv.shape
     own = jnp.moveaxis(scratch.ancestor, -1, 0)
-    entry = jnp.arange(depths * width)
-    mine = (entry % width == own[0, ..., None]) & (entry // width <= own[1, ..., None])
+    entry = jnp.arange(depths * M)
+    mine = (entry % M == own[0, ..., None]) & (entry // M <= own[1, ..., None])
     kv = scratch.kv.reshape(batch, heads, len(entry), -1).astype(pages.dtype)
     kv = jnp.where(jnp.any(mine, axis=1)[:, None, :, None], kv, jnp.zeros((), kv.dtype))
-    return width, own, jnp.pad(kv, ((0, 0), (0, 0), (0, -len(entry) % block), (0, 0)))
+    return M, own, jnp.pad(kv, ((0, 0), (0, 0), (0, -len(entry) % block), (0, 0)))

@@ -8,6 +8,7 @@ into a ring of slots that all read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ SLOTS = 4
 LOWEST = -1e30
 MASKED = 2 * LOWEST
 """A score whose weight is 0 whatever the maximum."""
-LOG2_E = 1.4426950408889634
+LOG2_E = math.log2(math.e)
 Ref = Any
 """Of an array in one of a GPU's memories."""
 
@@ -58,7 +59,7 @@ def kernel(
     cleaned: Ref,
     *,
     parts: int,
-    width: int,
+    M: int,
 ) -> None:
     """One block of the grid.
 
@@ -70,7 +71,7 @@ def kernel(
       own: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is of
-        branch e % width, at depth e // width. Numbers that no query sees are finite.
+        branch e % M, at depth e // M. Numbers that no query sees are finite.
       maximum, total: [parts or one more, B, kv_heads, Q] float32, of powers of two.
       output: [parts or one more, B, kv_heads, Q, D] float32, not normalised.
       q_shared, k_shared, v_shared, weights_shared: [tiles, ROWS, D], [SLOTS, block, D] twice,
@@ -79,11 +80,11 @@ def kernel(
       free: barriers that all have read a slot.
       cleaned: the barrier of values that nobody sees, in the last block.
       parts: that a prefix is cut into.
-      width: branches of a sequence.
+      M: branches of a sequence.
     """
     thread, head = lax.axis_index("thread"), lax.axis_index("head")
-    each_b = maximum.shape[0]
-    part, b = lax.rem(lax.axis_index("part"), each_b), lax.div(lax.axis_index("part"), each_b)
+    states, place = maximum.shape[0], lax.axis_index("part")  # of a sequence
+    part, b = lax.rem(place, states), lax.div(place, states)
     tiles, _, head_dim = q_shared.shape
     block = k_shared.shape[1]
     rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
@@ -199,7 +200,7 @@ def kernel(
         count = of_part(lax.div(limit + (block - 1), block))
         reduce(count, of_part(lax.div(whole[b], block)), fetch, visible, clean)
 
-    if each_b > parts:
+    if states > parts:
 
         @pl.when(part == parts)
         def _():
@@ -209,7 +210,7 @@ def kernel(
 
             def visible(index: jax.Array, column: jax.Array) -> jax.Array:
                 entry = column + index * block
-                its_branch, its_depth = lax.rem(entry, width), lax.div(entry, width)
+                its_branch, its_depth = lax.rem(entry, M), lax.div(entry, M)
                 its = its_branch == lax.broadcast_in_dim(branch, column.shape, [0])
                 return its & (its_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
 
