@@ -142,7 +142,7 @@ def known_weaknesses(case):
         why = "arguments come in tiles of 8 rows, and products there take bfloat16 in tiles of 16"
         found |= dict.fromkeys(_OF_TILES, why)
     if case.chip.platform == "gpu":
-        why = "XLA copies a block's keys and values for its products, and scores go through memory"
+        why = "XLA cuts products, whose parts go through memory, as activations do"
         found["reads weights and pages once"] = why
     return found
 
