@@ -23,7 +23,16 @@ from ssd_jax.kernels.linear.api import products
 from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Embedding, Linear, Multiply, RMSNorm, linear, pad_rows
+from ssd_jax.models.layers import (
+    Embedding,
+    Linear,
+    Multiply,
+    RMSNorm,
+    linear,
+    pad_rows,
+    repeat,
+    stack,
+)
 from ssd_jax.models.rope import Rotation, rotation
 
 Stream = Float32[Array, "n H"]
@@ -142,15 +151,8 @@ class Decoder(nnx.Module):
         # Only a head gains from int8; rows that are merely looked up keep their precision.
         dtype = execution.compute if config.tie_embeddings else execution.floating
         self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), dtype)
-        if execution.scan_layers:
-            stack = nnx.vmap(
-                lambda _: DecoderLayer(config, execution), axis_size=config.num_layers, in_axes=None
-            )
-            self.layers = stack(None)
-        else:
-            self.layers = nnx.List(
-                DecoderLayer(config, execution) for _ in range(config.num_layers)
-            )
+        copies = stack if execution.scan_layers else repeat
+        self.layers = copies(DecoderLayer(config, execution), config.num_layers)
         self.norm = RMSNorm(config.hidden_size, "embed", config.rms_norm_eps)
 
 

@@ -84,7 +84,7 @@ class FunctionalModel:
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         self.stored = dict(stored or {})
         copied = dataclasses.replace(config, num_kv_heads=self.kv_heads)
-        module = nnx.eval_shape(lambda: CausalLM(copied, execution))
+        module = CausalLM(copied, execution)
         self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
         for _, each in nnx.iter_modules(module):
             if isinstance(each, Matrix):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,25 @@ Axes = tuple[str | None, ...]
 Multiply = Callable[[jax.Array, Sequence[Weight], Norm | None], list[jax.Array]]
 """`products`, or what does the same with other types."""
 
+Layer = TypeVar("Layer", bound=nnx.Module)
+
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param:
-    """A parameter with its logical axis names (see `sharding.py`); built under `eval_shape`."""
-    return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
+    """A parameter, without an array yet, with its logical axis names (see `sharding.py`)."""
+    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes)
+
+
+def stack(layer: Layer, depth: int) -> Layer:
+    """A layer whose parameters, without arrays yet, are those of `depth` layers."""
+    graph, state = nnx.split(layer)
+    return nnx.merge(
+        graph, jax.tree.map(lambda own: jax.ShapeDtypeStruct((depth, *own.shape), own.dtype), state)
+    )
+
+
+def repeat(layer: Layer, depth: int) -> nnx.List[Layer]:
+    """As many layers like this one, which costs a fraction of making each."""
+    return nnx.List(nnx.clone(layer) for _ in range(depth))
 
 
 class Matrix(nnx.Module):
