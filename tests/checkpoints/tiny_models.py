@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,12 @@ def hf_config(family: str, **changes: Any) -> dict[str, Any]:
 
 
 def hf_tensors(family: str, *, tied: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 tensors whose values bfloat16 represents exactly."""
+    """Random float32 tensors whose values bfloat16 represents exactly; the arrays are read-only."""
+    return dict(_hf_tensors(family, tied, seed))
+
+
+@functools.cache
+def _hf_tensors(family: str, tied: bool, seed: int) -> Mapping[str, np.ndarray]:
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
@@ -58,10 +64,13 @@ def hf_tensors(family: str, *, tied: bool = False, seed: int = 0) -> dict[str, n
             block |= {f"self_attn.{p}_norm.weight": (HEAD_DIM,) for p in "qk"}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in block.items()}
     rng = np.random.default_rng(seed)
-    return {
+    tensors = {
         name: rng.normal(size=shape).astype(ml_dtypes.bfloat16).astype(np.float32)
         for name, shape in shapes.items()
     }
+    for array in tensors.values():
+        array.flags.writeable = False
+    return tensors
 
 
 def write_hf(
