@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch, encode, write
-from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_missing
+from ssd_jax.kernels.tree_attention import api
+from ssd_jax.kernels.tree_attention.api import BACKENDS, why_missing
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from tests.kernels import attention_cases
 from tests.selection import cases
+
+tree_attention = jax.jit(api.tree_attention, static_argnames="backend")
+written = jax.jit(write)
 
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "bfloat16 bits": 2e-6}
@@ -35,11 +39,10 @@ def _pages(k, v, storage, page_size, table):
     earlier request may have left it."""
     values = np.concatenate([k, v], axis=-1)
     batch, heads, length, width = values.shape
-    pages = jnp.full((int(table.max()) + 1, heads, page_size, width), jnp.nan)
-    pages = encode(pages, jnp.dtype(storage))
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    values = jnp.asarray(values.transpose(0, 2, 1, 3))
-    return write(pages, jnp.asarray(table), positions, values)
+    pages = np.full((int(table.max()) + 1, heads, page_size, width), np.nan, np.float32)
+    positions = np.broadcast_to(np.arange(length), (batch, length))
+    values = values.transpose(0, 2, 1, 3)
+    return written(encode(jnp.asarray(pages), jnp.dtype(storage)), table, positions, values)
 
 
 def _one_query(q, keys, values):
@@ -71,7 +74,7 @@ def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
     q = _random((batch, rows, heads, head_dim), 3)
     visible = np.array([[1, 2, 3, 4], [300, 127, 128, 129], [0, 256, 257, 5]])
     attend = functools.partial(
-        jax.jit(tree_attention, static_argnames="backend"),
+        tree_attention,
         *(jnp.asarray(q), kv_pages, page_table, jnp.asarray(visible)),
         backend=backend,
     )
@@ -100,7 +103,7 @@ def test_it_is_near_float64_in_any_shape(backend, shapes):
         scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
     pages = np.concatenate([case.k_pages, case.v_pages], axis=-1)
     arguments = map(jnp.asarray, (case.q, pages, case.table, case.visible))
-    found = jax.jit(tree_attention, static_argnames="backend")(*arguments, scratch, backend=backend)
+    found = tree_attention(*arguments, scratch, backend=backend)
     atol = attention_cases.TOLERANCE[case.q.dtype.name]
     np.testing.assert_allclose(found, attention_cases.expected(case), rtol=0, atol=atol)
 
