@@ -102,6 +102,7 @@ class Controller:
         self._last: dict[int, SequenceState] = {}  # rows of the last round, which began then
         self._began = 0.0
         self._work: list[Activity] = []  # of the draft, not reported yet
+        self._to_tell: Callable[[], None] | None = None  # reports it, once the target is at work
         self._forwarded: float | None = None  # when the last forward of this expansion ended
 
     def open(self, opening: SlotOpening) -> None:
@@ -156,12 +157,16 @@ class Controller:
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
         seconds, tokens = self._clock() - asked, int(waited.max())
-        self._later.append(functools.partial(self._tell_work, drafted, tokens, seconds))
+        self._to_tell = functools.partial(self._tell_work, drafted, tokens, seconds)
         return drafted
 
     def proposal(self) -> Any:
         """See `protocols.Drafter.proposal`."""
-        return self._draft.proposal()
+        proposal, tell = self._draft.proposal(), self._to_tell
+        self._to_tell = None
+        if tell is not None:
+            tell()
+        return proposal
 
     def speculate(self) -> None:
         """See `protocols.Drafter.speculate`."""
