@@ -45,11 +45,14 @@ def _plain_sum(x: jax.Array) -> jax.Array:
 
 
 def _sum_by_product(x: jax.Array) -> jax.Array:
-    rows = x.reshape(-1, x.shape[-1])
-    padded = jnp.pad(rows, ((0, max(_ROWS - rows.shape[0], 0)), (0, 0)))
+    count = math.prod(x.shape[:-1])
+    if count < _ROWS:
+        padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _ROWS - count), (0, 0)))
+        return _sum_by_product(padded)[:count].reshape(*x.shape[:-1], 1)
     ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
-    total = jax.lax.dot_general(padded, ones, (((1,), (0,)), ((), ())), precision="highest")
-    return total[: rows.shape[0], :1].reshape(*x.shape[:-1], 1)
+    # Rows keep their axes: devices that share one of them would send each other flat rows.
+    last = (((x.ndim - 1,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, ones, last, precision="highest")[..., :1]
 
 
 def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:

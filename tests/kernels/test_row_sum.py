@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.aot import hlo
 from ssd_jax.kernels.rows import LONG, row_sum
+from ssd_jax.models.sharding import TENSOR_AXIS, mesh_of
 from tests.selection import cases
 
 pytestmark = pytest.mark.shipped
@@ -52,3 +54,12 @@ def test_it_is_the_sum_over_the_last_axis(width):
     # Rounding is of the order of the largest partial sum, not of the result.
     allowed = 1e-6 * np.abs(x).sum(-1, keepdims=True)
     assert (np.abs(np.asarray(row_sum(x)) - exact) <= allowed).all()
+
+
+def test_devices_that_share_an_axis_of_rows_send_nothing():
+    shared = jax.NamedSharding(
+        mesh_of(jax.devices()[:4]), jax.sharding.PartitionSpec(None, TENSOR_AXIS)
+    )
+    x = jax.ShapeDtypeStruct((2, 4, 5, 64), np.float32, sharding=shared)
+    text = jax.jit(row_sum, out_shardings=shared).lower(x).compile().as_text()
+    assert not hlo.read(text).collectives()
