@@ -20,7 +20,7 @@ from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.loaded import InlineDraft, Loaded
 from ssd_jax.placement.hosts.connect import connect

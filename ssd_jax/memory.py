@@ -13,7 +13,8 @@ import jax
 
 from ssd_jax.config import Config
 from ssd_jax.devices.opened import check_paging
-from ssd_jax.devices.passes import Paging, history_structs, page_size
+from ssd_jax.devices.paged_programs import Paging, page_size
+from ssd_jax.devices.passes import history_structs
 from ssd_jax.devices.sizes import (
     branch_structs,
     bytes_of_process,

@@ -13,7 +13,7 @@ from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
 from ssd_jax.devices import fallbacks
 from ssd_jax.devices.fallbacks import find_fallbacks
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.kernels.tree_attention import pallas_gpu
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

@@ -15,7 +15,7 @@ from ssd_jax.aot.hlo import Module
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.aot.traffic import ProgramWork
 from ssd_jax.devices.opened import execution_for
-from ssd_jax.devices.passes import page_size
+from ssd_jax.devices.paged_programs import page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.memory import bytes_per_device
 from ssd_jax.models.config import ModelConfig

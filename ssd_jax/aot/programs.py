@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.functional import FunctionalModel

@@ -19,6 +19,7 @@ from rich.table import Table
 from ssd_jax.bench.table import Column, build_table
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec
+from ssd_jax.devices.paged_programs import page_size
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.kv_pages import Contiguous
 from ssd_jax.models.functional import FunctionalModel, Parameters
@@ -109,7 +110,7 @@ class TeacherForced:
         width: int | None = None,
     ) -> None:
         self.width = width = width or max(model.execution.prefill_chunks)
-        room = passes.page_size(-(-longest // width) * width)  # for the last chunk's padding, too
+        room = page_size(-(-longest // width) * width)  # for the last chunk's padding, too
         self._parameters, self._pages = parameters, model.new_pages(1, room)
 
         def chunk(parameters: Parameters, pages, tokens, start):

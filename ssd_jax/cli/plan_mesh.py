@@ -19,7 +19,7 @@ from ssd_jax.placement.visible import PROCESSOR
 
 if TYPE_CHECKING:
     from ssd_jax.config import Config
-    from ssd_jax.devices.passes import Paging
+    from ssd_jax.devices.paged_programs import Paging
     from ssd_jax.llm import LLM
     from ssd_jax.models.functional import FunctionalModel
     from ssd_jax.placement.visible import Devices
@@ -123,7 +123,7 @@ def _placed(config: Config, platform: str, count: int) -> Config:
 
 def _show(llm: LLM) -> None:
     from ssd_jax.devices.fallbacks import mesh_lines
-    from ssd_jax.devices.passes import Paging, page_size
+    from ssd_jax.devices.paged_programs import Paging, page_size
 
     console, placement = Console(), llm.placement
     roles = [("target", llm.target.model)]

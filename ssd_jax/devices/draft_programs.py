@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float32, Int32
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, record
-from ssd_jax.devices.passes import PagedPrograms, Paging
+from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters

@@ -11,7 +11,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec
-from ssd_jax.devices.passes import PagedPrograms, Paging
+from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel

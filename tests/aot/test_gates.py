@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.aot import chips, hlo, traffic
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.kernels.kv_pages import lanes
 from ssd_jax.models.sharding import mesh_of
 from tests.aot import gpus, specs

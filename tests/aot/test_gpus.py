@@ -7,7 +7,7 @@ import pytest
 from ssd_jax.aot import chips, hlo, traffic
 from ssd_jax.aot.configurations import read_configuration
 from ssd_jax.aot.programs import Sizes, of_target
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.memory import bytes_per_device
 from ssd_jax.models.execution import Execution

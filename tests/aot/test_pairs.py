@@ -14,7 +14,7 @@ from ssd_jax.aot import chips, hlo
 from ssd_jax.aot.configurations import read_configuration
 from ssd_jax.aot.parts import ChipSlice, build, compile_program
 from ssd_jax.aot.programs import Sizes, of_draft, of_target
-from ssd_jax.devices.passes import page_size
+from ssd_jax.devices.paged_programs import page_size
 from ssd_jax.memory import bytes_per_device
 from tests.aot import gpus
 

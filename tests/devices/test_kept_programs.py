@@ -20,7 +20,7 @@ from ssd_jax import LLM
 from ssd_jax.devices import kept_programs
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.config import ModelConfig

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from ssd_jax import SamplingParams
+from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.paged_role import PagedRole
-from ssd_jax.devices.passes import PagedPrograms
 from tests.llm.test_paged import ELSEWHERE, PAGE, elsewhere, opened, pair
 from tests.llm.test_speculative import outputs
 from tests.placement.test_submesh import ids

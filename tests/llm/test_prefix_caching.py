@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax import InputError, SamplingParams
-from ssd_jax.devices.passes import PagedPrograms, Paging
+from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loaded import Loaded
 from tests.llm.test_paged import ELSEWHERE, LONG, PAGE, elsewhere, opened, pair

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices import passes
-from ssd_jax.devices.passes import PagedPrograms
+from ssd_jax.devices import paged_programs
+from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.kernels.tree_attention import xla
 from ssd_jax.models.execution import Execution
 from ssd_jax.testing import tiny
@@ -103,4 +103,4 @@ def test_a_program_that_reads_too_little_is_caught(checkpoints, expected, used, 
     ],
 )
 def test_each_reach_is_a_quarter_of_the_next_in_whole_units(capacity, unit, expected):
-    assert passes._reaches(capacity, unit) == expected
+    assert paged_programs._reaches(capacity, unit) == expected

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ssd_jax.devices import passes
+from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.llm import LLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -108,8 +108,8 @@ def heads_in_turns(self, name, array):
 @pytest.mark.parametrize(
     ("where", "name", "fault"),
     [
-        (passes.PagedPrograms, "own", written_by_all),
-        pytest.param(passes.PagedPrograms, "of_owner", counted_by_all, marks=pytest.mark.slow),
+        (PagedPrograms, "own", written_by_all),
+        pytest.param(PagedPrograms, "of_owner", counted_by_all, marks=pytest.mark.slow),
         pytest.param(FunctionalModel, "prepare", heads_in_turns, marks=pytest.mark.slow),
     ],
 )

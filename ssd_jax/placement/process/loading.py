@@ -17,7 +17,7 @@ from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.opened import OpenedModel, check_paging, open_model
-from ssd_jax.devices.passes import Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.models.sharding import mesh_of

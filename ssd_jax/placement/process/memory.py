@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.passes import history_structs, page_size
+from ssd_jax.devices.paged_programs import page_size
+from ssd_jax.devices.passes import history_structs
 from ssd_jax.devices.sizes import (
     branch_structs,
     bytes_of_process,

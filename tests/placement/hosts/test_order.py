@@ -4,11 +4,14 @@ which XLA begins it."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import jax
 import pytest
 
-from ssd_jax.devices import passes
+from ssd_jax.aot import hlo
+from ssd_jax.devices import paged_programs, passes
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
@@ -17,18 +20,62 @@ from ssd_jax.testing import tiny
 from tests.devices.forwards import forwards_only
 from tests.models.golden import FLOAT32
 
-_SENDS = re.compile(r" (?:all-\w+|reduce-scatter|collective-\w+)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "own"])
+def shared(request, monkeypatch) -> bool:
+    """Whether the devices are taken for those of several processes."""
+    for module in (passes, paged_programs):
+        monkeypatch.setattr(module, "spans_processes", lambda _mesh: request.param)
+    return request.param
+
+
+def qwen(vocab: int = 320) -> FunctionalModel:
+    config = ModelConfig.from_hf(tiny.config("qwen3", intermediate_size=48, vocab_size=vocab))
+    return FunctionalModel(config, FLOAT32, mesh=mesh_of(jax.devices()[:4]))
+
+
+def within(module: hlo.Module, names: Iterable[str]) -> Iterable[hlo.Instruction]:
+    """Instructions of computations, and of all that these call."""
+    left, seen = [*names], set()
+    while left:
+        name = left.pop()
+        if name in module.computations and name not in seen:
+            seen.add(name)
+            for each in module.computations[name]:
+                yield each
+                left += _NAME.findall(each.rest)
+
+
+def sends_where_it_branches(program) -> bool:
+    module = hlo.read(program.as_text())
+    sent = {each.name for each in module.collectives()}
+    branches = [
+        name
+        for each in module.instructions("conditional", "while")
+        for name in _NAME.findall(each.rest)
+    ]
+    return any(each.name in sent for each in within(module, branches))
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("shared", [True, False])
-def test_sampling_sends_nothing_where_several_processes_share_the_devices(monkeypatch, shared):
-    monkeypatch.setattr(passes, "spans_processes", lambda _mesh: shared)
-    config = ModelConfig.from_hf(tiny.config("qwen3", intermediate_size=48, vocab_size=320))
-    model = FunctionalModel(config, FLOAT32, mesh=mesh_of(jax.devices()[:4]))
-    with forwards_only(("accept",)):
+def test_sampling_sends_nothing_where_several_processes_share_the_devices(shared):
+    kinds = ("prefill", "forward", "accept")
+    with forwards_only(kinds):
         programs = Programs(
-            model, slots=2, context=128, tokens=300, verification=Verification(logprobs=2)
+            qwen(), slots=2, context=128, tokens=300, verification=Verification(logprobs=2)
         )
-    sends = [bool(_SENDS.search(programs[name].as_text() or "")) for name in programs.names]
-    assert sends == [not shared] * 2
+    found = {name[0]: sends_where_it_branches(programs[name]) for name in programs.names}
+    assert found == {"prefill": False, "forward": False, "accept": not shared}
+    accept = next(programs[name] for name in programs.names if name[0] == "accept")
+    assert bool(hlo.read(accept.as_text()).collectives()) is not shared
+
+
+@pytest.mark.more
+def test_a_draft_sends_nothing_within_a_branch_or_loop_of_sampling(shared):
+    with forwards_only(("start", "step")):
+        drafting = Drafting(k=2, support=8, rule="ratio")
+        programs = DraftPrograms(qwen(), slots=2, context=128, tokens=300, drafting=drafting)
+    found = {name[0]: sends_where_it_branches(programs[name]) for name in programs.names}
+    assert found == {"start": not shared, "step": not shared}

@@ -1,0 +1,332 @@
+"""Compiled programs of a role over pages of its own, and how slots have these pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int32
+
+from ssd_jax.devices.passes import cut, history_structs, logits, over_words
+from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, room_of
+from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.tree_attention.xla import STATIC_BLOCK
+from ssd_jax.models.decoder import AllPages
+from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
+from ssd_jax.models.sharding import DATA_AXIS, spans_processes
+from ssd_jax.roles.records import ALL
+from ssd_jax.sampling import penalties
+from ssd_jax.sampling.penalties import History
+from ssd_jax.sampling.variants import Needed, fitting
+
+_SHORT = 1024
+"""Positions of which programs that read less are not worth compiling."""
+
+_PROMPT = ("tokens", "where")  # what the host tells of a prompt
+
+
+class Paging(NamedTuple):
+    """Pages that slots take from a common stock, the same ones for both roles.
+
+    Attributes:
+      size: positions of a page.
+      total: pages of all slots together.
+    """
+
+    size: int
+    total: int
+
+
+def page_size(context: int) -> int:
+    """Positions of a page that holds a whole context."""
+    return -(-context // kv_pages.BLOCK) * kv_pages.BLOCK
+
+
+class PagedPrograms:
+    """Compiled programs of a model over pages of its own: `prefill`, and what its role adds.
+
+    `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
+    tokens that are not padding]; the logits [1, V] are of the last token, None without
+    `with_logits`. Where slots share pages, `remember` and `recall` run no tokens: they note them as
+    prompt, or count them as output -> history. Both are of the widest width alone.
+
+    Args:
+      model: static description.
+      slots: rows of a batched forward.
+      context: most positions a sequence may have.
+      paging: pages that slots share; None gives each slot one page.
+      about: whatever else programs depend on; its text says all of it.
+
+    Attributes:
+      made_from: all that decides what the programs are, but for their names.
+      capacity: positions of a slot's pages.
+      reaches: how far attention reads in variants of programs that read all of it, seen or not,
+        ascending; the last is the capacity.
+      share: slots that a device has, which is what programs see of a mesh.
+      structs: of the programs' arguments, by name; "logits" are a `prefill`'s.
+    """
+
+    def __init__(
+        self,
+        model: FunctionalModel,
+        slots: int,
+        context: int,
+        paging: Paging | None = None,
+        *about: Any,
+    ) -> None:
+        parts = type(self).__name__, model.made_from, slots, context, paging, *about
+        self.made_from = repr(parts)
+        self.model, self.slots, self.context = model, slots, context
+        self.share = slots // model.data_shards
+        self.paging = paging
+        self.capacity = page_size(context)
+        pages, table = Paging(self.capacity, slots), None
+        if paging is not None:
+            pages, in_a_row = paging, -(-context // paging.size)
+            self.capacity = in_a_row * paging.size
+            table = self.by_slots(ints(slots, in_a_row))
+        self.reaches = (self.capacity,)
+        if model.execution.attention == "xla_static":
+            self.reaches = _reaches(self.capacity, paging.size if paging else STATIC_BLOCK)
+        vocab, outputs = model.config.vocab_size, model.config.outputs
+        self.structs: dict[str, Any] = {
+            "parameters": model.parameter_structs(),
+            "pages": model.page_structs(pages.total, pages.size),
+            "table": table,
+            "history": history_structs(model, slots),
+            "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
+            "logits": cut(
+                model,
+                jax.ShapeDtypeStruct((1, outputs), jnp.float32),
+                None,
+                over_words(model, model.rules.outputs),
+            ),
+        }
+        self._compiled: dict[Name, Program] = {}
+
+    def __getitem__(self, name: Name) -> Program:
+        return self._compiled[name]
+
+    @property
+    def names(self) -> Collection[Name]:
+        """Of all programs."""
+        return self._compiled.keys()
+
+    def to(self, name: Name, reach: int) -> Name:
+        """The name of a program's variant that reads so many positions of a slot."""
+        return name if reach == self.capacity else (*name, reach)
+
+    def reaching(self, name: Name, end: int) -> Name:
+        """The name of the variant that reads least of those that reach `end`, if any does."""
+        return self.to(name, next((r for r in self.reaches if r >= end), self.capacity))
+
+    def table(
+        self, told: Int32[Array, "B P"] | None, reach: int | None = None
+    ) -> Int32[Array, "B reached"] | kv_pages.Contiguous:
+        """The page table of all slots, from what a program is given; None where each has one page.
+
+        Nobody sees, or writes, positions from `reach` on; None is the capacity.
+        """
+        if self.paging is None or told is None:
+            return kv_pages.Contiguous(reach=reach)
+        return told if reach is None else told[:, : reach // self.paging.size]
+
+    def fitting(self, name: Name, needed: Needed) -> Program:
+        """The cheapest variant of a program that has the parts of sampling that its rows need."""
+        return self[fitting(self._compiled, name, needed)]
+
+    def by_slots(self, structs: Any) -> Any:
+        """Structs of arrays with the slots in front, on the model's devices."""
+        return cut(self.model, structs, DATA_AXIS)
+
+    def spec(
+        self,
+        function: Callable[..., Any],
+        structs: Mapping[str, Any],
+        donate: Sequence[str],
+        results: Sequence[str],
+        *,
+        told: Sequence[str] = (),
+        either: Sequence[str] = (),
+        beside: Sequence[Any] = (),
+    ) -> ProgramSpec:
+        """A function to compile for the `structs` that its parameters are named after.
+
+        Args:
+          told, either: parameters, see `Packing`, where the platform takes one array.
+          beside: what it depends on beside `made_from`.
+          results: what it returns: names of structs, "slots" for anything with the slots in front,
+            "read" for such that the host reads, or "whole" for what every device has whole.
+        """
+        names = list(inspect.signature(function).parameters)
+        arguments = tuple(structs[name] for name in names)
+        laid_out = None
+        if self.model.mesh is not None:
+            by_slots = self.model.by_slots
+            usual = {"slots": by_slots, "read": by_slots, "whole": self.model.everywhere}
+            laid_out = tuple(
+                usual.get(name) or jax.tree.map(lambda struct: struct.sharding, structs[name])
+                for name in results
+            )
+        # A host that others share the slots with reads of all of them.
+        shared = spans_processes(self.model.mesh)
+        gathered = [i for i, name in enumerate(results) if shared and name == "read"]
+        if shared or not self.model.execution.one_array:
+            told = either = ()
+        donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
+        made_from = f"{self.made_from} with {beside}" if beside else self.made_from
+        return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both, made_from)
+
+    def prompt_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
+        """`prefill` of every width; `remember` and `recall` where slots share pages."""
+        widths = self.model.execution.prefill_chunks
+        specs: dict[Name, ProgramSpec] = {
+            self.to(("prefill", width), reach): self._prefill_spec(width, with_logits, reach)
+            for width in widths
+            for reach in self.reaches
+        }
+        if self.paging is not None:
+            specs["remember", max(widths)] = self._note_spec(max(widths), output=False)
+            specs["recall", max(widths)] = self._note_spec(max(widths), output=True)
+        return specs
+
+    def _prefill_spec(self, width: int, with_logits: bool, reach: int) -> ProgramSpec:
+        model, vocab = self.model, self.model.config.vocab_size
+
+        def prefill(parameters, pages, history, table, tokens, where):
+            slot, offset, count = where
+            slot, owner = self.own(slot)
+            index = jnp.arange(width)[None]
+            real = (index < count) & owner
+            positions = jnp.where(real, offset + index, self.capacity)
+            visible = jnp.where(real, positions + 1, 0)
+            own = self.table(table, reach)
+            if isinstance(own, kv_pages.Contiguous):
+                own = dataclasses.replace(own, first=slot)
+            else:
+                own = jax.lax.dynamic_slice_in_dim(own, slot, 1)
+            hidden, pages, _ = model.module(parameters).hidden(
+                tokens, positions, visible, pages, own
+            )
+            told = jnp.where(real, tokens, vocab)[0]
+            history = penalties.add_prompt(history, slot, told, (offset == 0) & owner)
+            if not with_logits:
+                return pages, history, None
+            last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
+            return pages, history, self.of_owner(logits(model, parameters, last), owner)
+
+        kept = ("pages", "history")
+        results = (*kept, "logits" if with_logits else "whole")
+        return self.spec(prefill, self._prompt_structs(width), kept, results, told=_PROMPT)
+
+    def _note_spec(self, width: int, *, output: bool) -> ProgramSpec:
+        """`recall`, of output, or `remember`."""
+        vocab = self.model.config.vocab_size
+
+        def note(history, tokens, where):
+            slot, offset, count = where
+            slot, owner = self.own(slot)
+            real = (jnp.arange(width) < count) & owner
+            if output:
+                return (penalties.recall_output(history, slot, jnp.where(real, tokens[0], -1)),)
+            told = jnp.where(real, tokens[0], vocab)
+            return (penalties.add_prompt(history, slot, told, (offset == 0) & owner),)
+
+        kept = ("history",)
+        return self.spec(note, self._prompt_structs(width), kept, kept, told=_PROMPT)
+
+    def _prompt_structs(self, width: int) -> dict[str, Any]:
+        return self.structs | {"tokens": ints(1, width), "where": ints(3)}
+
+    def own(self, slot: Int32[Array, ""]) -> tuple[Int32[Array, ""], Bool[Array, ""]]:
+        """Where a slot is among those that the device has, and whether it has it."""
+        if self.model.data_shards == 1:
+            return slot, jnp.array(True)
+        here = slot - jax.lax.axis_index(DATA_AXIS) * self.share
+        return jnp.clip(here, 0, self.share - 1), (here >= 0) & (here < self.share)
+
+    def of_owner(self, tree: Any, owner: Bool[Array, ""]) -> Any:
+        """Arrays of the devices that have a slot, on all devices."""
+        if self.model.data_shards == 1:
+            return tree
+        return jax.tree.map(lambda x: jax.lax.psum(jnp.where(owner, x, 0), DATA_AXIS), tree)
+
+    @property
+    def room(self) -> int:
+        """See `program_spec.room_of`."""
+        return room_of(self._compiled.values())
+
+    def new_pages(self) -> AllPages:
+        """Zeroed pages for every slot."""
+        return zeros(self.structs["pages"])
+
+    def any_table(self) -> Int32[np.ndarray, "B P"] | None:
+        """A page table with pages for the first slot, which others may have, too."""
+        if self.paging is None:
+            return None
+        in_a_row = self.capacity // self.paging.size
+        count = self.paging.total // self.model.data_shards
+        return np.arange(self.slots * in_a_row, dtype=np.int32).reshape(self.slots, -1) % count
+
+    def new_history(self) -> History:
+        """No tokens in any slot."""
+        return zeros(self.structs["history"])
+
+    def prefill(
+        self,
+        parameters: Parameters,
+        pages: AllPages,
+        history: History,
+        table: Int32[Array, "B P"] | Int32[np.ndarray, "B P"] | None,
+        slot: int,
+        tokens: Sequence[int],
+        offset: int,
+        reused: int = 0,
+        prompt: int = ALL,
+    ) -> tuple[AllPages, History, Any]:
+        """Writes the keys and values of any number of tokens of a slot's text, in chunks.
+
+        Args:
+          reused: tokens below enter the history alone.
+          prompt: tokens from here on count as output.
+
+        Returns: pages, history, and the logits of the last token, if the programs give any.
+        """
+        execution, logits = self.model.execution, None
+        most, known = max(execution.prefill_chunks), min(max(reused - offset, 0), len(tokens))
+        for begin in range(0, known, most):
+            told = _padded(tokens[begin : min(begin + most, known)], most, slot, offset + begin)
+            (history,) = self["remember", most](history, *told)
+        begin = known
+        for width in execution.chunks_of(len(tokens) - known):
+            told = _padded(tokens[begin : begin + width], width, slot, offset + begin)
+            program = self[self.reaching(("prefill", width), offset + begin + width)]
+            pages, history, logits = program(parameters, pages, history, table, *told)
+            begin += width
+        for begin in range(max(prompt - offset, 0), len(tokens), most):
+            told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
+            (history,) = self["recall", most](history, *told)
+        return pages, history, logits
+
+
+def _reaches(capacity: int, unit: int) -> tuple[int, ...]:
+    """A quarter of the next one each, in whole units, down to what is soon read."""
+    found = [capacity]
+    while (less := -(-found[0] // (4 * unit)) * unit) >= _SHORT and less < found[0]:
+        found.insert(0, less)
+    return tuple(found)
+
+
+def _padded(
+    tokens: Sequence[int], width: int, slot: int, offset: int
+) -> tuple[Int32[np.ndarray, "1 {width}"], Int32[np.ndarray, "3"]]:
+    """Tokens of a slot from a position on, and `where`, as `prefill` takes them."""
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return padded, np.array([slot, offset, len(tokens)], np.int32)
