@@ -313,8 +313,8 @@ restore()
 if when == "pinned":
     pin({CORE})
 keep_programs(open_store(directory))
-struct = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-spec = ProgramSpec(lambda x, y: jnp.tanh(x @ y).sum(1), (struct, struct), made_from="it")
+struct = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
+spec = ProgramSpec(lambda x, y: jnp.sin(x) * jnp.cos(y), (struct, struct), made_from="it")
 print(spec.compile(None, ("it",)).as_text().count('"outer_dimension_partitions":["'))
 """
 
