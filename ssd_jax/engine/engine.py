@@ -1,13 +1,14 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
-`Engine._round` has the order in which the roles are called. The only wait is for the outcome of the
-round in flight; when the next one is on its way, tokens are turned into text, stop strings looked
-for and events handed out. A round dispatched past a stop is discarded before anything counts it.
+`Engine._round` calls the roles in their order. It waits only for the outcome of the round in
+flight; once the next round is dispatched, tokens are turned into text, stop strings are searched
+for and events are handed out. A round dispatched past a stop is discarded before anything counts
+it.
 
-Whatever raises within a step, nothing is taken twice and no event is lost: outcomes count once they
-are read whole, an event is made once and kept until it is handed out, and what a role has not
-confirmed it is asked again. Interrupts wait until the step is over. After a `DeviceError` nothing
-is left to ask: every request ends with what it has.
+Whatever raises within a step, nothing is taken twice and no event is lost: an outcome counts once
+it is read whole, an event is made once and kept until it is handed out, and a role is asked again
+for what it has not confirmed. Interrupts wait until the step is over. After a `DeviceError` the
+roles cannot be asked again: every request ends with what it has.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ _NO_NUMBERS = (
 
 
 class Engine:
-    """Continuous batching over a target role. One thread at a time may call; `add` alone may be
-    called beside a `step`.
+    """Continuous batching over a target role.
+
+    One thread at a time may call it; only `add` may be called during a `step`.
 
     Args:
       target: device programs behind the `Target` protocol.
-      decoder: makes an incremental detokenizer of what follows a token, the last of a prompt.
+      decoder: makes an incremental detokenizer for the text after a prompt's last token.
       eos_ids: all end-of-sequence ids of the checkpoint.
-      drafter: proposes tokens for the target to verify; None decodes one by one.
+      drafter: proposes tokens for the target to verify; None decodes one token a round.
       clock: seconds, monotonic.
-      trace: takes down what happens when; None where nobody looks.
-      occurrences: of the requests of all engines that share a clock; None are those of this one.
+      trace: records when things happen; None records nothing.
+      occurrences: shared by all engines that share a clock; None counts this engine's own.
       setup: metrics that are the same for every request.
-      pages: that slots share; None where each has its own.
+      pages: the stock of pages that slots share; None where each slot has its own.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Engine:
         self._cut_off: deque[tuple[RequestState, FinishReason, Exception | None]] = deque()
         self._events: list[TokenEvent] = []  # not yet handed out
         self.broken: str | None = None
-        """Why no step can follow; None while one can."""
+        """Why no further step can run; None while one can."""
 
     @property
     def has_work(self) -> bool:
@@ -106,8 +108,8 @@ class Engine:
         """Queues a request; it enters a free slot between rounds.
 
         Raises:
-          InputError: an empty prompt, one that leaves no room in the context, too many stop ids, or
-            more tokens than there are pages for.
+          InputError: an empty prompt, a prompt that leaves no room in the context, too many stop
+            ids, or more tokens than there are pages for.
           DeviceError: the engine is broken.
         """
         self._refuse_broken()
@@ -134,8 +136,10 @@ class Engine:
         return state.request_id
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
-        """Ends a request; its last event follows from `step`, unless it is to end silently. Unknown
-        or ended ids are ignored."""
+        """Ends a request; unless `silent`, `step` returns its last event.
+
+        Unknown or ended ids are ignored.
+        """
         for state in self._seats.all:
             if state.request_id == request_id and not state.finished:
                 if not silent:
@@ -143,10 +147,10 @@ class Engine:
                 self._end(state, "cancelled")
 
     def step(self) -> list[TokenEvent]:
-        """Runs one round; returns what became known of the one before.
+        """Runs one round; returns the events of the round before.
 
-        Where it raises, what is known is returned by the next one. If a device fails, all requests
-        end with the reason "error", and the step after that raises.
+        If a step raises, the next step returns its events. If a device fails, all requests end
+        with the reason "error", and the step after that raises.
 
         Raises:
           DeviceError: the engine is broken; the model must be opened again.
@@ -164,16 +168,16 @@ class Engine:
                     self._break("a round was cut off by an interrupt")
                 raise
             self._report()
-        # Interrupts come here, and find the events in their place.
+        # Deferred interrupts are raised here, while the events are still kept.
         events, self._events = self._events, []
         return events
 
     def _round(self) -> None:
-        """The outcome of the round in flight, and the next round on its way."""
+        """Reads the outcome of the round in flight and dispatches the next round."""
         target, drafter = self._target, self._drafter
         self._log.mark(None)
         if not self._running:
-            self._in_flight.clear()  # it is nobody's
+            self._in_flight.clear()  # belongs to no request
         ahead = self._look_ahead()
         while len(self._in_flight) > ahead:
             pending = self._in_flight[0].pending
@@ -211,10 +215,12 @@ class Engine:
         self._log.mark("dispatch")
 
     def _look_ahead(self) -> bool:
-        """Dispatches the round after the one in flight, whose tokens are not known yet: a row that
-        ends there is discarded. Only where nobody proposes, and nobody is to be let in.
+        """Dispatches the round after the one in flight, whose tokens are not known yet.
 
-        Returns: whether there is such a round.
+        A row that ends in the round in flight is discarded. Only without a drafter, and while no
+        request is to be admitted.
+
+        Returns: whether such a round was dispatched.
         """
         if self._drafter is not None or len(self._in_flight) != 1 or self._in_flight[0].prompt:
             return False
@@ -222,7 +228,7 @@ class Engine:
         if admits or not self._seats.prefilled or not self._grow(puts_off=False):
             return False
         flight = self._in_flight[0]
-        # Behind the token that is on its way there must be room for another.
+        # There must be room for one more token after the one in flight.
         going = [each for each in flight.rows if not each[1].finished]
         rows = [(slot, state) for slot, state in going if state.sequence.room > 1]
         lengths = np.full(self._target.slots, IDLE, np.int32)
@@ -235,7 +241,7 @@ class Engine:
         return bool(rows)
 
     def _report(self) -> None:
-        """Turns what is known into events; an error of one request's text ends that one alone."""
+        """Makes the events that are due; an error in one request's text ends that request alone."""
         self._log.settle(self._in_flight, self._running)
         if self.broken is not None:
             self._in_flight.clear()
@@ -254,7 +260,7 @@ class Engine:
                 self._events.append(event)
         while self._cut_off:
             state, reason, error = self._cut_off.popleft()
-            if state.ended:  # by what it said before
+            if state.ended:  # by an earlier event
                 continue
             if error is not None:
                 known = isinstance(error, SsdError)
@@ -266,7 +272,7 @@ class Engine:
         self._log.mark("text")
 
     def _commit(self, outcomes: Outcomes) -> None:
-        """Takes what the first program in flight has come to."""
+        """Commits the outcomes of the first program in flight."""
         flight = self._in_flight.popleft()
         now = self._clock()
         self._log.read(flight, outcomes, now, more=bool(self._in_flight))
@@ -291,7 +297,7 @@ class Engine:
                 self._fail(state, SsdError(_NO_NUMBERS))
 
     def _grow(self, *, puts_off: bool = True) -> bool:
-        """Pages for the next round, see `Seats.grow`; tells the roles of them."""
+        """Takes pages for the next round and tells the roles of them; see `Seats.grow`."""
         found = self._seats.grow(puts_off=puts_off)
         for state, pages in self._seats.grown():
             for role in self._roles:
@@ -322,7 +328,7 @@ class Engine:
             self._seats.enter(seat)
 
     def _keyed(self, request: Request) -> SamplingParams:
-        """How a request that begins is sampled: with noise of its own where lengths are timed."""
+        """Sampling of a request that begins: with its own noise where lengths depend on time."""
         params = request.params
         if params.temperature == 0:
             return params
@@ -331,8 +337,10 @@ class Engine:
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _prefill(self) -> None:
-        """One chunk a step, oldest request first, so that running requests are not held up; with
-        the first one comes what is in the pages already."""
+        """Prefills one chunk a step, oldest request first, so as not to hold up running requests.
+
+        The first chunk also covers the positions whose keys and values the pages hold already.
+        """
         unfinished = [
             (state.request_id, slot)
             for slot, state in self._running.items()
@@ -354,7 +362,7 @@ class Engine:
         sequence.prefill(end)
 
     def _prompt_drafter(self) -> None:
-        """Gives the drafter what the target was given."""
+        """Prefills the drafter with the tokens that the target was given."""
         if self._drafter is None:
             return
         for slot, state in self._running.items():
@@ -366,14 +374,14 @@ class Engine:
                 state.prompted = end
 
     def _decoding(self) -> list[tuple[int, RequestState]]:
-        """Slots whose pending token is known, and all before it in the pages."""
+        """Slots whose pending token is known and whose pages hold all tokens before it."""
         running = self._running.items()
         return [each for each in running if each[1].sequence.output and each[1].sequence.prefilled]
 
     def _batch(
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
-        """Pending tokens [B] and their positions [B] for the target; all that for the drafter."""
+        """Pending tokens [B] and their positions [B] for the target; the batch for the drafter."""
         k = 0 if self._drafter is None else self._drafter.k
         idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (k + 1)]
         known = [idle] * self._target.slots
@@ -410,7 +418,7 @@ class Engine:
         self._seats.leave(state)
 
     def _fail(self, state: RequestState, error: Exception | None = None) -> None:
-        """Ends a request by an error of its own, or by one of all."""
+        """Ends a request by an error of its own, or (None) by one that ends all requests."""
         self._end(state, "error")
         self._cut_off.append((state, "error", error))
 

@@ -1,4 +1,4 @@
-"""Metrics of a request. Names are part of the interface; a key that does not apply is None."""
+"""Metrics of a request. Key names are part of the interface; a key that does not apply is None."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ REQUEST_KEYS = (
 
 
 def empty() -> dict[str, Any]:
-    """Every key, none applying."""
+    """All metrics, none of which applies."""
     return dict.fromkeys(REQUEST_KEYS)
 
 
 class RowLookup(NamedTuple):
-    """One row of a `CacheLookup` that had an outcome; `rank` is None where it was not prepared
-    for, or where there was another reason to propose no branch."""
+    """One row of a `CacheLookup` that had an outcome.
+
+    `rank` is None where no branch was prepared for the outcome, or none was proposed for another
+    reason.
+    """
 
     k: int
     prepared: int
@@ -62,7 +65,7 @@ class RowLookup(NamedTuple):
 
 
 def row_lookup(lookup: CacheLookup | None, row: int) -> RowLookup | None:
-    """That of one row; None where it had no outcome."""
+    """The look-up of one row; None where the row had no outcome."""
     if lookup is None or lookup.k[row] < 0:
         return None
     rank = int(lookup.rank[row])
@@ -77,14 +80,14 @@ class RoundRecord:
     Attributes:
       proposed: L.
       accepted: k.
-      committed: tokens it added to the output.
-      seconds: from its dispatch, or from when the outcome before it was read if that was later,
-        until its own was read.
-      read: when that was.
+      committed: tokens added to the output.
+      seconds: from the later of its dispatch and the reading of the previous outcome, until its own
+        outcome was read.
+      read: when its outcome was read.
       source: "hit", or the cause of a fallback, where a speculation cache was looked up.
-      lookup: what it found, where the outcome was a new one.
+      lookup: result of the look-up, where the outcome was a new one.
       cost: of the proposal, where the draft has devices of its own.
-      alone: whether the draft did nothing meanwhile; None where that is not known.
+      alone: whether the draft was idle meanwhile; None where that is not known.
     """
 
     proposed: int = 0
@@ -98,7 +101,7 @@ class RoundRecord:
     alone: bool | None = None
 
     def truncate(self, committed: int) -> None:
-        """Keeps the first `committed` tokens; what lies behind an end was never proposed."""
+        """Keeps the first `committed` tokens; tokens behind an end count as never proposed."""
         if committed <= self.accepted:
             self.proposed = self.accepted = committed
         self.committed = min(self.committed, committed)
@@ -113,10 +116,10 @@ class RequestTimes:
       shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
         outcome is not the verification's alone.
       setup: metrics that are the same for every request.
-      kv_pages: that it has, where slots share them.
-      cached_tokens: of its prompt whose keys and values were in them already, when it began.
-      preemptions: times that it was put off, for want of pages.
-      prefills: what its text has cost a draft with devices of its own beside rounds of others.
+      kv_pages: pages that it holds, where slots share them.
+      cached_tokens: tokens of its prompt whose keys and values its pages held when it began.
+      preemptions: times that it was preempted for want of pages.
+      prefills: cost of its prefill to a draft with devices of its own, during rounds of others.
     """
 
     arrived: float
@@ -131,15 +134,17 @@ class RequestTimes:
     prefills: list[DraftCost] = dataclasses.field(default_factory=list)
 
     def drafted(self, spans: Collection[Busy], read: float) -> None:
-        """Takes the draft's work since the last proposal, and when the last outcome was read: of a
-        round of this request, unless it has been put off since its last."""
+        """Takes the draft's work since the last proposal, and when the last outcome was read.
+
+        That outcome is of a round of this request, unless it was preempted since its last round.
+        """
         if self.rounds and self.rounds[-1].read == read:
             last = self.rounds[-1]
             beside = [(span.begin, span.end) for span in spans]
             last.alone = not overlap(last.read - last.seconds, last.read, beside)
 
     def keep(self, count: int) -> None:
-        """Forgets whatever happened after the first `count` tokens."""
+        """Forgets everything after the first `count` tokens."""
         del self.tokens[count:]
         left = count - 1  # the first token is the prefill's
         for index, verified in enumerate(self.rounds):
@@ -151,9 +156,9 @@ class RequestTimes:
             left -= verified.committed
 
     def summary(self) -> dict[str, Any]:
-        """The metrics over committed tokens only; decode speed leaves the prefill out.
+        """The metrics over committed tokens only; decode speed excludes the prefill.
 
-        Of n tokens the first belongs to the prefill, so decode speed is (n - 1) tokens over the
+        The first of n tokens belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
         pages = {name: getattr(self, name) for name in ("kv_pages", "cached_tokens", "preemptions")}
@@ -183,7 +188,7 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
     """Acceptance length = tokens committed per target forward, bonus included.
 
     The histogram counts rounds by committed tokens, from 1. By position: (accepted, judged), where
-    a proposed token was judged if those before it were accepted.
+    a proposed token was judged if all tokens before it were accepted.
     """
     histogram = np.bincount([verified.committed for verified in rounds])[1:]
     counted = AcceptanceEstimator()
@@ -198,7 +203,7 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
 
 
 def _cache(rounds: list[RoundRecord]) -> dict[str, Any]:
-    """Hit rate = hits / rounds with a look-up; whatever the cause of a fallback, it is a miss."""
+    """Hit rate = hits / rounds with a look-up; a fallback of any cause is a miss."""
     looked_up = [verified for verified in rounds if verified.source is not None]
     if not looked_up:
         return {}
@@ -216,8 +221,11 @@ def _cache(rounds: list[RoundRecord]) -> dict[str, Any]:
 
 
 def _by_outcome(looks: list[RowLookup]) -> dict[str, Any]:
-    """By k: (hits, look-ups) where k tokens were accepted. By rank: (hits, look-ups), where a
-    branch of this rank had been prepared for the k that came."""
+    """Hit rates by k and by rank, and wasted draft tokens.
+
+    By k: (hits, look-ups) where k tokens were accepted. By rank: (hits, look-ups) where a branch of
+    this rank had been prepared for the k that came.
+    """
     if not looks:
         return {}
     by_k = [
@@ -237,7 +245,7 @@ def _by_outcome(looks: list[RowLookup]) -> dict[str, Any]:
 
 
 def _draft(rounds: list[RoundRecord], prefills: list[DraftCost]) -> dict[str, Any]:
-    """What a draft with devices of its own did for these rounds; see `activity`."""
+    """Metrics of a draft with devices of its own over these rounds; see `activity`."""
     costs = [verified.cost for verified in rounds if verified.cost is not None]
     if not costs:
         return {}

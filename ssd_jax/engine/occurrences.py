@@ -1,8 +1,10 @@
-"""Tells requests of one seed and index apart, where sharing their noise would bias them.
+"""Gives requests of one seed and index different noise, where sharing it would bias them.
 
-Under the ratio rule a text depends on how long proposals are. Where lengths depend on time, they
-carry what other requests' noise has done: how many tokens were accepted decides how long rounds
-take and what is waited for. A request may know that of any noise but its own. Pure host code.
+Under the ratio rule a text depends on the lengths of its proposals. Lengths that depend on time
+carry the effects of other requests' noise: the number of accepted tokens decides how long rounds
+take and what is waited for. A request may know the effects of any noise but its own.
+
+Pure host code.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ _MOST = 65_536
 class Occurrences:
     """Counts the requests of each seed and index, and gives each occurrence a seed.
 
-    Engines whose rounds one another's clocks may see share one. Any thread may ask.
+    Engines share one if the time of one's rounds may show on another's clock. Any thread may ask.
 
     Args:
       most: pairs that are remembered. When there are more, all are forgotten and a new generation
-        begins, whose number is hashed, too: no seed comes again, and memory is bounded.
+        begins, whose number is hashed too: no seed is repeated, and memory is bounded.
       first: called before the first request is counted.
     """
 
@@ -32,8 +34,10 @@ class Occurrences:
         self._lock = threading.Lock()
 
     def seed(self, seed: int, index: int) -> int:
-        """The 64-bit seed of a request that begins; the user's, where it is the first of its pair
-        and none was forgotten."""
+        """The 64-bit seed of a request that begins.
+
+        It is the user's seed if the request is the first of its pair and no pair was forgotten.
+        """
         with self._lock:
             if not self._counts and not self._generation:
                 self._first()

@@ -1,5 +1,4 @@
-"""Pages of keys and values that slots take from a common stock: which request has which, and whose
-prompts begin alike."""
+"""The stock of KV-cache pages that slots share: each slot's pages, and common prompt prefixes."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ Digest = bytes
 
 
 class Taken(NamedTuple):
-    """What a request gets.
+    """Pages that a request gets.
 
     Attributes:
       pages: in the order of their positions.
-      reused: positions of the first ones that have the right keys and values already.
+      reused: number of positions, in the first pages, that already have the right keys and values.
     """
 
     pages: tuple[int, ...]
@@ -30,7 +29,7 @@ class Taken(NamedTuple):
 
 @dataclasses.dataclass
 class _Held:
-    """What a slot has; the first `filled` pages named by `names` have what these say."""
+    """Pages of a slot; the first `filled` of them hold the tokens that `names` stand for."""
 
     pages: tuple[int, ...]
     names: Sequence[Digest]
@@ -38,10 +37,10 @@ class _Held:
 
 
 class _Group:
-    """Pages of slots that have them in common.
+    """The pages that a group of slots has in common.
 
-    A page is in use by one request or more, or `kept`: in use by none, but still known by what is
-    in it, in the order in which it is forgotten; or `free`.
+    A page is in use by one or more requests; or `kept`: unused, but still known by its content, in
+    the order in which pages are forgotten; or `free`.
     """
 
     def __init__(self, pages: range) -> None:
@@ -52,8 +51,7 @@ class _Group:
         self.names: dict[int, Digest] = {}
 
     def take(self, count: int) -> list[int]:
-        """Pages for other keys and values of a request: such of which nothing is known, if there
-        are any."""
+        """Pages for new keys and values of a request: free ones first, then kept ones."""
         pages = []
         for _ in range(count):
             if self.free:
@@ -66,12 +64,12 @@ class _Group:
         return pages
 
     def use(self, page: int) -> None:
-        """Counts another request that has a page."""
+        """Counts one more request that uses a page."""
         self.kept.pop(page, None)
         self.users[page] += 1
 
     def leave(self, page: int) -> None:
-        """One of them is gone."""
+        """Counts one request less that uses a page."""
         self.users[page] -= 1
         if self.users[page]:
             return
@@ -82,21 +80,23 @@ class _Group:
 
 
 class PageStock:
-    """Free and taken pages, the same ones for target and draft. A request gets what its text needs,
-    and more as that grows; or, when it enters a slot, all that it may come to need.
+    """Free and taken pages, with the same numbers for target and draft.
 
-    Full pages of prompts are known by the tokens up to their end. Requests whose prompts begin
-    alike have these pages in common, which nobody writes; the last token of a prompt is never in
-    one, as it must run for its logits.
+    A request gets the pages that its text needs, and more as the text grows; or, when it enters a
+    slot, all pages that it may ever need.
+
+    Full pages of prompts are known by the tokens up to their end. Requests whose prompts have a
+    common prefix share its pages, which are never written again; the last token of a prompt is
+    never in a shared page, because it must run for its logits.
 
     Args:
-      slots: of the engine.
-      count: pages of all slots together; equal groups of slots have equal parts of them.
-      size: positions of a page.
+      slots: number of slots of the engine.
+      count: pages of all slots together; equal groups of slots have equal shares.
+      size: positions a page.
       beyond: positions that rounds may write behind the last token of a request.
       context: most positions of a request.
-      groups: of slots whose devices have pages of their own.
-      grain: positions that are reused together, whole pages; 0 reuses none.
+      groups: number of groups of slots whose devices have pages of their own.
+      grain: positions that are reused together, in whole pages; 0 reuses none.
       grows: whether pages are given as texts grow.
     """
 
@@ -123,16 +123,16 @@ class PageStock:
 
     @property
     def shares(self) -> bool:
-        """Whether requests whose prompts begin alike have pages in common."""
+        """Whether requests whose prompts have a common prefix share its pages."""
         return self._grain > 0
 
     def needed(self, tokens: int) -> int:
-        """Pages of a text of so many tokens, and what rounds write behind it."""
+        """Number of pages for a text of `tokens` tokens and what rounds write behind it."""
         most = -(-self._context // self._size)
         return min(-(-(min(tokens, self._context) + self._beyond) // self._size), most)
 
     def check(self, tokens: int) -> None:
-        """Refuses a request that would wait for ever.
+        """Refuses a request that would wait forever.
 
         Raises:
           InputError: it needs more pages than a slot can ever have.
@@ -146,8 +146,8 @@ class PageStock:
             )
 
     def names(self, prompt: Sequence[int]) -> tuple[Digest, ...]:
-        """What tells the pages of a prompt that may be shared from those of all others: a digest of
-        all tokens up to the end of each."""
+        """Names of the pages of a prompt that may be shared: a digest of all tokens up to the end
+        of each page."""
         if not self._grain:
             return ()
         count = (len(prompt) - 1) // (self._grain * self._size) * self._grain
@@ -161,12 +161,12 @@ class PageStock:
     def take(
         self, slot: int, tokens: int, names: Sequence[Digest] = (), spare: int = 0
     ) -> Taken | None:
-        """The pages of a request in a free slot; None where there are not enough.
+        """Takes the pages of a request for a free slot; None if there are not enough.
 
         Args:
-          tokens: that they are for.
-          names: of its prompt's pages.
-          spare: pages that are to be left for others.
+          tokens: length of the text that they are for.
+          names: of the prompt's pages.
+          spare: pages to leave for other requests.
         """
         group, needed = self._group(slot), self.needed(tokens)
         known = self._known(group, names)
@@ -180,8 +180,10 @@ class PageStock:
         return Taken(pages, len(known) * self._size)
 
     def grow(self, slot: int, tokens: int) -> bool:
-        """Gives a slot more pages, as many as a text of so many tokens needs; False where there are
-        not enough, and it gets none."""
+        """Gives a slot the further pages that a text of `tokens` tokens needs.
+
+        Returns False, and gives none, if there are not enough.
+        """
         held, group = self._held[slot], self._group(slot)
         more = self.needed(tokens) - len(held.pages)
         if more > len(group.free) + len(group.kept):
@@ -190,19 +192,19 @@ class PageStock:
         return True
 
     def pages(self, slot: int) -> tuple[int, ...]:
-        """All that a slot has."""
+        """All pages of a slot."""
         return self._held[slot].pages
 
     def beside(self, slot: int, other: int) -> bool:
-        """Whether two slots take their pages from the same ones."""
+        """Whether two slots take their pages from the same group."""
         return self._group(slot) is self._group(other)
 
     def best(self, slots: Sequence[int], names: Sequence[Digest]) -> list[int]:
-        """Free slots for a request, those first whose group knows most of its prompt."""
+        """Free slots for a request, first those whose group holds most of its prompt."""
         return sorted(slots, key=lambda slot: -len(self._known(self._group(slot), names)))
 
     def fill(self, slot: int, positions: int) -> None:
-        """Both roles were asked to fill these first positions of a slot: others may reuse them."""
+        """Lets others reuse the first positions of a slot, which both roles were asked to fill."""
         held = self._held[slot]
         group, end = self._group(slot), min(positions // self._size, len(held.names))
         for index in range(held.filled, end):
@@ -212,8 +214,10 @@ class PageStock:
         held.filled = max(held.filled, end)
 
     def give_back(self, slot: int) -> None:
-        """Takes back what a slot has, if anything. Of what stays known, the end of a text is
-        forgotten before its beginning."""
+        """Takes back the pages of a slot, if it has any.
+
+        Of the pages that are kept, the end of a text is forgotten before its beginning.
+        """
         held = self._held.pop(slot, None)
         for page in () if held is None else reversed(held.pages):
             self._group(slot).leave(page)
@@ -222,7 +226,7 @@ class PageStock:
         return self._groups[slot // self._share]
 
     def _known(self, group: _Group, names: Sequence[Digest]) -> list[int]:
-        """Pages that have the beginning of a prompt."""
+        """Pages that hold the beginning of a prompt, in whole grains."""
         known: list[int] = []
         for name in names:
             if name not in group.by_name:

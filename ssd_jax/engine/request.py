@@ -19,9 +19,9 @@ class Request:
       prompt_ids: token ids, at least one.
       params: sampling and stops.
       index: sample index that keys the randomness (command line: prompt_index), 0 to 2^32 - 1. The
-        same index, seed and prompt give the same text in whatever company and slot; where lengths
-        of proposals depend on time, texts of the same distribution, each with noise of its
-        own (`occurrences`).
+        same index, seed and prompt give the same text whatever the slot and the other requests.
+        Where lengths of proposals depend on time, they give texts of the same distribution, each
+        with noise of its own (`occurrences`).
     """
 
     prompt_ids: Sequence[int]
@@ -31,7 +31,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities (natural) of one generated token and of the likeliest at its position.
+    """Natural log-probabilities of a generated token and of the likeliest ones at its position.
 
     Attributes:
       top: (token id, log-probability), likeliest first; ids that cannot be drawn are left out.
@@ -48,9 +48,9 @@ class RequestOutput:
 
     Attributes:
       prompt_index: the request's `index`.
-      token_ids: generated ids with the stop id that ended them.
+      token_ids: generated ids, with the stop id that ended them.
       text: without special tokens and without the stop.
-      metrics: every key of `metrics.REQUEST_KEYS`; null where it does not apply.
+      metrics: every key of `metrics.REQUEST_KEYS`; None where it does not apply.
       logprobs: one entry a token, if the request asked for them.
     """
 

@@ -1,4 +1,4 @@
-"""A request on its way through the engine: its sequence, its text, its figures, its log."""
+"""A request in the engine: its sequence, its text, its metrics, its log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from ssd_jax.sampling.params import SamplingParams
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RequestState:
-    """Attributes:
-    slot: row of the batch that it occupies; -1 before that.
-    page_names: of its prompt, see `PageStock.names`.
-    reused: positions whose keys and values were in its pages when it began.
-    pages: that the roles know of, where slots share them.
-    params: how it is sampled, as it is known once it has entered a slot.
-    prompted: tokens that the drafter was given of those that the target was.
-    last: tokens that its last round has committed.
-    logprobs: of the committed tokens, if asked for.
-    ended: whether its last event was made.
+    """A request and all that the engine knows of it.
+
+    Attributes:
+      slot: row of the batch that it occupies; -1 without a slot.
+      page_names: names of its prompt's pages; see `PageStock.names`.
+      reused: positions whose keys and values its pages held when it began.
+      pages: number of its pages that the roles know of, where slots share them.
+      params: how it is sampled; set once it has entered a slot.
+      prompted: tokens given to the drafter, of those given to the target.
+      last: tokens that its last round committed.
+      logprobs: of the committed tokens, if asked for.
+      ended: whether its last event was made.
     """
 
     request_id: int
@@ -49,14 +51,14 @@ class RequestState:
         return self.sequence.finish_reason is not None
 
     def put_off(self) -> None:
-        """It leaves its slot, and waits to go on in another."""
+        """Preempts it: it leaves its slot and waits to continue in another."""
         self.slot, self.reused, self.pages, self.prompted = -1, 0, 0, 0
         self.last = self.last[-1:]  # the drafter is given the others with the text
         self.sequence.rewind()
         self.times.preemptions = (self.times.preemptions or 0) + 1
 
     def commit(self, emitted: list[int], now: float) -> list[int]:
-        """Takes what a round has emitted; returns the tokens that were committed."""
+        """Takes the tokens that a round emitted; returns those that were committed."""
         if self.sequence.output:
             self.sequence.cached += len(emitted)
         tokens = self.last = self.sequence.commit(emitted)
@@ -64,8 +66,10 @@ class RequestState:
         return tokens
 
     def record(self, outcomes: Outcomes, row: int, tokens: list[int], known: RoundRecord) -> None:
-        """Notes what a round that has committed these tokens was like; the first token's, which
-        verified nothing, is no round."""
+        """Records the round that committed these tokens.
+
+        The program that gave the first token verified nothing and is no round.
+        """
         if len(self.times.tokens) > len(tokens):
             known.truncate(len(tokens))
             self.times.rounds.append(known)
@@ -90,7 +94,7 @@ class RequestState:
         )
 
     def final(self, reason: FinishReason, released: Released) -> TokenEvent:
-        """The last event, with the output; nothing past the end of the text counts."""
+        """The last event, with the output; tokens past the end of the text do not count."""
         kept = self.text.token_ids
         self.times.keep(len(kept))
         output = RequestOutput(

@@ -1,4 +1,4 @@
-"""Takes down what rounds were like: the figures of their requests, and the trace."""
+"""Records rounds: in the metrics of their requests, and in the trace."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CommittedRow(NamedTuple):
     """A row of an outcome that was read.
 
     Attributes:
-      tokens: those that counted, of the emitted ones.
-      reason: why they were the last; None where more may come.
+      tokens: the emitted tokens that were committed.
+      reason: why they were the last; None where more may follow.
     """
 
     row: int
@@ -37,10 +37,11 @@ class InFlight:
     Attributes:
       rows: rows of the outcome.
       prompt: tokens of the prompt that it finishes; 0 in a round.
-      dispatched: when its forward was, in seconds; 0 where an outcome before it is read later.
-      drafted: what the round verifies.
-      costs: what that has cost a draft with devices of its own, by slot.
-      committed: what it has come to, once that was read.
+      dispatched: when its forward was dispatched, in seconds; 0 where an earlier outcome is read
+        after that.
+      drafted: the proposal that the round verifies.
+      costs: cost of the proposal to a draft with devices of its own, by slot.
+      committed: its committed rows, once the outcome was read.
     """
 
     pending: Pending
@@ -53,11 +54,11 @@ class InFlight:
 
 
 class RoundLog:
-    """Notes what it is told, and works it out when the next round is on its way.
+    """Collects times and outcomes, and evaluates them once the next round is dispatched.
 
     Args:
       clock: seconds, monotonic.
-      trace: None where nobody looks.
+      trace: None records no trace.
     """
 
     def __init__(self, clock: Callable[[], float], trace: EngineTrace | None) -> None:
@@ -67,27 +68,29 @@ class RoundLog:
         self._read: deque[tuple[InFlight, Outcomes, tuple[float, float]]] = deque()
 
     def mark(self, what: str | None) -> None:
-        """Ends what the host was doing, in the trace."""
+        """Ends a slice of the host's lane in the trace, named `what`."""
         if self._trace is not None:
             self._marks.append((what, self._clock()))
 
     def idle(self) -> None:
-        """Nothing that was dispatched will be read."""
+        """Marks that no dispatched program will be read."""
         self._times.idle()
 
     def dispatched(self) -> float:
-        """A program of the target is dispatched now; returns when that is."""
+        """Marks that a program of the target is dispatched now; returns the time in seconds."""
         now = self._clock()
         self._times.dispatched(now)
         return now
 
     def read(self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool) -> None:
-        """The outcome of a program has been read; `more` says whether another is on its way."""
+        """Takes the outcome of a program, read at `now`; `more` if another is in flight."""
         self._read.append((flight, outcomes, self._times.read(now, more=more)))
 
     def settle(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
-        """Works out what was read, and charges the draft's work to the rounds that it was for, or
-        to requests whose text is still being prefilled."""
+        """Evaluates the outcomes that were read, and charges the draft's work.
+
+        The work is charged to the rounds that it was for, or to requests that are still prefilling.
+        """
         if self._trace is not None:
             for what, now in self._marks:
                 self._trace.host(what, now)

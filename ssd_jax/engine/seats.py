@@ -1,4 +1,4 @@
-"""Which requests are in slots, with which pages, and which wait. Pure host code."""
+"""Assigns slots and pages to requests, and queues those that wait. Pure host code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Seat(NamedTuple):
 
 
 class Seats:
-    """Requests enter free slots in their order. One that was put off comes before all that wait.
+    """Requests enter free slots in order; a preempted request goes to the front of the queue.
 
     Args:
-      slots: of the engine.
-      pages: that slots share; None where each has its own.
+      slots: number of slots of the engine.
+      pages: the stock of pages that slots share; None where each slot has its own.
 
     Attributes:
-      waiting: requests without a slot, in their order.
-      running: those in slots, by slot.
+      waiting: requests without a slot, in order.
+      running: requests in slots, by slot.
     """
 
     def __init__(self, slots: int, pages: PageStock | None) -> None:
@@ -40,16 +40,16 @@ class Seats:
 
     @property
     def all(self) -> list[RequestState]:
-        """Every request that is not over."""
+        """All requests that have not ended."""
         return [*self.running.values(), *self.waiting]
 
     @property
     def prefilled(self) -> bool:
-        """Whether no prompt of those in slots is left to run."""
+        """Whether all requests in slots are prefilled."""
         return all(state.sequence.prefilled for state in self.running.values())
 
     def names(self, request: Request) -> tuple[bytes, ...]:
-        """What its pages are known by, see `PageStock.names`.
+        """Names of its prompt's pages; see `PageStock.names`.
 
         Raises:
           InputError: it needs more pages than a slot can ever have.
@@ -60,7 +60,7 @@ class Seats:
         return self._pages.names(request.prompt_ids)
 
     def offer(self) -> Seat | None:
-        """A free slot for the first request that waits; None where there is none, or no pages."""
+        """A free slot for the first waiting request; None without a request, slot or pages."""
         free, pages = self._free(), self._pages
         if not self.waiting or not free:
             return None
@@ -68,10 +68,10 @@ class Seats:
         if pages is None:
             return Seat(free[0], state, Taken((), 0))
         if pages.shares and not self.prefilled:
-            return None  # it may come to share what is being run, and its prompt would wait anyway
+            return None  # it may yet share what is being prefilled, and would wait for it anyway
         tokens = state.sequence.size if pages.grows else _most_tokens(state.request)
         for slot in pages.best(free, state.page_names):
-            # So that those that run can grow for a while before one is put off again.
+            # So that running requests can grow for a while before one is preempted again.
             spare = len(self._beside(slot)) if pages.grows else 0
             taken = pages.take(slot, tokens, state.page_names, spare)
             if taken is not None:
@@ -79,7 +79,7 @@ class Seats:
         return None
 
     def enter(self, seat: Seat) -> None:
-        """The request has the slot."""
+        """Puts the request in the slot."""
         slot, state, taken = seat
         self.waiting.remove(state)
         self.running[slot] = state
@@ -91,25 +91,25 @@ class Seats:
                 times.cached_tokens = taken.reused
 
     def leave(self, state: RequestState) -> None:
-        """A request is over, whether it runs or waits."""
+        """Removes a request that has ended, whether it was running or waiting."""
         if state.slot < 0:
             self.waiting.remove(state)
         elif self.running.get(state.slot) is state:
             del self.running[state.slot]
 
     def share(self) -> None:
-        """Lets others have the pages that both roles were asked to fill."""
+        """Lets other requests reuse the pages that both roles were asked to fill."""
         if self._pages is not None:
             for slot, state in self.running.items():
                 self._pages.fill(slot, state.sequence.cached)
 
     def grow(self, *, puts_off: bool) -> bool:
-        """Gives those that run the pages that the next round writes to, the oldest first.
+        """Gives running requests the pages that the next round writes to, the oldest first.
 
         Args:
-          puts_off: where there are no more, the youngest that takes from the same ones waits again.
+          puts_off: when pages run out, preempts the youngest request of the same group of pages.
 
-        Returns: whether all that run have them.
+        Returns: whether all running requests have their pages.
         """
         pages = self._pages
         if pages is None or not pages.grows:
@@ -123,14 +123,14 @@ class Seats:
         return True
 
     def grown(self) -> list[tuple[RequestState, tuple[int, ...]]]:
-        """Requests that have more pages than the roles know of."""
+        """Requests with more pages than the roles know of, and all their pages."""
         if self._pages is None:
             return []
         found = [(state, self._pages.pages(slot)) for slot, state in self.running.items()]
         return [(state, pages) for state, pages in found if len(pages) > state.pages]
 
     def _free(self) -> list[int]:
-        """Slots without a request, whose pages come back."""
+        """Slots without a request; their pages are given back."""
         free = [slot for slot in range(self._slots) if slot not in self.running]
         if self._pages is not None:
             for slot in free:
@@ -138,13 +138,13 @@ class Seats:
         return free
 
     def _beside(self, slot: int) -> list[RequestState]:
-        """Requests that run with pages of the same ones as a slot's."""
+        """Running requests that take their pages from the same group as a slot."""
         assert self._pages is not None
         running = self.running.items()
         return [state for other, state in running if self._pages.beside(slot, other)]
 
     def _put_off(self, state: RequestState) -> None:
-        """Its keys and values are dropped; in another slot it goes on from its tokens."""
+        """Preempts a request: drops its keys and values; it continues from its tokens later."""
         assert self._pages is not None
         del self.running[state.slot]
         self._pages.give_back(state.slot)
@@ -153,5 +153,5 @@ class Seats:
 
 
 def _most_tokens(request: Request) -> int:
-    """Of a request, prompt and output."""
+    """Most tokens of a request, prompt and output together."""
     return len(request.prompt_ids) + request.params.max_tokens

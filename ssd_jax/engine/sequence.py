@@ -11,12 +11,14 @@ from ssd_jax.sampling.params import MAX_STOP_IDS
 
 
 class Sequence:
-    """Prompt and committed output of a request. The length is the truth: keys and values at or
-    beyond `cached` positions are garbage, whatever a discarded forward wrote there.
+    """Prompt and committed output of a request.
+
+    `cached` alone decides what is valid: keys and values at or beyond that position are garbage,
+    whatever a discarded forward wrote there.
 
     Attributes:
-      to_prefill: tokens that there were when it entered its slot.
-      given: those of them that the target was given.
+      to_prefill: number of tokens when it entered its slot.
+      given: number of those tokens that the target was given.
       cached: positions whose keys and values are in the pages; the token at `cached` is pending.
       output: committed ids, with the stop id that ended them.
       finish_reason: None while running.
@@ -38,23 +40,25 @@ class Sequence:
 
     @property
     def size(self) -> int:
-        """Tokens of it."""
+        """Number of tokens of prompt and output."""
         return len(self.request.prompt_ids) + len(self.output)
 
     @property
     def prefilled(self) -> bool:
-        """Whether the target was given all that there was when it entered its slot."""
+        """Whether the target was given all tokens that there were when it entered its slot."""
         return self.given >= self.to_prefill
 
     def prefill(self, end: int) -> None:
-        """The target is given the text up to here. Of a text that goes on it runs the last token
-        again, as the pending one."""
+        """Records that the target was given the text up to `end`.
+
+        If the text continues after a preemption, its last token runs again, as the pending one.
+        """
         self.given = self.cached = end
         if self.prefilled and self.output:
             self.cached -= 1
 
     def rewind(self) -> None:
-        """Its pages are gone: all of the text is to be given anew."""
+        """Starts over after its pages are gone: all of the text must be prefilled again."""
         self.given = self.cached = 0
         self.to_prefill = self.size
 
@@ -92,8 +96,8 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
     """Refuses a request that cannot run.
 
     Raises:
-      InputError: an empty prompt, one that leaves no room in the context, too many stop ids, or an
-        index out of range.
+      InputError: an empty prompt, a prompt that leaves no room in the context, too many stop ids,
+        or an index out of range.
     """
     whole = isinstance(request.index, Integral) and not isinstance(request.index, bool)
     if not whole or not 0 <= request.index < 2**32:
@@ -112,6 +116,6 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
 
 
 def stop_ids(request: Request, eos_ids: frozenset[int]) -> frozenset[int]:
-    """Ids that end this request: its own, and every EOS unless it ignores them."""
+    """Ids that end this request: its own, and every EOS id unless it ignores EOS."""
     own = frozenset(request.params.stop_token_ids)
     return own if request.params.ignore_eos else own | eos_ids

@@ -1,8 +1,8 @@
-"""Engines that several threads call at once: whoever needs an event and finds no round under way
-runs one, for all; the others wait for what it brings them.
+"""Lets several threads call engines at once.
 
-Engines of one model share programs, a worker and what is observed, so that one round runs at a
-time, of whichever engine. Events of a caller who does not ask for them are kept.
+A thread that needs an event and finds no round under way runs one, for all callers; the other
+threads wait for their events. Engines of one model share programs, a worker and what is observed,
+so only one round runs at a time, of any engine. Events that a caller does not ask for are kept.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ssd_jax.engine.request import Request, TokenEvent
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.system.interrupts import Deferred
 
-_LONGEST = 10.0  # seconds that the end of a round is waited for
+_LONGEST = 10.0  # seconds to wait for the end of a round
 
 
 class Caller:
-    """Someone's requests to one engine.
+    """One caller's requests to one engine.
 
     Attributes:
-      open: ids of those whose last event was not fetched.
-      events: not fetched yet.
-      wake: gets an item when it is worth to look again.
-      closed: nothing comes any more: the model was closed, or the requests were cancelled.
-      failed: whether an event that was fetched tells of an error.
+      open: ids of requests whose last event was not fetched.
+      events: events not fetched yet.
+      wake: gets an item when the caller should look again.
+      closed: no more events come: the model was closed, or the requests were cancelled.
+      failed: whether a fetched event reports an error.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,22 +49,25 @@ class Caller:
         return event
 
     def check(self) -> None:
-        """Raises: DeviceError: requests have failed, and so do those that follow."""
+        """Raises: DeviceError: requests have failed, and all further ones would fail."""
         if self.failed and self.engine.broken is not None:
             raise DeviceError(self.engine.broken)
 
 
 class Sharing:
-    """The callers of all engines of a model. Any thread may call; each `Caller` is one thread's."""
+    """The callers of all engines of a model.
+
+    Any thread may call; each `Caller` belongs to one thread.
+    """
 
     def __init__(self) -> None:
         # Held for moments, never during a round, and in the main thread only within `Deferred`.
         self._lock = threading.Lock()
         self._round = threading.Lock()  # held during one
         self._callers: dict[tuple[Engine, int], Caller] = {}  # by request
-        self._leader: Caller | None = None  # who runs a round, or is told to
-        self._waiting: dict[Caller, None] = {}  # the longest first
-        self._left: deque[Caller] = deque()  # requests to be cancelled
+        self._leader: Caller | None = None  # runs a round, or was told to
+        self._waiting: dict[Caller, None] = {}  # longest wait first
+        self._left: deque[Caller] = deque()  # their requests are to be cancelled
         self._closed = False
 
     def check(self) -> None:
@@ -73,7 +76,7 @@ class Sharing:
             raise SsdError("this model is closed; open it again")
 
     def add(self, caller: Caller, requests: Sequence[Request]) -> None:
-        """Queues requests. Where it raises, those before may be queued: `leave` takes them back.
+        """Queues requests; if it raises, earlier ones may be queued: `leave` cancels them.
 
         Raises:
           InputError, DeviceError: see `Engine.add`.
@@ -106,8 +109,11 @@ class Sharing:
         return event
 
     def leave(self, caller: Caller) -> None:
-        """Cancels what is open. It may be called wherever Python deletes an object: it waits for
-        nothing, and leaves to the next round what it cannot do now."""
+        """Cancels the caller's open requests.
+
+        It may be called wherever Python deletes an object: it never waits, and leaves to the next
+        round what it cannot do now.
+        """
         if not caller.open:
             return
         self._left.append(caller)
@@ -120,7 +126,7 @@ class Sharing:
                     self._lock.release()
 
     def close(self) -> None:
-        """Ends the wait of all callers; returns when no round is under way."""
+        """Ends the waits of all callers; returns when no round is under way."""
         with Deferred(), self._lock:
             self._closed = True
             for caller in self._callers.values():
@@ -129,12 +135,15 @@ class Sharing:
             self._round.release()
 
     def freeze(self) -> None:
-        """Waits for the round under way and lets none follow. At its end Python unwinds whatever
-        daemon threads do on devices, and C++ aborts the process for it."""
+        """Waits for the round under way and lets none follow.
+
+        At exit Python unwinds daemon threads even while they use devices, and C++ then aborts the
+        process.
+        """
         self._round.acquire(timeout=_LONGEST)
 
     def _turn(self, caller: Caller) -> TokenEvent | None:
-        """An event, or a round, or a wait."""
+        """Returns an event if there is one; else runs a round or waits."""
         with Deferred():
             with self._lock:
                 event = caller.fetch()
@@ -149,7 +158,7 @@ class Sharing:
             if leads:
                 self._lead(caller)
                 return None
-        caller.wake.get()  # an interrupt comes through
+        caller.wake.get()  # interruptible
         return None
 
     def _lead(self, caller: Caller) -> None:
@@ -177,7 +186,7 @@ class Sharing:
             caller.wake.put(None)
 
     def _hand_over(self) -> None:
-        """After a round: whoever has waited longest runs the next one."""
+        """After a round, lets the caller that has waited longest run the next one."""
         self._sweep()
         self._leader = next(iter(self._waiting), None)
         if self._leader is not None:
@@ -185,8 +194,10 @@ class Sharing:
             self._leader.wake.put(None)
 
     def _sweep(self) -> None:
-        """Cancels requests of those who have left; not while there is a leader, for it may have
-        begun."""
+        """Cancels the requests of callers that have left.
+
+        Not called while there is a leader, which may have begun a round.
+        """
         while self._left:
             caller = self._left.popleft()
             for request_id in caller.open:

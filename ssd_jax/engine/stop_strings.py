@@ -1,4 +1,4 @@
-"""Turning committed tokens into streamed text that never shows part of a stop string."""
+"""Turns committed tokens into streamed text that never shows part of a stop string."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Released(NamedTuple):
 class TextStream:
     """The text of one request.
 
-    Text that may be the beginning of a stop string is held back with its tokens. When a stop
-    string is found, the text is cut before it, and the tokens after the one that reaches the cut
-    are dropped: decoding the kept ids gives the text, or the text and the rest of its last token.
+    Text that may begin a stop string is held back with its tokens. When a stop string is found, the
+    text is cut before it, and the tokens after the one that reaches the cut are dropped: decoding
+    the kept ids gives the text, or the text and the rest of its last token.
     """
 
     def __init__(self, decoder: DecodeStream, stops: Sequence[str], min_tokens: int) -> None:
@@ -53,16 +53,19 @@ class TextStream:
         return self._release(safe, ready, stopped=False)
 
     def finish(self) -> Released:
-        """Releases what was held back, for a request that ended otherwise."""
+        """Releases what was held back, for a request that ended without a stop string."""
         stopped = bool(self._ids) and self._add(None, self._decoder.flush())
         return self._release(len(self._text), len(self._ids), stopped=stopped)
 
     def cut(self) -> Released:
-        """Releases what was held back, for a request that is cut off: without the beginning of a
-        character, which is not text, nor the last tokens where they are nothing else."""
+        """Releases what was held back, for a request that is cut off.
+
+        An incomplete last character is no text: it is left out, and so are last tokens that hold
+        nothing else.
+        """
         try:
             rest = self._decoder.flush()
-        except Exception:  # which may be why it is cut off
+        except Exception:  # may be the reason why it is cut off
             rest = "\ufffd"
         whole = rest.rstrip("\ufffd")
         if self._ids and self._add(None, whole):
@@ -84,7 +87,7 @@ class TextStream:
         return self._ids[: self._sent_ids]
 
     def _add(self, token: int | None, piece: str) -> bool:
-        """Appends a piece of text; on a stop string cuts text and ids, and returns True."""
+        """Appends a piece of text; on a stop string, cuts text and ids and returns True."""
         self._text += piece
         if token is not None:
             self._ids.append(token)
@@ -114,7 +117,7 @@ class TextStream:
         return self._text.find(stop, begin)
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Length of the longest suffix of the text that begins a stop string."""
         tail = self._text[max(self._searchable, self._sent_text) :]
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for size in range(min(longest, len(tail)), 0, -1):

@@ -1,8 +1,8 @@
-"""What engines do, as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+"""Traces of engines, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
 A trace holds a process for each engine, with a lane each for target, draft and host. Slices of the
-target's lane are spans of `activity.TargetTimes`: from dispatch until the outcome was read. Those
-of a draft with devices of its own are told by it; a draft on the target's devices has none.
+target's lane are spans of `activity.TargetTimes`: from dispatch until the outcome was read. A draft
+with devices of its own reports its slices; a draft on the target's devices has none.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ssd_jax.system.atomic import new_file
 from ssd_jax.system.paths import require_writable, user_path
 
 PRODUCER, FORMAT = "ssd_jax", 1
-"""Of the files, under `otherData`; the format goes up when a reader of the old one would fail."""
+"""In files, under `otherData`; the format is raised when a reader of the old one would fail."""
 LANES = {"target": 1, "draft": 2, "host": 3}
-"""Thread ids of the lanes; those of further draft workers are `OF_A_WORKER` higher each."""
+"""Thread ids of the lanes; the id of each further draft worker is `OF_A_WORKER` higher."""
 OF_A_WORKER = 10
 MOST = 100_000
-"""Events that are kept, the first ones: some 10,000 rounds."""
+"""Events that are kept, the first ones: about 10,000 rounds."""
 MOST_BYTES = 96 << 20
-"""Of a file; events of many slots reach it first."""
+"""Limit of a file; with many slots it is reached before `MOST`."""
 _EVENT_BYTES, _ROW_BYTES, _NUMBER_BYTES = 176, 96, 8
-"""At most, of an event without its rows, of a row without its tokens, and of one number."""
+"""Upper bounds for an event without its rows, a row without its tokens, and one number."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class Trace:
     """Events of all engines of one model, kept in memory until they are written.
 
     Args:
-      path: the file; its directory must exist. One that is there is replaced.
-      most: events to keep; later ones are counted.
-      zero: seconds that the file calls 0.
+      path: the file; its directory must exist. An existing file is replaced.
+      most: events to keep; later ones are only counted.
+      zero: clock time, in seconds, that is 0 in the file.
 
     Raises:
       InputError: no file can be written there.
@@ -73,12 +73,12 @@ class Trace:
         self._dropped = self._bytes = 0
 
     def engine(self, name: str, *, shared_device: bool = False) -> EngineTrace:
-        """A process of the trace; `shared_device` if the draft's work is in the target's lane."""
+        """Adds a process to the trace; `shared_device` if the draft works in the target's lane."""
         self._engines.append((name, shared_device))
         return EngineTrace(self, len(self._engines))
 
     def add(self, event: Event) -> None:
-        """Takes a slice."""
+        """Adds a slice."""
         self._bytes += _most_bytes(event)
         if len(self._events) < self._most and self._bytes <= MOST_BYTES:
             self._events.append(event)
@@ -86,10 +86,10 @@ class Trace:
             self._dropped += 1
 
     def write(self) -> None:
-        """Writes the file, all of it or nothing; not where nothing was traced.
+        """Writes the whole file or nothing; writes none if nothing was traced.
 
         Raises:
-          OSError: it cannot be written, with its name and why.
+          OSError: the file cannot be written; with its name and the reason.
         """
         if not self._events:
             return
@@ -105,7 +105,7 @@ class Trace:
             raise OSError(error.errno, why, str(self.path)) from error
 
     def write_at_the_end(self) -> None:
-        """Writes the file where nobody is left to be told of an error; it is logged."""
+        """Writes the file at exit, when no caller could handle an error: errors are logged."""
         try:
             self.write()
         except OSError as error:
@@ -134,7 +134,7 @@ class Trace:
 
 
 class RowTrace(NamedTuple):
-    """A slot in a round. Field names are those of the file.
+    """A slot in a round; field names are the file's.
 
     Attributes:
       source: see `Drafted.sources`.
@@ -160,41 +160,41 @@ class EngineTrace:
         self._drafted: dict[int, float] = {}  # until when, by worker
 
     def prefill(self, span: tuple[float, float], request: int, tokens: int) -> None:
-        """The target has finished a prompt."""
+        """Adds that the target has finished a prompt."""
         args = {"request": request, "tokens": tokens}
         self._trace.add(Event(self._number, "target", "prefill", *span, args))
 
     def round(self, span: tuple[float, float], rows: Sequence[RowTrace]) -> None:
-        """The target has verified, or decoded a token a row; no rows if all had ended."""
+        """Adds a round: the target verified, or decoded a token a row; no rows if all had ended."""
         args = {"round": self._rounds, "rows": [row._asdict() for row in rows]}
         self._rounds += 1
         self._trace.add(Event(self._number, "target", _name(rows), *span, args))
 
     def draft(self, spans: Iterable[Busy]) -> None:
-        """The draft has told of its work."""
+        """Adds the work that the draft has reported."""
         for span in spans:
-            # Clocks that are compared again may differ from before by the error of that.
+            # A new comparison of the clocks may differ from the last by its error.
             begin = max(span.begin, self._drafted.get(span.worker, 0.0))
             end = self._drafted[span.worker] = max(span.end, begin)
             about = self._number, "draft", span.what
             self._trace.add(Event(*about, begin, end, {"slots": list(span.slots)}, span.worker))
 
     def host(self, what: str | None, now: float) -> None:
-        """What the host has done since the last call ends now; None is nothing."""
+        """Adds what the host has done since the last call, which ends now; None adds nothing."""
         if what is not None:
             self._trace.add(Event(self._number, "host", what, self._host, now, {}))
         self._host = now
 
 
 def _most_bytes(event: Event) -> int:
-    """What an event takes in the file, or more."""
+    """Upper bound of an event's bytes in the file."""
     rows = event.args.get("rows", ())
     numbers = len(event.args.get("slots", ())) + sum(len(row["tokens"]) for row in rows)
     return _EVENT_BYTES + len(rows) * _ROW_BYTES + numbers * _NUMBER_BYTES
 
 
 def _name(rows: Sequence[RowTrace]) -> str:
-    """What a round is called; viewers colour slices by their names."""
+    """Name of a round's slice; viewers colour slices by name."""
     if not rows:
         return "discarded"
     sources = [row.source for row in rows if row.source is not None]
