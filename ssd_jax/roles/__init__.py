@@ -1,1 +1,1 @@
-"""The roles: target, drafter, branching draft. What is asked of them, and what they are told."""
+"""The roles target, drafter and branching draft: their protocols, and the records they exchange."""

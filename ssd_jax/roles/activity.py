@@ -1,9 +1,9 @@
-"""When target and draft were at work, and how much of the draft's work the target hid.
+"""When target and draft were busy, and how much of the draft's work the target hid.
 
 Times are seconds of the engine's clock. The target counts as busy from the dispatch of a program
-until the last outcome that was dispatched by then has been read. No thread watches the device: that
-span has the host's dispatch (a fraction of a millisecond) at its beginning, and, where the host
-comes to read late, what the device then waits for it at its end.
+until the last outcome that was dispatched by then has been read. No thread watches the device, so
+that span begins with the host's dispatch (a fraction of a millisecond), and, where the host reads
+late, it ends with the device's wait for the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FORWARDS = ("expand", "grow")
 WORK = ("prefill", "draft", "promote", *FORWARDS)
 """All kinds of work."""
 
-_KEPT = 64  # spans of the target; a draft that is later than that hides nothing
+_KEPT = 64  # spans of the target; draft work reported later than that counts as not hidden
 
 
 class Busy(NamedTuple):
@@ -25,10 +25,10 @@ class Busy(NamedTuple):
 
     Attributes:
       what: "prefill", "draft" (just in time), "promote" (a winner's keys and values, its q read),
-        or one of `FORWARDS`; a wait for the device ends each.
+        or one of `FORWARDS`; each ends with a wait for the device.
       begin, end: seconds.
-      slots: whose.
-      worker: that did it, where several drafts share the work.
+      slots: slots that the work was for.
+      worker: number of the draft that did it, where several share the work.
     """
 
     what: str
@@ -39,13 +39,13 @@ class Busy(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a draft elsewhere has done since it was last asked.
+    """Work of a draft elsewhere since it was last asked.
 
     Attributes:
-      spans: its work, as far as it has been told.
-      bytes: sent to it and received from it, without what the transport adds.
-      round_trip: seconds that messages there and back take lately, at least; None where that is
-        not known.
+      spans: its work, as far as it has been reported.
+      bytes: sent to it and received from it, without the transport's overhead.
+      round_trip: least seconds that recent messages took there and back; None where that is not
+        known.
     """
 
     spans: tuple[Busy, ...] = ()
@@ -54,11 +54,11 @@ class Activity(NamedTuple):
 
 
 class DraftCost(NamedTuple):
-    """What the proposal of one slot has cost the draft.
+    """Cost of one slot's proposal to the draft.
 
     Attributes:
-      busy, hidden: seconds of work for this slot (and others beside it), and how many of them ran
-        while the target was busy.
+      busy, hidden: seconds of work for this slot (and others beside it), and the seconds of it
+        that ran while the target was busy.
       steps: seconds of each forward of the branches.
       bytes: see `Activity.bytes`, of all slots.
       round_trip: see `Activity.round_trip`.
@@ -72,23 +72,23 @@ class DraftCost(NamedTuple):
 
 
 class TargetTimes:
-    """When the target was busy lately."""
+    """Recent spans in which the target was busy."""
 
     def __init__(self) -> None:
         self._spans: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._since: float | None = None
 
     def idle(self) -> None:
-        """Nothing that was dispatched will be read."""
+        """Marks that no dispatched program will be read."""
         self._since = None
 
     def dispatched(self, now: float) -> None:
-        """A program was dispatched."""
+        """Marks that a program was dispatched."""
         if self._since is None:
             self._since = now
 
     def read(self, now: float, *, more: bool) -> tuple[float, float]:
-        """An outcome has been read; `more` says whether another one is on its way.
+        """Marks that an outcome was read; `more` if another one is in flight.
 
         Returns: when the target was busy with it: (begin, end).
         """
@@ -98,7 +98,7 @@ class TargetTimes:
         return begin, now
 
     def cost(self, slot: int, activity: Activity) -> DraftCost:
-        """What the draft's work has cost a slot."""
+        """The share of the draft's work that was for a slot."""
         spans = [span for span in activity.spans if slot in span.slots]
         return DraftCost(
             busy=sum(span.end - span.begin for span in spans),
@@ -110,10 +110,10 @@ class TargetTimes:
 
 
 def overlap(begin: float, end: float, others: Reversible[tuple[float, float]]) -> float:
-    """Seconds of one span that lie within others, which come one after the other."""
+    """Seconds of one span that lie within others, which are in order and do not overlap."""
     seconds = 0.0
     for first, last in reversed(others):
         if last <= begin:
-            break  # so are all before it
+            break  # as do all before it
         seconds += max(0.0, min(end, last) - max(begin, first))
     return seconds

@@ -1,4 +1,4 @@
-"""What is asked of the roles: pure host types, so that tests can give the engine fakes."""
+"""Protocols of the roles: pure host types, so that tests can give the engine fakes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Pending(Protocol):
     """The outcomes of a dispatched program.
 
     Attributes:
-      bonus: [B] int32, the bonus tokens, which may still be computed: the next round's pending
-        ones. A `Target.forward` takes them unread.
+      bonus: [B] int32, the bonus tokens, which may still be computing: the pending tokens of the
+        next round. `Target.forward` takes them unread.
     """
 
     bonus: Any
 
     def read(self) -> Outcomes:
-        """Waits for them."""
+        """Waits for the outcomes."""
         ...
 
     def ready(self) -> bool:
-        """Whether `read` waits for nothing."""
+        """Whether `read` would return without a wait."""
         ...
 
 
@@ -43,11 +43,11 @@ class Drafter(Protocol):
 
     Attributes:
       k: most tokens of a proposal.
-      on_device: whether it keeps the devices busy that it shares with the target.
+      on_device: whether it keeps busy the devices that it shares with the target.
       timed: whether lengths of its proposals depend on time, or on other requests, where sampled
-        texts depend on them: under the ratio rule. See `occurrences`.
-      asks_first: whether `speculate` is called before the target's forward is dispatched, since it
-        only sends a message: behind it the message would wait for cores that the target uses.
+        texts depend on lengths: under the ratio rule. See `occurrences`.
+      asks_first: whether `speculate` is called before the target's forward is dispatched, because
+        it only sends a message, which would otherwise wait for cores that the target uses.
     """
 
     k: int
@@ -60,36 +60,46 @@ class Drafter(Protocol):
         ...
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """Gives a slot more pages behind those of its opening; `pages` are all of them."""
+        """Gives a slot more pages behind those of its opening; `pages` are all its pages."""
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """Takes tokens of the text that there is, at most the target's `max_chunk` at a time; see
-        `SlotOpening.reused` and `SlotOpening.prompt`."""
+        """Takes tokens of the text so far, at most the target's `max_chunk` at a time.
+
+        See `SlotOpening.reused` and `SlotOpening.prompt`.
+        """
         ...
 
     def gather(self, until: Callable[[], bool]) -> None:
-        """Takes what was speculated, if anything, before the outcome is read; waits for it no
-        longer than `until` the outcome is there."""
+        """Takes what was speculated, if anything, before the outcome is read.
+
+        It waits no longer than `until` the outcome is there.
+        """
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """Proposes for these rows; L is 0 in all others."""
         ...
 
     def speculate(self) -> None:
-        """Works ahead, if it does; called in every step, when the target's forward, if any, was
-        dispatched, or just before it if it `asks_first`."""
+        """Works ahead, if this drafter does.
+
+        Called in every step, after the target's forward, if any, was dispatched, or just before
+        that if it `asks_first`.
+        """
 
     def proposal(self) -> Any:
-        """What `propose` has proposed, as `sampling.proposal.Proposal`: waits for each q that is
-        still on its way. Called once a round, behind `speculate`."""
+        """The proposal that `propose` made, as `sampling.proposal.Proposal`.
+
+        Waits for each q that is still on its way. Called once a round, after `speculate`.
+        """
         ...
 
 
 class BranchingDraft(Protocol):
     """A draft that speculates for several verification outcomes at once.
 
-    It holds a record of each slot, the speculation that the target verifies, and branches of it.
+    It holds a record of each slot, which is the speculation that the target verifies, and branches
+    of the record.
 
     Attributes:
       slots: rows of every call.
@@ -110,23 +120,23 @@ class BranchingDraft(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Takes tokens of the text that there is, the last one too; see `SlotOpening`."""
+        """Takes tokens of the text so far, including the last one; see `SlotOpening`."""
         ...
 
     def promote(self, promotion: Promotion) -> None:
-        """Gives these slots new records; idle ones have none. Branches are gone."""
+        """Gives slots new records; idle slots get none. All branches are dropped."""
         ...
 
     def draft(
         self, limits: Int[np.ndarray, "B"], *, lowered: Int[np.ndarray, "B K"]
     ) -> Callable[[], Int[np.ndarray, "B"]]:
-        """Has records of `limits` tokens drafted just in time; 0 leaves a record as it is.
+        """Drafts records of `limits` tokens just in time; 0 leaves a record as it is.
 
         `lowered`: D of Saguaro sampling for each token.
 
-        Returns: what waits for the draft, if it has to be waited for, and says how many tokens
-          there will be: `limits`, or 0 where the draft did not answer. It is called before
-          anything else is.
+        Returns: a function that waits for the draft, if need be, and returns the number of tokens
+          a slot: `limits`, or 0 where the draft did not answer. It is called before anything else
+          is.
         """
         ...
 
@@ -135,12 +145,14 @@ class BranchingDraft(Protocol):
         ...
 
     def proposal(self) -> Any:
-        """The records' proposals: waits for each q that is on its way. Called once a round, behind
-        `expand`, if there is one."""
+        """The records' proposals; waits for each q that is on its way.
+
+        Called once a round, after `expand`, if that is called.
+        """
         ...
 
     def confidence(self) -> Int32[np.ndarray, "B K"]:
-        """Waits for the draft's confidence in tokens drafted just in time; -1 is unknown."""
+        """Waits for the draft's confidence in tokens drafted just in time; -1 means unknown."""
         ...
 
     def expand(
@@ -156,23 +168,23 @@ class BranchingDraft(Protocol):
 
         Args:
           counts: F_0..F_L of each slot.
-          skip: ranks of each k that other drafts have branches for; None is none.
+          skip: number of ranks of each k that other drafts have branches for; None is none.
           follow: slots whose record has tokens that the draft did not make.
           lowered: D of Saguaro sampling for each token of the branches.
-          forwards: how many; the first gives branches of k < L a token, those of k = L start with
-            the second.
+          forwards: number of forwards; the first gives branches of k < L a token, branches of k = L
+            start with the second.
         """
         ...
 
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """Waits until that many forwards have made the branches, or says why there are none.
+        """Waits until that many forwards have made the branches, or returns why there are none.
 
-        It may be asked again for more of the same expansion.
+        It may be called again for more forwards of the same expansion.
 
         Args:
-          until: ends the wait, once it is true, with None: they may still come.
+          until: once it is true, ends the wait with None: the branches may still come.
         """
         ...
 
@@ -182,8 +194,8 @@ class Target(Protocol):
 
     Attributes:
       slots: rows of a batched forward.
-      context: most positions a sequence may have, prompt and output together.
-      max_chunk: most prompt tokens one prefill runs.
+      context: most positions of a sequence, prompt and output together.
+      max_chunk: most prompt tokens that one prefill runs.
     """
 
     slots: int
@@ -199,7 +211,7 @@ class Target(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Writes the keys and values of tokens of the text that there is; see `SlotOpening`."""
+        """Writes the keys and values of tokens of the text so far; see `SlotOpening`."""
         ...
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:
@@ -209,7 +221,7 @@ class Target(Protocol):
     def forward(
         self, pending: Any, lengths: Int32[np.ndarray, "B"], drafted: Drafted | None = None
     ) -> Any:
-        """Runs each row's pending token [B] at position `lengths` and the proposed ones after it.
+        """Runs each row's pending token [B] at position `lengths`, then the proposed tokens.
 
         Args:
           pending: int32, or the `bonus` of a round that was not read yet.
@@ -219,6 +231,8 @@ class Target(Protocol):
         ...
 
     def accept(self, logits: Any, proposal: Any = None) -> Pending:
-        """Verifies what `forward` has run; without a proposal, draws the token after the pending
-        one."""
+        """Verifies what `forward` has run.
+
+        Without a proposal it draws the token after the pending one.
+        """
         ...

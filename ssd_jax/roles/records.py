@@ -1,4 +1,4 @@
-"""What engine, drafters and devices say to each other. A round is said in arrays of B slots."""
+"""Records that engine, drafters and devices exchange; a round is in arrays of B slots."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SlotOpening:
 
     Attributes:
       params: how it is sampled.
-      index: of the request; with `params.seed` it names its noise.
+      index: of the request; with `params.seed` it selects its noise.
       banned: ids that are impossible at positions below `ban_before`.
-      pages: of its keys and values, where slots share a stock of them.
+      pages: of its keys and values, where slots share a stock of pages.
       reused: positions whose keys and values are in the first of these pages already. `prefill` is
-        given their tokens, too, and runs none of them.
-      prompt: tokens of its prompt. What `prefill` is given behind them is output, of a request that
-        goes on.
+        also given their tokens, and runs none of them.
+      prompt: tokens of its prompt. Tokens given to `prefill` behind them are output, of a request
+        that continues.
     """
 
     slot: int
@@ -51,7 +51,7 @@ class SlotOpening:
 
 
 class TopLogprobs(NamedTuple):
-    """Log-probabilities of W emitted tokens a row, and the likeliest beside each, descending."""
+    """Log-probabilities of W emitted tokens a row, and the likeliest ones at each, descending."""
 
     chosen: Float32[np.ndarray, "B W"]
     ids: Int32[np.ndarray, "B W n"]
@@ -63,8 +63,8 @@ class Outcomes(NamedTuple):
 
     Attributes:
       accepted: k.
-      tokens: the first k + 1 are emitted: accepted ones, then the bonus token; `params.NO_TOKEN`
-        in its place where the target's logits are no numbers.
+      tokens: the first k + 1 are emitted: the accepted tokens, then the bonus token, which is
+        `params.NO_TOKEN` where the target's logits are no numbers.
       logprobs: of `tokens`, where the target was told to report them.
     """
 
@@ -74,11 +74,11 @@ class Outcomes(NamedTuple):
 
 
 class CacheLookup(NamedTuple):
-    """What the outcomes (k, t*) of a round found in the cache."""
+    """Result of looking up the outcomes (k, t*) of a round in the cache."""
 
-    branch: Row  # that was prepared for it; -1 where none was
+    branch: Row  # prepared for the outcome; -1 where none was
     k: Row  # accepted tokens; -1 in rows without an outcome
-    prepared: Row  # branches that there were for this k
+    prepared: Row  # number of branches for this k
     rank: Row  # place of t* among their bonus tokens, from 0; -1 where it is none of them
     wasted: Row  # tokens of all branches, less those that become the proposal
 
@@ -91,25 +91,24 @@ ABSENCES: tuple[Absence, ...] = get_args(Absence)
 
 
 class BranchTokens(NamedTuple):
-    """What the branches of an expansion speculate."""
+    """The tokens of an expansion's branches."""
 
     bonus: Int32[np.ndarray, "B M"]  # bonus token of each branch's outcome; -1 is no branch
     lengths: Int32[np.ndarray, "B M"]  # tokens so far
     tokens: Int32[np.ndarray, "B M K"]
     confidence: Int32[np.ndarray, "B M K"]  # the draft's, see `sampling.confidence`
-    forwards: int  # that have made them
+    forwards: int  # number that have made them
     absent: Mapping[int, Absence] = MappingProxyType({})  # slots whose draft does not answer
 
 
 @dataclasses.dataclass
 class Drafted:
-    """Proposed tokens of a round, perhaps still being computed; their q comes with
-    `Drafter.proposal`.
+    """Proposed tokens of a round, perhaps still computing; `Drafter.proposal` gives their q.
 
     Attributes:
       lengths: L of each slot, known at once.
       tokens: [B, K] int32, for the target's forward.
-      sources: by slot, where a speculation cache was looked up: "hit", or why there was none.
+      sources: by slot, where a speculation cache was looked up: "hit", or why there was no hit.
       lookup: of the cache.
       activity: of a draft with devices of its own, since the last proposal; known once `speculate`
         was called.
@@ -123,14 +122,14 @@ class Drafted:
 
 
 class DraftBatch(NamedTuple):
-    """What a drafter needs to know before it proposes; rows that get no proposal are idle.
+    """Input of `Drafter.propose`; rows that get no proposal are idle.
 
     Attributes:
-      pending: token, which was t* of the last round.
+      pending: the pending token, t* of the last round.
       position: absolute, of the pending token; `IDLE` leaves a row alone.
-      tokens: what the row's last round has committed, the pending token last.
-      counts: how many of them there are. What a `propose` that failed was given comes again, at
-        the same position.
+      tokens: committed by the row's last round, the pending token last.
+      counts: number of those tokens. Tokens given to a `propose` that failed come again, at the
+        same position.
       limit: most tokens to propose, at least 1; 0 in idle rows.
       room: tokens that may still be committed.
     """
@@ -161,11 +160,11 @@ class Promotion(NamedTuple):
     Attributes:
       position: absolute, of the new pending token; `IDLE` is no record.
       pending: that token.
-      committed: output tokens since the last promotion, the pending one included, padded with -1.
+      committed: output tokens since the last promotion, including the pending one, padded with -1.
       winner: the branch that becomes the record; -1 where none does.
       tokens: proposed tokens that the draft did not make, where no branch wins.
-      limit: tokens of the record: of the branch, no more than it is known to have, or how many of
-        `tokens` there are.
+      limit: number of tokens of the record: of the branch, no more than it is known to have, or of
+        `tokens`.
     """
 
     position: Int32[Array, "B"]
@@ -177,7 +176,7 @@ class Promotion(NamedTuple):
 
 
 def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
-    """No record in any row, to be filled in; of K tokens, after `width` (K + 1) committed ones."""
+    """No record in any row, to be filled in; K tokens, `width` (None: K + 1) committed ones."""
     return Promotion(
         position=np.full(slots, IDLE, np.int32),
         pending=np.zeros(slots, np.int32),

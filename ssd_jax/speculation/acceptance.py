@@ -1,4 +1,4 @@
-"""Acceptance: the estimator that all policies share, and what rounds have brought a sequence.
+"""Acceptance: the estimator that all policies share, and statistics of a sequence's rounds.
 
 Pure host code.
 """
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from statistics import fmean
 
 FIRST_GUESS, WEIGHT = 0.8, 8.0
-"""The acceptance rate before anything is known, and the number of tokens that it is worth."""
+"""The acceptance rate before anything is known, and its weight in judged tokens."""
 
 _LIMITS = (0.01, 0.99)
 _MEMORY = 32  # rounds
@@ -21,7 +21,7 @@ class AcceptanceEstimator:
 
     Args:
       guess: the rate before anything was observed.
-      weight: how many judged tokens a guess is worth.
+      weight: number of judged tokens that a guess is worth.
 
     Attributes:
       accepted, judged: tokens by key.
@@ -33,11 +33,11 @@ class AcceptanceEstimator:
         self.judged: Counter[Hashable] = Counter()
 
     def observe(self, accepted: int, keys: Sequence[Hashable]) -> None:
-        """Takes a verification; tokens after the first rejected one were not judged.
+        """Counts a verification; tokens after the first rejected one were not judged.
 
         Args:
           accepted: k.
-          keys: of the proposed tokens, in order; fewer than L if no more are known.
+          keys: of the proposed tokens, in order; fewer than L if only those are known.
         """
         self.accepted.update(keys[:accepted])
         self.judged.update(keys[: accepted + 1])
@@ -48,11 +48,11 @@ class AcceptanceEstimator:
         return weighed(self.accepted.total(), self.judged.total(), self._guess, self._weight)
 
     def rate(self, key: Hashable, guess: float | None = None) -> float:
-        """The rate of the tokens of a key once they are judged, within [.01, .99].
+        """The acceptance rate of judged tokens of a key, within [.01, .99].
 
         Args:
-          key: theirs.
-          guess: of this key; None is that of all.
+          key: of the tokens.
+          guess: for this key; None is the guess for all keys.
         """
         guess, (low, high) = self._guess if guess is None else guess, _LIMITS
         found = weighed(self.accepted[key], self.judged[key], guess, self._weight)
@@ -60,7 +60,7 @@ class AcceptanceEstimator:
 
 
 def weighed(found: float, of: float, guess: float, weight: float = WEIGHT) -> float:
-    """The share found of so many, beside a guess that is worth `weight` of them."""
+    """The share `found` / `of`, smoothed by a guess that is worth `weight` observations."""
     return (found + weight * guess) / (of + weight)
 
 
@@ -74,10 +74,11 @@ def odds(rates: Sequence[float]) -> list[float]:
 
 
 class AcceptanceStats:
-    """What rounds have brought to one sequence.
+    """Statistics of the rounds of one sequence.
 
-    They are no other's: where no time is looked at, two requests with the same seed and index share
-    their noise, and a length that looked at what it has done to the one would bias the other.
+    They belong to one sequence alone: where lengths do not depend on time, two requests with the
+    same seed and index share their noise, and lengths chosen by what it did to one would bias the
+    other.
     """
 
     def __init__(self) -> None:
@@ -88,17 +89,17 @@ class AcceptanceStats:
         self._looks = {empty: deque([True], maxlen=_MEMORY) for empty in (True, False)}
 
     def observe(self, accepted: int, length: int) -> None:
-        """Takes a verification of L tokens; all places are taken to be accepted alike."""
+        """Counts a verification of L tokens; all places share one acceptance rate."""
         self._acceptance.observe(accepted, [None] * length)
 
     def round(self, tokens: int, *, hit: bool, empty: bool, found: bool) -> None:
-        """Takes a round.
+        """Counts a round.
 
         Args:
-          tokens: that it committed.
+          tokens: number of tokens that it committed.
           hit: whether its proposal was a branch.
-          empty: whether there was none, so that all branches were for one token.
-          found: whether its outcome was prepared for.
+          empty: whether it had no proposal, so that all branches were for one token.
+          found: whether a branch was prepared for its outcome.
         """
         self._rounds.append(tokens)
         (self._after_hit if hit else self._after_miss).append(tokens)
@@ -110,12 +111,14 @@ class AcceptanceStats:
         return sum(a**i for i in range(length + 1))
 
     def usual(self, length: int) -> float:
-        """Tokens of a round lately; before the first one those expected of `length` proposed."""
+        """Mean tokens of recent rounds; before the first, those expected of `length` proposed."""
         return fmean(self._rounds) if self._rounds else self.tokens(length)
 
     def next_round(self, *, empty: bool) -> float:
-        """Tokens that the next round is expected to gain by a hit, after one that verifies nothing
-        or something."""
+        """Tokens that the next round is expected to gain by a hit.
+
+        `empty`: whether the round before it verifies nothing.
+        """
         if not self._after_hit or not self._after_miss:
             return 0.0
         gain = fmean(self._after_hit) - fmean(self._after_miss)

@@ -1,7 +1,7 @@
-"""Backups: what a sequence that misses proposes without waiting for the draft.
+"""Backups: what a sequence proposes after a miss, without waiting for the draft.
 
-Their tokens are point masses to the verification, wherever they come from. The backup `draft`,
-a just-in-time draft, is the draft's own work and not made here. Pure host code.
+The verification treats their tokens as point masses, wherever they come from. The backup `draft`,
+a just-in-time draft, is the draft's own work and is not made here. Pure host code.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from ssd_jax.speculation.ngram import NgramIndex
 
 BackupKind = Literal["auto", "none", "ngram", "random", "draft"]
 KINDS: tuple[BackupKind, ...] = get_args(BackupKind)
-"""What may be asked for."""
+"""The backups that a user may ask for."""
 
 
 class Backup:
-    """The backup of one sequence; a new request gets a new one. This one proposes nothing: the
-    round then draws one token."""
+    """The backup of one sequence; a new request gets a new one.
+
+    This base class proposes nothing: the round then draws one token.
+    """
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes tokens of the prompt, then committed ones."""
 
     def propose(self, start: int, count: int) -> list[int]:
-        """Up to `count` tokens after the pending token, which is at position `start`.
+        """Up to `count` tokens to follow the pending token, which is at position `start`.
 
         They never depend on the noise that they are verified with.
         """
@@ -34,7 +36,7 @@ class Backup:
 
 
 class NgramBackup(Backup):
-    """Proposes what followed the same words before."""
+    """Proposes the tokens that followed the same n-gram earlier in the text."""
 
     def __init__(self) -> None:
         self._text = NgramIndex()
@@ -51,13 +53,13 @@ class NgramBackup(Backup):
 class RandomBackup(Backup):
     """Proposes uniform random ids, a function of seed, request and start alone.
 
-    They come from a cipher that no other draw uses (Philox-4x64), so that they are independent of
-    all noise of draft and target.
+    They come from a cipher that no other draw uses (Philox-4x64), so they are independent of all
+    noise of draft and target.
 
     Args:
       seed: the user's, 64 bits.
       request: sample index that the caller gives; never a slot.
-      tokens: how many ids the tokenizer has.
+      tokens: number of ids of the tokenizer.
     """
 
     def __init__(self, seed: int, request: int, tokens: int) -> None:
@@ -65,15 +67,15 @@ class RandomBackup(Backup):
         self._tokens = tokens
 
     def propose(self, start: int, count: int) -> list[int]:
-        """See `Backup.propose`; fewer tokens are the first of more."""
-        # The first counter word counts the draws, so the starts' draws never overlap. Raw words,
-        # because NumPy may change how its generators turn them into integers.
+        """See `Backup.propose`; a smaller `count` gives the first tokens of a larger one."""
+        # The first counter word counts the draws, so draws of different starts never overlap. Raw
+        # words, because NumPy may change how its generators turn them into integers.
         words = np.random.Philox(key=self._key, counter=[0, start, 0, 0]).random_raw(count)
         return [int(word) * self._tokens >> 64 for word in words]
 
 
 def make(kind: BackupKind, seed: int, request: int, tokens: int) -> Backup:
-    """What a new request proposes without the draft; arguments as for `RandomBackup`."""
+    """The backup of a new request; arguments as for `RandomBackup`."""
     match kind:
         case "random":
             return RandomBackup(seed, request, tokens)

@@ -1,8 +1,8 @@
 """The speculation cache: branches prepared for the outcomes of the verifications under way.
 
-A verification has the outcome (k, t*): it keeps s_1..s_k of its record and draws t* behind them. A
-branch was prepared for one outcome, and its tokens are what is proposed next if that comes true.
-One look-up serves all rows of a batch. Pure host code.
+A verification has the outcome (k, t*): it keeps s_1..s_k of its record and draws t* behind them.
+Each branch is prepared for one outcome; if it comes true, the branch's tokens are the next
+proposal. One look-up serves all rows of a batch. Pure host code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
 
 
 class SpeculationCache:
-    """Branches of B rows, numbered by k, then by rank. Of branches for the same outcome the lowest
-    one counts: to look at their tokens would bias them.
+    """Branches of B rows, numbered by k, then by rank.
+
+    Of several branches for the same outcome the lowest one counts: a choice by their tokens would
+    bias them.
 
     Attributes:
-      branches: as far as they have come; None is none. Whoever waits for them puts them here.
+      branches: as far as they have come; None is none. The caller that waits for them sets it.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class SpeculationCache:
         self.branches: BranchTokens | None = None
 
     def prepare(self, counts: Int[np.ndarray, "B F"]) -> None:
-        """Begins anew, with branches of fan-outs F that have no tokens yet."""
+        """Starts over with branches of fan-outs F that have no tokens yet."""
         self._ends = counts.cumsum(axis=1).tolist()
         self.branches = None
 
@@ -35,12 +37,12 @@ class SpeculationCache:
         return self.branches is not None and bool((self.branches.bonus[row] >= 0).any())
 
     def absent(self, row: int) -> Absence | None:
-        """Why a row has none, where its draft did not answer and others did."""
+        """Why a row has no branches, where its draft did not answer and others did."""
         return None if self.branches is None else self.branches.absent.get(row)
 
     def look_up(self, k: Int32[np.ndarray, "B"], bonus: Int32[np.ndarray, "B"]) -> CacheLookup:
         """Finds the branches of outcomes: k accepted tokens (-1: none), then `bonus`."""
-        # Loops over rows: behind a forward of the target, with cold caches, they take half the time
+        # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
         found = [(-1, 0, -1)] * len(k)
         wasted = np.zeros(len(k), np.int32)
@@ -55,7 +57,7 @@ class SpeculationCache:
     def _find(
         self, bonus: Shaped[np.ndarray, "M"], row: int, k: int, token: int
     ) -> tuple[int, int, int]:
-        """The branch of an outcome, how many there are for its k, and its rank among them."""
+        """The branch of an outcome, the number of branches for its k, and its rank among them."""
         ends = self._ends[row]
         begin = ends[k - 1] if k else 0
         tokens = bonus[begin : ends[k]].tolist()

@@ -3,8 +3,8 @@
 Pure host code over integers, in arrays [B, ...] of a batch. A round takes these forms: the outcome
 (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches that came
 true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, branches of its
-outcomes are expanded (`speculate`), and what they speculate fills the cache (`gather`). What no
-proposal waits for, such as learning, is put off until the target is at work (`_catch_up`).
+outcomes are expanded (`speculate`), and their tokens fill the cache (`gather`). Work that no
+proposal waits for, such as learning, is deferred until the target is busy (`_catch_up`).
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ class Controller:
     Args:
       draft: runs the branches.
       k: most tokens of a proposal, at most the draft's.
-      tuner: decides how many they are, and M, branches a slot: at most `k`, and the draft's.
+      tuner: decides the tokens of a proposal, at most `k`, and M, branches a slot, at most the
+        draft's.
       fan_out: makes the policy of a sequence.
       backup: what a miss proposes: "draft" waits for the draft, "auto" as long as that pays.
-      tokens: how many ids the tokenizer has.
-      lowers: whether the draft's Saguaro sampling looks at D, which is worked out only then.
+      tokens: number of ids of the tokenizer.
+      lowers: whether the draft's Saguaro sampling uses D, which is computed only then.
       rule: of the verification, "ratio" or "coupled".
       elsewhere: the draft has devices of its own.
       asks_first: see `protocols.Drafter`.
-      activity: what such a draft has done since the last call. Without it nothing is known of the
-        draft's speed, and whatever can be waited for is.
-      pace: decides what is waited for.
-      put_off: requests may be put off, and go on without the branches that they had.
+      activity: returns what such a draft has done since the last call. Without it the draft's speed
+        is unknown, and the controller waits for everything that it can.
+      pace: decides what to wait for.
+      put_off: requests may be preempted, and continue without the branches that they had.
       clock: seconds, monotonic.
     """
 
@@ -88,18 +89,18 @@ class Controller:
         self._cache = SpeculationCache()
         self._absent: Absence | None = None  # why there are no branches of the last expansion
         rows = draft.slots
-        self._known = [-1] * rows  # position up to which the texts are known
-        self._prompted: dict[int, int] = {}  # a prompt's last token by slot, until its record
+        self._known = [-1] * rows  # position up to which each text is known
+        self._prompted: dict[int, int] = {}  # by slot, a prompt's last token, until its record
         self._untold = np.full((rows, draft.k + 1), -1, np.int32)  # committed, no promotion yet
         self._live = np.zeros(rows, bool)  # has a record that has no branches yet
-        self._expanded = np.zeros(rows, bool)  # has one whose branches were asked for
+        self._expanded = np.zeros(rows, bool)  # has a record whose branches were asked for
         self._lengths = np.zeros(rows, np.int32)  # L of the records
         self._forwards = 0  # planned for the last expansion
         self._later: deque[Callable[[], None]] = deque()
         self._pace, self._clock = pace or Pace(), clock
         self._plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
-        self._last: dict[int, SequenceState] = {}  # rows of the last round, which began then
+        self._last: dict[int, SequenceState] = {}  # rows of the last round
         self._began = 0.0
         self._work: list[Activity] = []  # of the draft, not reported yet
         self._to_tell: Callable[[], None] | None = None  # reports it, once the target is at work
@@ -116,7 +117,7 @@ class Controller:
         )
         self._known[slot], self._untold[slot] = -1, -1
         self._prompted.pop(slot, None)
-        # What a step that was interrupted has left behind is not to reach new requests.
+        # Leftovers of an interrupted step must not reach new requests.
         self._live[:], self._expanded[slot], self._work = False, False, []
         self._draft.open(opening)
 
@@ -125,8 +126,10 @@ class Controller:
         self._draft.set_pages(slot, pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `protocols.Drafter.prefill`. The text is a verification with L = 0, whose outcome
-        is the token behind it."""
+        """See `protocols.Drafter.prefill`.
+
+        The text counts as a verification with L = 0, whose outcome is the token behind it.
+        """
         self._draft.prefill(slot, tokens, offset)
         self._states[slot].backup.extend(tokens)
         if last:
@@ -200,7 +203,7 @@ class Controller:
         self._expanded, self._forwarded = expanded, None
 
     def _fill(self, told: BranchTokens | Absence | None) -> None:
-        """Puts what the draft has speculated so far into the cache; None is nothing yet."""
+        """Puts what the draft has speculated so far into the cache; None means nothing yet."""
         if isinstance(told, str):
             self._absent = told
         elif told is not None and told is not self._cache.branches:
@@ -227,12 +230,12 @@ class Controller:
         return this
 
     def _catch_up(self) -> None:
-        """Does what was put off."""
+        """Does the deferred work."""
         while self._later:
             self._later.popleft()()
 
     def _learn(self, this: RoundState) -> None:
-        """Tells pace, rows and policies of the round that has ended, where another follows it."""
+        """Reports the ended round, if another follows it, to pace, rows and policies."""
         batch, lookup = this.batch, this.lookup
         last, self._last = self._last, this.states
         if any(last.get(slot) is each for slot, each in this.states.items()):
@@ -255,7 +258,7 @@ class Controller:
                 self._tuner.observe(verified)
 
     def _promote(self, this: RoundState, missed: list[int]) -> None:
-        """Makes records of the branches that came true, of backups elsewhere."""
+        """Makes records of the branches that came true, and of backups in all other rows."""
         batch, branches = this.batch, self._cache.branches
         this.lookup.wasted[:] -= this.lengths
         tokens = np.zeros((self._draft.slots, self._draft.k), np.int32)
@@ -275,7 +278,7 @@ class Controller:
         self._begin(Promotion(*told, limit=this.lengths))
 
     def _begin_won(self, this: RoundState, branches: BranchTokens) -> None:
-        """Tells rows of the branches that have become their records."""
+        """Tells each row that hit of the branch that has become its record."""
         for slot, each in this.states.items():
             winner, length = this.lookup.branch[slot], int(this.lengths[slot])
             if winner >= 0:
@@ -283,7 +286,7 @@ class Controller:
                 each.begin(length, "hit", confidence, made=True)
 
     def _begin(self, told: Promotion) -> None:
-        """Hands all new records over, those of finished prompts among them."""
+        """Hands all new records to the draft, including those of finished prompts."""
         if self._prompted:
             told = told._replace(position=told.position.copy(), pending=told.pending.copy())
             self._lengths = self._lengths.copy()
@@ -294,7 +297,7 @@ class Controller:
             self._later.append(functools.partial(state.begin, 0, "miss", (), made=True))
         moved = told.position != IDLE
         told = told._replace(committed=np.where(moved[:, None], self._untold, -1))
-        # Whatever becomes of the call, the branches are gone.
+        # Even if the call fails, the branches are gone.
         self._cache.branches = None
         self._live[:], self._expanded[:], self._absent = False, False, None
         self._draft.promote(told)
@@ -318,7 +321,7 @@ class Controller:
             return
         self._count_won(this, branches)
         for slot in this.states:
-            # What it will have when its expansion is complete; those of k = L start later.
+            # Its tokens once its expansion is complete; branches of k = L start one forward later.
             most = min(self._forwards - (lookup.k[slot] == self._lengths[slot]), this.limit[slot])
             hit = lookup.branch[slot] >= 0
             more[slot] = max(int(most - this.lengths[slot]), 0) if hit else 0
@@ -329,19 +332,19 @@ class Controller:
         expected = [
             each.expected(int(this.lengths[slot]), more[slot]) for slot, each in this.states.items()
         ]
-        # The draft has been at the forward that it has not told of yet for so long.
+        # Seconds that the draft has been running the forward that it has not reported yet.
         underway = 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
         usual = self._usual(this)
         forwards = self._pace.worth("branches", expected, usual, underway=underway)
         if not forwards:
             return
         self._fill(self._draft.branch_tokens(branches.forwards + forwards))
-        if self._absent is not None:  # what has come before will do
+        if self._absent is not None:  # the tokens that came before will do
             self._absent = None
             return
         branches = self._cache.branches
         assert branches is not None
-        # The look-up stands: a row that has missed has its backup by now.
+        # The look-up stands: a row that missed has its backup by now.
         this.lookup = lookup._replace(wasted=branches.lengths.sum(axis=1, dtype=np.int32))
         self._count_won(this, branches)
 
@@ -354,7 +357,7 @@ class Controller:
                 this.lengths[slot] = length
 
     def _just_in_time(self, this: RoundState, missed: list[int]) -> Int32[np.ndarray, "B"]:
-        """How many tokens to wait for where there was no hit."""
+        """Number of tokens to wait for in each row without a hit."""
         waited = np.zeros(self._draft.slots, np.int32)
         if missed and self._backup in ("auto", "draft"):
             self._catch_up()
@@ -366,12 +369,17 @@ class Controller:
         return waited
 
     def _usual(self, this: RoundState) -> float:
-        """Tokens that a round of these rows commits lately."""
+        """Tokens that recent rounds of these rows commit together."""
         return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
     def _tell_work(self, drafted: Drafted, tokens: int, seconds: float) -> None:
-        """Says what the draft has done; tells the pace what tokens drafted just in time have cost:
-        so many, which were waited for so long."""
+        """Reports the draft's work; tells the pace the cost of just-in-time drafts.
+
+        Args:
+          drafted: the proposal that gets the work as its `activity`.
+          tokens: most tokens that a row waited for.
+          seconds: how long the controller waited for them.
+        """
         if self._activity is None:
             return
         for span in self._gather_work():
@@ -387,12 +395,12 @@ class Controller:
         )
 
     def _gather_work(self) -> Sequence[Busy]:
-        """Takes what the draft tells of its work; tells the pace how long each forward took."""
+        """Collects the draft's reported work; tells the pace how long each forward took."""
         if self._activity is None:
             return ()
         activity = self._activity()
         self._work.append(activity)
-        # A span is of the last expansion or of the one before; it does not say which.
+        # A span belongs to the last expansion or to the one before; it does not say which.
         same = len(self._expanding) == 2 and len(set(self._expanding)) == 1
         branches = self._expanding[-1] if same else None
         for span in activity.spans:

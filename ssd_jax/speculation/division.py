@@ -1,8 +1,8 @@
-"""Branches of fan-outs divided over several drafts, each of which makes some of every sequence's.
+"""Divides the branches of fan-outs over several drafts; each makes some for every sequence.
 
-Branches of a sequence are numbered by k, then by rank. Each part takes ranks of every k that follow
-each other, and at least one branch of k = L, since its row runs the last proposed token, whose key
-and value every draft needs. A part that gets none of F_L takes one more, which nobody looks at.
+Branches of a sequence are numbered by k, then by rank. Each part takes consecutive ranks of every
+k, and at least one branch of k = L, since its row runs the last proposed token, whose key and value
+every draft needs. A part that gets none of F_L takes one more branch, which is never looked up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 
 def share(branches: int, parts: int) -> int:
-    """Branches that each of P parts must have room for, so that M can be divided over them."""
+    """Branches that each of P parts must have room for, so that M can be divided over the parts."""
     return -(-(branches + parts - 1) // parts)
 
 
@@ -23,8 +23,8 @@ class Division(NamedTuple):
 
     Attributes:
       counts: F_0..F_L of each part.
-      skip: ranks of the same k that come before those of the part.
-      places: of each part's branches among all M; -1 is one that nobody looks at, or none.
+      skip: number of ranks of the same k that come before the part's.
+      places: of each part's branches among all M; -1 is a branch that is never looked up, or none.
     """
 
     counts: Int[np.ndarray, "P B F"]
@@ -33,9 +33,9 @@ class Division(NamedTuple):
 
 
 def divide(counts: Int[np.ndarray, "B F"], parts: int, size: int) -> Division:
-    """Divides fan-outs F [B, K + 1] over parts as evenly as it goes.
+    """Divides fan-outs F [B, K + 1] over parts as evenly as possible.
 
-    Where m is less than a `share` of them, the last ranks of the k that have most are nobody's.
+    Where m is less than a `share` of them, no part gets the last ranks of the k with most branches.
 
     Args:
       parts: P.

@@ -1,8 +1,8 @@
 """Fan-out: how many bonus tokens are prepared for each number k of accepted tokens.
 
 While L proposed tokens are being verified, the draft may start M branches, one for each outcome
-(k, t*) that it prepares for. A policy divides M into F_0..F_L. F_L is at least 1: that slot also
-carries the last proposed token. Pure host code.
+(k, t*) that it prepares for. A policy divides M into F_0..F_L. F_L is at least 1: the first branch
+of k = L also runs the last proposed token. Pure host code.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, weighed
 
 After = Literal["hit", "miss"]
-"""Where the tokens being verified came from: a prepared branch, or a backup or nothing."""
+"""Source of the tokens being verified: a prepared branch ("hit"); a backup or nothing ("miss")."""
 
 Counts = tuple[int, ...]
 """F_0..F_L."""
 
 Classes = Sequence[int]
-"""The draft's confidence in each proposed token (`sampling.confidence`); empty where nothing is
-known."""
+"""The draft's confidence in each proposed token (`sampling.confidence`); empty if unknown."""
 
 LEAST_BUDGET = 2
-"""Branches a sequence needs: one for k = L, and one for anything else."""
+"""Least branches a sequence needs: one for k = L, and one for anything else."""
 
 _LEAST, _MOST = 0.3, 3.0  # r
 _HALVINGS = 12
@@ -35,14 +34,14 @@ _GUESSES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.84, 0.91, 0.97)  # of a(q), for each
 
 
 class VerificationStats(NamedTuple):
-    """What became of a verification.
+    """The result of a verification, as policies and tuners observe it.
 
     Attributes:
-      accepted: proposed tokens that were kept, k.
-      length: proposed tokens, L.
-      after: where they came from.
-      prepared: bonus tokens that were prepared for this k; 0 where nothing is known of them.
-      rank: place of the bonus token among those, from 0; None where it is none of them.
+      accepted: number of accepted tokens, k.
+      length: number of proposed tokens, L.
+      after: where the proposed tokens came from.
+      prepared: number of bonus tokens prepared for this k; 0 where nothing is known of them.
+      rank: place of the bonus token among the prepared ones, from 0; None if it is none of them.
       confidence: see `FanOut.counts`.
     """
 
@@ -55,12 +54,12 @@ class VerificationStats(NamedTuple):
 
 
 class FanOut(Protocol):
-    """A policy of one sequence, so that its text depends on no other.
+    """A policy of one sequence alone, so that its text depends on no other sequence.
 
-    It may look at anything but noise and the tokens that a branch will propose.
+    It may use anything but noise and the tokens that a branch will propose.
 
     Attributes:
-      reads_confidence: whether it looks at the draft's confidence in the proposed tokens.
+      reads_confidence: whether it uses the draft's confidence in the proposed tokens.
     """
 
     reads_confidence: ClassVar[bool] = False
@@ -72,7 +71,7 @@ class FanOut(Protocol):
           length: L in 0..K, proposed tokens that are being verified.
           budget: M, at least 1.
           after: where those tokens came from.
-          confidence: of each of them; empty, too, where branches are planned before the tokens are
+          confidence: in each of them; also empty where branches are planned before the tokens are
             drawn.
         """
         ...
@@ -82,7 +81,7 @@ class FanOut(Protocol):
 
 
 class UniformFanOut(FanOut):
-    """The same for every k; what does not divide goes to the smallest k."""
+    """The same number for every k; the remainder goes to the smallest k."""
 
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
         """See `FanOut.counts`."""
@@ -91,9 +90,9 @@ class UniformFanOut(FanOut):
 
 @dataclasses.dataclass(frozen=True)
 class ListedFanOut(FanOut):
-    """What the user says. With L < K, F_k is kept for k < L and the rest goes to k = L.
+    """The user's lists. With L < K, F_k is kept for k < L and the rest goes to k = L.
 
-    With a budget other than the lists' sum, in proportion to them.
+    A budget other than a list's sum is divided in proportion to the list.
 
     Attributes:
       hit, miss: K + 1 counts each, the last one at least 1.
@@ -112,9 +111,9 @@ class GeometricFanOut(FanOut):
     """F_k proportional to P(k)^(1/(1+r)), where each token is accepted with the same probability a.
 
     With P(k) = a^k (1-a) for k < L and P(L) = a^L this is Theorem 12 of the paper:
-    F_k = F_0 a^(k/(1+r)) and F_L = F_0 a^(L/(1+r)) (1-a)^(-1/(1+r)). It is the least sum of
-    P(k) F_k^-r, the chance of a miss under the paper's power law. a is learned as verifications
-    come in, apart for tokens that the draft prepared and for those that it did not.
+    F_k = F_0 a^(k/(1+r)) and F_L = F_0 a^(L/(1+r)) (1-a)^(-1/(1+r)). It minimises the sum of
+    P(k) F_k^-r, the chance of a miss under the paper's power law. a is learned from verifications,
+    separately for tokens that the draft prepared and for those that it did not.
 
     Args:
       acceptance: a before anything was observed.
@@ -141,14 +140,14 @@ class MeasuredFanOut(FanOut):
     """F_k proportional to P(k)^(1/(1+r)), with P and r as observed.
 
     Theorem 12 without its two assumptions, that every token is accepted with the same probability
-    and that r is known. P(k) comes from how often the token of each place was accepted, given that
-    it was judged: so records of any length are measured together, and P(k) is right for every L. A
-    place of which little is known is taken for an average one. Hits and misses are learned apart;
-    what ranks are found at is learned together.
+    and that r is known. P(k) comes from how often the token of each place was accepted once it was
+    judged: records of any length are measured together, and P(k) is right for every L. A place with
+    few observations is taken for an average one. Rates are learned separately after hits and after
+    misses; the ranks of bonus tokens are learned together.
 
     Args:
       acceptance: the rate before anything was observed.
-      weight: how many observations each guess is worth.
+      weight: number of observations that each guess is worth.
     """
 
     def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
@@ -184,11 +183,11 @@ class MeasuredFanOut(FanOut):
 
 
 class Ranks:
-    """Where bonus tokens were found among those prepared for them.
+    """Places at which bonus tokens were found among the prepared ones.
 
     Attributes:
-      looked, found: by place, from 0: how often a bonus token was not at any place before, though
-        this place had one prepared; and how often it was this one.
+      looked, found: by place, from 0: how often a token was prepared at this place and the bonus
+        token was at no place before; and how often it was at this place.
     """
 
     def __init__(self) -> None:
@@ -196,17 +195,18 @@ class Ranks:
         self.found: Counter[int] = Counter()
 
     def observe(self, prepared: int, rank: int | None) -> None:
-        """Takes one look-up; see `VerificationStats`."""
+        """Counts one look-up; see `VerificationStats`."""
         self.looked.update(range(prepared if rank is None else rank + 1))
         if rank is not None:
             self.found[rank] += 1
 
 
 class ConfidenceFanOut(FanOut):
-    """Outcomes scored by how sure the draft was of the very tokens it proposed.
+    """Scores outcomes by the draft's confidence in the tokens that it proposed.
 
-    A token that the draft gave much probability is likely to be accepted. With a(q) the acceptance
-    rate of tokens of probability q, and rho(rank) the share of bonus tokens that have this rank,
+    A token to which the draft gave a high probability is likely to be accepted. With a(q) the
+    acceptance rate of tokens of probability q, and rho(rank) the share of bonus tokens with this
+    rank,
 
         score(k, rank) = a(q_1) .. a(q_k) (1 - a(q_{k+1})) rho(rank)      for k < L
         score(L, rank) = a(q_1) .. a(q_L) rho_L(rank)
@@ -214,12 +214,12 @@ class ConfidenceFanOut(FanOut):
     and the M best outcomes get a branch. q is the draft's before Saguaro sampling. a and rho are
     learned in few classes, from guesses that are soon outweighed.
 
-    Where the confidence in a token is not known, and to plan with before tokens are drawn, outcomes
-    count as measured.
+    Where the confidence in a token is not known, and to plan before tokens are drawn, the policy is
+    that of `MeasuredFanOut`.
 
     Args:
-      acceptance: the rate before anything was observed, for what is measured.
-      weight: how many observations each guess is worth.
+      acceptance: the rate before anything was observed, for `MeasuredFanOut`.
+      weight: number of observations that each guess is worth.
     """
 
     reads_confidence: ClassVar[bool] = True
@@ -259,10 +259,10 @@ class ConfidenceFanOut(FanOut):
         self._by_class.observe(accepted, confidence[:length])
 
     def _shares(self, ranks: Ranks, count: int) -> list[float]:
-        """rho of `count` ranks; it never rises. The guess is 1/2, 1/6, 1/12 and so on."""
+        """rho of `count` ranks; it never rises. The guesses are 1/2, 1/6, 1/12 and so on."""
         shares, left, most = [], 1.0, 1.0
         for rank in range(count):
-            guess = 1 / (rank + 2)  # of those that no earlier rank had
+            guess = 1 / (rank + 2)  # of bonus tokens that no earlier rank had
             found = weighed(ranks.found[rank], ranks.looked[rank], guess, self._weight)
             most = min(most, left * found)
             shares.append(most)
@@ -273,10 +273,10 @@ class ConfidenceFanOut(FanOut):
 def exponent(ranks: Ranks, *, weight: float = WEIGHT) -> float:
     """r of the power law, within [.3, 3]: F prepared bonus tokens miss with probability F^-r.
 
-    Up to a constant factor, which is how often one of them misses: fan-outs do not depend on it. So
-    r is the likeliest exponent of what comes behind the first place, where the bonus token passes
-    place F - 1 with probability ((F - 1) / F)^r. A few look-ups (`weight`) that agree with r = 1 go
-    before.
+    The law holds up to a constant factor, the probability that one prepared token misses, on which
+    fan-outs do not depend. So r is the likeliest exponent for the places behind the first, where
+    the bonus token passes place F - 1 with probability ((F - 1) / F)^r. `weight` look-ups that
+    agree with r = 1 are counted beforehand.
     """
     seen: list[tuple[int, float, float]] = [(1, weight, weight / 2)]  # (1/2)^1 misses
     seen += [(place, n, ranks.found[place]) for place, n in ranks.looked.items() if place]
@@ -298,7 +298,7 @@ def _slope(seen: Iterable[tuple[int, float, float]], r: float) -> float:
 
 
 def _by_power_law(chances: Sequence[float], r: float, budget: int) -> Counts:
-    """F_k proportional to P(k)^(1/(1+r)), Theorem 12 for any P."""
+    """F_k proportional to P(k)^(1/(1+r)): Theorem 12 for any P."""
     return divide([p ** (1 / (1 + r)) for p in chances], budget)
 
 
@@ -320,6 +320,6 @@ def share(weights: Sequence[float], total: int) -> Counts:
 
 
 def divide(weights: Sequence[float], budget: int) -> Counts:
-    """`share`, with at least 1 for the last."""
+    """Divides `budget` as `share` does, with at least 1 for the last weight."""
     counts = share(weights, budget)
     return counts if counts[-1] else (*share(weights[:-1], budget - 1), 1)

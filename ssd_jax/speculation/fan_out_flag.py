@@ -29,7 +29,7 @@ def parse(text: str, k: int, budget: int) -> FanOut:
 
     Args:
       text: uniform, geometric, measured, confidence, or K + 1 integers for k = 0..K such as
-        4,3,3,2,4; a second list after a slash holds where the tokens being verified were no
+        4,3,3,2,4; a second list after a slash applies where the tokens being verified were no
         prepared branch.
       k: K, at least 1.
       budget: M; each list sums to it.
@@ -54,7 +54,7 @@ def parse(text: str, k: int, budget: int) -> FanOut:
 
 
 def _listed(text: str, part: str, k: int, budget: int, example: str) -> Counts:
-    """One list of `fan_out = text`, checked."""
+    """Parses and checks one list of `fan_out = text`."""
     remedy, counts = f"give a list such as {example}", []
     for word in part.split(","):
         try:

@@ -1,4 +1,4 @@
-"""How far a draft elsewhere knows the texts in its slots, and what it has to be told."""
+"""Tracks how far a draft elsewhere knows the texts of its slots, and what it must be sent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ssd_jax.roles.records import ALL, IDLE, Promotion, padded
 
 @dataclasses.dataclass(kw_only=True)
 class KnownText:
-    """A slot's text, and what the draft has of it.
+    """A slot's text, and how much of it the draft has.
 
     Attributes:
-      most: tokens of the prompt; what it is given behind them is output.
+      most: tokens of the prompt; tokens given behind them are output.
       tokens: prompt and committed tokens; the first `prompt` are the prompt's.
-      known: positions whose keys and values it has for certain.
-      counted: tokens that it has as prompt or counted as output.
-      whole: its record was expanded by the last round: it has the keys and values of all of it.
+      known: positions whose keys and values the draft has for certain.
+      counted: tokens that the draft has as prompt or has counted as output.
+      whole: whether the last round expanded its record, so that the draft has the keys and values
+        of the whole record.
     """
 
     most: int = ALL
@@ -30,23 +31,23 @@ class KnownText:
     whole: bool = False
 
     def prefill(self, tokens: Sequence[int], offset: int) -> None:
-        """Takes tokens of the text that there is."""
+        """Takes tokens of the text so far: the prompt, and output of a request that continues."""
         self.tokens[offset:] = tokens
         self.prompt = min(len(self.tokens), self.most)
 
     def forget(self) -> None:
-        """The draft is another one, which knows nothing yet."""
+        """Starts over for another draft, which knows nothing yet."""
         self.known = self.counted = 0
 
     def teach(self, prefill: Callable[[list[int], int], None]) -> None:
-        """Gives the draft what it lacks, by `prefill(tokens, offset)`."""
+        """Gives the draft the tokens that it lacks, by `prefill(tokens, offset)`."""
         if self.known < len(self.tokens):
             prefill(self.tokens[self.known :], self.known)
             self.known = len(self.tokens)
         self.counted = max(self.counted, self.prompt)
 
     def promoted(self, position: int) -> list[int]:
-        """The draft gets a record at this position; returns the tokens that it has to count."""
+        """Records that the draft gets a record at `position`; returns the tokens it must count."""
         uncounted = self.tokens[self.counted :]
         self.counted, self.known = len(self.tokens), position
         self.whole = False  # until this record is expanded
@@ -56,12 +57,12 @@ class KnownText:
 def promoted(
     texts: Mapping[int, KnownText], promotion: Promotion, teach: Callable[[int], None] | None
 ) -> Promotion:
-    """Takes what a round has committed to the texts by slot.
+    """Adds a round's committed tokens to the texts by slot.
 
     Args:
       teach: gives the draft what it lacks of a slot's text; None if it is not told of this round.
 
-    Returns: the promotion for the draft: all that it has not counted yet counts as committed.
+    Returns: the promotion for the draft, with all tokens that it has not counted as committed.
     """
     rows = np.flatnonzero(promotion.position != IDLE).tolist()
     for slot, text in texts.items():
@@ -71,7 +72,7 @@ def promoted(
         text, position = texts[slot], int(promotion.position[slot])
         committed = promotion.committed[slot]
         committed = committed[committed >= 0].tolist()
-        # What an interrupted step has told already comes again.
+        # Tokens told by an interrupted step come again.
         text.tokens[position + 1 - len(committed) :] = committed
         if teach is not None:
             if not text.whole:

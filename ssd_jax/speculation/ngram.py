@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time the text ended like this.
+"""Prompt lookup: proposes the tokens that followed the text's suffix when it last occurred.
 
 Pure host code. The longest suffix of prompt and output that occurred before is looked up, and
 the tokens that followed it are proposed. Source: prompt lookup decoding (Saxena, 2023).
@@ -21,7 +21,7 @@ class NgramIndex:
         self._size = 0
 
     def __len__(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return self._size
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -33,20 +33,20 @@ class NgramIndex:
         self._size = size
 
     def propose(self, count: int) -> list[int]:
-        """The up to `count` tokens that followed the longest, then latest, earlier match."""
+        """Up to `count` tokens that followed the longest earlier match, the latest of them."""
         tokens = self._tokens[: self._size]
         if not self._size:
             return []
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
         length = 1
         while len(ends) and length < min(_LONGEST, self._size):
-            # An index below 0 would wrap around: such a match has run out of text.
+            # An index below 0 would wrap around: such a match begins at the text's beginning.
             longer = ends[(ends >= length) & (tokens[ends - length] == tokens[-1 - length])]
             if not len(longer):
                 break
             ends, length = longer, length + 1
         if not len(ends):
             return []
-        # A match that reaches the end of the text goes on as it began: the text repeats itself.
+        # A match that reaches the end of the text continues as it began: the text repeats itself.
         after, period = int(ends[-1]) + 1, self._size - 1 - int(ends[-1])
         return [int(tokens[after + step % period]) for step in range(count)]

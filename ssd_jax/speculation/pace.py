@@ -1,11 +1,11 @@
-"""How long to wait for a draft: what its next tokens are worth against the time they take.
+"""Decides how long to wait for a draft: the worth of its next tokens against the time they take.
 
-A round that waits for one more draft forward may commit more tokens, and the seconds it waits could
-have committed tokens elsewhere, at the rate that decoding has had lately. Waiting pays while the
-first is more. The decision looks at times, lengths and acceptance so far, never at the tokens that
-it would keep or drop, so the length of a proposal is a stopping time. It looks at all rows of a
-batch, and earlier acceptance shows in times: no two requests whose lengths it decides may share
-noise (`engine.occurrences`). Pure host code.
+A round that waits for one more draft forward may commit more tokens, but the seconds it waits could
+have committed tokens at the recent rate of decoding. Waiting pays while the first number is larger.
+The decision depends on times, lengths and acceptance so far, never on the tokens that it would keep
+or drop, so the length of a proposal is a stopping time. It depends on all rows of a batch, and
+times reflect earlier acceptance: no two requests whose lengths it decides may share noise
+(`engine.occurrences`). Pure host code.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from statistics import median
 from typing import Literal
 
 Work = Literal["branches", "record"]
-"""A draft forward of all branches, or of the records that are drafted just in time."""
+"""A draft forward: of all branches, or of the records that are drafted just in time."""
 
 _MEMORY = 32
-_OLD = 64  # rounds after which a speed that nobody has measured again is forgotten
+_OLD = 64  # rounds after which a speed that was not measured again is forgotten
 
 
 def _recent() -> deque[float]:
@@ -37,27 +37,29 @@ class Pace:
         self._steps: defaultdict[int, deque[float]] = defaultdict(_recent)  # by M
 
     def round(self, seconds: float) -> None:
-        """Takes a round, from its beginning to the next one's."""
+        """Takes the seconds of a round, from its beginning to the next round's."""
         self._rounds.append(seconds)
         self._since += 1
-        if self._since > _OLD:  # or what was slow once would never be tried again
+        if self._since > _OLD:  # else a draft that was slow once would never be tried again
             self._forwards["record"].clear()
             self._delays.clear()
 
     def forward(self, work: Work, seconds: float, branches: int | None = None) -> None:
-        """Takes a draft forward, of M branches a sequence where that is known."""
+        """Takes the seconds of a draft forward, with M branches a sequence where that is known."""
         self._forwards[work].append(seconds)
         if branches is not None:
             self._steps[branches].append(seconds)
 
     def drafted(self, delay: float) -> None:
-        """Takes what a record that was drafted just in time took beside its forwards: the way there
-        and back, and the end of what the draft was doing."""
+        """Takes the seconds that a just-in-time draft took beside its forwards.
+
+        They are the way there and back, and the rest of the draft's work under way.
+        """
         self._delays.append(delay)
         self._since = 0
 
     def steps(self) -> dict[int, float]:
-        """Seconds of a forward of M branches, by M."""
+        """Median seconds of a forward of M branches, by M."""
         return {branches: median(each) for branches, each in self._steps.items()}
 
     def worth(
@@ -68,13 +70,13 @@ class Pace:
         *,
         underway: float = 0.0,
     ) -> int:
-        """How many forwards to wait for.
+        """Number of forwards to wait for.
 
         Args:
-          work: what they run.
+          work: kind of the forwards.
           tokens: for each row, the tokens that its round is expected to commit after 0, 1, ...
-            forwards; with more than a row's last entry it stays there.
-          usual: tokens that a round of all rows commits lately.
+            forwards; further forwards leave it at the row's last entry.
+          usual: tokens that recent rounds of all rows commit.
           underway: seconds that the first of the forwards has been running already.
         """
         most = max((len(row) - 1 for row in tokens), default=0)

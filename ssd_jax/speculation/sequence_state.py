@@ -1,5 +1,4 @@
-"""What SSD knows of one sequence beside its branches: policy, backup, room; and of one round of
-them. Pure host code."""
+"""State of SSD beside its branches: of one sequence, and of one round of all. Pure host code."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ class SequenceState:
     """A sequence in a slot, and the record that is verified next.
 
     Attributes:
-      fan_out: of this sequence alone, so that its text depends on no other.
-      backup: without a draft.
-      room: tokens that may be committed.
+      fan_out: policy of this sequence alone, so that its text depends on no other.
+      backup: what a miss proposes without the draft.
+      room: tokens that may still be committed.
       teaches: whether a tuner may learn from it; see `tuner.teaches`.
-      stats: what its rounds have brought.
+      stats: of its rounds.
       length: L of the record.
-      after: where it comes from.
-      confidence: the draft's in the record's tokens, if known.
+      after: source of the record.
+      confidence: the draft's confidence in the record's tokens, if known.
       made: whether the draft made the record's tokens, so that it need not run them.
     """
 
@@ -43,17 +42,17 @@ class SequenceState:
     made: bool = True
 
     def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
-        """Goes on with a new record."""
+        """Continues with a new record."""
         self.length, self.after, self.made = length, after, made
         self.confidence = tuple(confidence[:length])
 
     def verified(self, accepted: int, prepared: int, rank: int | None) -> VerificationStats:
-        """What became of the record; see `VerificationStats`."""
+        """The result of the record's verification."""
         return VerificationStats(accepted, self.length, self.after, prepared, rank, self.confidence)
 
     @property
     def asks_confidence(self) -> bool:
-        """Whether the fan-out would like to know of tokens that were drafted just in time."""
+        """Whether the fan-out wants the confidence in tokens that were drafted just in time."""
         drafted = self.made and self.length > len(self.confidence)
         return drafted and self.fan_out.reads_confidence
 
@@ -62,19 +61,18 @@ class SequenceState:
         return [self.stats.tokens(length + n) for n in range(more + 1)]
 
     def worth(self, limit: int) -> list[float]:
-        """What a round is expected to bring with 0, 1, ... `limit` tokens, the next hit
-        included."""
+        """Expected worth of a round with 0, 1, ... `limit` tokens, in tokens, next hit included."""
         return [
             count + self.stats.next_round(empty=length == 0)
             for length, count in enumerate(self.expected(0, limit))
         ]
 
     def forks(self, budget: int) -> tuple[int, ...] | None:
-        """F_0..F_L for the record, `budget` in all; None where no outcome leaves room for another
-        proposal.
+        """F_0..F_L for the record, which sum to `budget`; None if no outcome has room to propose.
 
-        An outcome with k accepted tokens leaves room for one if k + 1 tokens, one proposed and the
-        bonus after it may still be committed. k = L is kept all the same: its row runs s_L.
+        An outcome with k accepted tokens leaves room for another proposal if k + 1 tokens, one
+        proposed and the bonus after it may still be committed. k = L is kept regardless: its row
+        runs s_L.
         """
         last = min(self.length, self.room - 3)
         if last < 0:
@@ -85,24 +83,26 @@ class SequenceState:
         return (*most, *[0] * (self.length - last - 1), 1)
 
     def most_forwards(self) -> int:
-        """How many bring every branch to the most tokens that its outcome leaves room for."""
+        """Forwards that bring every branch to the most tokens that its outcome has room for."""
         return self.room - (2 if self.length else 1)  # branches of k = L start one later
 
     def lowered(self, after: After, plan: SpeculationPlan) -> list[int]:
-        """D of Saguaro sampling for the K tokens of a record that comes from there: the branches
-        planned at each place, and the token drafted there."""
+        """D of Saguaro sampling for the K tokens of a record from this source.
+
+        D counts the branches planned at each place, and the token drafted there.
+        """
         return [count + 1 for count in self.fan_out.counts(plan.k, plan.budget, after)[:-1]]
 
 
 @dataclasses.dataclass
 class RoundState:
-    """A round, from the outcomes that it follows on.
+    """A round, beginning with the outcomes of the round before.
 
     Attributes:
-      began: seconds.
+      began: when it began, in seconds.
       limit: most tokens to propose.
       states: of its rows, by slot.
-      lengths: L of its proposals; until `_promote` of the hits among them.
+      lengths: L of its proposals; before `_promote` only of those that hit.
     """
 
     began: float

@@ -14,7 +14,7 @@ class TunedDrafter:
     """See `protocols.Drafter`: lets another propose, at most as many tokens as the tuner says.
 
     A round without a proposal counts as one whose first token was rejected: so the acceptance of a
-    drafter that often has nothing to say is what its K are worth.
+    drafter that often proposes nothing shows what its K are worth.
 
     Args:
       drafter: proposes.

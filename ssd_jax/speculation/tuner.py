@@ -1,9 +1,9 @@
-"""What decides K and M of the next rounds.
+"""Tuners, which decide K and M of the next rounds.
 
-A choice looks at outcomes of past rounds, at times and at lengths: never at noise, nor at a token
-that is yet to be drafted. So it may change what is prepared and how long proposals are, and not the
-distribution of the text: not even given other texts, for a tuner of several requests learns only
-from those that `teaches` lets it. Pure host code.
+A choice depends on outcomes of past rounds, on times and on lengths: never on noise, nor on a token
+that is yet to be drafted. So it may change what is prepared and how long proposals are, but not the
+distribution of the text: not even given other texts, since a tuner of several requests learns only
+from those that `teaches` allows. Pure host code.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Protocol
 from ssd_jax.speculation.fan_out import VerificationStats
 
 Steps = Callable[[], Mapping[int, float]]
-"""Seconds of a forward of M branches, by M, as far as they were observed."""
+"""Returns the seconds of a forward of M branches, by M, as far as they were observed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeculationPlan:
-    """What the next rounds are to be like.
+    """K and M of the next rounds.
 
     Attributes:
       k: most tokens of a proposal.
       budget: M, branches a sequence; 0 without branches.
-      longer: one forward more, so that branches of k = L have K tokens, too.
+      longer: whether one forward more is run, so that branches of k = L have K tokens too.
     """
 
     k: int
@@ -34,22 +34,22 @@ class SpeculationPlan:
 
     @property
     def forwards(self) -> int:
-        """n, of the branches."""
+        """Number of forwards of the branches."""
         return self.k + self.longer
 
     @classmethod
     def of_branches(cls, k: int, budget: int) -> SpeculationPlan:
-        """With K = 1 a forward more, for every branch of k = L would be empty otherwise."""
+        """A plan with branches; K = 1 runs one forward more, or branches of k = L would be empty."""
         return cls(k=k, budget=budget, longer=k == 1)
 
 
 def teaches(temperature: float, rule: str) -> bool:
-    """Whether the verifications of a request may be observed by a tuner that others share.
+    """Whether a tuner that requests share may observe the verifications of a request.
 
-    What a tuner learns outlives its process, and a request of the next one may have the same seed
-    and index, and so the same noise. Under the ratio rule how many of the sampled tokens are
-    accepted depends on that noise, and what a request says depends on which lengths it proposes:
-    chosen by those counts, they would bias it. A text that depends on no length cannot show what
+    What a tuner learns outlives its process, and a request of the next process may have the same
+    seed and index, and so the same noise. Under the ratio rule the number of accepted sampled
+    tokens depends on that noise, and a request's text depends on the lengths of its proposals:
+    lengths chosen by those numbers would bias it. A text that depends on no length cannot show what
     was learned.
 
     Args:
@@ -60,19 +60,19 @@ def teaches(temperature: float, rule: str) -> bool:
 
 
 class Tuner(Protocol):
-    """Decides what the next rounds are like."""
+    """Decides K and M of the next rounds."""
 
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """Called once a round, before its branches are divided.
 
         Args:
-          rows: sequences that are decoded now.
-          steps: tells what has been observed.
+          rows: number of sequences that are decoded now.
+          steps: returns the observed times.
         """
         ...
 
     def observe(self, verified: VerificationStats) -> None:
-        """Learns, if it does, from a verification of any sequence that `teaches`."""
+        """Learns, if it can, from a verification of any sequence that `teaches`."""
 
 
 class FixedTuner(Tuner):
