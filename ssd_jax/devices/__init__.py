@@ -1,1 +1,1 @@
-"""What runs on devices: the target's and the draft's compiled programs, and who dispatches them."""
+"""Target and draft on devices: their compiled programs, and the roles that dispatch them."""

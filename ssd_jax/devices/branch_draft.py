@@ -23,7 +23,7 @@ from ssd_jax.sampling.params import SamplingParams
 
 
 class _Branches:
-    """Programs of one M, and the branches that they have made."""
+    """The programs for one M, and the branches that they have made."""
 
     def __init__(self, programs: ExpansionPrograms) -> None:
         self.programs = programs
@@ -32,12 +32,12 @@ class _Branches:
 
 
 class BranchDraft(PagedRole):
-    """See `protocols.BranchingDraft`. Calls only dispatch, but those that read what was computed.
+    """See `protocols.BranchingDraft`. Calls only dispatch, except those that read results.
 
-    An expansion runs as many branches as the fewest of `menu` that hold its fan-outs.
+    An expansion runs the programs of `menu` with the fewest branches that hold its fan-outs.
 
     Args:
-      menu: programs of one M or more, over the same base.
+      menu: programs for one or more M, over the same base.
       parameters, temperature: see `PagedRole`.
     """
 
@@ -56,8 +56,8 @@ class BranchDraft(PagedRole):
         self._base = base
         self._record = base.model.place(base.records(self.slots))
         self._menu = [_Branches(programs) for programs in menu]
-        self._held = self._menu[-1]  # that the last expansion made
-        self._told: Any = None  # of the branches
+        self._held = self._menu[-1]  # with the branches of the last expansion
+        self._told: Any = None  # `news` of the branches, on the device
         self._heard: BranchTokens | None = None  # the same on the host
         self._forwards = 0  # of the expansion
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
@@ -65,11 +65,11 @@ class BranchDraft(PagedRole):
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Every M of the menu, ascending."""
+        """All M of the menu, ascending."""
         return tuple(each.programs.branches for each in self._menu)
 
     def extend(self, programs: ExpansionPrograms) -> None:
-        """Adds programs of fewer branches, at any time and from any thread."""
+        """Adds programs for fewer branches, at any time and from any thread."""
         menu = [*self._menu, _Branches(programs)]
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
@@ -80,7 +80,7 @@ class BranchDraft(PagedRole):
     def promote(self, promotion: Promotion) -> None:
         """See `protocols.BranchingDraft.promote`. Any number of tokens may have been committed."""
         room, committed = self.k + 1, np.asarray(promotion.committed)
-        while committed.shape[1] > room:  # those beyond a promotion's room are counted before
+        while committed.shape[1] > room:  # too many: count the first ones beforehand
             nothing = no_promotion(self.slots, self.k)
             self._promote(nothing._replace(committed=committed[:, :room]))
             committed = committed[:, room:]
@@ -91,7 +91,7 @@ class BranchDraft(PagedRole):
         self._promote(promotion._replace(committed=padded))
 
     def _known(self, promotion: Promotion) -> Int32[np.ndarray, "B K"] | None:
-        """The tokens of the new records, as the branches have told them."""
+        """The tokens of the new records, as far as the host knows them; None if it does not."""
         won = np.flatnonzero(promotion.winner >= 0)
         if won.size and self._heard is None:
             return None
@@ -113,7 +113,7 @@ class BranchDraft(PagedRole):
     def draft(
         self, limits: Int[np.ndarray, "B"], *, lowered: Int[np.ndarray, "B K"]
     ) -> Callable[[], Int[np.ndarray, "B"]]:
-        """See `protocols.BranchingDraft.draft`; nothing as long as there are no programs for it."""
+        """See `protocols.BranchingDraft.draft`; drafts nothing while its programs are missing."""
         if not self._base.drafts:
             return lambda: np.zeros_like(limits)
         rows, self._tokens = limits > 0, None
@@ -138,8 +138,11 @@ class BranchDraft(PagedRole):
         return lambda: limits
 
     def tokens(self) -> Any:
-        """See `protocols.BranchingDraft.tokens`: known on the host, so that the target's forward
-        does not wait for `promote`, but for those that were drafted just in time."""
+        """See `protocols.BranchingDraft.tokens`.
+
+        They are on the host, so that the target's forward does not wait for `promote`, except for
+        tokens that were drafted just in time.
+        """
         return self._record.proposal.tokens if self._tokens is None else self._tokens
 
     def proposal(self) -> Any:
@@ -188,7 +191,7 @@ class BranchDraft(PagedRole):
         self._told.copy_to_host_async()
 
     def grow(self, lowered: Int[np.ndarray, "B K"]) -> None:
-        """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
+        """Runs one more forward of all branches; see `protocols.BranchingDraft.expand`."""
         self._forwards += 1
         needed = partial(self._rows.needed, self._position)
         held = self._held
@@ -202,7 +205,7 @@ class BranchDraft(PagedRole):
         )
 
     def ready(self) -> bool:
-        """Whether the branches are there: `branch_tokens` then waits for nothing."""
+        """Whether the branches are there, so that `branch_tokens` does not wait."""
         return self._told is None or self._told.is_ready()
 
     def finish(self) -> None:
@@ -210,8 +213,10 @@ class BranchDraft(PagedRole):
         jax.block_until_ready(self._pages)
 
     def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """See `protocols.BranchingDraft.branch_tokens`: waits for all that was dispatched;
-        behind them on the same devices comes the outcome."""
+        """See `protocols.BranchingDraft.branch_tokens`.
+
+        It waits for all that was dispatched: on the same devices the outcome comes after that.
+        """
         if self._heard is None or self._heard.forwards != self._forwards:
             told = device.read(self._told)
             nothing = np.array([-1, 0, *[0] * self.k, *[UNKNOWN] * self.k], np.int32)
@@ -231,12 +236,14 @@ _SETTINGS = {
     "truncated": SamplingParams(temperature=1.0, top_p=0.9),
     "full": SamplingParams(temperature=1.0, repetition_penalty=1.1),
 }
-"""Of requests that need the variants of programs."""
+"""Settings of requests that need each variant of the programs."""
 
 
 def run_once(draft: BranchDraft) -> None:
-    """Runs every program for the first time, which takes far longer than the others: drafts,
-    expands, promotes and follows something in all slots. Returns when it is done."""
+    """Runs every program once, since a first run takes far longer than later ones.
+
+    It drafts, expands, promotes and follows something in all slots, and returns when that is done.
+    """
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
     begun, won, given = (no_promotion(draft.slots, draft.k) for _ in range(3))

@@ -1,6 +1,6 @@
 """Branches of a record: one for each verification outcome (k, t*) that is prepared for.
 
-Fan-out says how many bonus tokens F_k are prepared for each number k of accepted tokens. For k < L
+The fan-out F_k is the number of bonus tokens that are prepared for k accepted tokens. For k < L
 they are the best candidates of c_k other than s_{k+1}, which cannot be the bonus token there; for
 k = L the best of c_L, which the draft knows only after running s_L. Branches are numbered by
 k, then by rank.
@@ -20,7 +20,7 @@ class Expansion(NamedTuple):
     """M branches of each of B records.
 
     Attributes:
-      records: [B * M] what the branches speculate; their lengths count the tokens so far.
+      records: [B * M] records of the branches; their lengths count the tokens so far.
       path: tokens after the record's pending one that lead to the branch,
         the bonus token last, padded with -1.
     """
@@ -30,10 +30,10 @@ class Expansion(NamedTuple):
 
 
 class Forks(NamedTuple):
-    """Where M branches of each of B sequences leave their records.
+    """Where M branches of each of B sequences fork from their records.
 
     Attributes:
-      k: accepted tokens of the outcome; -1 is a branch that is not used.
+      k: accepted tokens of the outcome; -1 is an unused branch.
       rank: place of its bonus token among the candidates of the same k.
       first: whether it is the first branch of its k.
     """
@@ -46,7 +46,7 @@ class Forks(NamedTuple):
 def forks(counts: Int32[Array, "B F"], skip: Int32[Array, "B F"], branches: int) -> Forks:
     """Numbers the branches of fan-outs F that sum to M = `branches` or less.
 
-    `skip` ranks of each k are left out.
+    The first `skip` ranks of each k are left out.
     """
     index, ends = jnp.arange(branches), counts.cumsum(axis=1)
     ended = index[:, None] >= ends[:, None, :]  # [B, M, K + 1]
@@ -58,7 +58,7 @@ def forks(counts: Int32[Array, "B F"], skip: Int32[Array, "B F"], branches: int)
 
 
 def before_last(record: Record, forks: Forks) -> Int32[Array, "B M"]:
-    """Bonus tokens of branches with k < L; -1 of all others, and where candidates end."""
+    """Bonus tokens of branches with k < L; -1 for all others, and where candidates run out."""
     tokens, length = record.proposal.tokens, record.proposal.length
     usable = (forks.k >= 0) & (forks.k < length[:, None])
     k = jnp.clip(forks.k, 0, tokens.shape[1] - 1)
@@ -75,7 +75,7 @@ def before_last(record: Record, forks: Forks) -> Int32[Array, "B M"]:
 def after_last(
     candidates: Int32[Array, "B W"], record: Record, forks: Forks
 ) -> Int32[Array, "B M"]:
-    """Bonus tokens of branches with k = L, from c_L; -1 of all others."""
+    """Bonus tokens of branches with k = L, from c_L; -1 for all others."""
     usable = forks.k == record.proposal.length[:, None]
     rank = jnp.clip(forks.rank, 0, candidates.shape[1] - 1)
     found = jnp.take_along_axis(candidates, rank, axis=1)

@@ -1,5 +1,4 @@
-"""Programs on a device, which may take the memory of what they are given: an error leaves nothing
-to go on with."""
+"""Runs programs on a device; they may take their arguments' memory, so no error is recoverable."""
 
 from __future__ import annotations
 
@@ -12,11 +11,13 @@ from ssd_jax.errors import DeviceError
 
 
 def run(program: Callable[..., Any], *arguments: Any) -> Any:
-    """Dispatches a program. Whoever donates an argument stores its result at once; interrupts wait
-    until the round is over (`interrupts.Deferred`), so that none comes between.
+    """Dispatches a program.
+
+    A caller that donates an argument stores the result at once; interrupts wait until the round is
+    over (`interrupts.Deferred`), so that none comes in between.
 
     Raises:
-      DeviceError: it cannot run.
+      DeviceError: the program cannot run.
     """
     try:
         return program(*arguments)
@@ -25,7 +26,7 @@ def run(program: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read(array: Any) -> np.ndarray:
-    """Waits for an array.
+    """Waits for an array and returns it on the host.
 
     Raises:
       DeviceError: a program that it comes from has failed.

@@ -25,7 +25,7 @@ from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, named
 
 UNSEEN = 2
 """Most committed tokens whose keys and values a draft lacks after a round: the last token of a
-speculation that was accepted whole, and the bonus token."""
+speculation that was fully accepted, and the bonus token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class Drafting:
 
     Attributes:
       k: tokens of a proposal.
-      support: most ids of a proposal's q; as many as the model has outputs keep all.
-      rule: the verification's, "ratio" or "coupled"; coupled proposals ship no q.
-      branches: M, most branches a sequence; 0 where none are made.
+      support: most ids of a proposal's q; as many as the model has outputs keeps all.
+      rule: of the verification, "ratio" or "coupled"; coupled proposals ship no q.
+      branches: M, most branches a sequence; 0 for programs without branches.
       saguaro_c: C of Saguaro sampling; 1 is plain sampling.
       predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's probabilities,
-        "noise" by the noise of their verification as well.
+        "noise" also by the noise of their verification.
       confident: whether draws report the draft's probability of their tokens.
     """
 
@@ -58,10 +58,10 @@ class Asked(NamedTuple):
     Attributes:
       committed: tokens since the last proposal, padded with -1.
       unseen: the last 1 or 2 of them, left-aligned.
-      counts: how many those are.
-      lengths: position of the first of those; -1: the row keeps the record it has; of
-        programs without branches (mode sd) it proposes nothing.
-      limits: how many tokens to propose.
+      counts: number of unseen tokens.
+      lengths: position of the first unseen token; -1: the row keeps its record, or, in programs
+        without branches (mode sd), proposes nothing.
+      limits: number of tokens to propose.
     """
 
     committed: Int32[Array, "B said"]
@@ -74,25 +74,26 @@ class Asked(NamedTuple):
 class DraftPrograms(PagedPrograms):
     """The draft's compiled programs for one model, batch and context.
 
-    `start` -> record, pages, history: draws the first token of what is `asked`. `step` -> record,
-    pages: runs the last drawn token of `rows` [B] bool and draws the next, whose number in the
-    proposal is `index` []. `lowered` [B, k] are the D of Saguaro sampling. Both have variants
-    (`sampling/variants.py`); those that adjust no logits leave the history as it is.
+    `start` -> record, pages, history: draws the first token of the proposals that are `asked` for.
+    `step` -> record, pages: runs the last drawn token of `rows` [B] bool and draws the next, whose
+    index in the proposal is `index` []. `lowered` [B, k] holds D of Saguaro sampling. Both have
+    variants (`sampling/variants.py`); variants that adjust no logits leave the history as it is.
 
-    With `late`, these two are there after `complete` only; `drafts` tells. A `compiler` gets the
-    programs instead of `program_spec.compile_all`.
+    With `late`, these two exist only after `complete`; see `drafts`. A `compiler` gets the programs
+    instead of `program_spec.compile_all`.
 
-    Each is one forward. The host loops over them: a loop on the device would copy the parameters
-    where XLA cannot see that they stay as they are, and could not stop when the outcome is known.
+    Each program is one forward. The host loops over them: a loop on the device would copy the
+    parameters where XLA cannot see that they do not change, and could not stop when the outcome is
+    known.
 
-    Every forward writes the key and value of the token it runs where it belongs, so that the pages
-    hold the record's KV (the pending token and all proposed ones but the last) in place: whatever
-    prefix is accepted is promoted by its length alone.
+    Every forward writes the key and value of its token where they belong, so that the pages hold
+    the record's KV (the pending token and all proposed tokens but the last) in place: an accepted
+    prefix is promoted by its length alone.
 
     Attributes:
       candidates: W: enough for all branches to be of one k, whose drafted token is no candidate.
-      variants: of the programs that draw. To truncate N ids costs nothing; where noise ranks
-        bonus tokens, it is all ids.
+      variants: of the programs that draw. Truncating N ids costs nothing; where noise ranks bonus
+        tokens, all ids are truncated.
     """
 
     def __init__(
@@ -141,11 +142,11 @@ class DraftPrograms(PagedPrograms):
 
     @property
     def drafts(self) -> bool:
-        """Whether `start` and `step` are there."""
+        """Whether `start` and `step` are compiled."""
         return any(name[0] == "start" for name in self._compiled)
 
     def complete(self) -> None:
-        """Compiles them, at any time and in any thread."""
+        """Compiles `start` and `step`, at any time and in any thread."""
         self._compiled = self._compiled | program_spec.compile_all(self._late, self.model.mesh)
 
     def draft(
@@ -160,9 +161,9 @@ class DraftPrograms(PagedPrograms):
         sampling: Sampling,
         needed: Needed,
     ) -> tuple[Record, AllPages, History]:
-        """Drafts records of so many tokens as are asked for; rows of none keep theirs, see `Asked`.
+        """Drafts records of the asked number of tokens; idle rows keep theirs, see `Asked`.
 
-        `needed` tells the parts of sampling that the others need.
+        `needed` returns the parts of sampling that the other rows need.
         """
         rows, k = asked.lengths >= 0, self.drafting.k
         end = int((asked.lengths + asked.counts + asked.limits).max())
@@ -178,7 +179,7 @@ class DraftPrograms(PagedPrograms):
         return kept, pages, history
 
     def records(self, rows: int) -> Record:
-        """Idle ones."""
+        """Idle records."""
         about, config = self.drafting, self.model.config
         support = 1 if about.rule == "coupled" else min(about.support, config.outputs)
         hidden = config.hidden_size if about.branches and about.predict == "noise" else 0
@@ -194,7 +195,7 @@ class DraftPrograms(PagedPrograms):
         lowered: Int32[Array, "B"],
         parts: Parts,
     ) -> Draw:
-        """See `drafting.draw`; `lowered` are the D of Saguaro sampling."""
+        """See `drafting.draw`; `lowered` holds D of Saguaro sampling."""
         about = self.drafting
         drawn = drafting.draw(
             logits,
@@ -211,7 +212,7 @@ class DraftPrograms(PagedPrograms):
             outputs=self.model.output_ids,
             parts=parts,
         )
-        if about.rule == "coupled":  # its verification looks at no q
+        if about.rule == "coupled":  # its verification uses no q
             token = drawn.token[:, None]
             return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
         return drawn
@@ -240,7 +241,7 @@ class DraftPrograms(PagedPrograms):
                 parameters, hidden, sampling, index, lowered, history, fresh, live, parts
             )
             idle = kept
-            if not self.drafting.branches:  # what it proposed before has been judged
+            if not self.drafting.branches:  # its last proposal was judged already
                 nothing = kept.proposal._replace(length=jnp.zeros_like(limits))
                 idle = kept._replace(proposal=nothing)
             return record.where(live, fresh, idle), pages, history
@@ -278,7 +279,7 @@ class DraftPrograms(PagedPrograms):
         live: Bool[Array, "B"],
         parts: Parts,
     ) -> Record:
-        """Puts token `index` of the live rows, which follows `hidden`, into records."""
+        """Draws token `index` of the live rows from `hidden` and puts it into their records."""
         every = jnp.arange(self.share)
         place = jnp.broadcast_to(index, every.shape)
         outputs = self.model.output_ids

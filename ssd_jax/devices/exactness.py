@@ -1,10 +1,10 @@
 """Bitwise mode: a row's result depends on that row alone, so that speculation cannot change it.
 
-Three things make it so: products with packed weights (`kernels/linear`) have each row to itself,
-and XLA's at least three rows (`min_rows`); sums run in an order that does not depend on how many
-there are (`row_sum`, attention by fixed blocks); and the target writes the keys of its proposed
-tokens before it reads any. Whether a platform keeps its side is checked by running one row through
-every compiled width, forward and verification.
+Three things ensure that: products with packed weights (`kernels/linear`) compute each row by
+itself, and XLA's products have at least three rows (`min_rows`); sums run in an order that does not
+depend on the number of rows (`row_sum`, attention by fixed blocks); and the target writes the keys
+of its proposed tokens before it reads any. Whether a platform complies is checked by running one
+row through every compiled width, forward and verification.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _SETTINGS = (
 
 
 def row_independent(execution: Execution) -> Execution:
-    """The same choices with rows enough in every product; packed weights need none."""
+    """The same choices with enough rows in every product; packed weights need no more."""
     if execution.linear == "cpu":
         return execution
     return dataclasses.replace(execution, min_rows=max(execution.min_rows, _MIN_ROWS))
 
 
 def costs_nothing(execution: Execution) -> bool:
-    """Whether the bitwise mode runs the programs that would run anyway."""
+    """Whether bitwise mode runs the same programs that would run anyway."""
     return row_independent(execution) == execution
 
 
 def widths_agree(programs: Programs, parameters: Parameters) -> bool:
     """Whether one row gives the same bits at every width of the programs.
 
-    A text of two of the widest blocks is run; its last positions are then run again at every other
-    width, over the keys and values that the widest one left before them. Then those logits are
-    verified at every width.
+    A text of two blocks of the widest width is run; its last positions are then run again at every
+    other width, over the keys and values that the widest one left before them. Then those logits
+    are verified at every width.
     """
     *narrower, widest = programs.widths
     size, pages = widest + 1, programs.new_pages()
@@ -78,10 +78,10 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingParams) -> bool:
-    """Whether a row of these settings has the same outcome and log-probabilities at every width.
+    """Whether a row with these settings has the same outcome and log-probabilities at every width.
 
     Args:
-      logits: [W + 1, V] of the widest verification. Its likeliest tokens are proposed.
+      logits: [W + 1, V] of the widest verification. Their likeliest tokens are proposed.
     """
     *narrower, widest = programs.widths
     slots, vocab, model = programs.slots, logits.shape[1], programs.model

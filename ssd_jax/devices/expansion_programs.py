@@ -1,12 +1,12 @@
 """Ahead-of-time compiled programs that expand a draft's records into branches, and promote one.
 
-A round of speculative speculative decoding (paper, Algorithm 1), for all sequences at once, while
-the target verifies the records:
+They make up a round of speculative speculative decoding (paper, Algorithm 1), for all sequences at
+once, while the target verifies the records:
 
 `expand` runs, in one forward of M rows a sequence, the bonus tokens of all branches with k < L, and
 in the first row with k = L the record's last token s_L, whose key and value go to the trunk. That
 gives c_L, hence the bonus tokens of the branches with k = L; those start one forward later (the
-tail rule) and propose K - 1 tokens unless a forward more is run. `grow` runs one more forward of
+tail rule) and propose K - 1 tokens unless one more forward is run. `grow` runs one more forward of
 all branches. `promote` copies the keys and values of the branch whose outcome came true into the
 trunk and makes it the record; `follow` runs the tokens of records that the draft did not make.
 
@@ -48,19 +48,19 @@ class ExpansionPrograms:
     """Compiled programs beside those of `DraftPrograms`, for the same rows.
 
     With B slots, M branches, K tokens:
-    `expand` and `grow` -> pages, scratch, expansion, news. `counts` [B, K + 1] are the fan-outs
-    F_0..F_L, `skip` [B, K + 1] how many candidates of each k are left to others, `lowered` [B, K]
-    the D of Saguaro sampling at each place of the branches' proposals. `news` [B, M, 2 K + 2] int32
-    tells the host of every branch its bonus token (-1: no branch), how many tokens it has, those,
-    and the draft's confidence in them.
+    `expand` and `grow` -> pages, scratch, expansion, news. `counts` [B, K + 1] holds the fan-outs
+    F_0..F_L, `skip` [B, K + 1] the number of candidates of each k that are left to others,
+    `lowered` [B, K] D of Saguaro sampling at each place of the branches' proposals. `news`
+    [B, M, 2 K + 2] int32 holds for every branch its bonus token (-1: no branch), its number of
+    tokens, the tokens, and the draft's confidence in them.
     `promote` -> pages, history, record, by a `Promotion`.
     `follow` -> pages, record, of `rows` [B] bool. All but `promote` have variants
     (`sampling/variants.py`).
 
     Args:
       base: programs of the records.
-      branches: M; None is what the records have candidates for.
-      others: programs of another M over the same base, whose `follow` serves these, too.
+      branches: M; None is the number that the records have candidates for.
+      others: programs of another M over the same base, whose `follow` serves these too.
       progress, compiler: see `program_spec.compile_all`; a compiler gets the programs instead.
     """
 
@@ -107,12 +107,14 @@ class ExpansionPrograms:
 
     @property
     def room(self) -> int:
-        """See `program_spec.room_of`; those of the base count, too."""
+        """See `program_spec.room_of`; includes the programs of the base."""
         return max(self.base.room, program_spec.room_of(self._compiled.values()))
 
     def fitting(self, name: str, position: Int32[np.ndarray, "B"], needed: Needed) -> Program:
-        """See `PagedPrograms.fitting`, and `PagedPrograms.reaching` for branches of records behind
-        pending tokens at these positions."""
+        """The variant that fits; see `PagedPrograms.fitting` and `PagedPrograms.reaching`.
+
+        It reaches branches of records whose pending tokens are at `position`.
+        """
         asked = (lambda: Parts(adjusted=needed().adjusted)) if name == "follow" else needed
         at: Name = (name, self._k)
         if name != "follow":
@@ -134,7 +136,7 @@ class ExpansionPrograms:
         return zeros(self._structs["scratch"])
 
     def nothing(self, slots: int) -> Expansion:
-        """No branches of so many slots."""
+        """An expansion of `slots` slots without branches."""
         rows = slots * self.branches
         path = jnp.full((rows, self._k + 1), -1, jnp.int32)
         return Expansion(self.base.records(rows), path)
@@ -194,7 +196,7 @@ class ExpansionPrograms:
                 parts,
             )[:, 0]
             bonus = jnp.where(forked, bonus, branching.after_last(c_last, kept, forks))
-            # Branches of k = L begin behind s_L, which the tail has just run.
+            # Branches of k = L begin after s_L, which the tail has just run.
             start = kept.start[:, None] + forks.k + 1
             records = grown._replace(
                 start=jnp.where(bonus >= 0, start, -1).reshape(-1), pending=bonus.reshape(-1)
@@ -308,7 +310,11 @@ class ExpansionPrograms:
         written: Int32[Array, "B M"],
         depth: Int32[Array, "B M"],
     ) -> tuple[Float32[Array, "B M hidden"], AllPages, AllBranches]:
-        """Runs M tokens a row; a negative `written` goes nowhere, a depth of -1 is no branch's."""
+        """Runs M tokens a row.
+
+        A token with a negative `written` is not written to the pages; one with a depth of -1 is no
+        branch's.
+        """
         size = self.base.capacity
         branch = jnp.broadcast_to(jnp.arange(self.branches), depth.shape)
         tree = Tree(
@@ -341,8 +347,8 @@ class ExpansionPrograms:
         """Candidates for the bonus tokens after `before` proposed ones.
 
         Args:
-          read: gives the logits there.
-          plain: likeliest tokens there: what greedy rows get, and all without noise.
+          read: returns the logits there.
+          plain: likeliest tokens there: the result for greedy rows, and without noise for all rows.
         """
         if self.base.drafting.predict == "plain":
             return plain
@@ -379,11 +385,11 @@ class ExpansionPrograms:
         live: Bool[Array, "rows M"],
         parts: Parts,
     ) -> tuple[Record, Int32[Array, "B W"]]:
-        """Draws the next token of every branch from its logits, for the live ones.
+        """Draws the next token of every live branch from its logits.
 
-        `hidden` is what they were read from.
+        The logits were read from `hidden`.
 
-        Returns: the records [rows * M], and the candidates of all, the tail's among them.
+        Returns: the records [rows * M], and the candidates of all rows, including the tail's.
         """
         records, live = expansion.records, live.reshape(-1)
         row = jnp.repeat(jnp.arange(self.base.share), self.branches)

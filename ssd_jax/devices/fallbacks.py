@@ -1,4 +1,4 @@
-"""What holds in place of what was asked for or is usual, so that nobody has to guess."""
+"""Finds and reports what runs in place of what was asked for, or of what is usual."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fallbacks:
-    """The exactness that holds, and what else is not as usual.
+    """The exactness that holds, and everything else that is not as usual.
 
     Attributes:
       exact: "bitwise" or "distribution".
       metrics: for every request; see docs/metrics.md.
-      lines: one for the user on each.
+      lines: one line for the user on each fallback.
     """
 
     exact: str
@@ -39,12 +39,12 @@ class Fallbacks:
 def find_fallbacks(
     exact: str, programs: Programs, parameters: Parameters, draft: FunctionalModel | None
 ) -> Fallbacks:
-    """Settles the exactness; where widths disagree, bitwise runs all at the widest.
+    """Decides the exactness; where widths disagree, bitwise mode runs everything at the widest.
 
     Args:
       exact: as configured.
       programs, parameters: of the target.
-      draft: None without a model.
+      draft: the draft model; None without one.
     """
     compute, lines = programs.model.execution.compute.name, []
     held, why = exact, ""
@@ -88,8 +88,11 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> list[str]:
-    """One for each reason that attention, and with it products, is XLA's where it is usually
-    compiled, or compiled at every start; elsewhere one on which attention was chosen."""
+    """Lines on products and attention that are not the usual compiled kernels.
+
+    On CPU, one for each reason why they are XLA's or compiled at every start; on other platforms,
+    lines on the attention that was chosen.
+    """
     platform = jax.default_backend()
     found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
@@ -114,7 +117,7 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
 
 
 def mesh_lines(role: str, model: FunctionalModel) -> list[str]:
-    """One on what every device has whole, one on what several have alike; as far as there is any.
+    """A line on what every device has whole, and one on KV heads that several have, if any.
 
     Args:
       role: "target" or "draft".

@@ -1,9 +1,9 @@
-"""Compiled programs that are found again by what they are made from, so that a start need not trace
-and lower them first, which takes longer than to read them.
+"""Keeps compiled programs by what they are made from.
 
-JAX finds an executable by the program that was lowered. Beside each that is in our store
-(`compile_cache`) stands an entry here: its arguments and results, and JAX's key. It is named after
-whatever a program can depend on: what it is made from, the sources of this package, versions,
+So a start need not trace and lower them, which takes longer than reading them. JAX finds an
+executable by its lowered program. For each executable in our store (`compile_cache`)
+this module keeps an entry: its arguments and results, and JAX's key. The entry is named after
+all that a program can depend on: what it is made from, the sources of this package, versions,
 devices and settings.
 """
 
@@ -35,18 +35,18 @@ _SOURCES = (".py", ".cc", ".h")
 _IMPORTED = time.time()
 _IMPORTING = 10.0  # most seconds since the first source was read
 _NO_PROGRAM = ("jax_compilation_cache_dir", "jax_persistent_cache_min")
-"""How settings begin that change no program."""
+"""Prefixes of settings that change no program."""
 
 
 def compiled(
     made_from: str, devices: Sequence[Any], build: Callable[[], jax.stages.Compiled]
 ) -> jax.stages.Compiled:
-    """A program from the store in use, or built, and kept there.
+    """Returns a program from the store in use, or builds it and keeps it there.
 
     Args:
       made_from: decides, with sources, versions and settings, what `build` builds.
-      devices: that it is for.
-      build: traces, lowers and compiles it.
+      devices: of the program.
+      build: traces, lowers and compiles the program.
     """
     store = store_in_use()
     if store is None or _fixed() is None or jax.process_count() > 1:
@@ -58,7 +58,7 @@ def compiled(
     if found is not None:
         try:
             return _load(found, store, devices)
-        except Exception as error:  # whatever has changed in JAX, it can be built
+        except Exception as error:  # whatever has changed in JAX, the program can be built
             _LOG.debug("a kept program cannot be loaded: %r", error)
     with store.watch() as asked:
         program = build()
@@ -71,8 +71,11 @@ def compiled(
 
 
 def surroundings(client: Any) -> str:
-    """Digest of what decides about every program of a client, and so about what it costs: sources,
-    where they are known, versions, processor, settings and flags; the number of cores apart."""
+    """Digest of all that decides the programs of a client, and so their cost.
+
+    It covers sources, where they are known, versions, processor, settings and flags, but not the
+    number of cores.
+    """
     settings = (each for each in jax.config.values.items() if not each[0].startswith(_NO_PROGRAM))
     handled = client.platform == "cpu" and handlers.why_missing() is None
     about = client.platform, client.platform_version, *sorted(settings), *_flags(), handled
@@ -80,14 +83,14 @@ def surroundings(client: Any) -> str:
 
 
 def _flags() -> tuple[Any, ...]:
-    """Of compilers: of XLA as it read them when it began, from the environment or a file."""
+    """Flags of compilers; XLA's as it read them when it began, from the environment or a file."""
     options: bytes = xla_client.CompileOptions().SerializeAsString()
     return options, os.environ.get("LIBTPU_INIT_ARGS")
 
 
 @functools.cache
 def _fixed() -> tuple[str, ...] | None:
-    """What does not change within a process; None where the sources that run are not known."""
+    """Parts of the name that do not change within a process; None if its sources are unknown."""
     digest, sources = hashlib.sha256(), _sources()
     try:
         for path in sources:
@@ -103,7 +106,7 @@ def _fixed() -> tuple[str, ...] | None:
 
 
 def _sources() -> list[Path]:
-    """Of this package, without what editors leave there."""
+    """Sources of this package, without files that editors leave there."""
     found = (path for path in _PACKAGE.rglob("*") if path.suffix in _SOURCES and path.is_file())
     return sorted(path for path in found if not path.name.startswith("."))
 
@@ -117,7 +120,7 @@ def _unchanged(sources: Sequence[Path]) -> bool:
 
 
 class _Pickler(serialize_executable._JaxPjrtPickler):
-    """Leaves the executable out, which JAX keeps."""
+    """Pickles a program without its executable, which JAX keeps."""
 
     def __init__(self, file: io.BytesIO, key: str) -> None:
         super().__init__(file)
@@ -130,7 +133,7 @@ class _Pickler(serialize_executable._JaxPjrtPickler):
 
 
 class _Unpickler(serialize_executable._JaxPjrtUnpickler):
-    """Takes the executable from the store."""
+    """Unpickles a program with its executable from the store."""
 
     def __init__(self, file: io.BytesIO, store: ProgramStore, devices: Sequence[Any]):
         super().__init__(file, devices[0].client, devices)

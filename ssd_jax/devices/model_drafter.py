@@ -20,8 +20,8 @@ class ModelDrafter(PagedRole, Drafter):
 
     Args:
       programs, parameters, temperature: see `PagedRole`.
-      k: most tokens of a proposal; None is what the programs were compiled for.
-      send: moves arrays to the target's devices, where those are others.
+      k: most tokens of a proposal; None is the k that the programs were compiled for.
+      send: moves arrays to the target's devices, where they differ from the draft's.
     """
 
     on_device = True
@@ -58,10 +58,10 @@ class ModelDrafter(PagedRole, Drafter):
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
         rows = batch.limit > 0
-        # What was drafted beyond the committed tokens is not theirs.
+        # Keys and values drafted beyond the committed tokens are not valid.
         cached = np.minimum(self._cached, batch.position)
         counts = np.where(rows, batch.position + 1 - cached, 1).astype(np.int32)
-        new = rows & (batch.position >= self._told)  # what a failed step has told comes again
+        new = rows & (batch.position >= self._told)  # tokens told by a failed step come again
         committed = np.full((self.slots, self._room + 1), -1, np.int32)
         committed[new, : batch.tokens.shape[1]] = batch.tokens[new]
         self._told[new] = batch.position[new] + 1
@@ -71,7 +71,7 @@ class ModelDrafter(PagedRole, Drafter):
             unseen[slot, : counts[slot]] = batch.tokens[slot, end - counts[slot] : end]
         limits = np.where(rows, batch.limit, 0).astype(np.int32)
         lengths = np.where(rows, cached, IDLE).astype(np.int32)
-        # The record's KV: the pending token and all proposed ones but the last.
+        # The record's KV: the pending token and all proposed tokens but the last.
         self._cached[rows] = (batch.position + limits)[rows]
         self._record, self._pages, self._history = device.run(
             self._programs.draft,

@@ -34,20 +34,20 @@ class NgramDrafter(Drafter):
         self._texts[opening.slot] = NgramIndex()
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Drafter.set_pages`: it has none."""
+        """See `protocols.Drafter.set_pages`; this drafter has no pages."""
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """See `protocols.Drafter.prefill`."""
         text = self._texts[slot]
-        text.extend(tokens[len(text) - offset :])  # what an interrupted step has told comes again
+        text.extend(tokens[len(text) - offset :])  # tokens told by an interrupted step come again
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `protocols.Drafter.propose`; a row whose text never repeated gets nothing."""
+        """See `protocols.Drafter.propose`; a row whose text never repeated proposes nothing."""
         slots = len(self._texts)
         tokens, lengths = np.zeros((slots, self._room), np.int32), np.zeros(slots, np.int32)
         for slot in batch.slots:
             text = self._texts[slot]
-            new = batch.position[slot] + 1 - len(text)  # of those that come again none is
+            new = batch.position[slot] + 1 - len(text)  # 0 if the tokens come again
             text.extend(batch.tokens[slot, batch.counts[slot] - new : batch.counts[slot]].tolist())
             found = text.propose(int(batch.limit[slot]))
             tokens[slot, : len(found)] = found

@@ -1,4 +1,4 @@
-"""A model that is found and checked but not loaded: checkpoint, tokenizer, static description."""
+"""Opens models, which finds and checks them but loads no weights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
-_TENSORS = 64  # of which a row is looked at
+_TENSORS = 64  # most tensors whose first row is read
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
-    """Everything about a model but its weights."""
+    """Everything about a model except its weights."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
@@ -41,14 +41,16 @@ class OpenedModel:
 
     @property
     def source(self) -> str:
-        """As the user named it."""
+        """The model as the user named it."""
         return self.checkpoint.source
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Digest of configuration and vocabulary, and of a draft checkpoint its target, output ids
-        and own weights: what two processes must agree on, and with `weights` what costs and
-        acceptance are of."""
+        """Digest of configuration and vocabulary; two processes must agree on it.
+
+        For a draft checkpoint it covers its target, output ids and own weights too. Together with
+        `weights` it identifies the model that costs and acceptance belong to.
+        """
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
         about = f"{self.checkpoint.config!r}\0{tokens}"
@@ -61,7 +63,7 @@ class OpenedModel:
 
     @functools.cached_property
     def weights(self) -> str:
-        """Digest of how the weights are stored, and of the first row of some of each kind.
+        """Digest of how the weights are stored, and of the first rows of some tensors of each kind.
 
         Raises:
           InputError: tensor data that cannot be read.
@@ -77,7 +79,7 @@ class OpenedModel:
         return digest.hexdigest()
 
     def load(self, progress: Progress | None = None) -> list[jax.Array]:
-        """The parameters.
+        """Loads the parameters.
 
         Raises:
           InputError: tensor data that cannot be read.
@@ -96,13 +98,13 @@ def execution_for(
     attention: str = "auto",
     page_size: int | None = None,
 ) -> Execution:
-    """How a model is executed, with the platform's own kernels where they can do it.
+    """How to execute a model, with the platform's own kernels where they support it.
 
     Args:
       dtype: compute dtype.
       head_dim: of the model.
-      device: of JAX, one of those that share it.
-      devices: how many they are.
+      device: of JAX, one of the devices that share the model.
+      devices: number of those devices.
       attention, page_size: see `Config`.
 
     Raises:
@@ -126,19 +128,23 @@ def why_unread(
     attention: str | None = None,
     size: int = kv_pages.BLOCK,
 ) -> str | None:
-    """Why attention, by default the chosen one, cannot read a model's pages of so many positions on
-    a device, in one line, or None."""
+    """Why attention cannot read a model's pages on a device, in one line; None if it can.
+
+    Args:
+      attention: None is the attention of `execution`.
+      size: positions a page.
+    """
     page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
     return api.why_unread(attention or execution.attention, head_dim, page, device)
 
 
 def device_of(model: FunctionalModel) -> Any:
-    """One of a model's devices, of JAX."""
+    """One of a model's JAX devices."""
     return jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
 
 
 def check_page_size(model: FunctionalModel, size: int) -> None:
-    """Whether a model's attention takes pages of so many positions.
+    """Checks that a model's attention takes pages of `size` positions.
 
     Raises:
       InputError: it does not.
@@ -158,7 +164,7 @@ def check_page_size(model: FunctionalModel, size: int) -> None:
 
 
 def check_paging(model: FunctionalModel, size: int, *, slots: int, context: int) -> None:
-    """Whether a model's attention takes a table of such pages for all slots.
+    """Checks that a model's attention takes a table of such pages for all slots.
 
     Raises:
       InputError: it does not.

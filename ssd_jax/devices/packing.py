@@ -1,9 +1,9 @@
-"""What the host tells a program, in one int32 array: on an accelerator each array of a call is a
-transfer of its own.
+"""Packs a program's host arguments in one int32 array.
 
-Programs are written, and called, with an argument for each thing. Beside arrays that are on the
-device already a call then hands over one array, whose columns the program takes apart. A processor
-shares the memory of what it is given; there this would cost some microseconds and save nothing.
+On an accelerator each array of a call is a separate transfer. Programs are written, and called,
+with separate arguments. Besides arrays that are on the device already, a call then passes one
+array, whose columns the program takes apart. A processor shares the memory of its arguments; there
+packing would cost some microseconds and save nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ssd_jax.models.functional import zeros
 
 
 class _Columns(NamedTuple):
-    """Where an array lies: [rows, width] of the whole from a column on."""
+    """Where an argument lies: [rows, width] of the packed array, from column `begin` on."""
 
     begin: int
     width: int
@@ -32,14 +32,14 @@ class _Columns(NamedTuple):
 class Packing:
     """The layout of some of a program's arguments in an array [rows, W] int32.
 
-    Arrays have rows in front, as many as the first of them; a scalar is in every row. Where there
-    is one row they may have any shape. Values are integers, booleans or float32, whose bits
-    travel.
+    All arrays have the rows of the first array in front; a scalar is in every row. With one row
+    they may have any shape. Values are integers, booleans or float32, which is sent bit by bit.
 
     Args:
       arguments: structs of all arguments of the program, in trees.
-      told: which of them are on the host.
-      either: which of them are on the host or on the device, as a call has them; each one array.
+      told: indices of arguments that are on the host.
+      either: indices of arguments that a call may have on the host or on the device; each is one
+        array.
     """
 
     def __init__(
@@ -57,18 +57,19 @@ class Packing:
                 width = math.prod(leaf.shape) // self._rows if leaf.shape else 1
                 self._columns[at].append(_Columns(begin, width, leaf.shape, leaf.dtype))
                 begin += width
-            begin += at in self.either  # whether it is there
+            begin += at in self.either  # a flag: whether the argument is in the packed array
         self._trees = {at: jax.tree.structure(arguments[at]) for at in self._columns}
         self._arguments = arguments
         self._blank: dict[int, jax.Array] = {}
         self.struct = jax.ShapeDtypeStruct((self._rows, begin), jnp.int32, sharding=first.sharding)
 
     def pack(self, arguments: Sequence[Any]) -> tuple[list[Any], Int32[np.ndarray, "B W"]]:
-        """What a program over this packing is called with: arguments on the device, and the array
-        of those on the host.
+        """The arguments on the device, and those on the host packed in one array [rows, W] int32.
+
+        A program over this packing is called with them.
 
         Raises:
-          ValueError: an array on the host of another shape or type.
+          ValueError: an array on the host has another shape or type.
         """
         kept, array = list(arguments), np.zeros(self.struct.shape, np.int32)
         for at in self.told:
@@ -86,7 +87,7 @@ class Packing:
         return [kept[at] for at in self.kept], array
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function of what `pack` gives; of the rows that a group of devices has, on those."""
+        """The function over what `pack` returns, or over the rows of it that a group has."""
 
         def packed(*arguments: Any) -> Any:
             *kept, array = arguments
@@ -116,7 +117,7 @@ class Packing:
         return piece != 0 if dtype == jnp.bool_ else piece
 
     def _nothing(self, at: int) -> jax.Array:
-        """Stands in on the device for an argument that is on the host."""
+        """Placeholder on the device for an argument that is on the host."""
         if at not in self._blank:
             self._blank[at] = zeros(self._arguments[at])
         return self._blank[at]
@@ -135,13 +136,16 @@ def _put(array: np.ndarray, columns: _Columns, value: np.ndarray) -> None:
 
 
 class PackedProgram:
-    """A compiled program over a packing, called as if there were none; else it is the program."""
+    """A compiled program over a packing, called with unpacked arguments.
+
+    Its other attributes are the program's.
+    """
 
     def __init__(self, program: jax.stages.Compiled, packing: Packing) -> None:
         self._program, self._packing = program, packing
 
     def __call__(self, *arguments: Any) -> Any:
-        """Dispatches it."""
+        """Packs the arguments and dispatches the program."""
         kept, array = self._packing.pack(arguments)
         return self._program(*kept, array)
 

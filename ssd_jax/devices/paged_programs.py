@@ -1,4 +1,4 @@
-"""Compiled programs of a role over pages of its own, and how slots have these pages."""
+"""Compiled programs of a role over pages of its own, and how the pages belong to slots."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, fitting
 
 _SHORT = 1024
-"""Positions of which programs that read less are not worth compiling."""
+"""Least positions a variant reads: variants that read fewer are not worth compiling."""
 
-_PROMPT = ("tokens", "where")  # what the host tells of a prompt
+_PROMPT = ("tokens", "where")  # host arguments of programs that take a prompt
 
 
 class Paging(NamedTuple):
-    """Pages that slots take from a common stock, the same ones for both roles.
+    """Pages that slots take from a common stock, with the same numbers for both roles.
 
     Attributes:
-      size: positions of a page.
+      size: positions a page.
       total: pages of all slots together.
     """
 
@@ -53,23 +53,23 @@ class PagedPrograms:
 
     `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
     tokens that are not padding]; the logits [1, V] are of the last token, None without
-    `with_logits`. Where slots share pages, `remember` and `recall` run no tokens: they note them as
-    prompt, or count them as output -> history. Both are of the widest width alone.
+    `with_logits`. Where slots share pages, `remember` and `recall` run no tokens: they record them
+    as prompt, or count them as output -> history. Both have only the widest width.
 
     Args:
       model: static description.
       slots: rows of a batched forward.
-      context: most positions a sequence may have.
+      context: most positions of a sequence.
       paging: pages that slots share; None gives each slot one page.
-      about: whatever else programs depend on; its text says all of it.
+      about: anything else that the programs depend on; its `repr` must distinguish all of it.
 
     Attributes:
-      made_from: all that decides what the programs are, but for their names.
+      made_from: all that decides what the programs are, except their names.
       capacity: positions of a slot's pages.
-      reaches: how far attention reads in variants of programs that read all of it, seen or not,
-        ascending; the last is the capacity.
-      share: slots that a device has, which is what programs see of a mesh.
-      structs: of the programs' arguments, by name; "logits" are a `prefill`'s.
+      reaches: how far attention reads in variants of programs that read all positions up to there,
+        visible or not, ascending; the last is the capacity.
+      share: slots of a device; programs see only these of a mesh.
+      structs: of the programs' arguments, by name; "logits" are those of `prefill`.
     """
 
     def __init__(
@@ -115,23 +115,23 @@ class PagedPrograms:
 
     @property
     def names(self) -> Collection[Name]:
-        """Of all programs."""
+        """Names of all programs."""
         return self._compiled.keys()
 
     def to(self, name: Name, reach: int) -> Name:
-        """The name of a program's variant that reads so many positions of a slot."""
+        """The name of a program's variant that reads `reach` positions of a slot."""
         return name if reach == self.capacity else (*name, reach)
 
     def reaching(self, name: Name, end: int) -> Name:
-        """The name of the variant that reads least of those that reach `end`, if any does."""
+        """The name of the variant that reads least of those that reach `end`, or of the full one."""
         return self.to(name, next((r for r in self.reaches if r >= end), self.capacity))
 
     def table(
         self, told: Int32[Array, "B P"] | None, reach: int | None = None
     ) -> Int32[Array, "B reached"] | kv_pages.Contiguous:
-        """The page table of all slots, from what a program is given; None where each has one page.
+        """The page table of all slots, from a program's argument; None if each slot has one page.
 
-        Nobody sees, or writes, positions from `reach` on; None is the capacity.
+        No positions from `reach` on are read or written; None is the capacity.
         """
         if self.paging is None or told is None:
             return kv_pages.Contiguous(reach=reach)
@@ -160,9 +160,9 @@ class PagedPrograms:
 
         Args:
           told, either: parameters, see `Packing`, where the platform takes one array.
-          beside: what it depends on beside `made_from`.
+          beside: what it depends on besides `made_from`.
           results: what it returns: names of structs, "slots" for anything with the slots in front,
-            "read" for such that the host reads, or "whole" for what every device has whole.
+            "read" if the host reads it as well, or "whole" for what every device has whole.
         """
         names = list(inspect.signature(function).parameters)
         arguments = tuple(structs[name] for name in names)
@@ -174,7 +174,7 @@ class PagedPrograms:
                 usual.get(name) or jax.tree.map(lambda struct: struct.sharding, structs[name])
                 for name in results
             )
-        # A host that others share the slots with reads of all of them.
+        # A host that shares the slots with other hosts reads the results of all slots.
         shared = spans_processes(self.model.mesh)
         gathered = [i for i, name in enumerate(results) if shared and name == "read"]
         if shared or not self.model.execution.one_array:
@@ -226,7 +226,7 @@ class PagedPrograms:
         return self.spec(prefill, self._prompt_structs(width), kept, results, told=_PROMPT)
 
     def _note_spec(self, width: int, *, output: bool) -> ProgramSpec:
-        """`recall`, of output, or `remember`."""
+        """`recall` if `output`, else `remember`."""
         vocab = self.model.config.vocab_size
 
         def note(history, tokens, where):
@@ -245,7 +245,7 @@ class PagedPrograms:
         return self.structs | {"tokens": ints(1, width), "where": ints(3)}
 
     def own(self, slot: Int32[Array, ""]) -> tuple[Int32[Array, ""], Bool[Array, ""]]:
-        """Where a slot is among those that the device has, and whether it has it."""
+        """Index of a slot among those of the device, and whether the device has it."""
         if self.model.data_shards == 1:
             return slot, jnp.array(True)
         here = slot - jax.lax.axis_index(DATA_AXIS) * self.share
@@ -267,7 +267,7 @@ class PagedPrograms:
         return zeros(self.structs["pages"])
 
     def any_table(self) -> Int32[np.ndarray, "B P"] | None:
-        """A page table with pages for the first slot, which others may have, too."""
+        """A page table with pages for the first slot; other slots may have the same pages."""
         if self.paging is None:
             return None
         in_a_row = self.capacity // self.paging.size
@@ -275,7 +275,7 @@ class PagedPrograms:
         return np.arange(self.slots * in_a_row, dtype=np.int32).reshape(self.slots, -1) % count
 
     def new_history(self) -> History:
-        """No tokens in any slot."""
+        """History without tokens in any slot."""
         return zeros(self.structs["history"])
 
     def prefill(
@@ -293,10 +293,10 @@ class PagedPrograms:
         """Writes the keys and values of any number of tokens of a slot's text, in chunks.
 
         Args:
-          reused: tokens below enter the history alone.
-          prompt: tokens from here on count as output.
+          reused: tokens at positions below this only enter the history.
+          prompt: tokens from this position on count as output.
 
-        Returns: pages, history, and the logits of the last token, if the programs give any.
+        Returns: pages, history, and the logits of the last token, if the programs return any.
         """
         execution, logits = self.model.execution, None
         most, known = max(execution.prefill_chunks), min(max(reused - offset, 0), len(tokens))
@@ -316,7 +316,7 @@ class PagedPrograms:
 
 
 def _reaches(capacity: int, unit: int) -> tuple[int, ...]:
-    """A quarter of the next one each, in whole units, down to what is soon read."""
+    """Reaches, each a quarter of the next in whole units, down to `_SHORT`."""
     found = [capacity]
     while (less := -(-found[0] // (4 * unit)) * unit) >= _SHORT and less < found[0]:
         found.insert(0, less)
@@ -326,7 +326,7 @@ def _reaches(capacity: int, unit: int) -> tuple[int, ...]:
 def _padded(
     tokens: Sequence[int], width: int, slot: int, offset: int
 ) -> tuple[Int32[np.ndarray, "1 {width}"], Int32[np.ndarray, "3"]]:
-    """Tokens of a slot from a position on, and `where`, as `prefill` takes them."""
+    """Tokens of a slot from a position on, padded, and `where`, as `prefill` takes them."""
     padded = np.zeros((1, width), np.int32)
     padded[0, : len(tokens)] = tokens
     return padded, np.array([slot, offset, len(tokens)], np.int32)

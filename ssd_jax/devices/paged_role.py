@@ -1,4 +1,4 @@
-"""What the roles on devices have in common: slots, their pages and their settings."""
+"""Common base of the roles on devices: slots, their pages and their settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PagedRole:
 
     Args:
       programs, parameters: of the role's model.
-      temperature: of sampled requests; None is each request's own.
+      temperature: of sampled requests; None uses each request's own.
     """
 
     def __init__(
@@ -41,15 +41,20 @@ class PagedRole:
         self._openings = [(0, ALL)] * self.slots  # `SlotOpening.reused` and `prompt`
 
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Target.open`. Without an engine, which shares them out, pages are any."""
+        """See `protocols.Target.open`.
+
+        The engine assigns pages; without one a slot may have any.
+        """
         self._rows.set(opening, self._temperature)
         self._openings[opening.slot] = opening.reused, opening.prompt
         if opening.pages:
             self.set_pages(opening.slot, opening.pages)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Drafter.set_pages`. The last page stands in for all behind it, so that
-        nothing reaches pages of others."""
+        """See `protocols.Drafter.set_pages`.
+
+        The last page fills the rest of the table's row, so that nothing reaches pages of others.
+        """
         programs = self._paged
         if programs.paging is None or self._told_table is None:
             return
@@ -62,18 +67,18 @@ class PagedRole:
 
     @property
     def _table(self) -> Int32[jax.Array, "B P"] | None:
-        """On the device, copied only after a change; None where each slot has one page."""
+        """The page table on the device, copied only after a change; None if slots have one page."""
         if self._device_table is None and self._told_table is not None:
-            # The host's is changed in place later, and a CPU device may share its memory.
+            # The host's table is changed in place later, and a CPU device may share its memory.
             self._device_table = put(self._told_table.copy(), self._paged.model.by_slots)
         return self._device_table
 
     def _text(self) -> tuple[Any, Any, Any, Any]:
-        """What programs take first."""
+        """First arguments of the programs: parameters, pages, history and page table."""
         return self._parameters, self._pages, self._history, self._table
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> Any:
-        """See `PagedPrograms.prefill`; gives its logits."""
+        """See `PagedPrograms.prefill`; returns its logits."""
         self._pages, self._history, logits = device.run(
             self._paged.prefill, *self._text(), slot, tokens, offset, *self._openings[slot]
         )

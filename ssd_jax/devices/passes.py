@@ -19,7 +19,7 @@ from ssd_jax.sampling.penalties import History
 
 
 def cut(model: FunctionalModel, structs: Any, *axes: str | None) -> Any:
-    """Structs of arrays that the model's devices share, if it has several, along mesh axes."""
+    """Structs of arrays, sharded along mesh axes if the model has several devices."""
     sharding = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec(*axes))
     return jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), structs
@@ -27,17 +27,17 @@ def cut(model: FunctionalModel, structs: Any, *axes: str | None) -> Any:
 
 
 def history_structs(model: FunctionalModel, slots: int) -> History:
-    """Of what so many slots have said so far, cut between devices as embeddings are."""
+    """Structs of the history of `slots` slots, sharded as embeddings are."""
     history = jax.eval_shape(lambda: penalties.empty(slots, model.config.vocab_size))
     return cut(model, history, DATA_AXIS, over_words(model, model.rules.vocab))
 
 
 def over_words(model: FunctionalModel, axis: str | None) -> str | None:
-    """Mesh axis over which logits and histories are cut, where weights are over this one.
+    """Mesh axis that shards logits and histories whose weights are sharded along `axis`.
 
-    Devices of several processes have them whole on processors, so that no branch or loop of
-    sampling sends anything: Gloo pairs what they send by its order, and there XLA begins what
-    stands behind a branch before all that is sent within, on each device at its own time.
+    On processors, devices of several processes have them whole, so that no branch or loop of
+    sampling runs a collective: Gloo matches collectives by their order, and on processors XLA
+    starts what follows a branch before all collectives within it, on each device at its own time.
     """
     mesh = model.mesh
     if mesh is None or not spans_processes(mesh) or mesh.devices.flat[0].platform != "cpu":
@@ -54,11 +54,11 @@ def step(
     positions: Int32[Array, "B R"],
     size: int,
 ) -> tuple[Float32[Array, "B R hidden"], AllPages]:
-    """Runs tokens at their positions; negative ones are idle and see nothing.
+    """Runs tokens at their positions; tokens at negative positions are idle and see nothing.
 
     Args:
       table: of all slots.
-      size: positions of a slot's pages; what lies beyond is not written.
+      size: positions of a slot's pages; keys and values beyond are not written.
 
     Returns: hidden states, pages.
     """
@@ -83,7 +83,7 @@ def promote(
       table: of all slots.
       scratch: of M branches a row.
       winner: the branch.
-      positions: where each of its tokens belongs; outside the page: nowhere.
+      positions: of each of its tokens; a token outside the slot's pages is not copied.
     """
     rows = jnp.arange(winner.shape[0])
 
@@ -107,7 +107,7 @@ def promote(
 def logits(
     model: FunctionalModel, parameters: Parameters, hidden: Float32[Array, "*rows hidden"]
 ) -> Float32[Array, "*rows outputs"]:
-    """What the head says of hidden states, cut between devices as the head is, see `over_words`."""
+    """The head's logits of hidden states, sharded as the head is; see `over_words`."""
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
     if model.mesh is not None:
         axis = model.rules.outputs

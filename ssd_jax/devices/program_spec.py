@@ -1,4 +1,4 @@
-"""Programs before they are compiled, and how they are."""
+"""Specifications of programs, and their compilation."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ssd_jax.system.cores import usable_cores
 Program = jax.stages.Compiled | PackedProgram
 
 Name = tuple[str | int, ...]
-"""What a program does, for which sizes, and its variant where there is more than one."""
+"""A program's task, its sizes, and its variant where there is more than one."""
 
 
 class ProgramSpec(NamedTuple):
     """A pure function to compile for arguments of known shapes.
 
-    On a mesh, each group of devices that shares a model runs it for the slots that it has: the
-    function sees these alone.
+    On a mesh, each group of devices that shares a model runs the function for its own slots: the
+    function sees only these.
 
     Attributes:
       donate: arguments that are reused in place.
-      results: shardings of the results, each of a tree or for all of it; None without a mesh.
-      gathered: numbers of results that every device has whole in the end.
-      told, either: arguments on the host, and those there or on the device, see `Packing`.
-      made_from: decides, with its name, what the function computes, and of which shapes; empty
-        where nobody can say, and it is compiled at every start.
+      results: shardings of the results, each a tree or one for a whole tree; None without a mesh.
+      gathered: indices of results that every device has whole in the end.
+      told, either: arguments on the host, and arguments on the host or the device; see `Packing`.
+      made_from: decides, with the program's name, what the function computes, and for which shapes;
+        empty where that is unknown: the function is then compiled at every start.
     """
 
     function: Callable[..., Any]
@@ -49,12 +49,12 @@ class ProgramSpec(NamedTuple):
     made_from: str = ""
 
     def compile(self, mesh: Mesh | None, name: Name | None = None) -> Program:
-        """The program, for the default device or for those of a mesh.
+        """Compiles the program for the default device or for the devices of a mesh.
 
-        Arguments that name no sharding are whole on every device of the mesh.
+        Arguments without a sharding are whole on every device of the mesh.
 
         Args:
-          name: with `made_from`, finds what an earlier start has kept; None compiles it.
+          name: with `made_from`, finds a program that an earlier start kept; None always compiles.
         """
         if self.told:
             packing = Packing(self.arguments, self.told, self.either)
@@ -102,12 +102,12 @@ class ProgramSpec(NamedTuple):
 
 
 def _of_slots(sharding: NamedSharding) -> PartitionSpec:
-    """What of a sharding is over slots."""
+    """The part of a sharding that is over slots."""
     return PartitionSpec(*(axis if axis == DATA_AXIS else None for axis in sharding.spec))
 
 
 def room_of(programs: Iterable[Program]) -> int:
-    """Bytes that a program takes on a device while it runs, beside its arguments, at most."""
+    """Most bytes that one of the programs takes on a device beside its arguments while it runs."""
     room = 0
     for program in programs:
         about = program.memory_analysis()
@@ -118,21 +118,21 @@ def room_of(programs: Iterable[Program]) -> int:
 
 
 def ints(*shape: int) -> jax.ShapeDtypeStruct:
-    """An int32 array."""
+    """Struct of an int32 array."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 Compiler = Callable[[Mapping[Name, ProgramSpec], Mesh | None, Progress | None], Mapping[Name, Any]]
-"""See `compile_all`, which is the usual one."""
+"""Compiles programs; see `compile_all`, the usual one."""
 
 
 def compile_all(
     specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None = None
 ) -> dict[Name, Program]:
-    """Compiles programs, but for those that an earlier start has kept.
+    """Compiles programs, except those that an earlier start kept.
 
-    Tracing holds the interpreter lock, compiling does not: as many threads as cores, two at
-    least, overlap them.
+    Tracing holds the interpreter lock, compiling does not: as many threads as cores, at least two,
+    overlap them.
 
     `progress` is called with (programs done, programs in all).
     """

@@ -1,8 +1,8 @@
-"""Speculation records: what a draft keeps of a speculation, so that it can branch from it.
+"""Speculation records: what a draft keeps of a proposal, so that it can branch from it.
 
 A record follows a pending token t* at position `start`: the proposed tokens with their q, and for
 each of them the likeliest candidates c_i at its place. Keys and values of t*, s_1..s_{L-1} belong
-to it, and are kept by whoever runs the model; what it lacks is the key and value of s_L, and c_L.
+to it, and are kept by the code that runs the model; it lacks the key and value of s_L, and c_L.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Record(NamedTuple):
       proposal: K proposed tokens, L of them real.
       candidates: c_0..c_{K-1}, the likeliest tokens at the place of each proposed one, likeliest
         first, -1 where there are none.
-      confidence: the draft's in each proposed token; see `drafting.Draw`.
-      hidden: the model's states from which the logits at these places were read, so that
-        they can be read again (H of them); none where nobody will.
+      confidence: the draft's confidence in each proposed token; see `drafting.Draw`.
+      hidden: the model's hidden states (H values) at these places, so that their logits can be
+        computed again; empty where that is never needed.
     """
 
     start: Int32[Array, "B"]
@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 def empty(rows: int, k: int, support: int, candidates: int, hidden: int = 0) -> Record:
-    """Idle rows."""
+    """Records of idle rows."""
     return Record(
         jnp.full(rows, -1, jnp.int32),
         jnp.zeros(rows, jnp.int32),
@@ -60,9 +60,9 @@ def put(
     place: Int32[Array, "B"],
     live: Bool[Array, "B"],
 ) -> Record:
-    """Draws of the rows that are `live`, as token `place` of their proposals.
+    """Puts the draws of `live` rows into the records, as token `place` of their proposals.
 
-    `hidden` is what they were drawn from; it is kept where the record has room for it.
+    The draws come from `hidden`, which is kept where the record has room for it.
     """
     rows = jnp.arange(place.shape[0])
     place = jnp.where(live, place, record.candidates.shape[1])  # outside: dropped

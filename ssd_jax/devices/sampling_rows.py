@@ -22,7 +22,7 @@ class SamplingRows:
     """`Sampling` of `rows` slots over `vocab` embedding rows; slots start greedy.
 
     Args:
-      where: devices for them; None is the default one.
+      where: devices of the settings; None is the default device.
     """
 
     def __init__(self, rows: int, vocab: int, where: Sharding | None = None) -> None:
@@ -49,7 +49,7 @@ class SamplingRows:
         """Sets one slot.
 
         Args:
-          temperature: in place of a sampled request's own.
+          temperature: replaces a sampled request's own.
         """
         row, params, own = opening.slot, opening.params, self._host
         for name in _SAME - {"seed"}:
@@ -82,8 +82,8 @@ class SamplingRows:
         """Parts of sampling that the slots need.
 
         Args:
-          start: [rows] position before that of each slot's first token; negative ones are idle, and
-            need nothing.
+          start: [rows] position before that of each slot's first token; slots with a negative one
+            are idle and need nothing.
         """
         own, live = self._host, start >= 0
         hot = live & (own.temperature > 0)

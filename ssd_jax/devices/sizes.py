@@ -1,4 +1,4 @@
-"""How much arrays take of the memory of devices, and how much these have."""
+"""Memory that arrays take on devices, and memory that devices have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ssd_jax.devices.opened import OpenedModel
 
 
 def device_limit(opened: OpenedModel) -> int | None:
-    """Bytes that each of a model's devices may hold, where they tell."""
+    """Bytes that each of a model's devices may hold; None if the devices do not report it."""
     mesh = opened.model.mesh
     devices = jax.local_devices()[:1] if mesh is None else mesh.local_devices
     told = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
@@ -21,25 +21,25 @@ def device_limit(opened: OpenedModel) -> int | None:
 
 
 def devices_of_process(opened: OpenedModel) -> int:
-    """How many of a model's devices this process has."""
+    """Number of a model's devices that this process has."""
     mesh = opened.model.mesh
     return 1 if mesh is None else len(mesh.local_devices)
 
 
 def bytes_per_device(structs: Any) -> int:
-    """What each device holds of arrays of these structs, in bytes."""
+    """Bytes that arrays of these structs take on each device."""
     return sum(_share(struct) for struct in jax.tree.leaves(structs))
 
 
 def bytes_of_process(structs: Any) -> int:
-    """What all devices of this process hold together."""
+    """Bytes that arrays of these structs take on all devices of this process together."""
     return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
 
 
 def branch_structs(
     opened: OpenedModel, *, slots: int, k: int, budgets: Sequence[int], support: int
 ) -> Any:
-    """What branches of all these numbers take: keys and values, q of so many ids, and logits."""
+    """Structs of the branches of all `budgets`: keys and values, q of `support` ids, and logits."""
     branches, outputs = sum(budgets), opened.model.config.outputs
     rows = slots * branches
     return [

@@ -21,7 +21,7 @@ from ssd_jax.sampling.variants import VARIANTS
 
 
 class _Forward(NamedTuple):
-    """Logits [B * (w + 1), V] of a forward with w proposed tokens, behind positions `lengths`."""
+    """Logits [B * (w + 1), V] of a forward with w proposed tokens; pending ones at `lengths`."""
 
     logits: jax.Array
     lengths: Int32[np.ndarray, "B"]
@@ -29,7 +29,7 @@ class _Forward(NamedTuple):
 
 
 class PendingOutcome:
-    """Arrays of a verification on their way from the device."""
+    """Results of a verification on their way from the device; see `protocols.Pending`."""
 
     def __init__(self, packed: jax.Array, bonus: jax.Array, logprobs: Logprobs | None) -> None:
         self.bonus = bonus
@@ -43,7 +43,7 @@ class PendingOutcome:
         return self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self) -> Outcomes:
-        """Waits for the values."""
+        """See `protocols.Pending.read`."""
         packed = device.read(self._packed)
         log = self._logprobs
         reported = None if log is None else TopLogprobs(*(device.read(array) for array in log))

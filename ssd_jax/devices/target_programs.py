@@ -28,8 +28,8 @@ class Verification:
     """What `accept` is compiled for.
 
     Attributes:
-      widths: numbers of proposed tokens a verification may have, ascending; 0 always among them.
-        Proposals always come with room for the most.
+      widths: numbers of proposed tokens that a verification may have, ascending, always including
+        0. Proposals always have room for the largest.
       support: ids of a proposal's q; 1 for point masses.
       rule: "ratio" or "coupled".
       logprobs: likeliest tokens reported beside each emitted one; None reports nothing.
@@ -55,17 +55,17 @@ class Programs(PagedPrograms):
     [B * (w + 1), V], pages; pending and proposed tokens are on the host or on the device. `accept`:
     (logits, proposal, sampling, start [rows], history, slot) -> outcome [rows, w + 2] int32 (k,
     then the emitted tokens), bonus [rows], history, log-probabilities or None. It has variants
-    (`sampling/variants.py`); those that adjust no logits leave the history as it is, which only
+    (`sampling/variants.py`); variants that adjust no logits do not update the history, which only
     rows with penalties need.
 
-    Compilation needs no weights, so it can run while they load.
+    Compilation needs no weights, so it can run while weights load.
 
     Args:
       model, slots, context, paging: see `PagedPrograms`.
-      tokens: how many ids exist; logits beyond are vocabulary padding.
+      tokens: number of ids that exist; logits beyond are vocabulary padding.
       verification: proposals, rule and log-probabilities.
       progress: see `program_spec.compile_all`.
-      compiler: gets the programs instead.
+      compiler: gets the programs instead of `program_spec.compile_all`.
 
     Attributes:
       widths: numbers of proposed tokens that verifications run with, ascending.
@@ -87,7 +87,7 @@ class Programs(PagedPrograms):
         super().__init__(model, slots, context, paging, tokens, self.verification)
         self._tokens = tokens
         *_, dearest = variants = model.execution.variants
-        # One row costs little: it has the last variant alone, which can do everything.
+        # One row costs little: it only has the last variant, which can do everything.
         specs: dict[Name, ProgramSpec] = {
             named(("accept", 1, 0), dearest): self._accept_spec(1, 0, dearest)
         }
@@ -110,14 +110,14 @@ class Programs(PagedPrograms):
         return passes.cut(self.model, logits, DATA_AXIS, axis)
 
     def compile_forward(self, proposed: int) -> Program:
-        """`forward` of a number of proposed tokens that is not among the programs."""
+        """Compiles `forward` for a number of proposed tokens that is not among the programs."""
         return self._forward_spec(proposed, self.capacity).compile(
             self.model.mesh, ("forward", proposed)
         )
 
     @functools.cached_property
     def receive(self) -> Program:
-        """A proposal of every slot -> (it,), on the device."""
+        """Program: a proposal of every slot -> (the proposal,), on the device."""
         structs = {
             "drafted": self.by_slots(jax.eval_shape(lambda: self.verification.blank(self.slots)))
         }
@@ -129,8 +129,10 @@ class Programs(PagedPrograms):
         return spec.compile(self.model.mesh, ("receive",))
 
     def placed(self, drafted: Proposal) -> Proposal:
-        """A proposal of every slot as `accept` takes it: one on the host goes to an accelerator in
-        one array."""
+        """A proposal of every slot as `accept` takes it.
+
+        A proposal on the host is sent to an accelerator in one array.
+        """
         if self.model.execution.one_array and isinstance(drafted.q, np.ndarray):
             return self.receive(drafted)[0]
         return drafted
@@ -145,7 +147,7 @@ class Programs(PagedPrograms):
                 self.model, parameters, pages, rows, tokens, positions, self.capacity
             )
             logits = passes.logits(self.model, parameters, hidden)
-            # Flat: on a TPU arrays of three dimensions lie in another order.
+            # Flat: on a TPU arrays of three dimensions have another memory layout.
             return logits.reshape(-1, logits.shape[-1]), pages
 
         room = max(proposed, self.verification.widths[-1])
@@ -158,7 +160,7 @@ class Programs(PagedPrograms):
         return self.spec(forward, structs, ("pages",), results, told=("lengths",), either=both)
 
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
-        """`accept` of every slot, or of one slot whose number is an argument."""
+        """`accept` for every slot, or for one slot whose number is an argument."""
         vocab, about = self.model.config.vocab_size, self.verification
         common = {"tokens": self._tokens, "parts": VARIANTS[variant]}
         every = rows == self.slots

@@ -98,7 +98,7 @@ class TargetTimes:
         return begin, now
 
     def cost(self, slot: int, activity: Activity) -> DraftCost:
-        """The share of the draft's work that was for a slot."""
+        """The cost of the draft's work for a slot."""
         spans = [span for span in activity.spans if slot in span.slots]
         return DraftCost(
             busy=sum(span.end - span.begin for span in spans),

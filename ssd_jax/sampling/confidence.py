@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EDGES = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 0.97)
-"""Probabilities that bound the classes of confidence 0 to 7."""
+"""Probabilities that separate the classes of confidence 0 to 7."""
 
 UNKNOWN = -1
-"""Class of a token that the draft did not make, or said nothing about."""
+"""Class of a token that the draft did not make, or reported no confidence in."""

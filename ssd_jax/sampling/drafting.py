@@ -1,8 +1,8 @@
-"""Drawing proposed tokens from a draft's logits, with the exact q they are drawn from.
+"""Draws proposed tokens from a draft's logits, with the exact q they are drawn from.
 
-Order: draft logits, the request's own distribution (`probs`), the N likeliest of it, renormalise,
-Saguaro sampling, renormalise, draw. The draw is made from the very numbers that are kept, so q is
-sparse and exact.
+Order: draft logits, the request's own distribution (`probs`), its N likeliest tokens, renormalise,
+Saguaro sampling, renormalise, draw. The draw uses the same numbers that are kept, so q is sparse
+and exact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Saguaro(NamedTuple):
     """Saguaro sampling of a draw; see `saguaro.lower`."""
 
     c: float | Float32[Array, ""]
-    lowered: Int32[Array, "..."]  # D, of all rows or each: tokens planned to get a branch, and one
+    lowered: Int32[Array, "..."]  # D, one or one a row: tokens planned to get a branch, plus one
 
 
 def draw(
@@ -58,20 +58,20 @@ def draw(
     outputs: Outputs = None,
     parts: Parts = DECIDED,
 ) -> Draw:
-    """Draws the token that follows `step` proposed ones.
+    """Draws the token that follows `step` proposed tokens.
 
     Args:
       logits: the draft's; V is N with `outputs`.
       sampling: settings of the rows, with the draft's temperature; 0 proposes the likeliest token.
       start: position of the round's pending token.
-      step: tokens of this record drawn before, of all rows or of each.
-      get_history: gives what the draft knows of the history, of the tokens of the logits, those
-        in flight included. It may be wrong: that costs acceptance only.
-      tokens: how many ids exist (see `probs`).
-      support: N, most ids a proposal keeps; V keeps all.
+      step: number of tokens of this record drawn before, one for all rows or one a row.
+      get_history: returns the history as the draft knows it, for the tokens of the logits,
+        including those in flight. It may be wrong, which costs acceptance only.
+      tokens: number of ids that exist (see `probs`).
+      support: N, most ids that a proposal keeps; V keeps all.
       rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
-      candidates: W, how many of the likeliest tokens to report.
-      saguaro: of sampled rows; None leaves q alone.
+      candidates: W, number of likeliest tokens to report.
+      saguaro: for sampled rows; None leaves q alone.
       confident: whether to report the draft's probability of the token: before Saguaro sampling,
         in greedy rows at temperature 1.
       outputs: ids of a reduced vocabulary. Where all of them are banned, the row proposes the
@@ -84,11 +84,11 @@ def draw(
         logits, sampling, position, get_history, tokens, outputs, parts.adjusted
     )
     support = min(support, logits.shape[1])
-    # Rows that are sampled in any case are searched once, for both.
+    # Where sampled rows are always computed, one search serves both.
     once = parts.sampled and support < logits.shape[1]
     found = largest(allowed, max(support, candidates)) if once else None
     likeliest = _candidates(allowed, candidates, outputs, found)
-    # An id even where the logits are no numbers.
+    # A valid id even where the logits are no numbers.
     best = jnp.maximum(likeliest[:, 0], 0) if candidates else ids_of(outputs, first_best(allowed))
     possible: jax.Array | None = None
     if outputs is not None:
@@ -148,7 +148,7 @@ def candidates(
     outputs: Outputs = None,
     adjusted: bool | None = None,
 ) -> Int32[Array, "B {count}"]:
-    """The likeliest tokens at a position; -1 where no more are allowed. Arguments as `draw`."""
+    """The likeliest tokens at a position; -1 where no more are allowed. Arguments as in `draw`."""
     allowed = allowed_logits(logits, sampling, position, get_history, tokens, outputs, adjusted)
     return _candidates(allowed, count, outputs)
 

@@ -1,7 +1,7 @@
 """Counter-based randomness: every draw has its own key, derived from what the draw is for.
 
 A key is a pair of uint32 words. The derivation is Threefry-2x32 (Salmon et al., 2011, 20 rounds),
-written out here so that draws never change with the JAX version, the array length, the sharding
+implemented here so that draws never change with the JAX version, the array length, the sharding
 or the process that computes them.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float32, Int32, UInt32
 
 from ssd_jax.kernels.rows import first_best, row_max
 
-_BLOCK, _BLOCKS = 128, 64  # noise is drawn for this many blocks of ids if no others have weight
+_BLOCK, _BLOCKS = 128, 64  # noise is drawn for only so many blocks of ids if no others have weight
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -61,7 +61,7 @@ def derive(
     Args:
       seed: low and high word of the user's seed.
       request: the sample index that the caller gives; never a slot.
-      start: for a target draw the position of the round's pending token. It belongs in the key:
+      start: for a target draw, the position of the round's pending token. It belongs in the key:
         discarded draft tokens influence which outcomes are cached, and a uniform reused at the
         same position would be conditioned on that.
       position: absolute, of the token being drawn (for a draft draw: the step).
@@ -89,7 +89,7 @@ def gumbel_of(key: Key, ids: Int32[Array, "#B n"]) -> Float32[Array, "B n"]:
     The noise of id v depends on (key, v) alone. 64 random bits a value keep the tails exact to
     float32: the largest noise is about 44, where 24 bits would stop at 17.
     """
-    # Keys are worked out once a row, not again for every id: nothing else keeps a compiler from it.
+    # Only the barrier keeps the compiler from computing a row's key again for every id.
     key = jax.lax.optimization_barrier(key)
     ids = ids.astype(jnp.uint32)
     u = _unit(*threefry((key[0][:, None], key[1][:, None]), (ids, jnp.zeros_like(ids))))
@@ -97,9 +97,9 @@ def gumbel_of(key: Key, ids: Int32[Array, "#B n"]) -> Float32[Array, "B n"]:
 
 
 def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -> Int32[Array, "B"]:
-    """The token that a key's noise draws by weights: not negative, not normalised.
+    """The token that a key's noise draws by weights, which are not negative and not normalised.
 
-    `look` first, on the device, whether a few blocks of ids have all the weight.
+    With `look` the device first checks whether a few blocks of ids have all the weight.
     """
     batch, vocab = weights.shape
 

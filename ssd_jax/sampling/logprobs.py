@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, under every mode the same numbers."""
+"""Log-probabilities of emitted tokens, the same numbers in every mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssd_jax.kernels.rows import row_max, row_sum
 
 
 class Logprobs(NamedTuple):
-    """Of the emitted tokens, and the likeliest tokens beside each, descending."""
+    """Log-probabilities of the emitted tokens, and of the likeliest at each, descending."""
 
     chosen: Float32[Array, "B W"]
     ids: Int32[Array, "B W count"]
@@ -20,7 +20,7 @@ class Logprobs(NamedTuple):
 
 
 def log_softmax(logits: Float32[Array, "*rows V"]) -> Float32[Array, "*rows V"]:
-    """Over the last axis; each row's bits depend on that row alone."""
+    """Log-softmax over the last axis; each row's bits depend on that row alone."""
     below = logits - row_max(logits)
     return below - jnp.log(row_sum(jnp.exp(below)))
 
@@ -29,7 +29,7 @@ def logprobs(log_p: Float32[Array, "B W V"], emitted: Int32[Array, "B W"], count
     """Looks up the emitted tokens and the `count` likeliest.
 
     `log_p` is the target's at each position, raw (log-softmax of its logits) or processed (log of
-    `probs`), a bonus token's too where it was drawn from a residual.
+    `probs`), also for a bonus token that was drawn from a residual.
     """
     chosen = jnp.take_along_axis(log_p, emitted[:, :, None], axis=-1)[..., 0]
     values, ids = jax.lax.top_k(log_p, count)

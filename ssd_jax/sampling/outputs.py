@@ -1,8 +1,8 @@
-"""Reduced output vocabularies: which token each column of a draft's logits stands for.
+"""Reduced output vocabularies: the token that each column of a draft's logits stands for.
 
-Such a draft has logits of N tokens only. `outputs`, ascending, are their ids; None is a whole
-vocabulary, where column v is token v. Everything that leaves a draw, and all noise, is in token
-ids; to the tokens that have no column, q gives 0.
+Such a draft has logits for N tokens only. `outputs` holds their ids, ascending; None is a whole
+vocabulary, where column v is token v. All results of a draw, and all noise, are in token ids; q is
+0 for tokens that have no column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def every_id(outputs: Outputs, columns: int) -> Int32[Array, "{columns}"]:
 
 
 def ids_of(outputs: Outputs, columns: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:
-    """Token ids of some columns; negative ones are none, and stay -1."""
+    """Token ids of some columns; negative columns stand for none and give -1."""
     if outputs is None:
         return columns
     return jnp.where(columns < 0, -1, jnp.asarray(outputs)[columns])

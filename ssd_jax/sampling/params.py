@@ -1,4 +1,4 @@
-"""How a request is sampled, as its callers say it."""
+"""Sampling parameters of a request, as callers give them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 4096
-"""Stop strings of a request, and their characters together: each token is compared with them."""
+"""Most stop strings of a request, and their most characters together: every token is compared."""
 
 MAX_BIASED_IDS = 64
-"""Ids with a logit bias; a static size likewise."""
+"""Ids with a logit bias; also a static size of the compiled programs."""
 
 MAX_BIAS = 1e6
-"""Largest size of a logit bias; float32 holds it beside any logit."""
+"""Largest magnitude of a logit bias; float32 holds its sum with any logit."""
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
 
 NO_TOKEN = -1
-"""Where a token would be, had the target's logits been numbers."""
+"""Stands for a token that could not be drawn because the target's logits are no numbers."""
 
 _MOST = 2**31 - 1
 

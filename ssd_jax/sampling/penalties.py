@@ -1,7 +1,7 @@
-"""Penalties and bias: how the history of a request, what it has said so far, changes logits.
+"""Penalties and bias: how a request's history, its prompt and output so far, changes logits.
 
 Two integer facts a token, whether it is in the prompt and how often it was generated, are enough
-for every penalty. Tokens in flight are added as integers first, then each penalty is applied once,
+for every penalty. Tokens in flight are first added as integers, then each penalty is applied once,
 so that speculation cannot change a rounding.
 """
 
@@ -23,12 +23,12 @@ from ssd_jax.sampling.variants import when
 class History(NamedTuple):
     """Tokens of each row, by id."""
 
-    prompt: Bool[Array, "B V"]  # whether it is in the prompt
-    output: Int32[Array, "B V"]  # times it was committed to the output, the pending token included
+    prompt: Bool[Array, "B V"]  # whether the token is in the prompt
+    output: Int32[Array, "B V"]  # times it was committed to the output, counting the pending token
 
 
 def empty(rows: int, vocab: int) -> History:
-    """No tokens."""
+    """Histories without tokens."""
     return History(jnp.zeros((rows, vocab), bool), jnp.zeros((rows, vocab), jnp.int32))
 
 
@@ -60,13 +60,13 @@ def add_output(
 
 
 def recall_output(history: History, row: Int32[Array, ""], tokens: Int32[Array, "n"]) -> History:
-    """Counts output tokens of one row, which it had before; negative ids are ignored."""
+    """Counts output tokens that one row had before; negative ids are ignored."""
     ids = jnp.where(tokens < 0, history.output.shape[1], tokens)
     return history._replace(output=history.output.at[row, ids].add(1, mode="drop"))
 
 
 def of_rows(history: History, row: Int32[Array, "n"], outputs: Outputs = None) -> History:
-    """The history of some rows; with `outputs` of these tokens alone, a column each."""
+    """The history of some rows; with `outputs`, only for these tokens, a column each."""
     if outputs is None:
         return History(history.prompt[row], history.output[row])
     place = (row[:, None], jnp.asarray(outputs)[None])
@@ -83,10 +83,10 @@ def in_flight(
     """The history [n, V] that positions of a verification see; with `outputs` [n, N].
 
     Args:
-      history: committed tokens, the pending one included.
+      history: committed tokens, including the pending one.
       proposed: tokens in flight.
       row: the sequence of each position.
-      count: how many of its proposed tokens come before the position.
+      count: number of its proposed tokens that come before the position.
     """
     before = jnp.arange(proposed.shape[1]) < count[:, None]
     said = of_rows(history, row, outputs)
@@ -94,7 +94,7 @@ def in_flight(
 
 
 GetHistory = Callable[[], History]
-"""Gives the history of some rows, [n, N] for the columns of a reduced vocabulary; it is a copy,
+"""Returns the history of some rows, [n, N] for the columns of a reduced vocabulary; it is a copy,
 made only where it is needed."""
 
 
@@ -105,12 +105,12 @@ def penalise(
     outputs: Outputs = None,
     adjusted: bool | None = None,
 ) -> Float32[Array, "B V"]:
-    """Repetition, frequency and presence penalty, then logit bias.
+    """Applies repetition, frequency and presence penalty, then logit bias.
 
     Repetition divides a positive logit by the penalty and multiplies a negative one, for ids in
     prompt or output; frequency subtracts its value for each time an id was generated, presence
-    once if it was. With `outputs`, logits and history have a column for each of these ids alone.
-    `adjusted` is the part of `Parts`.
+    once if it was. With `outputs`, logits and history have columns for these ids only. `adjusted`
+    is the field of `Parts`.
     """
 
     def apply(logits: jax.Array) -> jax.Array:

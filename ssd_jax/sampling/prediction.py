@@ -1,9 +1,9 @@
-"""Noise-aware prediction: which bonus tokens a verification is likely to draw, given its noise.
+"""Noise-aware prediction: the bonus tokens that a verification is likely to draw, given its noise.
 
 Draws are functions of known keys, so the draft can compute the noise that will draw the bonus token
-of a round, and rank candidates by log q + noise. That is exact: this noise then decides which
-outcomes are prepared, and nothing else. Accept draws, the draws of branches and the noise of the
-next round have other keys.
+of a round, and rank candidates by log q + noise. That is exact: this noise then only decides which
+outcomes are prepared. Accept draws, the draws of branches and the noise of the next round have
+other keys.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ def by_noise(
 ) -> Int32[Array, "B {count}"]:
     """Bonus tokens that a verification's noise would draw from the draft's distribution, in order.
 
-    All of it is looked at: where the draft's token was rejected, much of the residual lies
-    where the draft's proposals, truncated as they are, never go.
+    The whole distribution is used: where the draft's token was rejected, much of the residual lies
+    on tokens that the draft's truncated proposals never contain.
 
     Args:
       logits: the draft's; V is N with `outputs`, and no other token is foreseen.
       sampling: settings of the rows; greedy ones get temperature 1.
       start: position of the pending token of the round that draws the bonus token.
-      before: tokens accepted in that round before the bonus token.
-      get_history: gives the history of the rows, of the tokens of the logits, with accepted ones.
-      tokens: how many ids exist (see `probs`).
-      count: W, how many candidates.
+      before: number of tokens accepted in that round before the bonus token.
+      get_history: returns the history of the rows, for the tokens of the logits, with accepted
+        tokens.
+      tokens: number of ids that exist (see `probs`).
+      count: W, number of candidates.
       rule: of the verification, "ratio" or "coupled".
       parts: of sampling, as far as they are known.
 
-    Returns: tokens without probability come last, the likeliest first; -1 where no more are
-    allowed.
+    Returns: the tokens; those without probability come last, the likeliest of them first; -1 where
+    no more are allowed.
     """
     position = start + 1 + before
     allowed = allowed_logits(

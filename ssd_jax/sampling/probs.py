@@ -1,4 +1,4 @@
-"""The distribution that tokens are drawn from, by logits and a request's settings.
+"""The distribution that tokens are drawn from, computed from logits and a request's settings.
 
 Order: banned ids and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
 filter acts on the renormalised result of the one before. A filter keeps every token at or above a
@@ -21,15 +21,15 @@ from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import when
 
 _BLOCK = 128
-_HEADS = (64, 256)  # blocks in which the likeliest tokens are looked for, fewest first
+_HEADS = (64, 256)  # numbers of blocks in which the likeliest tokens are searched, fewest first
 
 Probs = Float32[Array, "B V"]
 Largest = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
 """See `kernels.rows.largest`."""
 Threshold = Callable[[jax.Array], jax.Array]
-"""The least probability that stays, [B, 1]."""
+"""Returns the least probability that stays, [B, 1]."""
 Enough = Callable[[jax.Array], jax.Array]
-"""Whether what is kept is enough, [B, 1] bool."""
+"""Returns whether what is kept is enough, [B, 1] bool."""
 
 
 def allowed_logits(
@@ -44,8 +44,7 @@ def allowed_logits(
     """Logits after everything that comes before the temperature.
 
     -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied. With
-    `outputs` the logits have a column for each of these ids alone. `adjusted` is the part of
-    `Parts`.
+    `outputs` the logits have columns for these ids only. `adjusted` is the field of `Parts`.
     """
     ids = every_id(outputs, logits.shape[1])
     logits = jnp.where(ids < tokens, logits, -jnp.inf)
@@ -62,7 +61,7 @@ def allowed_logits(
 def probs(
     allowed: Float32[Array, "B V"], sampling: Sampling, truncated: bool | None = None
 ) -> Probs:
-    """The distributions that tokens are drawn from, of allowed logits.
+    """The distributions that tokens are drawn from, given allowed logits.
 
     A greedy row is one-hot at the best token, the lowest id on ties.
     """
@@ -76,7 +75,7 @@ def sampled_probs(
 ) -> Probs:
     """`probs` of sampled rows; greedy rows get temperature 1.
 
-    `truncated` is the part of `Parts`: without, no row may have a filter.
+    `truncated` is the field of `Parts`: if False, no row may have a filter.
     """
     weights = weights_of(allowed, sampling, row_max(allowed))
     return _filtered(weights / row_sum(weights), sampling, truncated)
@@ -85,11 +84,11 @@ def sampled_probs(
 def weights_of(
     allowed: Float32[Array, "B n"], sampling: Sampling, top: Float32[Array, "B 1"]
 ) -> Float32[Array, "B n"]:
-    """`sampled_probs` before truncation, not normalised, of any tokens of the rows.
+    """`sampled_probs` before truncation, not normalised, for any tokens of the rows.
 
     `top` is the largest allowed logit of each row.
     """
-    # The maximum comes off first: at low temperatures the quotients themselves would overflow.
+    # The maximum is subtracted first: at low temperatures the quotients themselves would overflow.
     return jnp.exp((allowed - top) / warm(sampling)[:, None])
 
 
@@ -105,10 +104,10 @@ def likeliest_probs(
     truncated: bool | None = None,
     found: Largest | None = None,
 ) -> tuple[Float32[Array, "B {count}"], Int32[Array, "B {count}"]]:
-    """`sampled_probs` of the `count` likeliest tokens alone, renormalised, and their ids.
+    """`sampled_probs` of the `count` likeliest tokens only, renormalised, and their ids.
 
-    Without a pass over all tokens for each filter. (A top-k beyond `count` does not enter what
-    top-p keeps.) Probabilities are 0 where filtered out. `found` are the `count` largest or more,
+    This needs no pass over all tokens for each filter. (A top-k beyond `count` does not affect what
+    top-p keeps.) Probabilities are 0 where filtered out. `found` holds the `count` or more largest,
     if they are known.
     """
     best, ids = (a[:, :count] for a in found or largest(allowed, count))
@@ -120,7 +119,7 @@ def likeliest_probs(
 
 
 def _filtered(p: Probs, sampling: Sampling, truncated: bool | None = None) -> Probs:
-    """p after top-k, top-p and min-p; a filter that wants more than all of p keeps all."""
+    """p after top-k, top-p and min-p; a filter that asks for more than all of p keeps all."""
     if truncated is not None:
         return truncation.apply(p, truncation.cut(p, sampling)) if truncated else p
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
@@ -145,9 +144,9 @@ def _filter(p: Probs, applies: Bool[Array, "B 1"], threshold: Threshold) -> Prob
 def _threshold(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
     """The largest threshold whose kept set is enough (0 if none is).
 
-    It is looked for among the likeliest tokens first: those in the blocks with the largest maxima.
-    What it keeps is all there if no other block reaches up to it. A row for which that is so keeps
-    it when its neighbours are looked at further, since other sums round differently.
+    It is first searched among the likeliest tokens: those in the blocks with the largest maxima.
+    These hold the whole kept set if no other block reaches the threshold. A row for which that is
+    so keeps its threshold when other rows are searched further, since other sums round differently.
     """
     blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
     maxima = row_max(blocks)[..., 0]
@@ -171,7 +170,7 @@ def _bisect(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
     """`_threshold` by bisection.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
-    the smallest one closed under ties. Where the likeliest token is enough, that is known at once.
+    the smallest one closed under ties. A row whose likeliest token is enough needs no search.
     """
 
     def value(bits: jax.Array) -> jax.Array:

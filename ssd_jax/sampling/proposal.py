@@ -10,19 +10,19 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
 Array = jax.Array | np.ndarray
-"""Where a proposal comes from the host, its arrays may still be there."""
+"""The arrays of a proposal that comes from the host may still be on the host."""
 
 
 class Proposal(NamedTuple):
     """K proposed tokens for each of B rows.
 
-    Position i was drawn from q_i, which is zero outside `support[:, i]`. What is stored is what was
-    drawn from, number for number. A proposal without a distribution (n-gram, late or malformed q)
-    is a point mass: one entry with probability 1.
+    The token at position i was drawn from q_i, which is zero outside `support[:, i]`. The stored
+    numbers are exactly those of the draw. A proposal without a distribution (n-gram, late or
+    malformed q) is a point mass: one entry with probability 1.
 
     Attributes:
-      length: L in 0..K: positions from here on are not proposed. It may depend on time and on
-        tokens kept, never on a token drafted and then dropped.
+      length: L in 0..K: positions from L on are not proposed. It may depend on time and on kept
+        tokens, never on a token drafted and then dropped.
       support: ids, padded with -1.
       q: probabilities of the support, 0 at padding.
     """
@@ -44,7 +44,7 @@ def blank(rows: int, count: int, support: int) -> Proposal:
 
 
 def narrow(proposal: Proposal, count: int) -> Proposal:
-    """The first `count` tokens of every row; L must not be more."""
+    """The first `count` tokens of every row; L must be at most `count`."""
     tokens, length, support, q = proposal
     return Proposal(tokens[:, :count], length, support[:, :count], q[:, :count])
 
@@ -52,8 +52,8 @@ def narrow(proposal: Proposal, count: int) -> Proposal:
 def as_point_mass_where(proposal: Proposal, rows: Bool[Array, "B"]) -> Proposal:
     """The same tokens, with some rows treated as point masses.
 
-    For q that is late, missing or malformed: exact for any tokens drawn independently of the
-    target's noise. `rows` may look at arrival and validity only.
+    This is for q that is late, missing or malformed, and exact for any tokens drawn independently
+    of the target's noise. `rows` may depend on arrival and validity only.
     """
     first = jnp.arange(proposal.q.shape[2]) == 0
     mass = jnp.where(first, 1.0, 0.0)
@@ -76,6 +76,6 @@ def dense(
     """q over the whole vocabulary, from one position's support and q."""
     rows = jnp.arange(support.shape[0])[:, None]
     ids = jnp.where(support < 0, vocab, support)
-    # Plus zeros XLA would take for any other zeros of this shape, and read those from memory.
+    # XLA would merge positive zeros with any other zeros of this shape, and read those from memory.
     nothing = jnp.full((support.shape[0], vocab), -0.0, jnp.float32)
     return nothing.at[rows, ids].add(q, mode="drop")

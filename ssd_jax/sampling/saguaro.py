@@ -1,9 +1,9 @@
 """Saguaro sampling: proposals that leave prepared bonus tokens to the target (paper, Def. 14).
 
-Where the draft's q is lowered, the residual max(p - q, 0) rises: so a lower q on the tokens
-that get a branch makes the bonus token one of them more often, at the price of acceptance. It is
-exact whatever is lowered, as long as the stored q is the q that is drawn from, and the lowered set
-is fixed before the draw and looks at no noise.
+Where the draft's q is lowered, the residual max(p - q, 0) rises: so a lower q on the tokens that
+get a branch makes the bonus token one of them more often, at the price of acceptance. It is exact
+whatever is lowered, as long as the stored q is the q of the draw, and the lowered set is fixed
+before the draw and does not depend on noise.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def lower(
 ) -> Float32[Array, "B N"]:
     """Multiplies q of the first `count` candidates by C and renormalises.
 
-    A row whose candidates cover all that q supports stays as it is.
+    A row whose candidates cover the whole support of q stays as it is.
 
     Args:
       ids: tokens of q.
-      candidates: likeliest first by the draft's logits; negative ones are none.
-      count: D, of all rows or of each.
+      candidates: likeliest first by the draft's logits; negative ids are none.
+      count: D, one for all rows or one a row.
       c: C in [0, 1]; 1 changes nothing.
     """
     count = jnp.broadcast_to(count, q.shape[:1])[:, None]

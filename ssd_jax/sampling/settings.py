@@ -26,7 +26,7 @@ class Sampling(NamedTuple):
     ban_before: Int32[Array, "B"]  # `banned` applies to tokens at positions below this
 
 
-@jax.jit  # each distribution asks for them again and again, and a program has many
+@jax.jit  # programs call this many times for each distribution
 def sampling_of(sampling: Sampling, rows: Int32[Array, "n"]) -> Sampling:
     """The settings of some rows."""
     return jax.tree.map(lambda array: array[rows], sampling)

@@ -1,4 +1,4 @@
-"""Whether logits give a distribution: no NaN, no infinity, -inf of some tokens alone."""
+"""Whether logits give a distribution: no NaN, no +inf, and -inf for some tokens at most."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ssd_jax.kernels.rows import best_of, first_best, row_max, row_sum
 
 
 def sound(logits: Float32[Array, "n V"], tokens: int) -> Bool[Array, "n"]:
-    """Of each position, by the ids that exist."""
+    """Whether each position is sound, by the ids that exist."""
     return (_total(logits, tokens) < jnp.inf) & _possible(logits, tokens)
 
 
 def sound_of(
     looked_at: Bool[Array, "n"], logits: Float32[Array, "n V"], tokens: int
 ) -> Bool[Array, "n"]:
-    """The same of some positions, one at a time; True of others, which are not read."""
+    """`sound` for the `looked_at` positions, one at a time; True for others, which are not read."""
 
     def of_one(index: jax.Array, read: jax.Array) -> jax.Array:
         def look() -> jax.Array:
@@ -34,10 +34,10 @@ def sound_of(
 def best_and_sound(
     allowed: Float32[Array, "n V"], logits: Float32[Array, "n V"], tokens: int
 ) -> tuple[Int32[Array, "n"], Bool[Array, "n"]]:
-    """The best token of each position, any where it is not sound, and `sound`.
+    """The best token of each position (any token where it is not sound), and `sound`.
 
     Args:
-      allowed: the logits, -inf of ids that do not exist.
+      allowed: the logits, -inf for ids that do not exist.
     """
 
     def apart(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -47,7 +47,7 @@ def best_and_sound(
 
 
 def _in_one(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """TPUs would read logits from memory once for each: here the largest value says it, too."""
+    """Both in one pass, as TPUs would read the logits twice: the largest value shows soundness."""
     del logits
     best, index = best_of(jnp.where(jnp.isnan(allowed), jnp.inf, allowed))
     return index, jnp.abs(best) < jnp.inf
@@ -55,7 +55,7 @@ def _in_one(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array
 
 def _total(logits: jax.Array, tokens: int) -> jax.Array:
     here = jnp.arange(logits.shape[1]) < tokens
-    return row_sum(jnp.where(here, logits, 0.0))[:, 0]  # no number, or infinity, stays that
+    return row_sum(jnp.where(here, logits, 0.0))[:, 0]  # NaN and infinity survive the sum
 
 
 def _possible(logits: jax.Array, tokens: int) -> jax.Array:

@@ -1,8 +1,8 @@
 """Top-k, top-p and min-p of all rows at once, in a fixed number of steps.
 
-For accelerators, where a loop of unknown length or a branch would stop the host. The sets that stay
-are those of `probs`: each filter keeps every token at or above the largest threshold that keeps
-enough. What all of them do to a row is two numbers, so no truncated row need be written.
+For accelerators, where a loop of unknown length or a branch would stop the host. The kept sets are
+those of `probs`: each filter keeps every token at or above the largest threshold that keeps enough.
+Two numbers a row describe the effect of all filters, so no truncated row need be written.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _BITS = 30  # of a float32 in [0, 2), as an integer
 _DIGIT = 3  # bits found in one pass over the rows; passes and thresholds a pass then cost alike
 
 Enough = Callable[[Float32[Array, "n V"]], Bool[Array, "n 1"]]
-"""Whether what is kept, with zeros elsewhere, is enough: once it is not, less is not either."""
+"""Whether the kept values, zero elsewhere, are enough: if they are not, fewer are not either."""
 
 
 class Cut(NamedTuple):
-    """Tokens below `low` go, the others are multiplied by `scale`."""
+    """Tokens below `low` are dropped, the others are multiplied by `scale`."""
 
     low: Float32[Array, "n 1"]
     scale: Float32[Array, "n 1"]
 
 
 def apply(p: Float32[Array, "n V"], cut: Cut) -> Float32[Array, "n V"]:
-    """p of any tokens of the rows after their cut."""
+    """p after the rows' cut, for any tokens of the rows."""
     return jnp.where(p >= cut.low, p, 0.0) * cut.scale
 
 
 def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
-    """What top-k, top-p and min-p do to the rows of p, each to the result of the one before.
+    """The effect of top-k, top-p and min-p on the rows of p, each on the result of the one before.
 
-    What is left of a row grows by one factor, so each threshold is one of p itself.
+    Renormalising scales the rest of a row by one factor, so each threshold is one of p itself.
     """
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
     low = jnp.where(top_k > 0, _largest(p, lambda kept: _count(kept) >= top_k), 0.0)
@@ -51,7 +51,7 @@ def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
     # The likeliest token always stays, whatever rounding does to the threshold.
     low = jnp.minimum(low, best)
     applies = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    # Behind a barrier neither number is computed a second time.
+    # The barrier keeps either number from being computed twice.
     return Cut(*jax.lax.optimization_barrier((low, jnp.where(applies, 1 / _mass(p, low), 1.0))))
 
 

@@ -1,8 +1,8 @@
 """Variants of programs by the parts of sampling that they have.
 
-A `lax.cond` stops the host of a GPU, and whether rows are greedy, truncated or penalised is what
-the host knows. So accelerators have a program for each of a few sets of parts, and the host takes
-the cheapest that has all that its rows need. On CPU one program decides by itself.
+A `lax.cond` stops the host of a GPU, and the host knows whether rows are greedy, truncated or
+penalised. So accelerators have a program for each of a few sets of parts, and the host takes the
+cheapest program with all parts that its rows need. On CPU one program decides by itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 class Parts(NamedTuple):
     """Parts of sampling that some row of a batch needs.
 
-    True is computed for all rows and selected row by row; False is left out, and no row may need
-    it; None is decided on the device.
+    True: computed for all rows and selected row by row; False: left out, and no row may need it;
+    None: decided on the device.
 
     Attributes:
-      sampled: rows of a temperature other than 0; greedy rows are always there.
+      sampled: rows with a temperature other than 0; greedy rows are always included.
       truncated: top-k, top-p and min-p of sampled rows.
       adjusted: bans, penalties and bias.
     """
@@ -47,22 +47,22 @@ VARIANTS: Mapping[str, Parts] = {
     "truncated": Parts(sampled=True, truncated=True, adjusted=False),
     "full": Parts(sampled=True, truncated=True, adjusted=True),
 }
-"""Parts by the name of a variant, the cheapest of those without decisions first."""
+"""Parts by the name of a variant; of those without decisions the cheapest comes first."""
 
 
 def named(name: tuple[str | int, ...], variant: str) -> tuple[str | int, ...]:
-    """The name of a program's variant; one that decides by itself has the program's own."""
+    """The name of a program's variant; one that decides by itself has the program's own name."""
     return name if variant == DECIDING else (*name, variant)
 
 
 Needed = Callable[[], Parts]
-"""Tells the parts that the rows of a batch need; asked only where programs differ in them."""
+"""Returns the parts that the rows of a batch need; called only where programs differ in them."""
 
 
 def fitting(
     programs: Container[tuple[str | int, ...]], name: tuple[str | int, ...], needed: Needed
 ) -> tuple[str | int, ...]:
-    """The name of a program's cheapest variant, of those there are, for rows of some needs."""
+    """The name of a program's cheapest existing variant that has the parts its rows need."""
     if name in programs:  # it decides by itself
         return name
     parts = needed()
@@ -77,8 +77,10 @@ def when(
     otherwise: Callable[..., T],
     *operands: Any,
 ) -> T:
-    """`then(*operands)` where a part is there, `otherwise` where it is not; where that is decided
-    on the device, by `needed` []."""
+    """`then(*operands)` if `part` is True, `otherwise(*operands)` if it is False.
+
+    If it is None, the device decides by `needed` [].
+    """
     if part is None:
         return jax.lax.cond(needed, then, otherwise, *operands)
     return then(*operands) if part else otherwise(*operands)

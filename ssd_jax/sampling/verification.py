@@ -1,4 +1,4 @@
-"""Verification: how many proposed tokens the target accepts, and the bonus token after them.
+"""Verification: the number of proposed tokens that the target accepts, and the bonus token.
 
 Ratio rule (Leviathan et al.; Chen et al.): accept x while u < p(x) / q(x); at the first rejection
 draw the bonus from the residual max(p - q, 0), after L acceptances from p. The distribution of
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """What turns a position's allowed logits into p, where that is found for all at once."""
+    """Numbers that turn a position's allowed logits into p, if found for all positions at once."""
 
     top: Float32[Array, "n 1"]  # largest allowed logit
     total: Float32[Array, "n 1"]  # of the weights
@@ -49,7 +49,7 @@ class _Numbers(NamedTuple):
 
 
 class _Positions(NamedTuple):
-    """The n = B * (K + 1) positions of a verification, and how to see one."""
+    """The n = B * (K + 1) positions of a verification, or a block of them."""
 
     logits: Float32[Array, "n V"]
     row: Int32[Array, "n"]  # sequence of each
@@ -63,8 +63,8 @@ class _TargetProbs(NamedTuple):
 
     Attributes:
       at: p [n, V] float32 at a block of positions.
-      of: p [n] float32 of a token [n] at every position, where a proposed one may be.
-      decided: whether the device decides what is looked at.
+      of: p [n] float32 of a token [n] at every position, where a proposed token may be.
+      decided: whether the device decides what is computed.
     """
 
     at: Callable[[_Positions], jax.Array]
@@ -86,11 +86,11 @@ def verify(
     """Accepts proposed tokens and draws the bonus token.
 
     Args:
-      logits: W = K + 1; row i follows the pending token and the first i proposed ones.
-      proposal: L = 0 is a row without.
+      logits: W = K + 1; row i follows the pending token and the first i proposed tokens.
+      proposal: L = 0 is a row without proposed tokens.
       start: position of the round's pending token.
-      history: committed tokens, the pending one included. It is not changed; see `commit`.
-      tokens: how many ids exist (see `probs`).
+      history: committed tokens, including the pending one. It is not changed; see `commit`.
+      tokens: number of ids that exist (see `probs`).
       rule: "ratio" or "coupled".
       parts: of sampling, as far as they are known.
     """
@@ -140,7 +140,7 @@ def _decided(
                 lambda: jnp.zeros(token.shape),
             )
 
-        # Of most positions one probability is wanted: the rest of p is not kept.
+        # Most positions need only one probability: the rest of p is not kept.
         target = _TargetProbs(
             probs_at, lambda token: map_rows(of_proposed, where, token), decided=True
         )
@@ -153,7 +153,7 @@ def _decided(
 
 
 def emitted(proposal: Proposal, outcome: Outcome) -> Int32[Array, "B K+1"]:
-    """The emitted tokens: accepted ones, then the bonus at k and after."""
+    """The emitted tokens: accepted ones, then the bonus token from place k on."""
     index = jnp.arange(proposal.tokens.shape[1] + 1)
     tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
     kept = index < outcome.accepted[:, None]
@@ -170,10 +170,10 @@ def target_probs(
     tokens: int,
     parts: Parts = DECIDED,
 ) -> Float32[Array, "B W V"]:
-    """The target's distributions of a verification; arguments as `verify`."""
+    """The target's distributions in a verification; arguments as in `verify`."""
     where, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
     if parts.sampled:
-        # The numbers that `_at_once` finds: what it emits is not reported as impossible.
+        # The same numbers as in `_at_once`, so that no token it emits is reported as impossible.
         scores, own = allowed(where), sampling_of(sampling, where.row)
         greedy, numbers = _numbers(scores, own, parts)
         sampled = _probs_of(numbers, scores if numbers.uncut is None else numbers.uncut, own)
@@ -235,11 +235,10 @@ def _at_once(
     parts: Parts,
     tokens: int,
 ) -> tuple[Outcome, Bool[Array, "n"]]:
-    """`verify` of all positions at once, without control flow that depends on data, and which of
-    them are sound.
+    """`verify` for all positions at once without data-dependent control flow; which are sound.
 
-    Few passes over the logits count: what one finds are a few numbers a position, and from these p
-    is computed where it is read. It is kept where thresholds are looked for in it.
+    The aim is few passes over the logits: a pass finds a few numbers a position, and p is computed
+    from these where it is read. p is kept where thresholds are searched in it.
     """
     scores, own = allowed(where), sampling_of(sampling, where.row)
     if not parts.sampled:
@@ -256,7 +255,7 @@ def _at_once(
         return _probs_of(found, known, sampling_of(sampling, block.row))
 
     def of_proposed(token: jax.Array) -> jax.Array:
-        # This sum joins the pass that finds the best; to look the token up would be another.
+        # This sum joins the pass that finds the best token; a look-up would be another pass.
         here = jnp.arange(scores.shape[1]) == token[:, None]
         known = jnp.where(here, scores if numbers.uncut is None else numbers.uncut, 0.0)
         return _probs_of(numbers, known.sum(axis=-1, keepdims=True), own)[:, 0]
@@ -271,7 +270,7 @@ def _at_once(
 def _numbers(
     scores: Float32[Array, "n V"], own: Sampling, parts: Parts
 ) -> tuple[Int32[Array, "n"], _Numbers]:
-    """The best token of every position, and what turns its allowed logits into p."""
+    """The best token of every position, and the numbers that turn its allowed logits into p."""
     best, greedy, total = best_and_mass(scores, warm(own)[:, None])
     top = best[:, None]
     if not parts.truncated:
@@ -283,9 +282,11 @@ def _numbers(
 def _probs_of(
     numbers: _Numbers, known: Float32[Array, "n w"], own: Sampling
 ) -> Float32[Array, "n w"]:
-    """p of some tokens of every position. `known` is p before its cut, if that is kept, else the
-    allowed logits. (To compute the former anew could round in another way and cut the last
-    token that stays.)"""
+    """p of some tokens of every position.
+
+    `known` is p before its cut, if that is kept, else the allowed logits. (Computing the former
+    again could round differently and cut the last token that stays.)
+    """
     if numbers.cut is not None:
         return truncation.apply(known, numbers.cut)
     return weights_of(known, own, numbers.top) / numbers.total
@@ -310,7 +311,7 @@ def _coupled(
     start: Int32[Array, "B"],
 ) -> Outcome:
     own = sampling_of(sampling, where.row)
-    # The only noise is that of the absolute position: there is no start in this key.
+    # The noise depends on the absolute position only: this key has no start.
     nowhere = jnp.zeros_like(where.position)
     key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
 
@@ -337,7 +338,7 @@ def _ratio(
     u = keys.uniform(key).reshape(-1, width)[:, :-1]
     q_token = of_token(proposal)
     # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never. A token
-    # that q does not have was not drawn from it.
+    # outside the support of q was not drawn from it.
     accepted = _leading_true((u * q_token < p_token) & (q_token > 0) & _proposed(proposal))
 
     index = jnp.arange(accepted.shape[0]) * width + accepted
@@ -347,11 +348,11 @@ def _ratio(
     def bonus(last: _Positions, support, q, rejected, key: keys.Key) -> jax.Array:
         p_last, q_last = target.at(last), dense(support, q, vocab)
         residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
-        # If rounding left nothing of the residual, p and q are equal to float32: draw from p.
+        # If rounding left nothing of the residual, p and q are equal in float32: draw from p.
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
         return keys.gumbel_max(residual, key, look=target.decided)
 
-    # q that is no number has rejected its token; the bonus token is then drawn from p.
+    # A q that is no number has rejected its token; the bonus token is then drawn from p.
     q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
     padded = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
     support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
@@ -366,7 +367,7 @@ def _proposed(proposal: Proposal) -> Bool[Array, "B K"]:
 
 
 def _leading_true(flags: Bool[Array, "B K"]) -> Int32[Array, "B"]:
-    """How many leading entries of each row are true."""
+    """Number of leading entries of each row that are true."""
     return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
 
 

@@ -39,7 +39,7 @@ class SpeculationPlan:
 
     @classmethod
     def of_branches(cls, k: int, budget: int) -> SpeculationPlan:
-        """A plan with branches; K = 1 runs one forward more, or branches of k = L would be empty."""
+        """A plan with branches; K = 1 gets one forward more, else branches of k = L are empty."""
         return cls(k=k, budget=budget, longer=k == 1)
 
 
