@@ -27,7 +27,7 @@ __all__ = [
     "__version__",
 ]
 
-avoid_wrong_sums()  # importing the package is what surely comes before JAX starts
+avoid_wrong_sums()  # only the import of the package is sure to come before JAX starts
 
 _HOME = {
     "LLM": "ssd_jax.llm",

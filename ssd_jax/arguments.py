@@ -1,4 +1,4 @@
-"""What an `LLM` is opened with, checked before anything is opened."""
+"""Checks the arguments of an `LLM` before anything is opened."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ssd_jax.settings import MAX_K
 def checked_config(
     target: str | Path | None, config: Config | None, settings: Mapping[str, Any]
 ) -> Config:
-    """The `Config` that is given, or that of the settings.
+    """The given `Config`, or one made from the settings.
 
     Raises:
-      InputError: both, or bad settings.
+      InputError: both are given, or the settings are bad.
     """
     if config is None:
         named: dict[str, Any] = {} if target is None else {"target": target}
@@ -31,10 +31,10 @@ def checked_config(
 
 
 def checked_ks(ks: Iterable[int]) -> tuple[int, ...]:
-    """Values of K to prepare.
+    """Checked values of K to prepare.
 
     Raises:
-      InputError: others than can be.
+      InputError: impossible values.
     """
     found: tuple[Any, ...] = tuple(ks) if isinstance(ks, Iterable) else (None,)
     whole = all(isinstance(k, Integral) and not isinstance(k, bool) for k in found)
@@ -44,7 +44,7 @@ def checked_ks(ks: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_callable(**called: Callable[..., object] | None) -> None:
-    """Raises: InputError: neither None nor something to call."""
+    """Raises: InputError: a value is neither None nor callable."""
     for name, value in called.items():
         if value is not None and not callable(value):
             raise InputError(f"{name} = {value!r} is not understood; give a function")

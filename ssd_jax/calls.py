@@ -1,4 +1,4 @@
-"""What is asked of an `LLM`: prompts in, texts or events out, in threads or in an event loop."""
+"""The calls of an `LLM`: prompts in, texts or events out, in threads or in an event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ssd_jax.system.files import shown
 
 
 class Calls(ABC):
-    """The calls of a model that is open, whose engines they share.
+    """The calls of an open model, which share its engines.
 
     Attributes:
       config: its settings.
@@ -47,17 +47,17 @@ class Calls(ABC):
 
     @abstractmethod
     def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
-        """The engine of a mode and K; None are the configured ones."""
+        """The engine of a mode and K; None takes the configured one."""
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """How requests are sampled that come without parameters; see `Config.generation_config`."""
+        """Parameters of requests that come without any; see `Config.generation_config`."""
         return self._default_params
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.
 
         Raises:
-          InputError: no prompt, messages without a chat template, or malformed ones.
+          InputError: no prompt, messages without a chat template, or malformed messages.
           SsdError: the model is closed.
         """
         self._sharing.check()
@@ -94,7 +94,7 @@ class Calls(ABC):
         """A checked request for `Engine.add`.
 
         Raises:
-          InputError: the prompt cannot be encoded or does not fit, or the parameters do not.
+          InputError: the prompt cannot be encoded or does not fit, or the parameters do not fit.
         """
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
@@ -121,12 +121,12 @@ class Calls(ABC):
         return ids
 
     def _prepare(self, prompts: Prompt | Iterable[Prompt], params: Params, n: int) -> list[Request]:
-        """Checked requests for n texts of each prompt, those of a prompt side by side.
+        """Checked requests for n texts of each prompt, the n of a prompt side by side.
 
-        Text s of prompt p has the index p + s P, where P is how many prompts there are.
+        Text s of prompt p has the index p + s P, where P is the number of prompts.
 
         Raises:
-          InputError: as `request`; also parameters that are not one for each prompt.
+          InputError: as `request`; also if several parameters are not one for each prompt.
         """
         if not isinstance(n, Integral) or isinstance(n, bool) or n < 1:
             raise InputError(f"n = {n!r} is impossible; give 1 or more texts of each prompt")
@@ -160,17 +160,17 @@ class Calls(ABC):
         n: int = 1,
         mode: str | None = None,
     ) -> list[RequestOutput]:
-        """Completes one prompt or several; outputs are in prompt order.
+        """Completes one or several prompts; outputs are in prompt order.
 
-        The randomness of each is keyed by its index, that of prompt p being p, so a batch and
-        single calls with the same `Request.index` give the same text. (Sampled under the ratio rule
-        it has the same distribution only, where a draft's speed decides how long it is waited for;
-        there a seed and index that come again get noise of their own.)
+        The randomness of each text is keyed by its index, which is p for prompt p, so a batch and
+        single calls with the same `Request.index` give the same text. (Under the ratio rule, where
+        a draft's speed decides how long it is waited for, sampled texts only have the same
+        distribution; there a repeated seed and index get noise of their own.)
 
         Args:
-          prompts: one, or any iterable of them.
-          params: of all prompts, or one for each.
-          n: texts of each prompt, which come one after the other.
+          prompts: one, or any iterable of prompts.
+          params: for all prompts, or one for each.
+          n: number of texts of each prompt, which are side by side in the outputs.
           mode: one of `modes`; None is the configured one.
         """
         requests = self._prepare(prompts, params, n)
@@ -185,8 +185,11 @@ class Calls(ABC):
         n: int = 1,
         mode: str | None = None,
     ) -> list[RequestOutput]:
-        """`generate` for an event loop: what several tasks ask for is decoded in one batch, and a
-        task that is cancelled cancels what it asked for."""
+        """`generate` for an event loop.
+
+        Requests of several tasks are decoded in one batch; a task that is cancelled cancels its
+        requests.
+        """
         requests = await asyncio.to_thread(self._prepare, prompts, params, n)
         if not requests:
             return []
@@ -206,8 +209,10 @@ class Calls(ABC):
     async def _run_async(
         self, requests: Sequence[Request], mode: str | None
     ) -> AsyncGenerator[TokenEvent]:
-        """`run` for an event loop. A thread that waits for an event when this is cancelled ends
-        with the round."""
+        """`run` for an event loop.
+
+        If this is cancelled while a thread waits for an event, the thread ends with the round.
+        """
         caller = Caller(await asyncio.to_thread(self.engine_of, mode))
         try:
             self._sharing.add(caller, requests)
@@ -223,8 +228,8 @@ class Calls(ABC):
     ) -> Generator[TokenEvent]:
         """Completes one prompt, yielding events as tokens come.
 
-        A generator that is closed, or deleted, cancels its request: one that nothing but a `for`
-        loop holds, when the loop is left.
+        Closing or deleting the generator cancels its request. A generator that only a `for` loop
+        holds is deleted when the loop is left.
         """
         return self.run([self.request(prompt, params)], mode)
 
@@ -234,11 +239,11 @@ class Calls(ABC):
     ) -> Generator[TokenEvent]:
         """Events of these requests until all have ended; see `stream` for leaving early.
 
-        `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) comes between
-        rounds, or ends a wait for another thread's; it cancels these requests and no others.
+        `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) is raised between
+        rounds, or ends a wait for another thread's round; it cancels these requests and no others.
 
         Raises:
-          InputError: what is no list of requests, or a mode or K that was not prepared.
+          InputError: not a list of requests, or a mode or K that was not prepared.
           DeviceError: a device has failed; the requests have ended with the reason "error".
           SsdError: the model is closed, or another thread has closed it meanwhile.
         """
@@ -255,7 +260,7 @@ class Calls(ABC):
 
 
 def _in_order(requests: Sequence[Request], events: Iterable[TokenEvent]) -> list[RequestOutput]:
-    """What requests have come to, in their order."""
+    """The outputs of requests, in the order of the requests."""
     place = {request.index: number for number, request in enumerate(requests)}
     outputs = [event.output for event in events if event.output is not None]
     return sorted(outputs, key=lambda output: place[output.prompt_index])

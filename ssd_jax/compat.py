@@ -1,6 +1,6 @@
 """Differences between supported JAX versions, in one place.
 
-JAX is not imported before it is needed: one setting must be made before it starts.
+JAX is imported only when needed, because one setting must be made before it starts.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ _ROWS = 32_769  # fewer are summed rightly
 
 
 def avoid_wrong_sums() -> None:
-    """Where the library that XLA has for processors gives wrong sums, leaves it products alone.
+    """Where XLA's library for processors gives wrong sums, restricts it to products.
 
-    XLA's own products would do, too, but there a row's bits depend on how many are beside it. XLA
-    reads the option when JAX starts; later this does nothing. What the user says of it holds.
+    XLA's own products would also do, but there a row's bits depend on the number of rows. XLA reads
+    the option when JAX starts; later this does nothing. A value that the user gives takes
+    precedence.
     """
     from jaxlib.version import __version__ as version
 
     given = os.environ.get("XLA_FLAGS", "").strip()
-    a_file = given and not given.startswith("-")  # of flags; they stay the user's
+    a_file = given and not given.startswith("-")  # of flags, which is left as it is
     if version not in _WRONG_SUMS or _OPTION in given or a_file or jax_has_started():
         return
     os.environ["XLA_FLAGS"] = f"{given} {_PRODUCTS}".strip()
 
 
 def jax_has_started() -> bool:
-    """Whether JAX has devices already, so that no setting changes them any more."""
+    """Whether JAX has its devices already, so that settings no longer change them."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
 
 
 @functools.cache
 def check_sums() -> None:
-    """Sums, once in a process, what some versions of XLA sum wrongly on processors (jax issue
-    39103).
+    """Checks, once a process, a sum that some versions of XLA get wrong (jax issue 39103).
+
+    It only checks on processors.
 
     Raises:
-      SsdError: this one does.
+      SsdError: this version sums wrongly.
     """
     import jax
     import numpy as np
@@ -76,9 +78,9 @@ def check_sums() -> None:
 def widths_can_agree(compute: str) -> bool:
     """Whether a product of this dtype may give a row the same bits at every number of rows.
 
-    On processors XLA chooses kernels of float32 and int8 products by the number of rows from JAX
-    0.11 on: a few rows in hundreds differ in their last bits (0.11.2, 0.12.0.1), too few to be
-    found by a look at some. Those of bfloat16 do not, nor did any with 0.10.2.
+    From JAX 0.11 on, XLA on processors chooses kernels of float32 and int8 products by the number
+    of rows: a few rows in hundreds differ in their last bits (0.11.2, 0.12.0.1), too few to be
+    found by checking some. Products of bfloat16 do not differ, nor did any with 0.10.2.
     """
     import jax
 
@@ -86,18 +88,20 @@ def widths_can_agree(compute: str) -> bool:
 
 
 def maxima_one_by_one() -> bool:
-    """Whether XLA takes the maximum of a row one number at a time, on processors before JAX 0.11:
-    that takes longer than to sum exponentials (1 ns a number with 0.10.2; a fifth with 0.12)."""
+    """Whether XLA takes the maximum of a row one number at a time: on processors before JAX 0.11.
+
+    That takes longer than summing exponentials (1 ns a number with 0.10.2; a fifth with 0.12).
+    """
     import jax
 
     return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)
 
 
 def require_whole_programs() -> None:
-    """Refuses what compiles whole programs for chips that are not there.
+    """Refuses to compile whole programs for absent chips if JAX cannot.
 
     Raises:
-      InputError: JAX is older than 0.12, whose compilers take kernels alone.
+      InputError: JAX is older than 0.12; its compilers only take kernels.
     """
     import jax
 
@@ -111,13 +115,13 @@ def require_whole_programs() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A started job of several processes of JAX.
+    """A started JAX job of several processes.
 
     Attributes:
       address: of its coordinator, HOST:PORT.
-      index, count: this process's number, and how many there are.
-      put: gives all processes a text by its name.
-      get: waits so many seconds for it.
+      index, count: number of this process, and number of processes.
+      put: gives all processes a text, by its name.
+      get: waits for a text, by its name, for a number of seconds.
     """
 
     address: str
@@ -131,18 +135,18 @@ def start_job(seconds: float, silence: float, **given: Any) -> Job:
     """Starts JAX in a job of several processes, before anything asks for devices.
 
     Args:
-      seconds: to wait for the others.
+      seconds: how long to wait for the other processes.
       silence: seconds that a process may be silent.
-      given: to `jax.distributed.initialize`, which finds out the rest.
+      given: arguments of `jax.distributed.initialize`, which finds out the rest.
 
     Raises:
       RuntimeError, ValueError: the job cannot start, or JAX has started already.
     """
     import jax
-    from jax._src import distributed  # nothing public gives the texts, nor the address
+    from jax._src import distributed  # no public API gives the texts or the address
 
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, and stays
-    # Who is lost is found out and told by this package, before JAX ends everything.
+    # This package finds and reports lost processes, before JAX ends everything.
     jax.distributed.initialize(
         **given,
         initialization_timeout=math.ceil(seconds),
@@ -163,15 +167,17 @@ def start_job(seconds: float, silence: float, **given: Any) -> Job:
 
 
 def leave_job() -> None:
-    """Leaves the job of `start_job`, when all do; JAX goes on with the devices of this process."""
+    """Leaves the job of `start_job`, when all do; JAX keeps the devices of this process."""
     import jax
 
     jax.distributed.shutdown()
 
 
 def why_no_mosaic_gpu() -> str | None:
-    """Why kernels of Mosaic GPU cannot be compiled, in one line, or None: their spelling is that of
-    JAX 0.11."""
+    """Why Mosaic GPU kernels cannot be compiled, in one line; None if they can.
+
+    They are written for the API of JAX 0.11.
+    """
     import jax
 
     if jax.__version_info__ >= (0, 11):

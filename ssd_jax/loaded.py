@@ -1,4 +1,4 @@
-"""A target, and perhaps a draft, with weights and compiled programs: what engines are made from."""
+"""A loaded target, and perhaps a draft, from whose weights and programs engines are made."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Roles:
     drafter: Drafter | None
 
     def close(self) -> None:
-        """They are not needed any more: followers give theirs up, too."""
+        """Closes the roles: followers give theirs up too."""
         if isinstance(self.target, MirroredTarget):
             self.target.close()
 
 
 class InlineDraft(NamedTuple):
-    """A draft in the target's process, which loads and compiles what is first asked for.
+    """A draft in the target's process; each part is loaded or compiled at its first use.
 
     Attributes:
       plain: programs of mode sd, which prepare no branches.
-      branching: programs of mode ssd, of each number of branches.
+      branching: programs of mode ssd, for each number of branches.
     """
 
     parameters: Callable[[], list[jax.Array]]
@@ -63,14 +63,14 @@ class InlineDraft(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """Programs and parameters, shared by every engine.
+    """Programs and parameters that all engines share.
 
     Attributes:
       inline: the draft in this process; None without a draft model.
-      worker: where the draft of mode ssd is, if not in this process.
+      worker: runs the draft of mode ssd, if that is not in this process.
       placement: of the draft.
-      fallbacks: what holds in place of what was to be expected.
-      tuner: of a mode and K, where K or M is chosen while decoding.
+      fallbacks: what holds in place of what was expected.
+      tuner: makes the tuner of a mode and K, where K or M is chosen while decoding.
       hosts: the other processes, where several have the target's devices.
     """
 
@@ -92,8 +92,11 @@ class Loaded:
 
     @property
     def grows(self) -> bool:
-        """Whether texts get pages as they grow, and may have to be run anew, by programs that are
-        others than those of their rounds: in the bitwise mode none is."""
+        """Whether texts get pages as they grow.
+
+        Such a text may have to be run again, by other programs than those of its rounds, which
+        bitwise mode does not allow.
+        """
         return self.programs.paging is not None and self.exact == "distribution"
 
     def new_stock(self) -> PageStock | None:
@@ -102,7 +105,7 @@ class Loaded:
         if programs.paging is None:
             return None
         if self.config.prefix_caching is not False:
-            # In whole chunks a prompt is run by the same programs, whatever others have filled.
+            # With whole chunks the same programs run a prompt, whatever others have filled.
             chunks = programs.model.execution.prefill_chunks
             chunk = 1 if self.exact == "distribution" else max(chunks)
             grain = math.lcm(programs.paging.size, chunk)
@@ -118,10 +121,10 @@ class Loaded:
         )
 
     def roles(self, mode: str, k: int) -> Roles:
-        """New roles with empty slots for a mode, with up to k proposed tokens a round."""
+        """New roles with empty slots for a mode with up to k proposed tokens a round."""
         tuner, chooses = None, self.config.mode == "auto" or self.config.chooses_k
         if self.tuner is not None and mode == "sd" and chooses:
-            tuner = self.tuner(mode, k)  # before the roles: it may measure, on some of its own
+            tuner = self.tuner(mode, k)  # before the roles: it may measure, with roles of its own
         if isinstance(self.hosts, Leader):
             roles = self._mirrored(self.hosts, mode, k)
         else:
@@ -131,17 +134,19 @@ class Loaded:
             return Roles(roles.target, self._controller(k))
         if tuner is None or roles.drafter is None:
             return roles
-        # Followers are told what the tuner has made of a batch.
+        # Followers are told the batch as the tuner has changed it.
         return Roles(roles.target, TunedDrafter(roles.drafter, tuner, rule=self.config.verify))
 
     def _of_sd(self, mode: str, k: int) -> Roles:
-        """A target, and the drafter if it is mode sd's."""
+        """A target, with a drafter in mode sd."""
         target = DeviceTarget(self.programs, self.parameters)
         return Roles(target, self._drafter(k) if mode == "sd" else None)
 
     def _mirrored(self, leader: Leader, mode: str, k: int) -> Roles:
-        """`_of_sd` with calls that followers make, too; a drafter that is on no device they do
-        without."""
+        """`_of_sd`, with calls that followers repeat.
+
+        A drafter that uses no device runs on the leader alone.
+        """
         engine, roles = leader.new_engine(mode, k, lambda: self._of_sd(mode, k))
         drafter, own = roles.drafter, None
         if isinstance(drafter, ModelDrafter):
@@ -150,9 +155,11 @@ class Loaded:
         return Roles(MirroredTarget(leader, engine, roles.target, own), drafter)
 
     def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
-        """Bytes that the programs of each role take on a device while they run, at most; the
-        draft's where some engines, of such a (mode, K), have it in this process, which compiles
-        them if need be."""
+        """Most bytes that the programs of each role take on a device while they run.
+
+        The draft's are included if one of `engines`, as (mode, K), has it in this process; they are
+        compiled if need be.
+        """
         found, modes = {"target": self.programs.room}, {mode for mode, _ in engines}
         menus: list[Sequence[DraftPrograms | ExpansionPrograms]] = []
         if self.inline is not None and "sd" in modes:
@@ -183,7 +190,7 @@ class Loaded:
         """A draft of mode ssd where it is placed, with empty slots.
 
         Args:
-          patience: seconds that a round waits for it, if it is elsewhere; None is as usual.
+          patience: seconds that a round waits for it, if it is elsewhere; None is the usual value.
         """
         if self.worker is not None:
             return self.worker.draft(patience)
@@ -206,7 +213,7 @@ class Loaded:
 
     def _controller(self, k: int) -> Controller:
         config, draft = self.config, self.branching()
-        # What a draft in this process has done is known by no clock.
+        # No clock records the work of a draft in this process.
         activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
             tuner = FixedTuner(SpeculationPlan.of_branches(k, config.branches))

@@ -1,4 +1,4 @@
-"""Loading: weights come while programs compile, and a draft elsewhere while the target does."""
+"""Loading: weights load while programs compile, and a draft elsewhere while the target loads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ssd_jax.system.compile_cache import ProgramStore
 
 Status = Callable[[str], None]
-"""Called with what loading does just now, such as "compiling target: 5 of 9 programs"."""
+"""Called with the current step of loading, such as "compiling target: 5 of 9 programs"."""
 
 
 def load(
@@ -221,7 +221,7 @@ def _worker_settings(
     paging: Paging | None,
     placement: Placement,
 ) -> WorkerSettings:
-    """Of each worker, but for its cores and devices."""
+    """Settings of each worker, except its cores and devices."""
     size, pages = (0, 0) if paging is None else paging
     layout = placement.layout
     budgets = tuple(layout.branches_each(budget) for budget in config.budgets)
@@ -255,7 +255,7 @@ def _worker_settings(
 
 
 def _support(config: Config, target: OpenedModel, draft: OpenedModel | None) -> int:
-    """Ids that a proposal's q keeps: no more than either model has outputs."""
+    """Number of ids that a proposal's q keeps: no more than either model has outputs."""
     most = min(m.model.config.outputs for m in (target, draft) if m is not None)
     if config.proposal_support == "full":
         return most

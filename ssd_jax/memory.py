@@ -1,6 +1,8 @@
-"""Whether it all fits: sequences in the models' contexts; weights, keys and values, records of past
-tokens, prepared branches and running programs in memory, since a process that asks for more than
-there is ends without a word."""
+"""Checks that sequences fit the models' contexts, and everything fits memory.
+
+Weights, keys and values, histories, prepared branches and running programs are counted, since a
+process that asks for more memory than there is is killed without a message.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,15 @@ if TYPE_CHECKING:
     from ssd_jax.placement.placement import Placement
 
 Parts = dict[str, int]
-"""Bytes by what they are for."""
+"""Bytes by their use."""
 
 
 class Need(NamedTuple):
-    """What one memory is to hold.
+    """The parts that one memory must hold.
 
     Attributes:
       limit: bytes that it may hold.
-      whose: which it is, for messages.
+      whose: name of the memory, for messages.
     """
 
     parts: Parts
@@ -49,7 +51,7 @@ class Need(NamedTuple):
 
 
 def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]) -> int:
-    """Positions of a sequence: as configured, or what all models were made for.
+    """Positions of a sequence: as configured, or the most that all models were made for.
 
     Args:
       limits: positions that each model was made for, by its source.
@@ -86,11 +88,10 @@ def needs(
     programs: Mapping[str, int] = MappingProxyType({}),
     paging: Paging | None = None,
 ) -> list[Need]:
-    """What engines need of this machine's memory, and of that of every device that tells how much
-    it has.
+    """What engines need of this machine's memory, and of each device that reports its memory.
 
     Args:
-      placement: of the draft; a process of its own is on this machine, too.
+      placement: of the draft; a process of its own is also on this machine.
       engines: (mode, K) of each; each has slots of its own.
       programs: see `Loaded.room`, as far as it is known.
       paging: see `PagedPrograms`.
@@ -116,7 +117,7 @@ def _device_parts(
     placement: Placement,
     engines: Sequence[tuple[str, int]],
 ) -> dict[str, Parts]:
-    """By role, what each accelerator of it holds; a draft on the target's is counted there."""
+    """By role, what each of its accelerators holds; a draft on the target's is counted there."""
     if jax.default_backend() == "cpu":
         return {}
     count = functools.partial(_count, config, paging, bytes_per_device)
@@ -156,11 +157,11 @@ def _host_parts(
     drafting = [mode for mode, _ in engines if mode != "ar"]
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
-    # What a draft's process has on GPUs of its own, no other process can tell.
+    # No other process can measure the memory of a draft's process on GPUs of its own.
     apart = placement.kind == "process" and placement.workers[0].platform == "cpu"
     here, layout = on_host and not placement.apart, placement.layout
     copies = apart * layout.workers + (here or (on_host and "sd" in drafting))
-    # Workers have pages for slots of their own, but each for all that slots share.
+    # A worker has pages for its own slots only, but all pages where slots share them.
     shared = config.kv_memory is not None or config.page_size is not None
 
     def held(of_workers: int) -> int:
@@ -190,7 +191,7 @@ def _count(
     pages: int,
     records: int,
 ) -> Parts:
-    """What so many copies of a role's weights take, of its pages and its records."""
+    """Bytes of numbers of copies of a role's weights, pages and histories."""
     whose, model = "its" if role == "target" else "the draft's", opened.model
     of_pages = model.page_structs(paging.total, paging.size)
     return {
@@ -214,7 +215,7 @@ def _branches(config: Config, draft: OpenedModel, k: int) -> Any:
 def paging_of(
     config: Config, context: int, target: OpenedModel, draft: OpenedModel | None
 ) -> Paging | None:
-    """The pages that slots share, as configured; None where each has one.
+    """The pages that slots share, as configured; None if each slot has a page of its own.
 
     Raises:
       InputError: too little memory for one sequence, or pages that attention cannot read.
@@ -242,7 +243,7 @@ def paging_of(
 
 
 def check_fits(config: Config, context: int, need: Need) -> None:
-    """Refuses what does not fit.
+    """Refuses a need that does not fit.
 
     Raises:
       InputError: the parts together are more than the memory may hold.

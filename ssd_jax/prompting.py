@@ -1,4 +1,4 @@
-"""Prompts and parameters, as callers and checkpoints give them."""
+"""Reads prompts and parameters, as callers and checkpoints give them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages ({"role", "content"}), or token ids."""
 
 Params = SamplingParams | Iterable[SamplingParams] | None
-"""Of all prompts, or of each by itself; None is what `generation_config` says."""
+"""For all prompts, or one for each; None follows `generation_config`."""
 
 
 def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingParams:
-    """How requests are sampled that do not say it: by `Config.generation_config`, and for auto by
-    the target's checkpoint.
+    """Sampling of requests without parameters, by `Config.generation_config`.
+
+    With auto it is that of the target's checkpoint.
 
     Raises:
-      InputError: the checkpoint's own settings cannot be read, or are none.
+      InputError: the checkpoint's own settings cannot be read, or are not valid.
     """
     if generation_config == "none":
         return SamplingParams()
@@ -38,13 +39,13 @@ def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingPa
 
 
 def given_settings(settings: SamplingParams | Config) -> dict[str, Any]:
-    """Those that are not what they are by default."""
+    """The settings that differ from their defaults."""
     default = vars(type(settings)())
     return {name: value for name, value in vars(settings).items() if value != default[name]}
 
 
 def sampling_line(taken: Mapping[str, Any]) -> str:
-    """Says what was taken from a checkpoint."""
+    """A line on the settings taken from a checkpoint."""
     if not taken:
         return "generation_config auto: nothing of the checkpoint's is taken"
     each = ", ".join(f"{name} = {value}" for name, value in taken.items())
@@ -57,7 +58,7 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     A string, a list of messages and a list of ids are each one prompt.
 
     Raises:
-      InputError: neither.
+      InputError: neither a prompt nor several.
     """
     if isinstance(prompts, np.ndarray):
         prompts = prompts.tolist()

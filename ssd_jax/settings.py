@@ -1,4 +1,4 @@
-"""What can be set of an engine, from Python, TOML or the command line: each setting by itself."""
+"""Settings of an engine, from Python, TOML or the command line, each checked by itself."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class EngineSettings:
 
 
 def _plain(value: Any, kind: str) -> Any:
-    """Numbers as numbers, where text may be one, too, and else what stands for text as text."""
+    """A number as a number, where a setting may be one; else values that stand for text as text."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)
     if kind.startswith("str") and isinstance(value, int | Path) and not isinstance(value, bool):
@@ -336,11 +336,11 @@ def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> 
 
 
 def kind_of(placement: str) -> str:
-    """Of remote:HOST:PORT what comes before the address."""
+    """The part of remote:HOST:PORT before the address."""
     return placement.partition(":")[0]
 
 
 def _is_of(value: Any, choices: Sequence[str]) -> bool:
-    """Whether a value is one of these; of a choice with an address any will do."""
+    """Whether a value is one of these; a choice with an address allows any address."""
     kinds = {kind_of(choice) for choice in choices if ":" in choice}
     return value in choices or (isinstance(value, str) and kind_of(value) in kinds)

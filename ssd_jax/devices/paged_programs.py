@@ -123,7 +123,7 @@ class PagedPrograms:
         return name if reach == self.capacity else (*name, reach)
 
     def reaching(self, name: Name, end: int) -> Name:
-        """The name of the variant that reads least of those that reach `end`, or of the full one."""
+        """The name of the variant that reads least of those that reach `end`, if any reaches it."""
         return self.to(name, next((r for r in self.reaches if r >= end), self.capacity))
 
     def table(

@@ -1,4 +1,4 @@
-"""Whether logits give a distribution: no NaN, no +inf, and -inf for some tokens at most."""
+"""Whether logits give a distribution: no NaN, no +inf, and -inf for some tokens only."""
 
 from __future__ import annotations
 
