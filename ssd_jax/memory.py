@@ -191,7 +191,7 @@ def _count(
     pages: int,
     records: int,
 ) -> Parts:
-    """Bytes of numbers of copies of a role's weights, pages and histories."""
+    """Bytes of so many copies of a role's weights, of its pages and of its histories."""
     whose, model = "its" if role == "target" else "the draft's", opened.model
     of_pages = model.page_structs(paging.total, paging.size)
     return {

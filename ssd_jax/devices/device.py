@@ -13,8 +13,8 @@ from ssd_jax.errors import DeviceError
 def run(program: Callable[..., Any], *arguments: Any) -> Any:
     """Dispatches a program.
 
-    A caller that donates an argument stores the result at once; interrupts wait until the round is
-    over (`interrupts.Deferred`), so that none comes in between.
+    A caller that donates an argument stores the result at once; interrupts wait for the round's end
+    (`interrupts.Deferred`), so that none comes in between.
 
     Raises:
       DeviceError: the program cannot run.
@@ -26,7 +26,7 @@ def run(program: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read(array: Any) -> np.ndarray:
-    """Waits for an array and returns it on the host.
+    """Waits for an array.
 
     Raises:
       DeviceError: a program that it comes from has failed.

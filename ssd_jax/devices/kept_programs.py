@@ -1,10 +1,10 @@
 """Keeps compiled programs by what they are made from.
 
 So a start need not trace and lower them, which takes longer than reading them. JAX finds an
-executable by its lowered program. For each executable in our store (`compile_cache`)
-this module keeps an entry: its arguments and results, and JAX's key. The entry is named after
-all that a program can depend on: what it is made from, the sources of this package, versions,
-devices and settings.
+executable by its lowered program. For each executable in our store (`compile_cache`) this module
+keeps an entry: its arguments and results, and JAX's key. The entry is named after all that a
+program can depend on: what it is made from, the sources of this package, versions, devices and
+settings.
 """
 
 from __future__ import annotations

@@ -64,9 +64,7 @@ class Packing:
         self.struct = jax.ShapeDtypeStruct((self._rows, begin), jnp.int32, sharding=first.sharding)
 
     def pack(self, arguments: Sequence[Any]) -> tuple[list[Any], Int32[np.ndarray, "B W"]]:
-        """The arguments on the device, and those on the host packed in one array [rows, W] int32.
-
-        A program over this packing is called with them.
+        """What a program over this packing takes: arguments on the device, and the packed array.
 
         Raises:
           ValueError: an array on the host has another shape or type.
@@ -87,7 +85,7 @@ class Packing:
         return [kept[at] for at in self.kept], array
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function over what `pack` returns, or over the rows of it that a group has."""
+        """The function over what `pack` returns; on a group of devices, over the group's rows."""
 
         def packed(*arguments: Any) -> Any:
             *kept, array = arguments

@@ -67,14 +67,14 @@ class PagedRole:
 
     @property
     def _table(self) -> Int32[jax.Array, "B P"] | None:
-        """The page table on the device, copied only after a change; None if slots have one page."""
+        """The table on the device, copied only after a change; None if each slot has one page."""
         if self._device_table is None and self._told_table is not None:
             # The host's table is changed in place later, and a CPU device may share its memory.
             self._device_table = put(self._told_table.copy(), self._paged.model.by_slots)
         return self._device_table
 
     def _text(self) -> tuple[Any, Any, Any, Any]:
-        """First arguments of the programs: parameters, pages, history and page table."""
+        """First arguments of the programs."""
         return self._parameters, self._pages, self._history, self._table
 
     def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> Any:

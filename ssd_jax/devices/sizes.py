@@ -32,7 +32,7 @@ def bytes_per_device(structs: Any) -> int:
 
 
 def bytes_of_process(structs: Any) -> int:
-    """Bytes that arrays of these structs take on all devices of this process together."""
+    """Bytes that these arrays take on all devices of this process."""
     return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
 
 

@@ -1,6 +1,6 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
-`Engine._round` calls the roles in their order. It waits only for the outcome of the round in
+`Engine._round` has the order of the roles' calls. It waits only for the outcome of the round in
 flight; once the next round is dispatched, tokens are turned into text, stop strings are searched
 for and events are handed out. A round dispatched past a stop is discarded before anything counts
 it.
@@ -217,8 +217,8 @@ class Engine:
     def _look_ahead(self) -> bool:
         """Dispatches the round after the one in flight, whose tokens are not known yet.
 
-        A row that ends in the round in flight is discarded. Only without a drafter, and while no
-        request is to be admitted.
+        The row of a request that ends in the round in flight is discarded. Only without a drafter,
+        and while no request is to be admitted.
 
         Returns: whether such a round was dispatched.
         """

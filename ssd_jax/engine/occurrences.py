@@ -36,7 +36,7 @@ class Occurrences:
     def seed(self, seed: int, index: int) -> int:
         """The 64-bit seed of a request that begins.
 
-        It is the user's seed if the request is the first of its pair and no pair was forgotten.
+        It is the user's if the request is the first of its pair and none was forgotten.
         """
         with self._lock:
             if not self._counts and not self._generation:

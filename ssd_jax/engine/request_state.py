@@ -16,7 +16,7 @@ from ssd_jax.sampling.params import SamplingParams
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RequestState:
-    """A request and all that the engine knows of it.
+    """What the engine knows of a request.
 
     Attributes:
       slot: row of the batch that it occupies; -1 without a slot.
@@ -51,7 +51,7 @@ class RequestState:
         return self.sequence.finish_reason is not None
 
     def put_off(self) -> None:
-        """Preempts it: it leaves its slot and waits to continue in another."""
+        """Preempts it: it leaves its slot and waits for another."""
         self.slot, self.reused, self.pages, self.prompted = -1, 0, 0, 0
         self.last = self.last[-1:]  # the drafter is given the others with the text
         self.sequence.rewind()

@@ -26,7 +26,7 @@ class Seats:
 
     Args:
       slots: number of slots of the engine.
-      pages: the stock of pages that slots share; None where each slot has its own.
+      pages: stock that slots share; None where each slot has its own pages.
 
     Attributes:
       waiting: requests without a slot, in order.
@@ -91,7 +91,7 @@ class Seats:
                 times.cached_tokens = taken.reused
 
     def leave(self, state: RequestState) -> None:
-        """Removes a request that has ended, whether it was running or waiting."""
+        """Removes a request that has ended, running or waiting."""
         if state.slot < 0:
             self.waiting.remove(state)
         elif self.running.get(state.slot) is state:
@@ -138,13 +138,13 @@ class Seats:
         return free
 
     def _beside(self, slot: int) -> list[RequestState]:
-        """Running requests that take their pages from the same group as a slot."""
+        """Running requests with pages from the same group as a slot."""
         assert self._pages is not None
         running = self.running.items()
         return [state for other, state in running if self._pages.beside(slot, other)]
 
     def _put_off(self, state: RequestState) -> None:
-        """Preempts a request: drops its keys and values; it continues from its tokens later."""
+        """Preempts a request: drops its keys and values; later it continues from its tokens."""
         assert self._pages is not None
         del self.running[state.slot]
         self._pages.give_back(state.slot)

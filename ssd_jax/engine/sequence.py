@@ -45,7 +45,7 @@ class Sequence:
 
     @property
     def prefilled(self) -> bool:
-        """Whether the target was given all tokens that there were when it entered its slot."""
+        """Whether the target was given the `to_prefill` tokens."""
         return self.given >= self.to_prefill
 
     def prefill(self, end: int) -> None:
@@ -58,7 +58,7 @@ class Sequence:
             self.cached -= 1
 
     def rewind(self) -> None:
-        """Starts over after its pages are gone: all of the text must be prefilled again."""
+        """Starts over without pages: the whole text must be prefilled again."""
         self.given = self.cached = 0
         self.to_prefill = self.size
 

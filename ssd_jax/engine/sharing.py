@@ -196,7 +196,7 @@ class Sharing:
     def _sweep(self) -> None:
         """Cancels the requests of callers that have left.
 
-        Not called while there is a leader, which may have begun a round.
+        Not called while a leader may be running a round.
         """
         while self._left:
             caller = self._left.popleft()

@@ -1,1 +1,1 @@
-"""The roles target, drafter and branching draft: their protocols, and the records they exchange."""
+"""The roles target, drafter and branching draft: protocols, and the records they exchange."""

@@ -51,7 +51,7 @@ class SlotOpening:
 
 
 class TopLogprobs(NamedTuple):
-    """Log-probabilities of W emitted tokens a row, and the likeliest ones at each, descending."""
+    """Log-probabilities of W emitted tokens a row, and of the likeliest beside each, descending."""
 
     chosen: Float32[np.ndarray, "B W"]
     ids: Int32[np.ndarray, "B W n"]

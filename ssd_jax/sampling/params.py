@@ -15,7 +15,7 @@ MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 4096
-"""Most stop strings of a request, and their most characters together: every token is compared."""
+"""Most stop strings of a request, and most characters of all: each token is compared with them."""
 
 MAX_BIASED_IDS = 64
 """Ids with a logit bias; also a static size of the compiled programs."""

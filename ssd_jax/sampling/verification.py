@@ -235,7 +235,7 @@ def _at_once(
     parts: Parts,
     tokens: int,
 ) -> tuple[Outcome, Bool[Array, "n"]]:
-    """`verify` for all positions at once without data-dependent control flow; which are sound.
+    """`verify` for all positions at once, without data-dependent control flow, and their soundness.
 
     The aim is few passes over the logits: a pass finds a few numbers a position, and p is computed
     from these where it is read. p is kept where thresholds are searched in it.

@@ -15,7 +15,7 @@ from ssd_jax.speculation.ngram import NgramIndex
 
 BackupKind = Literal["auto", "none", "ngram", "random", "draft"]
 KINDS: tuple[BackupKind, ...] = get_args(BackupKind)
-"""The backups that a user may ask for."""
+"""Backups that a user may ask for."""
 
 
 class Backup:
@@ -28,7 +28,7 @@ class Backup:
         """Takes tokens of the prompt, then committed ones."""
 
     def propose(self, start: int, count: int) -> list[int]:
-        """Up to `count` tokens to follow the pending token, which is at position `start`.
+        """Up to `count` tokens after the pending token, which is at position `start`.
 
         They never depend on the noise that they are verified with.
         """
@@ -36,7 +36,7 @@ class Backup:
 
 
 class NgramBackup(Backup):
-    """Proposes the tokens that followed the same n-gram earlier in the text."""
+    """Proposes what followed the same n-gram earlier in the text."""
 
     def __init__(self) -> None:
         self._text = NgramIndex()

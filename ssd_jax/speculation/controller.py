@@ -100,7 +100,7 @@ class Controller:
         self._pace, self._clock = pace or Pace(), clock
         self._plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
-        self._last: dict[int, SequenceState] = {}  # rows of the last round
+        self._last: dict[int, SequenceState] = {}  # rows of the last round, which began at `_began`
         self._began = 0.0
         self._work: list[Activity] = []  # of the draft, not reported yet
         self._to_tell: Callable[[], None] | None = None  # reports it, once the target is at work
@@ -369,7 +369,7 @@ class Controller:
         return waited
 
     def _usual(self, this: RoundState) -> float:
-        """Tokens that recent rounds of these rows commit together."""
+        """Tokens that a round of these rows commits in all, by their recent rounds."""
         return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
     def _tell_work(self, drafted: Drafted, tokens: int, seconds: float) -> None:

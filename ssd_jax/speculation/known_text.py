@@ -19,8 +19,7 @@ class KnownText:
       tokens: prompt and committed tokens; the first `prompt` are the prompt's.
       known: positions whose keys and values the draft has for certain.
       counted: tokens that the draft has as prompt or has counted as output.
-      whole: whether the last round expanded its record, so that the draft has the keys and values
-        of the whole record.
+      whole: whether the last round expanded its record: the draft has all its keys and values.
     """
 
     most: int = ALL
@@ -31,7 +30,7 @@ class KnownText:
     whole: bool = False
 
     def prefill(self, tokens: Sequence[int], offset: int) -> None:
-        """Takes tokens of the text so far: the prompt, and output of a request that continues."""
+        """Takes tokens of the text so far; see `SlotOpening.prompt`."""
         self.tokens[offset:] = tokens
         self.prompt = min(len(self.tokens), self.most)
 
@@ -62,7 +61,7 @@ def promoted(
     Args:
       teach: gives the draft what it lacks of a slot's text; None if it is not told of this round.
 
-    Returns: the promotion for the draft, with all tokens that it has not counted as committed.
+    Returns: the promotion for the draft: all tokens that it has not counted yet are committed.
     """
     rows = np.flatnonzero(promotion.position != IDLE).tolist()
     for slot, text in texts.items():

@@ -76,7 +76,7 @@ class Pace:
           work: kind of the forwards.
           tokens: for each row, the tokens that its round is expected to commit after 0, 1, ...
             forwards; further forwards leave it at the row's last entry.
-          usual: tokens that recent rounds of all rows commit.
+          usual: tokens that a round of all rows has committed lately.
           underway: seconds that the first of the forwards has been running already.
         """
         most = max((len(row) - 1 for row in tokens), default=0)
