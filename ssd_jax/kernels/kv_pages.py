@@ -1,11 +1,11 @@
-"""Keys and values: how pages of them are stored, written and read block by block; and those of
-branches, which are not yet part of any page.
+"""KV pages: how keys and values are stored, written and read block by block; and those of branches,
+which are not yet part of any page.
 
-A position's key and value lie side by side, in the first and the second half of the last axis,
-whose width is twice the head size, or `lanes` of it where kernels for TPUs read them.
+A position's key and value lie side by side, in the first and second half of the last axis. Its
+width is twice the head size, or `lanes` of it where TPU kernels read the pages.
 
-A page table says which pages hold a row's positions, in order: either an array, or
-`Contiguous(first)` when row b owns the single page first + b, which lets reads be slices instead of
+A page table lists the pages that hold a row's positions, in order. It is an array, or
+`Contiguous(first)` when row b owns the single page first + b; reads are then slices instead of
 gathers.
 """
 
@@ -21,12 +21,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 BLOCK = 128
-"""Positions that attention reduces at a time. Fixed by absolute position, so that a query's result
-does not depend on how long its neighbours are; in pages that this does not divide, the most that
-divides both."""
+"""Positions that attention reduces at a time. Blocks are fixed by absolute position, so that a
+query's result does not depend on its neighbours' lengths; in pages that this does not divide, the
+largest size that divides both."""
 
 LANES = 128
-"""Of a TPU's vectors."""
+"""Lanes of a TPU's vectors."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["first"], meta_fields=["reach"])
@@ -35,7 +35,7 @@ class Contiguous:
     """A page table in which row b owns the one page first + b.
 
     Attributes:
-      reach: most positions that any query sees, a whole number of blocks; None is all of a page.
+      reach: most positions that any query sees, a whole number of blocks; None is the whole page.
     """
 
     first: Int32[Array, ""] | int = 0
@@ -44,18 +44,18 @@ class Contiguous:
 
 PageTable = Int32[Array, "B P"] | Contiguous
 PageArray = Shaped[Array, "pages kv_heads page_size width"]
-"""Keys and values in storage dtype; when layers are scanned, of one layer after the other."""
+"""Keys and values in storage dtype; when layers are scanned, layer after layer."""
 
 
 def as_array(page_table: PageTable, rows: int) -> Int32[Array, "B P"]:
-    """The table of B rows as an array."""
+    """The page table of B rows as an array."""
     if isinstance(page_table, Contiguous):
         return page_table.first + jnp.arange(rows, dtype=jnp.int32)[:, None]
     return page_table
 
 
 def of_layer(page_table: PageTable, layer: Int32[Array, ""], pages_per_layer: int) -> PageTable:
-    """The table of one layer when the pages of all layers lie in one array, layer by layer."""
+    """The page table of one layer, where one array holds the pages of all layers in order."""
     if isinstance(page_table, Contiguous):
         return dataclasses.replace(page_table, first=page_table.first + layer * pages_per_layer)
     return page_table + layer * pages_per_layer
@@ -65,7 +65,7 @@ def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     """The dtype in which pages of `dtype` are stored on `platform`.
 
     On CPU, XLA widens a bfloat16 scatter to float32 over the whole array (milliseconds a layer),
-    so bfloat16 pages carry their bits as uint16 there and updates stay in place.
+    so there bfloat16 pages hold their bits as uint16, and updates stay in place.
     """
     if platform == "cpu" and dtype == jnp.bfloat16:
         return jnp.dtype(jnp.uint16)
@@ -73,17 +73,19 @@ def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
 
 
 def lanes(head_dim: int) -> int:
-    """The width of pages that kernels for TPUs read: keys and values side by side, each padded with
-    zeros where both would not fill vectors. XLA lays out other arrays with the positions as
-    lanes."""
+    """The width of pages that TPU kernels read: keys and values side by side, each padded with
+    zeros where the two would not fill whole vectors. XLA lays out arrays of other widths with the
+    positions as lanes."""
     return -(-2 * head_dim // LANES) * LANES
 
 
 def apart(
     k: Float[Array, "B R kv_heads d"], v: Float[Array, "B R kv_heads d"]
 ) -> tuple[Float[Array, "B R kv_heads d"], Float[Array, "B R kv_heads d"]]:
-    """Keys and values of which a token's that are no numbers spoil no query that does not see it:
-    its key has NaN alone, and its value, which such a query multiplies by 0, is 0."""
+    """Keys and values in which a token with non-finite numbers affects only queries that see it.
+
+    All of its key becomes NaN; its value, which other queries multiply by 0, becomes 0.
+    """
     sound = (jnp.isfinite(k) & jnp.isfinite(v)).all(axis=-1, keepdims=True)
     return jnp.where(sound, k, jnp.nan), jnp.where(sound, v, 0.0)
 
@@ -91,7 +93,7 @@ def apart(
 def beside(
     k: Float[Array, "*shape head_dim"], v: Float[Array, "*shape head_dim"], width: int
 ) -> Float[Array, "*shape {width}"]:
-    """Keys and values as pages of this width have them: each at the start of a half, then zeros."""
+    """Keys and values side by side in `width`: each at the start of a half, padded with zeros."""
     padding = [(0, 0)] * (k.ndim - 1) + [(0, width // 2 - k.shape[-1])]
     halves = (k, v) if padding[-1] == (0, 0) else (jnp.pad(k, padding), jnp.pad(v, padding))
     return jnp.concatenate(halves, axis=-1)
@@ -105,7 +107,7 @@ def encode(values: Shaped[Array, "*shape"], storage: jnp.dtype) -> Shaped[Array,
 
 
 def decode(stored: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The dtype attention computes in: float32 from uint16 bits, else the stored dtype."""
+    """Stored values in the dtype that attention computes in: uint16 bits become float32."""
     if stored.dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(stored, jnp.bfloat16).astype(jnp.float32)
     return stored
@@ -124,8 +126,8 @@ def write(
     Args:
       positions: absolute; one outside [0, P * page_size) is not written.
       values: of any float dtype, or in storage dtype already.
-      windows: reads, changes and writes a window of R positions a row, since a scatter has XLA copy
-        all pages on accelerators. What a row writes must then be of one run: token r goes to
+      windows: reads, changes and writes a window of R positions a row, since on accelerators XLA
+        copies all pages for a scatter. A row's tokens must then form one run: token r goes to
         position s + r, or outside.
     """
     values = encode(values, pages.dtype)
@@ -156,10 +158,10 @@ def _write_windows(
     positions: Int32[Array, "B R"],
     values: Shaped[Array, "B R kv_heads width"],
 ) -> PageArray:
-    """Of a row, the window of the run in each page that it may reach.
+    """Writes each row's run, one window for every page that the run may reach.
 
-    A window is moved to where it is whole in its page. What of it is written follows from the
-    positions of the tokens that lie there.
+    A window is shifted to lie whole within its page; the positions of its tokens decide which of
+    its entries are written.
     """
     batch, count = positions.shape
     _, heads, page_size, width = pages.shape
@@ -205,7 +207,7 @@ def read_block(
     batch: int,
     size: int = BLOCK,
 ) -> Float[Array, "B kv_heads {size} width"]:
-    """Positions [block * size, (block + 1) * size) of `batch` rows; `size` divides a page."""
+    """Reads positions [block * size, (block + 1) * size) of `batch` rows; `size` divides a page."""
     start = block * size
     _, heads, page_size, width = pages.shape
     if isinstance(page_table, Contiguous):
@@ -224,8 +226,8 @@ class Scratch(NamedTuple):
     """Keys and values of branch tokens; entry (d, m) is the token of branch m at depth d.
 
     Attributes:
-      ancestor: each query's (branch, depth). It sees the entries of its own branch at depths
-        0..depth; depth -1 sees none.
+      ancestor: (branch, depth) of each query, which sees the entries of its own branch at depths
+        0..depth; a query of depth -1 sees none.
     """
 
     kv: Shaped[Array, "B kv_heads depths M width"]
@@ -234,10 +236,10 @@ class Scratch(NamedTuple):
     def write(
         self, values: Float[Array, "B R kv_heads width"], *, windows: bool = False
     ) -> Scratch:
-        """With each query's own key and value at its (branch, depth).
+        """Stores each query's own key and value at its (branch, depth).
 
         Args:
-          windows: rewrites all entries instead of a scatter.
+          windows: rewrites all entries instead of using a scatter.
         """
         values = encode(values, self.kv.dtype)
         branch, depth = self.ancestor[..., 0], self.ancestor[..., 1]

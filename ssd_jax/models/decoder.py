@@ -39,24 +39,24 @@ Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
 
 BranchArray = Shaped[Array, "*layers B kv_heads depths M width"]
-"""One layer's keys and values of branch tokens, as in `Scratch`, or those of all."""
+"""Keys and values of branch tokens, as in `Scratch`: of one layer, or of all layers."""
 
 AllPages = list[PageArray] | PageArray
 AllBranches = list[BranchArray] | BranchArray
-"""One array a layer, or that of all when scanned."""
+"""One array a layer, or one for all layers when scanned."""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32 and rotated, to
-what is attended to, as q, and whatever the layer shall return beside."""
+"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k rotated,
+to the attention's output, shaped as q, and whatever else the layer is to return."""
 
 
 class Tree(NamedTuple):
     """Tokens of which some belong to branches that leave the trunk at different positions.
 
     Attributes:
-      branches: keys and values so far.
+      branches: keys and values of the branches so far.
       ancestor: see `Scratch`; depth -1 is a token of the trunk.
-      written: where in the pages a token goes; outside: nowhere.
+      written: position in the pages that a token is written to; one outside is not written.
     """
 
     branches: AllBranches
@@ -67,9 +67,9 @@ class Tree(NamedTuple):
 class Step(NamedTuple):
     """What every layer needs to know of the tokens being run."""
 
-    written: Int32[Array, "B R"]  # positions; outside the pages: not written
+    written: Int32[Array, "B R"]  # positions; one outside the pages is not written
     visible: Int32[Array, "B R"]
-    ancestor: Int32[Array, "B R 2"] | None  # where there are branches
+    ancestor: Int32[Array, "B R 2"] | None  # None without branches
     page_table: PageTable
     rotation: Rotation
 
@@ -92,7 +92,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Stream, norm: RMSNorm, rotated: Rotation, attend: Attend, multiply: Multiply
     ) -> tuple[Stream, Any]:
-        """x, yet to be normed, has n >= B * R rows; surplus ones are padding."""
+        """x, not normed yet, has n >= B * R rows; surplus rows are padding."""
         batch, rows = rotated.cos.shape[:2]
 
         projections = [self.q_proj, self.k_proj, self.v_proj]
@@ -119,7 +119,7 @@ class MLP(nnx.Module):
         self.down_proj = Linear(narrow, ("embed", "ffn"), dtype)
 
     def __call__(self, x: Stream, norm: RMSNorm, multiply: Multiply) -> Stream:
-        """silu(gate) * up, down again; x is yet to be normed."""
+        """down(silu(gate(x)) * up(x)); x is not normed yet."""
         gate, up = linear(x, [self.gate_proj, self.up_proj], multiply, norm)
         [down] = linear(jax.nn.silu(gate) * up, [self.down_proj], multiply)
         return down
@@ -138,7 +138,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply = products
     ) -> tuple[Stream, Any]:
-        """x is the residual stream; the second result is that of `attend`."""
+        """Runs one layer on the residual stream x; also returns the second result of `attend`."""
         attended, kept = self.self_attn(x, self.input_layernorm, rotated, attend, multiply)
         x = x + attended
         return x + self.mlp(x, self.post_attention_layernorm, multiply), kept
@@ -148,7 +148,7 @@ class Decoder(nnx.Module):
     """Embedding, layers and final norm; `layers` is one stacked layer when layers are scanned."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        # Only a head gains from int8; rows that are merely looked up keep their precision.
+        # Only an output head gains from int8; rows that are only looked up keep their precision.
         dtype = execution.compute if config.tie_embeddings else execution.floating
         self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), dtype)
         copies = stack if execution.scan_layers else repeat
@@ -179,10 +179,10 @@ class CausalLM(nnx.Module):
         """Runs tokens through the layers, writing their keys and values.
 
         Args:
-          positions: one outside the pages is not written.
+          positions: a token at a position outside the pages is not written.
           visible: see `tree_attention`.
           page_table: pages of the first layer.
-          tree: where some tokens belong to branches; `positions` then only rotate.
+          tree: given if some tokens belong to branches; `positions` then only rotate.
 
         Returns: hidden states before the final norm, the new pages and the new branches.
         """
@@ -201,7 +201,7 @@ class CausalLM(nnx.Module):
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
-        """Of states that `hidden` has given; see `ModelConfig.output_size`."""
+        """Logits of states returned by `hidden`; for their columns see `ModelConfig.output_size`."""
         x = pad_rows(hidden, self.execution.min_rows)
         head = self.lm_head or self.model.embed_tokens
         [logits] = products(x, [head.rows], self.model.norm.of_rows)
@@ -219,13 +219,13 @@ def _layer(
 ) -> tuple[Stream, tuple[PageArray, BranchArray | None]]:
     """One layer, traced once for all layers; the compiler inlines it.
 
-    Keys and values of its tokens go to the pages, and to the branches if there are.
+    Keys and values of its tokens are written to the pages, and to the branches if there are any.
     """
     layer = nnx.merge(graph, state)
     execution = layer.self_attn.execution
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-        if execution.attention != "cpu":  # which leaves out what a query does not see
+        if execution.attention != "cpu":  # the "cpu" backend skips what a query does not see
             k, v = kv_pages.apart(k, v)
         kv, windows = kv_pages.beside(k, v, pages.shape[-1]), execution.window_writes
         how = execution.writing

@@ -1,7 +1,7 @@
 """A decoder as pure functions over a flat list of parameters.
 
-Modules are built abstractly and split once; a compiled program takes the flat list, which costs a
-fraction of a module's own call overhead.
+Modules are built abstractly and split once; compiled programs take the flat list, which costs a
+fraction of the call overhead of a module.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Parameters = Sequence[jax.Array]
 
 _EMBEDDING = "model.embed_tokens."
 _SCALE = "_scale"
-"""After the name of a weight: the scales of its int8 rows."""
-_CACHE = 2**25  # bytes of weights that stay in the cache that cores share
-_ALIGNMENT = 64  # bytes, of a tensor in a bundle
+"""Suffix to a weight's name: the scales of its int8 rows."""
+_CACHE = 2**25  # bytes of weights that stay in the cache shared by cores
+_ALIGNMENT = 64  # bytes; of tensors in a bundle
 
 
 class FunctionalModel:
@@ -50,14 +50,15 @@ class FunctionalModel:
 
     Attributes:
       config: architecture.
-      execution: platform choices, kernels with how the mesh has heads.
+      execution: platform choices; its kernels know how the mesh shards heads.
       mesh, rules: where parameters and pages live; `mesh=None` is the default device.
-      kv_heads: key/value heads of all devices that share a model together; see `kv_copies`.
-      output_ids: tokens of the head's rows, ascending, where `config.output_size` is their number;
-        None where row v is token v. A draft's programs have them as constants.
-      stored: kind of each weight that is packed as its checkpoint stores it, by tensor name, where
-        weights are packed.
-      bundles: bytes of each parameter that holds the packed tensors of a layer, by name.
+      kv_heads: key/value heads over all devices that share a model, copies included; see
+        `ShardingRules.kv_copies`.
+      output_ids: [N], token of each row of the output head, ascending; `config.output_size` is N.
+        None where row v is token v. They are constants in a draft's programs.
+      stored: by tensor name, the kind of each weight that is packed as its checkpoint stores it,
+        where weights are packed.
+      bundles: by name, the bytes of each parameter that holds a layer's packed tensors.
       pieces: the bundle of each such tensor, and its first byte there.
     """
 
@@ -101,7 +102,7 @@ class FunctionalModel:
 
     @functools.cached_property
     def made_from(self) -> str:
-        """All that decides what its programs are, as text."""
+        """Everything that determines the model's programs, as text."""
         ids = None if self.output_ids is None else self.output_ids.tolist()
         mesh = None
         if self.mesh is not None:
@@ -114,7 +115,7 @@ class FunctionalModel:
         wanted = {}
         for name, variable in self._variables.items():
             if name.endswith(_SCALE):
-                continue  # comes from its weight
+                continue  # made from its weight
             value, axes, copies = variable.get_value(), variable.axes, self._copies(variable)
             shape = value.shape[-len(axes) :]  # of one layer
             if name in self._packed:
@@ -127,8 +128,8 @@ class FunctionalModel:
         return wanted
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """What a checkpoint tensor, loaded as `wanted`, becomes: itself, panels, or int8 rows and
-        scales. One of `stored` comes in panels.
+        """Converts a checkpoint tensor, loaded as `wanted`: it stays as it is, or becomes panels, or
+        int8 rows and scales. A tensor in `stored` already comes in panels.
 
         Returns: arrays by name, for `assemble`.
         """
@@ -148,7 +149,7 @@ class FunctionalModel:
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
     def stacked(self) -> list[tuple[str, jax.ShapeDtypeStruct, list[str]]]:
-        """The parameters of scanned layers: a name, a struct, and the tensors of the layers."""
+        """Name, struct and tensors (one a layer) of each parameter of scanned layers."""
         return [
             (name, self._struct_of(variable), tensors)
             for name, variable in self._flat.items()
@@ -162,25 +163,25 @@ class FunctionalModel:
 
     @property
     def everywhere(self) -> Sharding | None:
-        """Of what each device of the mesh holds whole; None without a mesh."""
+        """Sharding of arrays that every device of the mesh holds whole; None without a mesh."""
         return None if self.mesh is None else everywhere(self.mesh)
 
     @property
     def by_slots(self) -> Sharding | None:
-        """Of arrays with a row, or as many rows, for each slot; None without a mesh."""
+        """Sharding of arrays with the same number of rows for each slot; None without a mesh."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(DATA_AXIS))
 
     @property
     def data_shards(self) -> int:
-        """Groups of devices that share the slots."""
+        """Number of groups of devices that share the slots."""
         return 1 if self.mesh is None else self.mesh.shape[DATA_AXIS]
 
     def place(self, arrays: Any) -> Any:
-        """Arrays of any tree with the slots in front, on the model's devices; only dispatches."""
+        """Puts a tree of arrays, slots leading, on the model's devices; only dispatches."""
         return arrays if self.mesh is None else put(arrays, self.by_slots)
 
     def place_whole(self, arrays: Any) -> Any:
-        """Arrays of any tree, whole on every device of the model; only dispatches."""
+        """Puts a tree of arrays whole on every device of the model; only dispatches."""
         return arrays if self.mesh is None else put(arrays, self.everywhere)
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
@@ -188,18 +189,18 @@ class FunctionalModel:
         return list(self._parameters.values())
 
     def read_structs(self) -> list[jax.ShapeDtypeStruct]:
-        """Of the parameters that a forward reads: all but an embedding that is no output head, of
-        which it looks up a few rows."""
+        """Structs of the parameters that a forward reads whole: all except an embedding that is
+        not the output head, of which it looks up a few rows."""
         tied = self.config.tie_embeddings
         return [s for n, s in self._parameters.items() if tied or not n.startswith(_EMBEDDING)]
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Of the bundles, by name."""
+        """Structs of the bundles, by name."""
         bytes_, axes = jnp.dtype(jnp.uint8), (None,)
         return {name: self._struct((n,), bytes_, axes) for name, n in self.bundles.items()}
 
     def page_structs(self, count: int, page_size: int) -> Any:
-        """Structure of `AllPages`: `count` pages a layer, each of `page_size` positions."""
+        """Structs of `AllPages`: `count` pages a layer, each of `page_size` positions."""
         c, e = self.config, self.execution
         per_array = count * c.num_layers if e.scan_layers else count
         shape = (per_array, self.kv_heads, page_size, e.page_width(c.head_dim))
@@ -211,7 +212,7 @@ class FunctionalModel:
         return zeros(self.page_structs(count, page_size))
 
     def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
-        """Structure of `AllBranches`: room for `depths` tokens of each of the rows' branches."""
+        """Structs of `AllBranches`: room for `depths` tokens of each branch of `rows` rows."""
         c, e = self.config, self.execution
         shape = (rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
         axes = ("slots", "kv_heads", None, None, None)
@@ -249,11 +250,11 @@ class FunctionalModel:
         return None if self.mesh is None else NamedSharding(self.mesh, self.rules.spec(axes))
 
     def _copies(self, variable: nnx.Variable) -> int:
-        """How often it has each of its tensor's rows."""
+        """Number of copies of each row of its tensor."""
         return self.rules.kv_copies if variable.axes[0] == "kv_heads" else 1
 
     def _tensors(self, name: str) -> list[str]:
-        """Of a variable: one, or one of each scanned layer."""
+        """Checkpoint tensors of a variable: one, or one for each scanned layer."""
         _, layers, rest = name.partition("model.layers.")
         if not (self.execution.scan_layers and layers):
             return [name]
@@ -265,7 +266,7 @@ def _joined(path: Sequence[Any]) -> str:
 
 
 def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
-    """Has weights be panels, and says which, by name: all that are multiplied by."""
+    """Turns all weights that take part in products into panels; returns them by name."""
     packed = {}
     for path, matrix in nnx.iter_modules(module):
         name = _joined((*path, "weight"))
@@ -283,10 +284,10 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
 def _bundle(
     module: CausalLM, packed: Container[str]
 ) -> tuple[dict[str, int], dict[str, tuple[str, int]]]:
-    """Puts the `packed` weights and the own norms of each layer in one array of bytes.
+    """Puts the `packed` weights and each layer's own norms into one array of bytes a layer.
 
-    Every array that a program is called with costs the host about a microsecond, and a layer has
-    nine for products.
+    Every array argument of a program costs the host about a microsecond, and the products of a
+    layer take nine.
 
     Returns: see `FunctionalModel.bundles` and `pieces`.
     """
@@ -312,7 +313,7 @@ _pack_bfloat16 = jax.jit(pack_bfloat16)
 
 
 def zeros(structs: Any) -> Any:
-    """Arrays of these structs."""
+    """Zero-filled arrays of these structs."""
     return jax.tree.map(
         lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding), structs
     )

@@ -12,21 +12,21 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/\s]+):(\d{1,5})")
 
 
 class Address(NamedTuple):
-    """A host by name or number, and a port."""
+    """A host, by name or IP address, and a port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str, name: str, *, any_port: bool = False) -> Self:
-        """From HOST:PORT; a number of IPv6 is in brackets.
+        """Reads HOST:PORT; an IPv6 address is in brackets.
 
         Args:
           name: of the setting, for messages.
-          any_port: 0 is one, too: any that is free.
+          any_port: allows port 0, which stands for any free port.
 
         Raises:
-          InputError: not an address.
+          InputError: the text is not an address.
         """
         found = _ADDRESS.fullmatch(text)
         if found is None or not (not any_port) <= int(found[2]) < 2**16:
@@ -38,7 +38,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether it reaches this host alone."""
+        """Whether only this host can be reached at this address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

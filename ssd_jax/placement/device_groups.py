@@ -1,4 +1,4 @@
-"""Devices of the two roles, as the user gave them or as they are divided unasked."""
+"""Devices of the two roles: given by the user, or divided by default."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _REMEDY = (
 
 
 class Grid(NamedTuple):
-    """Devices of the target: `data` groups share the slots, the `tensor` devices of a group share
-    the model."""
+    """Grid of the target's devices: `data` groups share the slots, the `tensor` devices of a group
+    share the model."""
 
     data: int
     tensor: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a setting such as "data=2,tensor=4"; an axis that is not named has one.
+        """Reads a setting such as "data=2,tensor=4"; an axis that is not named has size 1.
 
         Raises:
-          InputError: not such a setting.
+          InputError: the text is not such a setting.
         """
         sizes: dict[str, int] = {}
         for part in text.split(","):
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """How many."""
+        """Number of devices."""
         return self.data * self.tensor
 
     def __str__(self) -> str:
@@ -54,10 +54,10 @@ class Grid(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceGroups(RoleNumbers):
-    """Devices of the two roles that the user gave, as indices; None is whatever is left.
+    """Device indices of the two roles, as the user gave them; None is the rest.
 
     Attributes:
-      platform: of the draft's, "cpu" or "gpu", where the user names it.
+      platform: of the draft's devices, "cpu" or "gpu", if the user names it.
     """
 
     platform: str | None = None
@@ -65,16 +65,16 @@ class DeviceGroups(RoleNumbers):
 
     @classmethod
     def parse(cls, target: str | None, draft: str | None) -> Self:
-        """From these settings, the draft's also with a platform: "cpu", "cpu:0,1", "gpu:1".
+        """Reads the two settings; the draft's may name a platform: "cpu", "cpu:0,1", "gpu:1".
 
         Raises:
-          InputError: not a list of numbers, or a device of both.
+          InputError: a setting is not a list of numbers, or both roles have a device.
         """
         found = re.fullmatch("(cpu|gpu):(.+)", "cpu:0" if draft == "cpu" else draft or "")
         platform, numbers = found.groups() if found else (None, draft)
         if platform != "cpu":
             return dataclasses.replace(super().parse(target, numbers), platform=platform)
-        # The processor's devices are none that a target elsewhere could have.
+        # A target on another platform can't have the processor's devices.
         own = super().parse(None, numbers)
         if own.draft is not None and own.draft[-1] >= MOST_OF_A_PROCESSOR:
             raise InputError(
@@ -84,10 +84,10 @@ class DeviceGroups(RoleNumbers):
         return dataclasses.replace(own, target=super().parse(target, None).target, platform="cpu")
 
     def require_platform(self, platform: str | None) -> None:
-        """Refuses a draft's platform that is named and is another than this.
+        """Checks that the draft's platform, if it is named, is this one.
 
         Raises:
-          InputError: it is.
+          InputError: it is another.
         """
         if self.platform not in (None, platform):
             raise InputError(
@@ -98,15 +98,15 @@ class DeviceGroups(RoleNumbers):
     def split(
         self, count: int, grid: Grid | None = None, workers: int = 1
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The devices of target and draft, of `count` that there are.
+        """Divides `count` devices between target and draft.
 
-        Where the user says nothing the target gets as many as its grid has, or the largest power of
-        two below `count`, which heads and channels can usually be divided by; each of the draft's
-        workers gets such a number of the rest.
+        By default the target gets as many as its grid has, or the largest power of two below
+        `count`, which usually divides heads and channels; each of the draft's workers gets a power
+        of two of the rest.
 
         Raises:
-          InputError: fewer than two devices, one that does not exist, none left for a role, or
-            others than the grid has.
+          InputError: there are fewer than two devices, one does not exist, none is left for a role,
+            or the target's do not fit the grid.
         """
         if count < 2:
             raise InputError(
@@ -123,8 +123,8 @@ class DeviceGroups(RoleNumbers):
         return target, rest[: workers * _power_of_two(len(rest) // workers)]
 
     def of_target(self, count: int, grid: Grid | None) -> tuple[int, ...]:
-        """The target's devices, of `count` that there are: those that were given, or the first of
-        those that are left.
+        """The target's devices out of `count`: the given ones, or the first that the draft
+        leaves.
 
         Raises:
           InputError: see `split`.
@@ -163,7 +163,7 @@ def _rest(every: range, taken: Sequence[int], name: str, role: str) -> tuple[int
 
 
 def devices_taken(groups: DeviceGroups, grid: Grid | None) -> int:
-    """Devices that the target has in any case."""
+    """Least number of devices that the target takes."""
     if groups.target is not None:
         return len(groups.target)
     return 1 if grid is None else grid.devices

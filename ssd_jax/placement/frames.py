@@ -1,4 +1,4 @@
-"""A connection between two processes: frames in their order, and how it ends."""
+"""A connection between two processes: frames in order, beats, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Callable
 
 _LENGTH = struct.Struct("<I")
 MOST = 2**28
-"""Bytes of a frame."""
-_AT_ONCE = 2**16  # bytes that are asked for: a frame and its length, and those that follow
-_BEATS = 4  # in the time that a host may be silent
+"""Most bytes of a frame."""
+_AT_ONCE = 2**16  # bytes of one read: a frame with its length, and frames that follow
+_BEATS = 4  # per the time that a host may be silent
 
 
 class Frames:
     """One end of a connection.
 
-    A frame is its length (4 bytes, little-endian) and so many bytes; one of none is a beat.
+    A frame is its length (4 bytes, little-endian) and that many bytes; an empty frame is a beat.
 
     Args:
       connected: a stream socket.
       silence: seconds without a frame after which the other end is lost; None is never.
-      most: bytes of a frame.
+      most: most bytes of a frame.
     """
 
     def __init__(
@@ -36,28 +36,29 @@ class Frames:
         self._socket, self._silence, self.most = connected, silence, most
         self._sending, self._closed = threading.Lock(), threading.Event()
         self._received = bytearray()
-        self._until: float | None = None  # time that all of a frame must have come by
+        self._until: float | None = None  # deadline for a whole frame
 
     def start(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
-        """Begins to receive, and to beat four times in the silence that is allowed.
+        """Starts to receive, and to send four beats per allowed silence.
 
         Args:
-          take: gets each frame, from a thread of its own.
-          lost: told why no more come, once, unless it was closed at this end.
+          take: is called with each frame, in a separate thread.
+          lost: is called once, with the reason, when the connection ends, unless this end closed
+            it.
         """
         threading.Thread(target=self._receive, args=(take, lost), daemon=True, name="host").start()
         assert self._silence is not None
         self.beat(self._silence / _BEATS, lost)
 
     def beat(self, seconds: float, lost: Callable[[str], None] | None = None) -> None:
-        """Begins to beat every so many seconds; see `start`."""
+        """Starts to send a beat every `seconds`; see `start`."""
         threading.Thread(target=self._beat, args=(seconds, lost), daemon=True, name="beat").start()
 
     def send(self, frame: bytes) -> None:
         """Sends a frame.
 
         Raises:
-          OSError: the other end does not take it.
+          OSError: the other end does not take the frame.
         """
         if len(frame) > self.most:
             raise OSError(f"a message of {len(frame)} bytes is too long; at most {self.most} go")
@@ -65,8 +66,8 @@ class Frames:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
     def first(self, seconds: float, *, most: int) -> bytes:
-        """The first frame, by which a stranger says who it is, if it has no more than `most` bytes
-        and all of them come within so many seconds; see `receive`."""
+        """Receives the first frame, by which the other end identifies itself; it may have `most`
+        bytes and must arrive whole within `seconds`. See `receive`."""
         usual, self.most = self.most, most
         self._until = time.monotonic() + seconds
         try:
@@ -76,10 +77,10 @@ class Frames:
             self._socket.settimeout(self._silence)
 
     def receive(self) -> bytes:
-        """The next frame, which may be a beat.
+        """Receives the next frame, which may be a beat.
 
         Raises:
-          OSError: none comes, or it is too long.
+          OSError: no frame comes, or it is too long.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if length > self.most:
@@ -87,7 +88,7 @@ class Frames:
         return self._exactly(length)
 
     def close(self) -> None:
-        """Ends the connection, which loses nothing that was sent."""
+        """Ends the connection; what was sent is not lost."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -110,7 +111,7 @@ class Frames:
             while True:
                 if frame := self.receive():
                     take(frame)
-        except Exception as error:  # a thread that ended without a word would leave all waiting
+        except Exception as error:  # or all would wait for a dead thread
             self._tell(error, lost)
 
     def _beat(self, seconds: float, lost: Callable[[str], None] | None) -> None:
@@ -127,7 +128,7 @@ class Frames:
             lost(self.why(error))
 
     def why(self, error: Exception) -> str:
-        """What an error of `receive` or `send` means."""
+        """Words for an error of `receive` or `send`."""
         if isinstance(error, TimeoutError):
             return f"it was silent for {self._silence:g} s"
         if isinstance(error, OSError):

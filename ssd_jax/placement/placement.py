@@ -1,7 +1,7 @@
 """Where the two roles run: the choice of a placement, and the devices of each role.
 
-The choice is the user's, or made here for `auto`. No JAX is imported before devices are asked for,
-so that bad settings are refused at once.
+The user chooses the placement, or `auto` leaves the choice to this module. JAX is imported only
+when devices are asked for, so that bad settings are refused at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Placement:
     """Where the draft runs, and on which devices both roles do.
 
     Attributes:
-      target, draft: the devices of each role, see `sharding.mesh_of`; None is the default one.
-      why: what `auto` chose it for; None where the user did.
+      target, draft: the mesh of each role, see `sharding.mesh_of`; None is the default device.
+      why: why `auto` chose this placement; None where the user chose it.
       addresses: of workers on other hosts.
-      workers: devices of each process that the draft has.
+      workers: devices of each of the draft's processes.
       layout: how workers share the work.
-      left: GPUs that this process sees then, none where it sees all.
+      left: GPUs that JAX is restricted to in this process; None where it is not restricted.
     """
 
     kind: Kind
@@ -47,12 +47,12 @@ class Placement:
 
     @property
     def apart(self) -> bool:
-        """Whether the draft of mode ssd is in another process, of this host or another."""
+        """Whether the draft of mode ssd runs in another process, on this host or another."""
         return self.kind in ("process", "remote")
 
     @property
     def draft_platform(self) -> str | None:
-        """Of the draft's devices, as JAX names it; None on another host."""
+        """JAX's name of the platform of the draft's devices; None if they are on another host."""
         import jax
 
         if self.kind == "process":
@@ -60,8 +60,8 @@ class Placement:
         return None if self.kind == "remote" else jax.default_backend()
 
     def asked_of_worker(self, attention: str) -> str:
-        """What computes the draft's attention in a process of its own, where the target's is so: a
-        platform other than the target's has what is its own."""
+        """The attention setting of a draft in its own process, given the target's: on a platform
+        other than the target's, the draft uses that platform's own backend."""
         import jax
 
         other = self.kind == "process" and self.workers[0].platform != jax.default_backend()
@@ -69,8 +69,8 @@ class Placement:
 
     @property
     def cacheable(self) -> bool:
-        """Whether compiled programs may be kept on disk: on TPUs, those of devices without the
-        first one end the process when they are read again (jax issue 38004)."""
+        """Whether compiled programs may be cached on disk: on TPUs, programs for devices without
+        the first one end the process when they are read back (jax issue 38004)."""
         meshes = [mesh for mesh in (self.target, self.draft) if mesh is not None]
         return all(mesh.devices.flat[0].platform != "tpu" for mesh in meshes)
 
@@ -86,7 +86,7 @@ class Placement:
 
     @property
     def devices(self) -> dict[str, tuple[str, ...]]:
-        """Names of each role's devices, in the order of its mesh, where it has some of its own."""
+        """Names of each role's own devices, in mesh order; roles without their own are left out."""
         found = {}
         if self.left is not None:
             found["target"] = self.left.names
@@ -108,20 +108,20 @@ def place(
     workers: int = 1,
     hosts: bool = False,
 ) -> Placement:
-    """The placement of both roles, as the user wants it.
+    """The placement of both roles, from the user's settings.
 
     Args:
-      kind: of the draft.
+      kind: the draft's placement.
       groups: devices of the roles.
-      grid: of the target's devices; None is one device, or a row of all that it has.
+      grid: layout of the target's devices; None is one device, or a row of all its devices.
       addresses: of workers on other hosts.
-      workers: processes that a draft in processes has, groups that its devices of a submesh are in.
-      hosts: whether several processes have the target's devices, which are all if none are named.
+      workers: number of the draft's processes, or of groups of its devices in a submesh.
+      hosts: whether the target's devices belong to several processes; if none are named, all do.
 
     Raises:
-      InputError: devices that there are not, or none of a process.
+      InputError: a device does not exist, or a process has none.
     """
-    # With hosts JAX has started, and sees all.
+    # With hosts, JAX has already started and sees all devices.
     why, gpus = None, count_gpus() if kind in ("auto", "process") and not hosts else 0
     if kind == "auto":
         kind, why = _chosen(groups, grid, gpus)
@@ -140,7 +140,7 @@ def place(
     if hosts:
         _check_all_take_part(devices, indices)
     target = _mesh(devices, indices, grid)
-    draft = target if kind == "inline" or hosts else None  # mode sd has it there in any case
+    draft = target if kind == "inline" or hosts else None  # in mode sd it is always there
     if others is not None:
         draft = _mesh(devices, others, Grid(workers, len(_dealt(others, workers)[0])))
     return Placement(
@@ -167,8 +167,8 @@ def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None
 def _in_processes(
     groups: DeviceGroups, grid: Grid | None, gpus: int, why: str | None, workers: int
 ) -> Placement:
-    """The draft's processes have GPUs that the target leaves, or the processor; where there are
-    GPUs, this process starts JAX with those of the target alone."""
+    """Gives the draft's processes the GPUs that the target leaves, or the processor; with the
+    draft on GPUs, this process starts JAX with the target's GPUs alone."""
     import jax
 
     platform = groups.platform
@@ -215,7 +215,7 @@ def _in_processes(
 
 
 def _dealt(numbers: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """As many devices for each worker."""
+    """Divides devices evenly among workers."""
     each = len(numbers) // workers
     if each * workers != len(numbers):
         raise InputError(
@@ -227,7 +227,7 @@ def _dealt(numbers: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 def _chosen(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, str]:
     late = ""
-    if groups.platform == "cpu":  # JAX is not asked
+    if groups.platform == "cpu":  # without asking JAX
         return choose(groups, grid, "cpu", 1)
     if devices_taken(groups, grid) < gpus:
         if Devices("gpu", groups.split(gpus, grid)[0]).claimable():
@@ -247,11 +247,11 @@ def choose(
     *,
     claimable: bool = False,
 ) -> tuple[Kind, str]:
-    """What `auto` takes on so many devices of a platform, and why.
+    """The kind that `auto` chooses for `count` devices of a platform, and why.
 
     Args:
-      late: said of them.
-      claimable: whether each process can have some of them to itself, as NVIDIA's GPUs.
+      late: text added about these devices.
+      claimable: whether each process can have some devices to itself, as with NVIDIA GPUs.
     """
     taken = devices_taken(groups, grid)
     if groups.platform == "cpu":

@@ -1,14 +1,14 @@
-"""The `submesh` placement: a draft on devices of its own, in the target's process.
+"""The `submesh` placement: a draft on its own devices, in the target's process.
 
-One thread dispatches the programs of both roles, and JAX runs them as their inputs come. The tokens
-of the branches, which the look-up needs, are copied to the host while the target verifies; a round
-that comes before them waits for them, but not for long. After a hit the target's forward takes them
-from there; their q goes from the draft's devices to the target's without passing through the host,
-and `accept` waits for that. Branches that have not come by then are late: rows take their backup,
-and nothing is dispatched to the draft's devices, nor expected of them, before they have finished.
-Then every slot catches up on the tokens they have missed. A draft that hangs before it has told its
-branches therefore costs speed only; one that hangs between that and the copy of a proposal takes
-the target with it.
+One thread dispatches the programs of both roles, and JAX runs them as their inputs arrive. The
+look-up needs the tokens of the branches; they are copied to the host while the target verifies, and
+a round that needs them earlier waits for them, up to a limit. After a hit the target's forward
+takes the tokens from the host; their q goes from the draft's devices to the target's without
+passing through the host, and `accept` waits for it. Branches that miss the limit are late: rows
+take their backup, and nothing is dispatched to the draft's devices, nor expected of them, until
+they have finished. Then every slot catches up on the tokens that the draft has missed. A draft that
+hangs before its branches reach the host therefore costs only speed; one that hangs between then and
+the copy of a proposal hangs the target too.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _POLL, _LOOK = 5e-5, 5e-4  # seconds between looks: where a round waits, and bef
 
 
 class DispatchingDraft(BranchingDraft, Protocol):
-    """A draft of which every call but `branch_tokens` only dispatches."""
+    """A draft whose calls only dispatch, except `branch_tokens`."""
 
     def ready(self) -> bool:
-        """Whether the branches of the last `expand` are there: `branch_tokens` does not wait.
+        """Whether the branches of the last `expand` are ready, so that `branch_tokens` won't wait.
 
-        Once true for an expansion it stays true: `SubmeshDraft.promote` of a round without the
-        draft relies on it.
+        Once true for an expansion, it stays true; `SubmeshDraft.promote` relies on this in a round
+        without the draft.
         """
         ...
 
@@ -50,16 +50,16 @@ class SubmeshDraft:
     """See `protocols.BranchingDraft`; every call but `branch_tokens` only dispatches.
 
     Args:
-      draft: on its devices.
+      draft: the draft, on its devices.
       send: moves arrays to the target's devices without waiting for them.
-      support: ids of a proposal's q.
-      tokens: how many ids the tokenizer has.
+      support: number of ids that a proposal's q is kept for.
+      tokens: number of ids that the tokenizer has.
       page_size: positions of a page; 0 where slots share none.
       patience: seconds to wait for the branches.
 
     Attributes:
-      counters: rounds whose branches were not there when they were looked up ("waited"), those of
-        them that went on without ("late"), and rounds that expected none ("stale").
+      counters: rounds whose branches were not ready at the look-up ("waited"), those of them that
+        went on without branches ("late"), and rounds that expected none ("stale").
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class SubmeshDraft:
         self._texts: dict[int, KnownText] = {}
         self._openings: dict[int, SlotOpening] = {}
         self._filled = FilledPages(page_size)
-        self._overdue = False  # branches that were waited for did not come
+        self._overdue = False  # the branches did not come within the limit
         self._serving = True  # the draft has this round's records
-        self._awaited = False  # and expands them
-        # Of rounds without the draft.
+        self._awaited = False  # the draft is expanding them
+        # Proposals of rounds without the draft.
         self._alone = HostProposals(draft.slots, draft.k, support, tokens)
         self._sent: Any = None
 
@@ -122,7 +122,7 @@ class SubmeshDraft:
         return self._draft.draft(limits, lowered=lowered)
 
     def confidence(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.confidence`: unknown, as it would be waited for."""
+        """See `protocols.BranchingDraft.confidence`: unknown, since reading it would wait."""
         return np.full((self.slots, self.k), UNKNOWN, np.int32)
 
     def tokens(self) -> Any:
@@ -155,8 +155,8 @@ class SubmeshDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards, no longer than
-        its patience or until `until`."""
+        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards: until
+        `until` is true or, without it, for its patience."""
         if not self._awaited:
             self.counters["stale"] += 1
             return "stale"
@@ -172,7 +172,7 @@ class SubmeshDraft:
         return "late"
 
     def _come(self) -> bool:
-        """Waits for the branches; False where they do not come in time."""
+        """Waits for the branches; returns False if they do not come in time."""
         if self._draft.ready():
             return True
         self.counters["waited"] += 1
@@ -189,7 +189,7 @@ class SubmeshDraft:
         return not self._overdue
 
     def _teach(self, slot: int) -> None:
-        """Gives the draft what it lacks of a text."""
+        """Gives the draft the tokens of a text that it lacks."""
         text = self._texts[slot]
         text.teach(lambda tokens, offset: self._draft.prefill(slot, tokens, offset))
         self._filled.taught(self._openings[slot], len(text.tokens))

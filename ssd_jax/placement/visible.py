@@ -1,6 +1,6 @@
-"""Which devices a process has JAX start with: the draft's process its own, the target's the others.
+"""Which devices JAX starts with: the draft's own in its process, the others in the target's.
 
-A process that sees a GPU takes most of its memory when JAX starts there.
+When JAX starts, it takes most of the memory of every GPU that the process sees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ssd_jax.errors import InputError
 
 _SETTING = "jax_cuda_visible_devices"
 MOST_OF_A_PROCESSOR = 256
-"""Virtual devices that it is divided into."""
+"""Most virtual devices that a processor is divided into."""
 
 
 class Devices(NamedTuple):
@@ -26,12 +26,12 @@ class Devices(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of each, such as gpu:1."""
+        """Name of each device, such as gpu:1."""
         return tuple(f"{self.platform}:{number}" for number in self.numbers)
 
     @property
     def usual(self) -> bool:
-        """Whether a program that names no device runs there and nowhere else."""
+        """Whether a program that names no device runs on these devices and no others."""
         return len(self.numbers) == 1 and (self.platform == "gpu" or self.numbers == (0,))
 
     def claimable(self) -> bool:
@@ -43,10 +43,10 @@ class Devices(NamedTuple):
         return _setting() == self._listed and self._here()
 
     def claim(self) -> None:
-        """Has JAX start with these devices, of GPUs with no others.
+        """Configures JAX to start with these devices; of GPUs, with no others.
 
         Raises:
-          InputError: it has started with others.
+          InputError: JAX has already started with other devices.
         """
         import jax
 
@@ -65,10 +65,10 @@ class Devices(NamedTuple):
             jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
 
     def start(self) -> list[Any]:
-        """Starts JAX, and gives the devices that were claimed.
+        """Starts JAX, and returns the devices that were claimed.
 
         Raises:
-          InputError: JAX has others.
+          InputError: JAX has other devices.
         """
         import jax
 
@@ -99,14 +99,14 @@ PROCESSOR = Devices("cpu", (0,))
 
 
 def seen() -> tuple[str, ...]:
-    """Every device that this process has, by the number that the system has for it."""
+    """Names of all devices of this process, with the system's numbers."""
     import jax
 
     return tuple(f"{each.platform}:{each.local_hardware_id}" for each in jax.devices())
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that JAX takes, or would take when it starts; it is not started for that."""
+    """Number of NVIDIA GPUs that JAX takes or would take; does not start JAX."""
     import jax
 
     named = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
@@ -123,7 +123,7 @@ def count_gpus() -> int:
 
 
 def _has_plugin() -> bool:
-    """Whether JAX has one for CUDA."""
+    """Whether JAX has a plugin for CUDA."""
     found = importlib.util.find_spec("jax_plugins")
     places = () if found is None else found.submodule_search_locations or ()
     return any(each.name.startswith("xla_cuda") for each in pkgutil.iter_modules(places))

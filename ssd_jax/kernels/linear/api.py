@@ -1,4 +1,4 @@
-"""The products of rows with weights that every model makes, and the choice of who computes them."""
+"""Products of rows with weights, for every model, and the choice of their backend."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Weight = Float[Array, "_ inputs"] | Quantized | Packed
 
 
 def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
-    """Who computes products with weights: "cpu" with packed ones, or "xla", also where
-    `handlers.why_missing` says why there is no "cpu".
+    """The backend of products with weights: "cpu", which takes packed weights, or "xla", also where
+    `handlers.why_missing` gives a reason against "cpu".
 
     Args:
-      platform: JAX's name of it.
+      platform: JAX's name of the platform.
       dtype: of the weights; may be "native".
-      devices: that share a weight; packed ones are not cut.
+      devices: number of devices that share a weight; packed weights are not sharded.
     """
     packed = platform == "cpu" and dtype != "float32" and devices == 1
     return "cpu" if packed and why_missing() is None else "xla"
@@ -32,10 +32,10 @@ def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
 def products(
     x: Float[Array, "n inputs"], weights: Sequence[Weight], norm: Norm | None = None
 ) -> list[Float32[Array, "n _"]]:
-    """x @ weight^T for each weight, with x normed before where there is a norm, rounded to what the
-    weight multiplies, and the sum accumulated in float32, or exactly in int32.
+    """x @ weight^T for each weight.
 
-    All weights are packed, or none.
+    x is normed first if a norm is given, then rounded to the type that the weight multiplies; sums
+    are float32, or exact in int32. Either all weights are packed, or none.
     """
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     if packed:

@@ -1,4 +1,4 @@
-"""The one attention call of every model, and the choice of its implementation."""
+"""The one attention call of all models, and the choice of its implementation."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ BACKENDS = {
 }
 
 OWN = ("cpu", "pallas_tpu", "pallas_gpu")
-"""Kernels, each of a platform."""
+"""Kernels of this package, each for one platform."""
 
 
 def in_xla(platform: str) -> str:
-    """The backend in plain XLA: where a loop of unknown length costs little, it stops at the
-    longest row."""
+    """The backend in plain XLA: it stops at the longest row where a loop of unknown length costs
+    little."""
     return "xla" if platform == "cpu" else "xla_static"
 
 
 def why_not(name: str, platform: str, devices: int = 1) -> str | None:
-    """What a backend lacks here, in one line, or None; see `backend`."""
+    """Why a backend cannot be used here, in one line, or None; see `backend`."""
     if name == "pallas_tpu" and platform != "tpu":
         return f"it needs a TPU, and JAX has the platform {platform}"
     if name == "pallas_gpu":
@@ -53,16 +53,16 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
 
 
 def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
-    """What `tree_attention` takes as `backend`: the platform's own kernel, or XLA's where `why_not`
-    says why there is none.
+    """The `backend` for `tree_attention`: the platform's own kernel, or XLA's where `why_not` gives
+    a reason against it.
 
     Args:
-      platform: JAX's name of it.
-      devices: that share the heads of a model.
+      platform: JAX's name of the platform.
+      devices: number of devices that share the heads of a model.
       asked: see `Config.attention`.
 
     Raises:
-      InputError: what is asked for by name is not there.
+      InputError: the backend asked for by name is not available.
     """
     if asked == "auto":
         own = [name for name in OWN if why_not(name, platform, devices) is None]
@@ -76,11 +76,11 @@ def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
 
 
 def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any) -> str | None:
-    """Why a backend cannot do a model's attention, in one line, or None.
+    """Why a backend cannot compute a model's attention, in one line, or None.
 
     Args:
-      pages: of keys and values, see `PageArray`.
-      device: of JAX, that runs it.
+      pages: struct of the pages, see `PageArray`.
+      device: the JAX device that runs it.
     """
     if name != "pallas_gpu":
         return None
@@ -90,10 +90,10 @@ def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: An
 
 
 def choice_line(name: str, platform: str, devices: int = 1, unread: str | None = None) -> str:
-    """Which backend computes attention, and why others do not, for a user.
+    """A line for the user: which backend computes attention, and why others do not.
 
     Args:
-      unread: what `why_unread` says of the platform's own.
+      unread: the result of `why_unread` for the platform's own kernel.
     """
     reasons = {each: why_not(each, platform, devices) for each in OWN}
     others = [
@@ -116,17 +116,17 @@ def tree_attention(
 ) -> Float32[Array, "B R heads head_dim"]:
     """Softmax attention of R query tokens per row, RoPE already applied, grouped-query heads.
 
-    A query attends to positions [0, visible) of its row's pages (the trunk; forks at different
-    depths share it) and, when `scratch` is given, to the tokens of its own branch so far.
-    Verification and prefill have no scratch and visible = length + i + 1: a token sees itself,
-    its key having been written before. A query that sees nothing gets zeros, one that would see a
-    page or an entry of the scratch that is not there gets NaN.
+    A query attends to positions [0, visible) of its row's pages (the trunk, which forks at
+    different depths share) and, if `scratch` is given, to the tokens of its own branch so far.
+    Verification and prefill have no scratch and visible = length + i + 1: a token sees itself, as
+    its key has been written before. A query that sees nothing gets zeros; a query that would see a
+    page or an entry of the scratch that does not exist gets NaN.
 
     `backend` is one of `BACKENDS`, or "pallas_tpu" or "pallas_gpu", which are called as `kernels`
-    says.
+    specifies.
 
     Raises:
-      ValueError: shapes that do not fit each other, or that a backend does not have.
+      ValueError: the shapes do not fit each other, or the backend does not support them.
     """
     check_shapes(q, kv_pages, page_table, visible, scratch)
     shards, interpret = kernels or Kernels()

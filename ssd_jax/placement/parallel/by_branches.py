@@ -1,8 +1,8 @@
 """Drafts that share the branches of every sequence.
 
-Each has all slots and texts, and speculates for outcomes of its own. The one whose branch comes
-true makes it its record; the others are given the tokens and follow, which is one forward more.
-Outcomes of one that does not answer are divided over the others in the next round.
+Each part has all slots and texts, and speculates for its own outcomes. The part whose branch comes
+true promotes it to its record; the others get the tokens and follow, which takes one more forward.
+If a part does not answer, its outcomes are divided over the others in the next round.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class DraftByBranches:
     """See `protocols.BranchingDraft`.
 
     Args:
-      parts: of the same slots, K and M; their records have candidates for the branches of all.
+      parts: with the same slots, K and M; their records have candidates for the branches of all.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         first = parts[0]
         self.slots, self.k, self.page_size = first.slots, first.k, first.page_size
         self._size = first.branches
-        # A part without an outcome of k = L has a branch there all the same.
+        # A part without an outcome of k = L still has a branch there.
         self.branches = len(parts) * self._size - (len(parts) - 1)
         self._parts = tuple(parts)
-        self._drafter = 0  # drafts just in time
-        self._owner = np.zeros(self.slots, np.int64)  # of each record: the part that made it
-        self._promotion = promotion(self.slots, self.k)  # with the records' tokens, of all
+        self._drafter = 0  # number of the part that drafts just in time
+        self._owner = np.zeros(self.slots, np.int64)  # for each record, the part that made it
+        self._promotion = promotion(self.slots, self.k)  # with the tokens of all records
         self._winner = self._promotion.winner  # in the part's own numbers
         self._untold: set[int] = set()  # parts that have not been given the records
-        # Of each branch the part that makes it, -1 for none, and its number there.
+        # For each branch, the part that makes it (-1 for none) and its number there.
         self._whose = self._own = np.full((self.slots, self.branches), -1)
         self._told: list[BranchTokens | Absence] = []  # by the parts
-        self._branches: BranchTokens | None = None  # the same together
+        self._branches: BranchTokens | None = None  # the same, joined
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
@@ -74,8 +74,8 @@ class DraftByBranches:
             part.prefill(slot, tokens, offset)
 
     def promote(self, promotion: Promotion) -> None:
-        """See `protocols.BranchingDraft.promote`. The parts are told when it is known which tokens
-        the records have: with `expand`, unless some are drafted just in time."""
+        """See `protocols.BranchingDraft.promote`. The parts are told once the tokens of the
+        records are known: with `expand`, unless some are drafted just in time."""
         self._tell_all()
         rows, won = np.arange(self.slots), promotion.winner >= 0
         tokens, self._owner[:] = promotion.tokens, self._drafter
@@ -102,8 +102,8 @@ class DraftByBranches:
             self._untold.discard(number)
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
-        """See `protocols.BranchingDraft.draft`. One part drafts; the next one does if it does not
-        answer."""
+        """See `protocols.BranchingDraft.draft`. One part drafts; if it does not answer, the next
+        one drafts the next time."""
         number = self._drafter
         self._tell(number)
         wait = self._parts[number].draft(limits, lowered=lowered)
@@ -125,7 +125,7 @@ class DraftByBranches:
         return np.where(used, self._promotion.tokens, 0)
 
     def proposal(self) -> Proposal:
-        """See `protocols.BranchingDraft.proposal`: the q of those that made the records."""
+        """See `protocols.BranchingDraft.proposal`: the q from the parts that made the records."""
         self._tell_all()
         found = [part.proposal() for part in self._parts]
         return Proposal(*(self._of_owners(arrays) for arrays in zip(*found, strict=True)))
@@ -153,7 +153,7 @@ class DraftByBranches:
         whose = np.full((self.slots, self.branches), -1)
         numbers = np.full_like(whose, -1)
         for number, part in enumerate(self._parts):
-            # Who is away is asked, and may answer.
+            # A part that is away is asked too, and may answer.
             own, skip, places = shares.get(number, nothing)
             rows, branches = np.nonzero(places >= 0)
             whose[rows, places[rows, branches]] = number
@@ -174,7 +174,7 @@ class DraftByBranches:
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
         """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
-        branches; the others' are there."""
+        branches; those of the others are returned."""
         told = ask(self._parts, forwards, until, self._told)
         if told is None:
             return None
@@ -197,14 +197,14 @@ class DraftByBranches:
         return joined
 
     def _of_owners(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Each row as the part has it that made its record."""
+        """Each row from the part that made its record."""
         return np.stack(arrays)[self._owner, np.arange(self.slots)]
 
     def activity(self) -> Activity:
-        """What the parts have done since this was last called."""
+        """What the parts have done since the last call."""
         return joined([part.activity() for part in self._parts])
 
     def close(self) -> None:
-        """No part is wanted any more."""
+        """Closes all parts."""
         for part in self._parts:
             part.close()

@@ -1,4 +1,4 @@
-"""Drafts that share the sequences of a batch: each has slots of its own, and all their branches."""
+"""Drafts that share the sequences of a batch: each has its own slots, with all their branches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DraftBySlots:
     """See `protocols.BranchingDraft`.
 
     Args:
-      parts: of as many slots, K and M each; the first has the first slots. Together they may have
-        a few more than are used.
+      parts: each with the same number of slots, K and M; the first has the first slots. Together
+        they may have a few more slots than are used.
       slots: B.
     """
 
@@ -28,11 +28,11 @@ class DraftBySlots:
         self.slots, self.k, self.branches = slots, parts[0].k, parts[0].branches
         self.page_size = parts[0].page_size
         self._parts, self._each = tuple(parts), parts[0].slots
-        self._pages = [0] * slots  # how many each slot has
+        self._pages = [0] * slots  # number of pages of each slot
         self._recorded: set[int] = set()  # parts with a record
         self._expanded: list[int] = []  # parts with branches
-        self._told: list[BranchTokens | Absence] = []  # by these
-        self._branches: BranchTokens | None = None  # the same of all slots
+        self._told: list[BranchTokens | Absence] = []  # by these parts
+        self._branches: BranchTokens | None = None  # the same, for all slots
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
@@ -49,8 +49,8 @@ class DraftBySlots:
         self.lose(pages[known:], owner=part)
 
     def lose(self, pages: Sequence[int], *, owner: Part | None = None) -> None:
-        """See `Part.lose`: the stock of pages is that of all slots, and others than the owner may
-        have filled them."""
+        """See `Part.lose`: all slots share the stock of pages, and parts other than the owner may
+        have filled these before."""
         for part in self._parts:
             if part is not owner:
                 part.lose(pages)
@@ -70,7 +70,7 @@ class DraftBySlots:
             (self._recorded.add if live else self._recorded.discard)(number)
 
     def _own(self, promoted: Promotion, number: int) -> Promotion:
-        """What a part is told of its slots."""
+        """The rows of a promotion that a part is told: those of its slots."""
         own = promotion(self._each, self.k, promoted.committed.shape[1])
         rows = self._rows(number)
         for mine, told in zip(own, promoted, strict=True):
@@ -78,7 +78,7 @@ class DraftBySlots:
         return own
 
     def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
-        """See `protocols.BranchingDraft.draft`; the parts draft beside each other."""
+        """See `protocols.BranchingDraft.draft`; the parts draft in parallel."""
         asked = [number for number in range(len(self._parts)) if limits[self._rows(number)].any()]
         waits = [
             self._parts[number].draft(
@@ -135,7 +135,7 @@ class DraftBySlots:
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
         """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
-        branches; the others' are there."""
+        branches; those of the others are returned."""
         told = ask([self._parts[n] for n in self._expanded], forwards, until, self._told)
         if told is None:
             return None
@@ -165,11 +165,11 @@ class DraftBySlots:
         )
 
     def activity(self) -> Activity:
-        """What the parts have done since this was last called."""
+        """What the parts have done since the last call."""
         return joined([part.activity() for part in self._parts], self._each)
 
     def close(self) -> None:
-        """No part is wanted any more."""
+        """Closes all parts."""
         for part in self._parts:
             part.close()
 
@@ -178,7 +178,7 @@ class DraftBySlots:
         return self._parts[number], row
 
     def _rows(self, number: int) -> slice:
-        """The slots of a part; the last ones may have none."""
+        """The slots of a part; the last parts may have none."""
         return slice(*(min(edge * self._each, self.slots) for edge in (number, number + 1)))
 
     def _dealt(self, array: np.ndarray, number: int) -> np.ndarray:

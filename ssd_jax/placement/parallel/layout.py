@@ -1,4 +1,4 @@
-"""How several draft workers share the work of one, and which way is predicted to be faster."""
+"""How several draft workers share the work of one, and which split is predicted to be fastest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ssd_jax.speculation.division import share
 Split = Literal["auto", "slots", "branches"]
 
 WEIGHTS = 16
-"""Rows of a draft's forward that take about as long as its weights do: a forward is predicted by
-both together, since on a processor rows cost and on an accelerator the weights do."""
+"""Rows of a draft's forward that take about as long as its weights. The predicted time of a forward
+counts both, since rows dominate on a processor and weights on an accelerator."""
 
 
 class Layout(NamedTuple):
-    """Workers in groups: each group has some of the slots, each worker of it some of their
+    """Workers in groups: each group has some of the slots, and each of its workers some of their
     branches."""
 
     groups: int = 1
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """Number of workers."""
         return self.groups * self.parts
 
     def slots_each(self, slots: int) -> int:
@@ -34,8 +34,11 @@ class Layout(NamedTuple):
         return share(branches, self.parts)
 
     def cost(self, slots: int, branches: int, k: int) -> int:
-        """Predicted time of a round's speculation with all slots busy, in rows of a forward: K
-        forwards of all branches, and one of the record's tokens where others have made it."""
+        """Predicted time of a round's speculation with all slots busy, in rows of a forward.
+
+        It counts K forwards of all branches, and one of the record's tokens where workers follow
+        a record that another has made.
+        """
         rows, follows = self.slots_each(slots), self.parts > 1
         forwards = k * (WEIGHTS + rows * self.branches_each(branches))
         return forwards + follows * (WEIGHTS + rows * k)
@@ -47,7 +50,7 @@ class Layout(NamedTuple):
 
 
 def choose(workers: int, split: Split, *, slots: int, branches: int, k: int) -> Layout:
-    """How so many workers share B slots with M branches: as the user says, or the fastest way."""
+    """How `workers` share B slots with M branches: as the user says, or by the least cost."""
     if split != "auto":
         return Layout(workers, 1) if split == "slots" else Layout(1, workers)
     ways = [Layout(n, workers // n) for n in range(workers, 0, -1) if workers % n == 0]

@@ -1,4 +1,4 @@
-"""What several drafts that share the work of one have in common."""
+"""What drafts that share the work of one have in common."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Part(BranchingDraft, Protocol):
     page_size: int
 
     def lose(self, pages: Sequence[int]) -> None:
-        """These pages went to a slot that another has."""
+        """These pages went to a slot of another part."""
         ...
 
     def tokens(self) -> np.ndarray:
@@ -35,19 +35,19 @@ class Part(BranchingDraft, Protocol):
         ...
 
     def activity(self) -> Activity:
-        """What it has done since this was last called."""
+        """What the draft has done since the last call."""
         ...
 
     def close(self) -> None:
-        """It is no longer wanted."""
+        """Ends the draft, which is no longer needed."""
         ...
 
 
 def joined(told: Sequence[Activity], slots: int = 0) -> Activity:
-    """What drafts beside each other have done, by when it ended.
+    """Joins the activity of parallel drafts, ordered by when each span ended.
 
     Args:
-      slots: how many each of them has, where they have others than the one before.
+      slots: number of slots of each, where every draft has its own; 0 where all share them.
     """
     spans = [
         span._replace(
@@ -70,13 +70,13 @@ def ask(
     until: Callable[[], bool] | None,
     told: Sequence[BranchTokens | Absence],
 ) -> list[BranchTokens | Absence] | None:
-    """What each has made of its expansion: see `BranchingDraft.branch_tokens`.
+    """Asks each part for the branches of its expansion: see `BranchingDraft.branch_tokens`.
 
-    One that is ahead of others is waited for as many forwards more as they are. Of one that does
-    not answer any more counts what it has told before.
+    A part that is ahead of the others is asked for as many additional forwards as they are. If a
+    part no longer answers, its previous answer counts.
 
     Args:
-      told: by them before, of the same expansion; none if they were not asked.
+      told: their previous answers for the same expansion; empty if they were not asked.
     """
     here = present(told)
     more = forwards - min(each.forwards for each in here) if here else 0
@@ -92,5 +92,5 @@ def ask(
 
 
 def present(told: Sequence[BranchTokens | Absence]) -> list[BranchTokens]:
-    """Those that have branches."""
+    """The answers that have branches."""
     return [each for each in told if not isinstance(each, str)]
