@@ -1,1 +1,1 @@
-"""Operations with several implementations: `api` chooses, and all share one test suite."""
+"""Operations with several implementations: `api` chooses one, and all share one test suite."""

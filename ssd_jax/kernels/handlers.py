@@ -1,9 +1,9 @@
 """Handlers for XLA's CPU backend, written in C++: compiled at first use with the system's compiler.
 
-The library is kept in the package's cache under a name made of all that it depends on: the sources,
-the version of XLA's headers and the processor, and then the compiler, so that a cache that several
-machines share serves each its own; and of its own digest, so that a damaged one is compiled again.
-Where there is no compiler, one that any compiler made will do.
+The library is kept in the package's cache. Its name consists of everything that it depends on: the
+sources, the version of XLA's headers, the processor and the compiler, so that machines can share a
+cache; and of its own digest, so that a damaged library is compiled again. Without a compiler, a
+library made by any compiler is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ssd_jax.system.cache_dir import cache_dir
 
 PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
 ATTENTION = "ssd_jax_tree_attention"
-"""Handlers, by the names under which XLA knows them, too."""
+"""Handlers, by the names under which XLA knows them."""
 
 _HERE = Path(__file__).parent
 SOURCES = (_HERE / "linear" / "cpu.cc", _HERE / "tree_attention" / "cpu.cc")
@@ -40,16 +40,16 @@ _ERROR = re.compile(r":\d+: (fatal )?error: ")
 
 
 class BuildError(Exception):
-    """Why there is no library; one line."""
+    """There is no library; the message is one line."""
 
 
 @functools.cache
 def why_missing(
     sources: tuple[Path, ...] = SOURCES, names: tuple[str, ...] = (PRODUCTS, TAKE, ATTENTION)
 ) -> str | None:
-    """None once the handlers are registered; else why they cannot be, in one line.
+    """None once the handlers are registered; else, in one line, why they cannot be.
 
-    Compiles them if no earlier start has; that takes some seconds.
+    Compiles them if no earlier start has, which takes some seconds.
     """
     try:
         library, _ = _library(sources)
@@ -62,20 +62,20 @@ def why_missing(
 
 
 def why_not_kept(sources: tuple[Path, ...] = SOURCES) -> str | None:
-    """None if later starts find what this one has compiled; else why not, in one line.
+    """None if later starts will find what this one compiled; else, in one line, why not.
 
-    For where `why_missing` is None.
+    Only valid if `why_missing` is None.
     """
     return _library(sources)[1]
 
 
 @functools.cache
 def _library(sources: tuple[Path, ...]) -> tuple[ctypes.CDLL, str | None]:
-    """From the cache; where that cannot be used, from a directory that is gone afterwards, and
-    why."""
+    """The library from the cache; if that cannot be used, from a temporary directory, with the
+    reason."""
     directory = cache_dir() / "kernels"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its content will be run
         return ctypes.CDLL(str(build(sources, directory))), None
     except OSError as error:
         with tempfile.TemporaryDirectory() as scratch:
@@ -84,10 +84,10 @@ def _library(sources: tuple[Path, ...]) -> tuple[ctypes.CDLL, str | None]:
 
 
 def build(sources: Sequence[Path], directory: Path) -> Path:
-    """The compiled library in a directory, made if it is not there, or damaged.
+    """The compiled library in a directory; it is built if it is missing or damaged.
 
     Raises:
-      BuildError: there is none, and no compiler, or the compiler fails.
+      BuildError: there is no library and no compiler, or the compiler fails.
       OSError: the directory cannot be written.
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -99,7 +99,7 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
         path.unlink(missing_ok=True)
     if compiler is None:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
-    tempfile.TemporaryFile(dir=directory).close()  # what cannot be written is not compiled first
+    tempfile.TemporaryFile(dir=directory).close()  # fail before compiling if it cannot be written
     library = _compiled(sources, compiler)
     path = directory / f"handlers-{made_from}-{made_by}-{_digest(library)}.so"
     write_file(path, library)
@@ -114,7 +114,7 @@ def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
         def compile_one(source: Path, made: str) -> None:
             _run(compiler, *_FLAGS, headers, "-c", str(source), "-o", made)
 
-        with ThreadPoolExecutor() as pool:  # the compiler takes one core a source
+        with ThreadPoolExecutor() as pool:  # the compiler uses one core a source
             list(pool.map(compile_one, sources, objects))
         library = Path(scratch) / "library.so"
         _run(compiler, *_FLAGS, "-shared", *objects, "-o", str(library))
@@ -131,7 +131,7 @@ def _digest(data: bytes) -> str:
 
 
 def processor() -> str:
-    """What of this machine decides which instructions the compiler may use."""
+    """What determines the instructions that the compiler may use on this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Kernels that XLA cannot cut, on several devices that share the heads of a model."""
+"""Kernels that XLA cannot partition, on devices that share the heads of a model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 
 class HeadShards(NamedTuple):
-    """How heads lie on the devices that share a model.
+    """How the devices that share a model hold its heads.
 
     Attributes:
-      axis: of the mesh, along which these devices lie.
-      cut: whether each has a part of the key/value heads, with its query heads; else all have all.
-      mesh: None is that of the program being traced, which has cut all other axes itself.
+      axis: mesh axis along which these devices lie.
+      cut: whether each device has a part of the key/value heads, with their query heads; else each
+        has all heads.
+      mesh: None is the mesh of the program being traced, which has cut all other axes itself.
     """
 
     axis: str
@@ -25,11 +26,11 @@ class HeadShards(NamedTuple):
     def map(
         self, function: Callable[..., jax.Array], heads: Sequence[int | None], result: int
     ) -> Callable[..., jax.Array]:
-        """`function` on every device, for the heads that it has.
+        """Maps `function` over the devices, each with its own heads.
 
         Args:
-          heads: which dimension of each argument they are; None where an argument has none.
-          result: which dimension of the result.
+          heads: for each argument, the dimension of its heads; None where it has none.
+          result: the dimension of the heads in the result.
         """
         return jax.shard_map(
             function,
@@ -37,7 +38,7 @@ class HeadShards(NamedTuple):
             in_specs=tuple(map(self._spec, heads)),
             out_specs=self._spec(result),
             axis_names={self.axis},
-            check_vma=False,  # a kernel of Pallas says nothing of it
+            check_vma=False,  # Pallas kernels don't declare it
         )
 
     def _spec(self, dimension: int | None) -> Any:
@@ -47,11 +48,11 @@ class HeadShards(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """How kernels of Pallas are called.
+    """How Pallas kernels are called.
 
     Attributes:
-      shards: where several devices have the heads.
-      interpret: whether, or how, a processor runs them, as an interpreter.
+      shards: given if several devices share the heads.
+      interpret: whether, or how, they run in an interpreter on a processor.
     """
 
     shards: HeadShards | None = None

@@ -107,7 +107,7 @@ def encode(values: Shaped[Array, "*shape"], storage: jnp.dtype) -> Shaped[Array,
 
 
 def decode(stored: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Stored values in the dtype that attention computes in: uint16 bits become float32."""
+    """Stored values as attention computes with them: uint16 bits as float32, others unchanged."""
     if stored.dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(stored, jnp.bfloat16).astype(jnp.float32)
     return stored

@@ -21,8 +21,8 @@ def write(
     """See `kv_pages.write`.
 
     Args:
-      kernels: where Pallas reads the pages. It then writes them, too: beside its kernels XLA would
-        copy all pages into another layout and back.
+      kernels: given if a Pallas kernel reads the pages. Another then writes them: next to such
+        kernels, XLA would copy all pages into another layout and back.
     """
     if kernels is None:
         return kv_pages.write(pages, page_table, positions, values, windows=windows)

@@ -1,6 +1,6 @@
 """Writing keys and values to pages on TPUs, in place.
 
-Beside a kernel of Pallas that reads them, a scatter of XLA's copies all pages into another layout
+Next to a Pallas kernel that reads the pages, an XLA scatter copies all of them into another layout
 and back.
 """
 
@@ -34,15 +34,15 @@ def write_tpu(
 ) -> Shaped[Array, "pages kv_heads page_size lanes"]:
     """Writes the key and value of each token; in place when the caller donates the pages.
 
-    A window of 16 positions (8 of float32) is read, changed and written back, once for all tokens
+    A window of 16 positions (8 in float32) is read, changed and written back, once for all tokens
     that fall into it and follow each other within some 128.
 
     Args:
       kv_pages: see `tree_attention_pallas_tpu`.
       page_table: rows that write have no page in common.
-      shards: where several devices have the heads.
-      positions: absolute, in any order; one outside [0, P * page_size), or on a page that there is
-        not, is not written. Of two that are the same the later token is.
+      shards: given if several devices share the heads.
+      positions: absolute, in any order; a token outside [0, P * page_size), or on a page that does
+        not exist, is not written. Of two tokens at the same position, the later one is written.
     """
     page, offset = _places(kv_pages, page_table, positions)
     put = functools.partial(_put, interpret=interpret)
@@ -59,14 +59,14 @@ def _put(
     *,
     interpret: bool | pltpu.InterpretParams,
 ) -> Shaped[Array, "pages kv_heads page_size lanes"]:
-    """Calls the kernel for the heads that one device has."""
+    """Calls the kernel for the heads of one device."""
     batch, rows, heads, lanes = values.shape
     itemsize = kv_pages.dtype.itemsize
     tile = 32 // itemsize
     fitting = _WINDOWS_BYTES // (heads * tile * lanes * itemsize) // 8 * 8
     tokens = min(max(fitting, 8), _TOKENS, pl.cdiv(batch * rows, 8) * 8)
     padding = -(batch * rows) % tokens
-    # Of float32, rows can be addressed one by one.
+    # In float32, rows can be addressed one by one.
     new = values.astype(kv_pages.dtype).astype(jnp.float32).reshape(-1, heads, lanes)
     new = jnp.pad(new.swapaxes(0, 1), ((0, 0), (0, padding), (0, 0)))
     return pl.pallas_call(
@@ -85,11 +85,11 @@ def _put(
                 *[pltpu.SemaphoreType.DMA] * 2,
             ],
         ),
-        # Said of the result, it holds for the operand, too: of a block alone XLA does not hear, and
-        # brings pages that fit the chip there and back.
+        # Declared for the result, HBM holds for the operand, too. XLA ignores it if it is declared
+        # for blocks only, and copies pages that fit the chip there and back.
         out_shape=pltpu.HBM(kv_pages.shape, kv_pages.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        # A window of each token, read and written; tokens that share one cost less.
+        # One window a token, read and written; tokens that share a window cost less.
         cost_estimate=pl.CostEstimate(
             flops=0,
             bytes_accessed=values.size * (values.dtype.itemsize + 2 * tile * itemsize),
@@ -111,7 +111,7 @@ def _places(
     page_table: PageTable,
     positions: Int32[Array, "B R"],
 ) -> tuple[Int32[Array, "B R"], Int32[Array, "B R"]]:
-    """Page, or -1, and offset within it of each token."""
+    """Each token's page, or -1, and offset within the page."""
     page_table = as_array(page_table, len(positions))
     pages, _, page_size, _ = kv_pages.shape
     inside = (positions >= 0) & (positions < page_table.shape[1] * page_size)
@@ -138,11 +138,11 @@ def _kernel(
     """Writes the tokens of one step of the grid.
 
     Args:
-      page, offset: [tokens of all steps] int32, where each goes; a page of -1 is nowhere.
+      page, offset: [tokens of all steps] int32, where each token goes; page -1 is nowhere.
       new: [heads, tokens, lanes] float32.
-      windows: [tokens, heads, tile, lanes], those that are changed.
-      page_of, offset_of: [tokens], where each window lies.
-      window_of: [tokens], which one a token changes, or -1.
+      windows: [tokens, heads, tile, lanes], the windows that are changed.
+      page_of, offset_of: [tokens], place of each window.
+      window_of: [tokens], the window that a token changes, or -1.
       rows: tokens of a sequence.
     """
     tokens, tile = new.shape[1], windows.shape[2]

@@ -1,4 +1,4 @@
-"""Parts of arrays of bytes, so that a program is called with few arrays."""
+"""Pieces of byte arrays, so that a program is called with few arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Array, UInt8
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["at"])
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What begins at byte `at` of an array; how far it goes, who reads it knows."""
+    """Data that begins at byte `at` of an array; its reader knows where it ends."""
 
     whole: UInt8[Array, "_"]
     at: int

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 
 def precision(*operands: jax.Array) -> str | None:
-    """For the `precision` of a product: float32 operands are not rounded.
+    """The `precision` of a product in which float32 operands are not rounded.
 
-    Accelerators would make TF32 (GPU) or bfloat16 (TPU) of them, and every comparison with a
-    float32 reference would tell of that alone.
+    Accelerators would round them to TF32 (GPU) or bfloat16 (TPU), and comparisons with a float32
+    reference would show nothing else.
     """
     return "highest" if any(each.dtype == jnp.float32 for each in operands) else None

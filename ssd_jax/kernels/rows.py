@@ -1,5 +1,5 @@
-"""Row-wise functions, of large batches of vocabulary-sized rows, whose results for a row do not
-depend on the others."""
+"""Row-wise functions of large batches of vocabulary-sized rows; a row's result does not depend on
+the other rows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from ssd_jax.compat import maxima_one_by_one
 from ssd_jax.kernels.piece import Piece
 
 LONG = 4096
-"""Rows of this many elements are large by themselves."""
+"""A single row with this many elements counts as large."""
 
 _BLOCK = 128
-_SHORT = 16  # the least worth making
-_SHARES = 8  # devices that may share columns without cutting a block
-_COLUMNS = 8  # of ones to sum with; one column would be turned back into a sum
-_ROWS = 2  # one row rounds in its own way
+_SHORT = 16  # the smallest that is worth making
+_SHARES = 8  # devices that may share columns without a block being cut
+_COLUMNS = 8  # of ones, to sum with; XLA would turn one column back into a sum
+_ROWS = 2  # one row rounds differently
 
 
 def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
-    """Sum over the last axis; on CPU its rounding does not depend on how many rows are summed at
-    once.
+    """Sum over the last axis; on CPU its rounding does not depend on the number of rows.
 
-    XLA on CPU adds in another order when an array is small than when it is large (seen at 4,096
-    elements), so that a row summed alone differs in its last bit from the same row in a block. Its
-    products do not: each row of a product with several rows and columns is computed alike. So sums
-    of short rows are taken as products with ones.
+    XLA on CPU adds small arrays in another order than large ones (seen at 4,096 elements), so a row
+    summed alone differs in its last bit from the same row in a block. Its products do not: all rows
+    of a product with several rows and columns are computed alike. So sums of short rows are taken
+    as products with ones.
     """
     if x.shape[-1] >= LONG:
         return _plain_sum(x)
@@ -50,14 +49,14 @@ def _sum_by_product(x: jax.Array) -> jax.Array:
         padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _ROWS - count), (0, 0)))
         return _sum_by_product(padded)[:count].reshape(*x.shape[:-1], 1)
     ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
-    # Rows keep their axes: devices that share one of them would send each other flat rows.
+    # Rows keep their axes: if they were flattened, devices that share an axis would exchange them.
     last = (((x.ndim - 1,), (0,)), ((), ()))
     return jax.lax.dot_general(x, ones, last, precision="highest")[..., :1]
 
 
 def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
-    """Largest value over the last axis, where no device has a part of it alone; of a row with NaN
-    anything."""
+    """Largest value over the last axis, which no device may hold only a part of; for a row with
+    NaN, any value."""
     if not maxima_one_by_one() or not jax.sharding.get_abstract_mesh().empty:
         return jnp.max(x, axis=-1, keepdims=True)
 
@@ -68,9 +67,9 @@ def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
 
 
 class Norm(NamedTuple):
-    """A root-mean-square norm: its weights, and what is added to the mean square.
+    """A root-mean-square norm: its weights, and the epsilon added to the mean square.
 
-    A `Piece` has the bytes of the weights, for products with packed weights alone.
+    Weights as a `Piece` are for products with packed weights only.
     """
 
     weight: Float32[Array, "size"] | Piece
@@ -78,7 +77,7 @@ class Norm(NamedTuple):
 
 
 def rms_norm(x: Float32[Array, "*rows size"], norm: Norm) -> Float32[Array, "*rows size"]:
-    """x with its last axis normed."""
+    """Root-mean-square norm of x over its last axis."""
     assert not isinstance(norm.weight, Piece)
     scale = jax.lax.rsqrt(row_sum(jnp.square(x)) / x.shape[-1] + norm.eps)
     return x * scale * norm.weight
@@ -87,8 +86,8 @@ def rms_norm(x: Float32[Array, "*rows size"], norm: Norm) -> Float32[Array, "*ro
 def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
     """Applies a function of blocks of rows; its result for a row must not depend on the others.
 
-    On CPU it gets long rows one at a time: a row stays in the cache through all passes over it, and
-    a branch is taken or not row by row. Elsewhere it gets all rows at once.
+    On CPU it gets long rows one at a time: a row stays in the cache for all passes over it, and
+    branches are taken row by row. Elsewhere it gets all rows at once.
 
     Args:
       function: from blocks [n, ...] to a tree of blocks [n, ...].
@@ -108,9 +107,9 @@ def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
 
 
 def take_rows(array: Shaped[Array, "n ..."], index: Int32[Array, "B"]) -> Shaped[Array, "B ..."]:
-    """array[index], of few long rows.
+    """array[index], for a few long rows.
 
-    Off CPU they are sliced out one by one: a TPU gathers from a copy of the whole array.
+    Except on CPU, rows are sliced one by one: a TPU would gather from a copy of the whole array.
     """
 
     def sliced(array: jax.Array, index: jax.Array) -> jax.Array:
@@ -133,7 +132,7 @@ def best_of(values: Float32[Array, "n V"]) -> tuple[Float32[Array, "n"], Int32[A
     """The largest value of each row, and its lowest index.
 
     The index is `argmax`, which XLA on CPU runs one element at a time when its input is computed on
-    the fly. Elsewhere both come from one pass over the rows.
+    the fly. Elsewhere one pass over the rows gives both.
     """
     return jax.lax.platform_dependent(values, cpu=_best_in_two_passes, default=_best_in_one)
 
@@ -146,7 +145,7 @@ def _best_in_two_passes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _better(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> Any:
-    """The pair (value, index) with the larger value; of equal ones that with the lower index."""
+    """The pair (value, index) with the larger value; if they are equal, with the lower index."""
     first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
     return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
@@ -161,9 +160,9 @@ def _best_in_one(values: jax.Array) -> tuple[jax.Array, jax.Array]:
 def best_and_mass(
     values: Float32[Array, "n V"], temperature: Float32[Array, "n 1"]
 ) -> tuple[Float32[Array, "n"], Int32[Array, "n"], Float32[Array, "n 1"]]:
-    """`best_of`, and of each row the sum of exp((values - best) / temperature).
+    """`best_of`, and for each row the sum of exp((values - best) / temperature).
 
-    On GPUs all come from one pass over the rows. (TPUs keep them where passes cost little.)
+    On GPUs one pass over the rows gives all three. (TPUs keep rows where passes cost little.)
     """
     return jax.lax.platform_dependent(
         values, temperature, cuda=_mass_in_one, rocm=_mass_in_one, default=_mass_in_passes
@@ -180,7 +179,7 @@ def _mass_in_passes(
 def _mass_in_one(
     values: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Parts of a row are summed by their own best value, and scaled where they meet."""
+    """Sums parts of a row relative to their own best value, and rescales them on merging."""
 
     def joined(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, index = _better(one[:2], other[:2])
@@ -208,16 +207,16 @@ def _mass_in_one(
 def largest(
     values: Float32[Array, "n V"], count: int
 ) -> tuple[Float32[Array, "n {count}"], Int32[Array, "n {count}"]]:
-    """The `count` largest values of each row, descending, and their ids; equal ones by id.
+    """The `count` largest values of each row, descending, and their ids; equal values by id.
 
-    As `lax.top_k`, which is slow on long rows: the largest values lie in the blocks with the
-    largest maxima, so only those are sorted through.
+    Same as `lax.top_k`, which is slow on long rows: the largest values lie in the blocks with the
+    largest maxima, so only these blocks are searched.
     """
     size = values.shape[1]
     if size < 2 * count * _BLOCK:
         best, ids = jax.lax.top_k(values, count)
         return best, ids
-    # Where several devices share the columns, none of these blocks lies on two of them.
+    # If several devices share the columns, no block lies on two of them.
     even = math.gcd(size, _BLOCK * _SHARES) // _SHARES
     return jax.lax.platform_dependent(
         values,
@@ -227,8 +226,8 @@ def largest(
 
 
 def _whole(few: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
-    """The same, whole on each device where several share columns: they send each other a few short
-    rows once. To sort what is cut they would send parts of it again and again."""
+    """The rows, whole on each device if several share columns: devices exchange a few short rows
+    once. To sort cut rows, they would exchange parts again and again."""
     if jax.sharding.get_abstract_mesh().empty:
         return few
     return jax.lax.with_sharding_constraint(few, PartitionSpec())

@@ -1,4 +1,4 @@
-"""The shape of a decoder, read from a checkpoint's `config.json` (or its GGUF equivalent)."""
+"""The architecture of a decoder, read from a checkpoint's `config.json` or its GGUF equivalent."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SUPPORTED = {
     "partial_rotary_factor": (1, None),
 }
 _WITHOUT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-"""Keys of RoPE settings that stretch nothing."""
+"""Keys of RoPE settings that do not stretch frequencies."""
 _MOST = 2**31 - 1
-_LARGEST = 3e38  # what float32, in which such numbers are used, can hold
+_LARGEST = 3e38  # near the largest float32, in which these numbers are used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the context the model was trained on.
+    """How rotary frequencies are stretched beyond the context that the model was trained on.
 
     `linear` divides every frequency by `factor`. `llama3` (Llama 3.1 and later) leaves wavelengths
     below `original_context / high_freq_factor` alone, divides those above
@@ -51,7 +51,7 @@ class RopeScaling:
     original_context: int = 8192
 
     def to_hf(self) -> dict[str, Any]:
-        """As `rope_scaling` of a `config.json`."""
+        """The value of `rope_scaling` in a `config.json`."""
         written = {"rope_type": self.kind, "factor": self.factor}
         if self.kind == "llama3":
             written["low_freq_factor"] = self.low_freq_factor
@@ -65,8 +65,8 @@ class ModelConfig:
     """Architecture of one decoder; field names follow Hugging Face where they exist there.
 
     `vocab_size` counts embedding rows, which may exceed the tokenizer's tokens (padding).
-    `output_size` counts the rows of the output head where those are fewer (a draft with a reduced
-    output vocabulary, whose rows belong to ids that its checkpoint lists); None is all of them.
+    `output_size` counts the rows of the output head where there are fewer (a draft with a reduced
+    output vocabulary, whose checkpoint lists the ids of the rows); None means `vocab_size`.
     """
 
     family: Family
@@ -88,7 +88,7 @@ class ModelConfig:
 
     @property
     def outputs(self) -> int:
-        """Rows of the output head: logits that a position gets."""
+        """Rows of the output head: the number of logits at a position."""
         return self.vocab_size if self.output_size is None else self.output_size
 
     @classmethod
@@ -99,10 +99,10 @@ class ModelConfig:
         where: str = "config.json",
         output_size: int | None = None,
     ) -> ModelConfig:
-        """Reads a Hugging Face configuration (its decoded JSON), which has no `output_size`.
+        """Reads a Hugging Face configuration (decoded JSON), which has no `output_size`.
 
         Raises:
-          InputError: unknown architecture, missing key, or a feature this decoder lacks.
+          InputError: unknown architecture, missing key, or a feature that this decoder lacks.
         """
         family = config.get("model_type")
         if family not in FAMILIES:
@@ -118,7 +118,7 @@ class ModelConfig:
             raise InputError(f"{where}: a setting has the wrong type: {error}") from None
 
     def to_hf(self) -> dict[str, Any]:
-        """As `config.json` spells it, in plain JSON values; `from_hf` gives the same back."""
+        """The content of a `config.json`, in plain JSON values; `from_hf` reads it back."""
         scaling = self.rope_scaling
         return {
             "architectures": [f"{self.family.capitalize()}ForCausalLM"],
@@ -134,7 +134,7 @@ class ModelConfig:
 
 
 def switches(family: str) -> dict[str, bool]:
-    """Fields of a `ModelConfig` that its family alone decides."""
+    """Fields of a `ModelConfig` that depend only on its family."""
     return {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
 
 
@@ -159,7 +159,7 @@ def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
         raise InputError(f"{where}: tie_word_embeddings = {shown(tied)} must be true or false")
     given = bool(config.get("head_dim"))
     head_dim = _count(config, "head_dim", where) if given else counts["hidden_size"] // heads
-    if head_dim < 1 or head_dim % 2:  # rotations take pairs
+    if head_dim < 1 or head_dim % 2:  # RoPE rotates pairs
         raise InputError(
             f"{where}: heads of {head_dim} dimensions are not supported; give an even one"
         )

@@ -46,8 +46,8 @@ AllBranches = list[BranchArray] | BranchArray
 """One array a layer, or one for all layers when scanned."""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k rotated,
-to the attention's output, shaped as q, and whatever else the layer is to return."""
+"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32 and rotated, to
+the attention output, shaped as q, and whatever else the layer is to return."""
 
 
 class Tree(NamedTuple):
@@ -201,7 +201,7 @@ class CausalLM(nnx.Module):
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
-        """Logits of states returned by `hidden`; for their columns see `ModelConfig.output_size`."""
+        """Logits of states from `hidden`; for their columns see `ModelConfig.output_size`."""
         x = pad_rows(hidden, self.execution.min_rows)
         head = self.lm_head or self.model.embed_tokens
         [logits] = products(x, [head.rows], self.model.norm.of_rows)
@@ -225,7 +225,7 @@ def _layer(
     execution = layer.self_attn.execution
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-        if execution.attention != "cpu":  # the "cpu" backend skips what a query does not see
+        if execution.attention != "cpu":  # "cpu" skips what a query does not see
             k, v = kv_pages.apart(k, v)
         kv, windows = kv_pages.beside(k, v, pages.shape[-1]), execution.window_writes
         how = execution.writing

@@ -1,4 +1,4 @@
-"""How a decoder is executed on a platform: the one place where platforms differ."""
+"""How a decoder runs on a platform: the one place where platforms differ."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Execution:
 
     Attributes:
       compute: dtype of weights and of activations entering a product (float32, bfloat16 or int8);
-        norms, softmax, the residual stream and logits are float32 always.
-      digits: of an activation in an int8 product, see `kernels/linear/quantized.py`.
+        norms, softmax, the residual stream and logits are always float32.
+      digits: int8 digits of an activation in an int8 product, see `kernels/linear/quantized.py`.
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
       attention: backend of `tree_attention`, see there.
-      kernels: how kernels of Pallas are called, where attention is by them.
+      kernels: how Pallas kernels are called, if attention uses them.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
-      variants: programs of sampling that there are, by names of `sampling/variants.py`.
-      prefill_chunks: numbers of prompt tokens that one program takes, ascending; see `chunks_of`.
-      one_array: whether a dispatch hands over what is on the host as one array, see
-        `devices.packing`.
+      variants: the sampling programs to compile, by their names in `sampling/variants.py`.
+      prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
+        `chunks_of`.
+      one_array: whether a dispatch transfers its host arrays as one, see `devices.packing`.
     """
 
     compute: jnp.dtype
@@ -48,27 +48,27 @@ class Execution:
 
     @property
     def floating(self) -> jnp.dtype:
-        """dtype of what is not quantised: attention's operands, an embedding that is no output
-        head, and weights on their way to int8."""
+        """dtype of what is not quantised: attention's operands, an embedding that is not the output
+        head, and weights before conversion to int8."""
         return _floating(self.compute)
 
     @property
     def kind(self) -> str:
-        """Of packed weights, see `kernels/linear/kinds.py`."""
+        """Kind of packed weights, see `kernels/linear/kinds.py`."""
         return "w8a8" if self.digits == 1 else self.compute.name
 
     def page_width(self, head_dim: int) -> int:
-        """Of a key beside its value, as pages have them."""
+        """Width of a key and its value in the pages."""
         return kv_pages.lanes(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
 
     @property
     def writing(self) -> Kernels | None:
-        """How the kernel that writes pages is called: on TPUs, whose attention reads them so."""
+        """How the kernel that writes pages is called: on TPUs, where a kernel also reads them."""
         return self.kernels if self.attention == "pallas_tpu" else None
 
     def chunks_of(self, tokens: int) -> Iterator[int]:
-        """The programs that prefill so many tokens, in turn. The last one is padded: one that would
-        not even be half full gives way to smaller ones, where there are any."""
+        """The chunk sizes that prefill `tokens` tokens, in order. The last chunk is padded; if it
+        would be less than half full, smaller ones take its place, where there are any."""
         chunks = self.prefill_chunks
         while tokens > 0:
             width = min((chunk for chunk in chunks if chunk >= tokens), default=chunks[-1])
@@ -81,20 +81,21 @@ class Execution:
     def for_platform(
         cls, platform: str, dtype: str, *, linear: str = "xla", attention: str | None = None
     ) -> Execution:
-        """Measured choices: unrolled layers are up to twice as fast on CPU, and prefill is fastest
-        per token at 128. On TPUs a scan keeps compilation short; on GPUs it would copy each layer's
-        weights out of the stack before their product with several rows. XLA's bfloat16 product of
-        one or two rows takes a path on CPU five times slower than one of three. (An int8 product
-        has two rows for one token and needs no more; padded to three tokens it costs the same, and
-        other sums then do not depend on the number of tokens.) XLA's product of one row takes a
-        quarter longer on an H200 than one of eight. Elsewhere than on CPU a branch on the device
-        stops the host, which then chooses among programs itself, and every array of a call is a
-        transfer.
+        """The choices that were measured to be best on a platform.
+
+        On CPU unrolled layers are up to twice as fast, and prefill is fastest per token at 128. On
+        TPUs a scan keeps compilation short; on GPUs it would copy each layer's weights out of the
+        stack before their product with several rows. On CPU, XLA's bfloat16 product of one or two
+        rows takes a path five times slower than that of three. (An int8 product has two rows for
+        one token and needs no more; padded to three tokens it costs the same, and other sums then
+        do not depend on the number of tokens.) On an H200, XLA's product of one row takes a quarter
+        longer than one of eight. Except on CPU, a branch on the device stops the host, so the host
+        chooses among programs itself, and every array of a call is a transfer.
 
         Args:
-          platform: JAX's name of it.
+          platform: JAX's name of the platform.
           dtype: a floating type, int8, "w8a8" (int8 with one digit) or "native" (see `Config`).
-          linear, attention: see above; attention None is Pallas's on TPUs, else XLA's.
+          linear, attention: see above; attention None is Pallas on TPUs, else XLA.
         """
         compute = jnp.dtype({"native": "bfloat16", "w8a8": "int8"}.get(dtype, dtype))
         cpu = platform == "cpu"

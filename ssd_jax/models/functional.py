@@ -128,8 +128,8 @@ class FunctionalModel:
         return wanted
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """Converts a checkpoint tensor, loaded as `wanted`: it stays as it is, or becomes panels, or
-        int8 rows and scales. A tensor in `stored` already comes in panels.
+        """Converts a checkpoint tensor, loaded as `wanted`, to itself, panels, or int8 rows and
+        scales. A tensor in `stored` already comes in panels.
 
         Returns: arrays by name, for `assemble`.
         """

@@ -16,7 +16,7 @@ from ssd_jax.kernels.rows import Norm, rms_norm
 
 Axes = tuple[str | None, ...]
 Multiply = Callable[[jax.Array, Sequence[Weight], Norm | None], list[jax.Array]]
-"""`products`, or what does the same with other types."""
+"""`products`, or a function that does the same with other types."""
 
 Layer = TypeVar("Layer", bound=nnx.Module)
 
@@ -27,7 +27,7 @@ def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param
 
 
 def stack(layer: Layer, depth: int) -> Layer:
-    """A layer whose parameters, without arrays yet, are those of `depth` layers."""
+    """A layer whose parameters, without arrays yet, are the stacked ones of `depth` layers."""
     graph, state = nnx.split(layer)
     return nnx.merge(
         graph, jax.tree.map(lambda own: jax.ShapeDtypeStruct((depth, *own.shape), own.dtype), state)
@@ -35,12 +35,12 @@ def stack(layer: Layer, depth: int) -> Layer:
 
 
 def repeat(layer: Layer, depth: int) -> nnx.List[Layer]:
-    """As many layers like this one, which costs a fraction of making each."""
+    """`depth` clones of a layer, at a fraction of the cost of making each."""
     return nnx.List(nnx.clone(layer) for _ in range(depth))
 
 
 class Matrix(nnx.Module):
-    """A weight [out, in]; an int8 one has a scale for each output, made when it is loaded."""
+    """A weight [out, in]; if it is int8, with a scale for each output, made at loading."""
 
     def __init__(self, shape: tuple[int, int], axes: Axes, dtype: jnp.dtype):
         self.weight = parameter(shape, axes, dtype)
@@ -49,10 +49,10 @@ class Matrix(nnx.Module):
         self.shape = shape
         self.kind: str | None = None
         self.stays = False  # in a cache, see `Packed`
-        self.digits = 2  # of an activation, where the weight is int8
+        self.digits = 2  # of an activation, if the weight is int8
 
     def pack(self, kind: str) -> None:
-        """Stores the weight in panels of this kind; called before there are arrays."""
+        """Stores the weight in panels of a kind; to be called before there are arrays."""
         panels = jax.ShapeDtypeStruct(KINDS[kind].packed_shape(*self.shape), jnp.uint8)
         self.weight = nnx.Param(panels, axes=(None, None))
         self.weight_scale = None
@@ -91,7 +91,7 @@ class RMSNorm(nnx.Module):
         return Norm(self.weight.get_value(), self.eps)
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
-        """Over the last axis."""
+        """Normalises x over its last axis."""
         return rms_norm(x, self.of_rows)
 
 
@@ -101,7 +101,7 @@ def linear(
     multiply: Multiply = products,
     norm: RMSNorm | None = None,
 ) -> list[Float32[Array, "n _"]]:
-    """The outputs of n rows, normed before where there is a norm, of each layer."""
+    """Each layer's outputs of n rows, which are normed first if a norm is given."""
     ys = multiply(x, [layer.rows for layer in layers], norm and norm.of_rows)
     return [
         y if layer.bias is None else y + layer.bias[...]
@@ -116,8 +116,11 @@ class Embedding(Matrix):
         super().__init__(shape, ("vocab", "embed"), dtype)
 
     def __call__(self, tokens: Int32[Array, "n"]) -> Float32[Array, "n H"]:
-        """The rows of some tokens. One is looked up as two: XLA would slice it out of the whole
-        table, which devices that share it would first send each other."""
+        """The embeddings of tokens.
+
+        One token is looked up as two: for one, XLA would slice the whole table, which devices that
+        share it would first have to gather.
+        """
         return take(self.rows, pad_rows(tokens, 2))[: tokens.shape[0]]
 
 

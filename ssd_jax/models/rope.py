@@ -13,7 +13,7 @@ from ssd_jax.models.config import ModelConfig
 
 
 class Rotation(NamedTuple):
-    """Of some tokens, the same for every head."""
+    """The rotation of tokens, the same for every head."""
 
     cos: Float32[Array, "B R 1 half"]
     sin: Float32[Array, "B R 1 half"]
@@ -28,7 +28,7 @@ class Rotation(NamedTuple):
 
 
 def rotation(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotation:
-    """The rotation at these positions."""
+    """The rotation at given positions."""
     angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config)
     return jax.lax.platform_dependent(angles, cpu=_by_halves, default=_rotation)
 
@@ -38,15 +38,17 @@ def _rotation(angles: Float32[Array, "*shape"]) -> Rotation:
 
 
 def _by_halves(angles: Float32[Array, "*tokens half"]) -> Rotation:
-    """As arrays of their own: XLA on CPU would compute them again for every head of every layer,
-    where they are used. It does not see through a loop (of one pass it does)."""
+    """The rotation, as arrays that XLA on CPU does not recompute for every head of every layer.
+
+    XLA does not see through a loop, except one of a single pass.
+    """
     parts = angles.reshape(*angles.shape[:-1], 2 - angles.shape[-1] % 2, -1)
     found = jax.lax.map(_rotation, jnp.moveaxis(parts, -2, 0))
     return Rotation(*(jnp.moveaxis(part, 0, -2).reshape(angles.shape) for part in found))
 
 
 def inverse_frequencies(config: ModelConfig) -> Float32[np.ndarray, "half"]:
-    """Radians per position."""
+    """Angles in radians per position."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-exponents
     scaling = config.rope_scaling

@@ -1,8 +1,8 @@
 """Whole sequences through the decoder, without pages: for training, and for scoring given text.
 
-The modules and the arithmetic are the engine's; what differs is attention, which here is between
-the tokens of one array, and that everything can be differentiated. Several texts may share a row
-(packing): a token sees only earlier tokens of its own segment.
+Modules and arithmetic are the engine's, but attention is between the tokens of one array, and
+everything is differentiable. Several texts may share a row (packing): a token sees only earlier
+tokens of its own segment.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def sequence_hidden(
     """Hidden states of packed texts, before the final norm (see `sequence_logits`).
 
     Args:
-      model: its weights may be wider than `compute`: they are cast where they are used, and their
-        gradients have their own type.
-      positions: from the start of a token's own text; they only rotate.
-      segments: equal ones in a row are one text, whose tokens lie in order.
+      model: its weights may be wider than `compute`; they are cast where they are used, and their
+        gradients keep the weights' dtype.
+      positions: counted from the start of a token's own text; used only for RoPE.
+      segments: equal numbers in a row are one text, whose tokens are in order.
       compute: dtype of products and of attention's operands; by default the weights' own. The
         residual stream, norms, softmax and sums are float32.
-      rematerialise: for gradients, keep only what enters a layer and run it again.
+      rematerialise: for gradients, keep only the inputs of layers and run the layers again.
     """
     earlier = jnp.tri(tokens.shape[1], dtype=bool)
     visible = (segments[:, :, None] == segments[:, None, :]) & earlier
@@ -69,7 +69,7 @@ def sequence_hidden(
 def sequence_logits(
     model: CausalLM, hidden: Stream, *, compute: jnp.dtype | None = None
 ) -> Float32[Array, "n outputs"]:
-    """Final norm and output head."""
+    """Logits of hidden states: final norm and output head."""
     head = model.lm_head or model.model.embed_tokens
     [logits] = _products(hidden, [head.rows], model.model.norm.of_rows, compute=compute)
     return logits
@@ -84,7 +84,7 @@ def _layer(
     visible: Bool[Array, "B T T"],
     rotated: Rotation,
 ) -> Stream:
-    """One layer, traced once for all; x is the residual stream."""
+    """One layer, traced once for all layers; x is the residual stream."""
     layer = nnx.merge(graph, state)
     dtype = layer.self_attn.execution.floating if compute is None else compute
 
@@ -101,7 +101,7 @@ def _products(
     *,
     compute: jnp.dtype | None = None,
 ) -> list[Float32[Array, "n _"]]:
-    """`products` with the weights cast to `compute`; gradients are computed in it too."""
+    """`products` with the weights cast to `compute`, in which gradients are computed too."""
     floating = [weight for weight in weights if not isinstance(weight, Quantized | Packed)]
     if not floating:
         return products(x, weights, norm)
@@ -115,8 +115,8 @@ def narrow_product(
 ) -> Float32[Array, "n outputs"]:
     """x @ weight^T, with operands of type `compute`.
 
-    So are the operands of both its gradients (those that JAX derives would be float32 products);
-    sums are float32, and a gradient has the type of what it is of.
+    The operands of both gradients have this type too (JAX would derive float32 products); sums are
+    float32, and each gradient has the dtype of its argument.
     """
     return product(x, weight.astype(compute))
 
@@ -131,7 +131,7 @@ def _narrow_backward(compute: jnp.dtype, kept, cotangent: jax.Array):
     x, weight, x_kind, weight_kind = kept
     g = cotangent.astype(compute)
     grad_x = _matmul(g, weight)
-    grad_weight = _matmul(_transposed(g), x)  # not the result transposed: XLA on CPU then fails
+    grad_weight = _matmul(_transposed(g), x)  # transposing the result instead fails in XLA on CPU
     return grad_x.astype(x_kind.dtype), grad_weight.astype(weight_kind.dtype)
 
 
@@ -150,12 +150,12 @@ def _transposed(x: jax.Array) -> jax.Array:
 
 
 def _transposed_by_blocks(x: jax.Array) -> jax.Array:
-    """x^T [columns, n] as an array of its own, made some rows at a time.
+    """x^T [columns, n] as a separate array, made a few rows at a time.
 
     XLA on CPU folds a transposition into the product that takes it, and widens a bfloat16 product
-    with its first operand transposed to float32, at a seventh of the speed (JAX 0.10.2). It does
-    not see through a loop, and rows at a time stay in the cache. Bits, since it would widen a
-    bfloat16 update, too.
+    whose first operand is transposed to float32, at a seventh of the speed (JAX 0.10.2). It does
+    not see through a loop, and a few rows at a time stay in the cache. The loop moves bits, since
+    XLA would widen a bfloat16 update too.
     """
     rows = next(size for size in (_BLOCK_ROWS, x.shape[0]) if x.shape[0] % size == 0)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint16).reshape(-1, rows, x.shape[1])

@@ -1,8 +1,8 @@
 """Causal attention between the tokens of one array, by blocks of queries.
 
 A block reads no keys beyond its last query, which saves nearly half of the products. Its gradients
-are written out: of those that JAX derives, the ones of keys and values are products with a
-transposed first operand, which XLA on CPU widens to float32.
+are written out, since JAX derives those of keys and values as products with a transposed first
+operand, which XLA on CPU widens to float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from ssd_jax.kernels.precision import precision
 
 _BLOCK = 128
-"""Queries of a block."""
+"""Queries a block."""
 
 
 def causal_attention(
@@ -23,10 +23,10 @@ def causal_attention(
     v: Float[Array, "B T kv_heads head_dim"],
     visible: Bool[Array, "B T T"],
 ) -> Float32[Array, "B T heads head_dim"]:
-    """Grouped attention; products are of the operands' common dtype, softmax and sums float32.
+    """Grouped-query attention; products have the operands' common dtype, softmax and sums float32.
 
-    `visible` says whether the first token sees the second, which is no later one. Each sees itself
-    at least.
+    `visible[b, i, j]` is whether token i sees token j. No token sees a later one, and each sees at
+    least itself.
     """
     batch, length, heads, size = q.shape
     kv_heads = k.shape[2]
@@ -86,5 +86,5 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def _rows(
     x: Float[Array, "B kv_heads group R head_dim"],
 ) -> Float[Array, "B kv_heads group*R head_dim"]:
-    """The query heads of one key/value head share a product."""
+    """Flattens the query heads of each key/value head, so that they share a product."""
     return x.reshape(*x.shape[:2], -1, x.shape[-1])

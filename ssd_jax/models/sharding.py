@@ -1,4 +1,4 @@
-"""Meshes, the logical axis names of arrays, and the one table that maps these to mesh axes."""
+"""Meshes, the logical axis names of arrays, and the one table that maps them to mesh axes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ PAGES_AXES = ("slots", "kv_heads", None, None)
 
 
 def mesh_of(devices: Sequence[Any], data: int = 1) -> Mesh:
-    """A grid: `data` groups share the slots, the neighbours in a group share a model."""
+    """A mesh [data, tensor]: `data` groups share the slots, neighbours in a group share a model."""
     return Mesh(np.array(devices).reshape(data, -1), (DATA_AXIS, TENSOR_AXIS))
 
 
 def put(arrays: Any, sharding: Sharding | None) -> Any:
-    """Arrays of any tree on devices; only dispatches. On those of several processes each puts its
-    own parts of what all of them have: nothing is sent, and nothing compared."""
+    """Puts a tree of arrays on devices; only dispatches.
+
+    Where devices belong to several processes, all of them have the arrays and each puts its own
+    parts: nothing is sent, and nothing compared.
+    """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(arrays, sharding)
 
@@ -44,7 +47,7 @@ def put(arrays: Any, sharding: Sharding | None) -> Any:
 
 
 def whole(array: jax.Array) -> jax.Array:
-    """An array that this process can read; one that several have parts of, on all devices."""
+    """The array where this process can read it: one with parts in other processes is replicated."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return array
     assert isinstance(array.sharding, NamedSharding)
@@ -52,12 +55,12 @@ def whole(array: jax.Array) -> jax.Array:
 
 
 def everywhere(mesh: Any) -> NamedSharding:
-    """Of what each device has whole."""
+    """Sharding of arrays that each device has whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def spans_processes(mesh: Mesh | None) -> bool:
-    """Whether several processes have its devices."""
+    """Whether the devices of a mesh belong to several processes."""
     return mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1
 
 
@@ -66,8 +69,8 @@ class ShardingRules:
     """Mesh axis of each logical axis; None replicates. The default is tensor parallelism.
 
     Attributes:
-      kv_copies: how many devices have the same key/value head, where there are fewer heads than
-        devices.
+      kv_copies: number of devices that have the same key/value head, where there are fewer heads
+        than devices.
     """
 
     slots: str | None = DATA_AXIS
@@ -81,14 +84,14 @@ class ShardingRules:
 
     @classmethod
     def fitting(cls, config: ModelConfig, mesh: Mesh) -> ShardingRules:
-        """Tensor parallelism of what the mesh divides evenly; all else is on every device.
+        """Tensor parallelism of what the mesh divides evenly; all else is replicated.
 
-        Attention is cut between key/value heads, each with its query heads. Where these are fewer
-        than the devices, several have the same one, with their part of its query heads; where that
-        does not come out even, attention is not cut.
+        Attention is cut between key/value heads, each with its query heads. Where there are fewer
+        of them than devices, several devices have the same head, each with its part of the query
+        heads; where that does not divide evenly, attention is not cut.
 
         Raises:
-          InputError: nothing can be cut, so that each device would only repeat the others' work.
+          InputError: nothing can be cut, so each device would only repeat the others' work.
         """
         count = mesh.shape[TENSOR_AXIS]
 
@@ -116,7 +119,7 @@ class ShardingRules:
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """Logical axes that every device has whole though tensor parallelism would cut them."""
+        """Logical axes that tensor parallelism would cut but that every device has whole."""
         usual = dataclasses.asdict(ShardingRules())
         return tuple(name for name, axis in usual.items() if axis and not getattr(self, name))
 

@@ -1,4 +1,4 @@
-"""Tensors straight into the arrays that hold several of them."""
+"""Loads tensors directly into the arrays that hold several of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ssd_jax.system.huge_pages import HugePages
 
 
 class Stacks:
-    """Parameters that are filled tensor by tensor, as a loader brings them.
+    """Parameters that are filled tensor by tensor, in the order of loading.
 
-    The stack of layers that are scanned is made where it belongs, when its first layer comes, and
-    changed in place: the devices hold the weights and one tensor more at most, where stacking whole
-    lists would hold them twice. A bundle (see `FunctionalModel`) is filled in memory of the host.
+    The stack of a scanned parameter is allocated on its devices when its first layer arrives, and
+    updated in place: devices hold at most the weights and one more tensor, where stacking lists
+    would hold the weights twice. A bundle (see `FunctionalModel`) is filled in host memory.
 
     Args:
-      pages: where bundles are made.
+      pages: memory that bundles are allocated in.
     """
 
     def __init__(self, model: FunctionalModel, pages: HugePages) -> None:
@@ -36,7 +36,7 @@ class Stacks:
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """As `FunctionalModel.prepare`; what has its place here is not among the results."""
+        """As `FunctionalModel.prepare`, but keeps arrays that belong here and returns the rest."""
         kept = {}
         for part, values in self._model.prepare(name, array).items():
             if part in self._places:
@@ -50,7 +50,7 @@ class Stacks:
         return kept
 
     def arrays(self) -> dict[str, jax.Array]:
-        """All of them, by name, for `FunctionalModel.assemble`."""
+        """All stacks and bundles, by name, for `FunctionalModel.assemble`."""
         structs = self._model.bundle_structs()
         made = {
             name: jax.device_put(self._bundles[name], s.sharding) for name, s in structs.items()

@@ -1,1 +1,1 @@
-"""Products of a few rows of activations with weights packed for reading once, in order."""
+"""Products of a few rows of activations with weights packed to be read once, in order."""

@@ -45,7 +45,7 @@ def products(
 
 
 def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
-    """Some rows of a weight."""
+    """Rows of a weight."""
     if isinstance(weight, Packed):
         return cpu.take(weight, indices)
     if isinstance(weight, Quantized):

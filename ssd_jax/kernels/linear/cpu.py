@@ -20,11 +20,11 @@ class Packed:
     """A weight [outputs, inputs] in panels.
 
     Attributes:
-      panels: see `kinds`; a `Piece` has the bytes of one panel after the other.
+      panels: see `kinds`; in a `Piece` the panels' bytes follow each other.
       kind: name of its `Kind`.
-      outputs: its rows; the last panel may have some that are none.
-      inputs: its columns.
-      stays: all weights of its model together stay in a cache from call to call.
+      outputs: number of rows; the last panel may have surplus ones.
+      inputs: number of columns.
+      stays: whether all weights of the model together stay in a cache between calls.
     """
 
     panels: UInt8[Array, "_ _"] | Piece
@@ -37,11 +37,10 @@ class Packed:
 def products(
     x: Float32[Array, "n inputs"], weights: Sequence[Packed], norm: Norm | None = None
 ) -> list[Float32[Array, "n _"]]:
-    """x @ weight^T for each weight, in one call, with x normed before where there is a norm;
-    `reference.product` says what is computed.
+    """x @ weight^T for each weight, in one call; x is normed first if a norm is given.
 
-    A row's bits depend on it alone. A row with a number that is not finite gives NaN, where x is
-    rounded to integers.
+    `reference.product` specifies the result. A row's bits depend only on that row. Where x is
+    rounded to integers, a row with a number that is not finite gives NaN.
     """
     shapes = [jax.ShapeDtypeStruct((len(x), weight.outputs), jnp.float32) for weight in weights]
     kinds = "".join(f"{weight.kind} " for weight in weights)
@@ -54,12 +53,12 @@ def products(
 
 
 def take(weight: Packed, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
-    """Some rows of a weight that is no piece; NaN for an index that is none."""
+    """Rows of a weight that is not a `Piece`; NaN for an index out of range."""
     shape = jax.ShapeDtypeStruct((len(indices), weight.inputs), jnp.float32)
     call = jax.ffi.ffi_call(TAKE, shape)
     return call(indices, weight.panels, kind=weight.kind, outputs=np.int64(weight.outputs))
 
 
 def _place(array: Array | Piece) -> tuple[Array, int]:
-    """The array to hand over, and where in it to begin."""
+    """The array to pass to the handler, and the byte where the data begins."""
     return (array.whole, array.at) if isinstance(array, Piece) else (array, 0)

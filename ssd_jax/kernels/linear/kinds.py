@@ -1,4 +1,4 @@
-"""How a packed weight stores its values: panels of 32 outputs, one stream of bytes a panel.
+"""How a packed weight stores its values: in panels of 32 outputs, each one stream of bytes.
 
 A weight of N outputs and K inputs is uint8 [ceil(N / 32), panel_bytes(K)]. A panel is one block of
 inputs after the other. A word is 4 bytes; a lane is an output within its panel, 0 to 31; "32 x"
@@ -39,19 +39,19 @@ LANES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One way of storing values; sizes in inputs and bytes.
+    """One way of storing values, with sizes in inputs and bytes.
 
     Attributes:
       name: ggml's name of the type, or the dtype's.
       block: inputs of a block; a packed weight's inputs are a multiple of it.
-      block_bytes: of a panel's block.
-      per_word: inputs in a word, of nibbles where there are some.
+      block_bytes: bytes of a panel's block.
+      per_word: inputs in a word (of nibbles, if the kind has them).
       above: bits of an input above its nibble.
-      group: inputs that share a scale; 0 if none does, or all.
-      offset: what the stored integers exceed the values' by.
+      group: inputs that share a scale; 0 if none do, or all.
+      offset: the excess of the stored integers over the values.
       minima: whether a group has a minimum.
-      stored_bytes: of ggml's block of one output, of `block` inputs; 0 if ggml has no such type.
-      tail_bytes: after a panel's last block.
+      stored_bytes: bytes of ggml's block (one output, `block` inputs); 0 if ggml has no such type.
+      tail_bytes: bytes after a panel's last block.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Kind:
     tail_bytes: int = 0
 
     def padded(self, inputs: int) -> int:
-        """The inputs that a packed weight has; more than asked for only where ggml has no type."""
+        """Inputs of a packed weight; more than `inputs` only for kinds that ggml does not have."""
         return math.ceil(inputs / self.block) * self.block
 
     def panel_bytes(self, inputs: int) -> int:
@@ -74,7 +74,7 @@ class Kind:
         return self.padded(inputs) // self.block * self.block_bytes + self.tail_bytes
 
     def packed_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
-        """Panels and bytes a panel: the shape of a packed weight."""
+        """Shape of a packed weight: panels, and bytes a panel."""
         return math.ceil(outputs / LANES), self.panel_bytes(inputs)
 
 
@@ -110,4 +110,4 @@ _STORED = (
 KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, W8A8, *_STORED)}
 
 STORED_KINDS = tuple(kind.name for kind in _STORED)
-"""The kinds that weights of a GGUF file can have as they are."""
+"""The kinds that store weights of GGUF files unchanged."""

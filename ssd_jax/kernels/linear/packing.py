@@ -1,4 +1,4 @@
-"""Weights into panels; `kinds` says how."""
+"""Packs weights into panels, as `kinds` specifies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxtyping import Array, Float, Float32, Int8, UInt8
 from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, LANES, Kind
 
 _PIECE = 1 << 19
-"""Bytes packed at a time, so that what is between reading and writing stays in a core's cache."""
+"""Bytes packed at a time, so that intermediate values stay in a core's cache."""
 
 Stored = UInt8[np.ndarray, "panels lanes blocks block_bytes"]
-"""ggml's blocks of whole panels, or of the part of one."""
+"""ggml's blocks, of whole panels or of a part of one."""
 Lanes = np.ndarray
-"""[panels, blocks, steps, lanes], of one, two or four bytes an entry: a part of a stream."""
+"""A part of a stream: [panels, blocks, steps, lanes], with one, two or four bytes an entry."""
 
 
 def pack_blocks(
     kind: Kind, blocks: UInt8[np.ndarray, "outputs row_bytes"]
 ) -> UInt8[np.ndarray, "panels panel_bytes"]:
-    """A weight as ggml stores it: a row of blocks an output.
+    """Packs a weight as ggml stores it: a row of blocks for each output.
 
     Args:
       kind: one of `STORED_KINDS`.
@@ -47,7 +47,7 @@ def pack_blocks(
 
 
 def pack_bfloat16(weight: Float[Array, "outputs inputs"]) -> UInt8[Array, "panels panel_bytes"]:
-    """Rounds to bfloat16."""
+    """Packs a weight rounded to bfloat16."""
     outputs, inputs = weight.shape
     padding = (0, -outputs % LANES), (0, BFLOAT16.padded(inputs) - inputs)
     return _lanes_last(jnp.pad(weight.astype(jnp.bfloat16), padding), BFLOAT16)
@@ -56,7 +56,7 @@ def pack_bfloat16(weight: Float[Array, "outputs inputs"]) -> UInt8[Array, "panel
 def pack_int8(
     values: Int8[Array, "outputs inputs"], scales: Float32[Array, "outputs"]
 ) -> UInt8[Array, "panels panel_bytes"]:
-    """Row i is values[i] * scales[i]."""
+    """Packs an int8 weight, whose row i is values[i] * scales[i]."""
     outputs, inputs = values.shape
     unsigned = jax.lax.bitcast_convert_type(values, jnp.uint8) ^ INT8.offset
     padding = (0, 0), (0, INT8.padded(inputs) - inputs)
@@ -68,7 +68,7 @@ def pack_int8(
 
 
 def _lanes_last(weight: Array, kind: Kind) -> UInt8[Array, "panels blocks_bytes"]:
-    """Each panel's words, step by step, as bytes. [outputs, inputs], both padded."""
+    """Each panel's words, step by step, as bytes; `weight` is [outputs, inputs], both padded."""
     words = weight.reshape(-1, LANES, weight.shape[1] // kind.per_word, kind.per_word)
     words = words.swapaxes(1, 2)
     stream = words if words.dtype == jnp.uint8 else jax.lax.bitcast_convert_type(words, jnp.uint8)
@@ -76,7 +76,7 @@ def _lanes_last(weight: Array, kind: Kind) -> UInt8[Array, "panels blocks_bytes"
 
 
 def _write(streams: UInt8[np.ndarray, "panels blocks block_bytes"], parts: list[Lanes]) -> None:
-    """Puts the parts of a block one after the other; lanes that a part lacks stay zero."""
+    """Writes the parts of a block one after the other; lanes missing in a part stay zero."""
     at = 0
     for part in parts:
         size = part.shape[2] * LANES * part.itemsize
@@ -86,7 +86,7 @@ def _write(streams: UInt8[np.ndarray, "panels blocks block_bytes"], parts: list[
 
 
 def _split(stored: Stored, *fields: tuple[str, int]) -> list[Lanes]:
-    """The fields of a block in ggml's order, each so many entries of a NumPy dtype."""
+    """The fields of a block in ggml's order, each a number of entries of a NumPy dtype."""
     parts, at = [], 0
     for dtype, count in fields:
         size = count * np.dtype(dtype).itemsize
@@ -97,7 +97,7 @@ def _split(stored: Stored, *fields: tuple[str, int]) -> list[Lanes]:
 
 
 def _q4(stored: Stored, scales: int) -> list[Lanes]:
-    """With a scale, or with a minimum behind it."""
+    """With a scale, or with a scale followed by a minimum."""
     scale, nibbles = _split(stored, ("<u2", scales), ("<u4", 4))
     return [nibbles, scale]
 
@@ -109,8 +109,8 @@ def _q5(stored: Stored, scales: int) -> list[Lanes]:
 
 
 def _fifth_bits(high: Lanes) -> Lanes:
-    """A word of what is above 32 nibbles, of one in which bit j is input j's."""
-    spread = (  # bit i of a step to byte i, in which the step has a bit of its own
+    """The word of bits above 32 nibbles, from one in which bit j belongs to input j."""
+    spread = (  # bit i of a step goes to byte i, in which each step has its own bit
         (((high >> np.uint32(4 * i)) & np.uint32(0xF)) * np.uint32(0x204081))
         & np.uint32(0x01010101)
         for i in range(8)
@@ -119,7 +119,7 @@ def _fifth_bits(high: Lanes) -> Lanes:
 
 
 def _above(steps: list[Lanes], bits: int) -> Lanes:
-    """A word of what steps have above their nibbles, so many bits of each byte."""
+    """The word of the bits above the nibbles of steps: `bits` bits of each byte."""
     return functools.reduce(
         np.bitwise_or, (step << np.uint32(bits * i) for i, step in enumerate(steps))
     )
@@ -131,7 +131,7 @@ def _q8_0(stored: Stored) -> list[Lanes]:
 
 
 def _q4_k(stored: Stored, fifth: int = 0) -> list[Lanes]:
-    """With 8 words of fifth bits, or none; bit j of a byte is group j's."""
+    """With 8 words of fifth bits, or none; bit j of a byte belongs to group j."""
     d, scales, high, nibbles = _split(stored, ("<u2", 2), ("<u4", 3), ("<u4", fifth), ("<u4", 32))
     parts: list[Lanes] = [d]
     sixes, high, nibbles = _six_bits(_apart(scales)), _apart(high), _apart(nibbles)
@@ -149,7 +149,7 @@ def _q4_k(stored: Stored, fifth: int = 0) -> list[Lanes]:
 
 
 def _six_bits(scales: Lanes) -> tuple[tuple[Lanes, Lanes], tuple[Lanes, Lanes]]:
-    """The scales and the minima of groups 0 to 3 and 4 to 7, a byte each, of Q4_K's 12 bytes."""
+    """Scales and minima of groups 0 to 3 and 4 to 7, a byte each, from Q4_K's 12 bytes."""
     scale, minimum, rest = (scales[:, :, at : at + 1] for at in range(3))
     top = np.uint32(0x30303030)
     two, six = np.uint32(2), np.uint32(0x3F3F3F3F)
@@ -174,7 +174,7 @@ def _q6_k(stored: Stored) -> list[Lanes]:
 
 
 def _apart(steps: Lanes) -> Lanes:
-    """The same, each step for itself in memory, so that arithmetic on a few of them is fast."""
+    """A copy with each step contiguous in memory, so that arithmetic on a few steps is fast."""
     return np.ascontiguousarray(steps.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
 
 
@@ -193,4 +193,4 @@ _PARTS: dict[str, Callable[[Stored], list[Lanes]]] = {
     "Q5_K": functools.partial(_q4_k, fifth=8),
     "Q6_K": _q6_k,
 }
-"""What turns ggml's blocks into the parts of a panel's block, in the stream's order."""
+"""Functions from ggml's blocks to the parts of a panel's block, in the stream's order."""

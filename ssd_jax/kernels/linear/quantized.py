@@ -1,13 +1,13 @@
 """int8 products: weights with a scale a channel, activations with a scale a token, int32 sums.
 
-The scales of both sides factor out of the sum over the shared axis, so that the sum itself is of
-integers: exact, whatever its order, and the same for a row alone as among others.
+The scales of both sides factor out of the sum over the shared axis, so the sum itself is of
+integers: exact in any order, and the same for a row alone as among others.
 
 One int8 an activation is not enough: a few channels of a token are many times larger than the rest,
-which a scale that fits them rounds away (SmolLM2's perplexity rises by 4%). So an activation is two
-digits, the second being what the first leaves, and the digits of a token are two rows of one
-product. Few rows cost no more than one: the weights, which bound it, are read once. A draft, whose
-branches are many rows and whose guesses are verified, may have one digit (W8A8).
+which a scale that fits them rounds away (SmolLM2's perplexity rises by 4%). So an activation has
+two digits, the second being the remainder of the first, and a token's digits are two rows of one
+product. A few rows cost no more than one, since the weights, which bound the time, are read once. A
+draft, whose branches are many rows and whose guesses are verified, may use one digit (W8A8).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int8, Int32
 
 LARGEST = 127
-"""Of the int8 values used; -128 is not, so that a row and its negative are treated alike."""
+"""Largest int8 value used; -128 is not used, so a row and its negative are treated alike."""
 
 DIGIT = 2 * LARGEST
-"""How much less the second digit counts: what the first leaves is at most a half."""
+"""Ratio of the digits' weights: the remainder of the first digit is at most a half."""
 
 _SMALLEST_ABSMAX = 1e-30
 """Stands in for the absmax of a row of zeros; its scale is still a normal float32."""
@@ -36,11 +36,11 @@ class Quantized(NamedTuple):
 
 
 class W8A8(Quantized):
-    """A weight whose products have one digit of each activation."""
+    """A weight whose products use one digit of each activation."""
 
 
 class Digits(NamedTuple):
-    """Activations: row i is (high[i] + low[i] / DIGIT) * scales[i], low None being zeros."""
+    """Activations: row i is (high[i] + low[i] / DIGIT) * scales[i]; low=None stands for zeros."""
 
     high: Int8[Array, "n inputs"]
     low: Int8[Array, "n inputs"] | None
@@ -48,7 +48,7 @@ class Digits(NamedTuple):
 
 
 def quantize(weight: Float[Array, "outputs inputs"]) -> Quantized:
-    """Each row by its own largest magnitude.
+    """Quantises each row by its own largest magnitude.
 
     Rounds to nearest, ties to even: no value is off by more than half its row's scale.
     """
@@ -58,10 +58,10 @@ def quantize(weight: Float[Array, "outputs inputs"]) -> Quantized:
 
 
 def digits(x: Float32[Array, "n inputs"], *, one: bool = False) -> Digits:
-    """Each row by its own largest magnitude.
+    """Splits each row into digits, by its own largest magnitude.
 
-    No value is off by more than half its row's scale / DIGIT, to float32 rounding; with `one` digit
-    by half its row's scale.
+    Up to float32 rounding, no value is off by more than half its row's scale / DIGIT; with `one`
+    digit, by half its row's scale.
     """
     scales = _scales(x)
     units = x / scales[:, None]
@@ -73,7 +73,7 @@ def digits(x: Float32[Array, "n inputs"], *, one: bool = False) -> Digits:
 
 
 def take(weight: Quantized, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
-    """Some rows of a weight."""
+    """Rows of a weight."""
     return weight.values[indices] * weight.scales[indices][:, None]
 
 

@@ -1,4 +1,4 @@
-"""What packed weights hold and what the kernel computes, written for reading. NumPy."""
+"""What packed weights hold and what the kernel computes, written in NumPy for reading."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Panels = UInt8[np.ndarray, "panels panel_bytes"]
 
 _SMALLEST_ABSMAX = 1e-30
 _ACTIVATIONS = 32
-"""Activations that share a scale, whatever the weight's groups."""
+"""Activations that share a scale, whatever the groups of the weight."""
 
 
 def dense(
     kind: Kind, panels: Panels, outputs: int, inputs: int
 ) -> Float32[np.ndarray, "outputs inputs"]:
-    """The values, each rounded to float32 once."""
+    """The values of a packed weight, each rounded to float32 once."""
     if kind == BFLOAT16:
         values = _steps(panels).view(ml_dtypes.bfloat16).swapaxes(1, 2)
         return values.reshape(len(panels) * LANES, -1)[:outputs, :inputs].astype(np.float32)
@@ -32,11 +32,11 @@ def dense(
 def product(
     x: Float32[np.ndarray, "n inputs"], kind: Kind, panels: Panels, outputs: int
 ) -> Float32[np.ndarray, "n outputs"]:
-    """x @ dense(...)^T with activations of fewer bits: the kernel's result but for rounding.
+    """x @ dense(...)^T with activations of fewer bits: the kernel's result, except for rounding.
 
-    bfloat16: activations rounded to bfloat16. int8: each activation two int8 digits, with a scale a
-    row; w8a8: the first of them. Types of ggml: int8 with a scale for each 32 inputs. Sums of
-    integers are exact; what follows is in float64, and the result is rounded to float32.
+    bfloat16: activations are rounded to bfloat16. int8: each activation is two int8 digits, with a
+    scale a row; w8a8: the first digit only. ggml's types: int8 with a scale for each 32 inputs.
+    Sums of integers are exact; the rest is in float64, and the result is rounded to float32.
     """
     if kind == BFLOAT16:
         weight = dense(kind, panels, outputs, x.shape[1]).astype(np.float64)
@@ -78,7 +78,7 @@ def _unpacked(
     Float64[np.ndarray, "outputs groups"],
     Float64[np.ndarray, "outputs groups"],
 ]:
-    """The integers less their offset, the scales and the minima, the padding of K included."""
+    """The integers without their offset, the scales and the minima, padding of K included."""
     if kind in (INT8, W8A8):
         units = _units(kind, _steps(panels[:, : -kind.tail_bytes]))
         scales = panels[:, -kind.tail_bytes :].view("<f4").astype(np.float64)
@@ -135,7 +135,7 @@ def _steps(words: UInt8[np.ndarray, "panels bytes"]) -> UInt8[np.ndarray, "panel
 def _units(
     kind: Kind, steps: UInt8[np.ndarray, "panels steps 32 4"]
 ) -> Float64[np.ndarray, "panels inputs 32"]:
-    """The integers of consecutive words; of one group where two of them share a byte."""
+    """The integers of consecutive words; of one group, if two integers share a byte."""
     taken = steps.swapaxes(2, 3).reshape(len(steps), -1, LANES)
     if kind.per_word == 8:
         taken = np.concatenate([taken & 0xF, taken >> 4], axis=1)

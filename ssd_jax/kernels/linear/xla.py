@@ -1,4 +1,4 @@
-"""Products with weights as they are, by XLA: on every platform, and what others are measured by."""
+"""Products with unpacked weights by XLA, on every platform: the baseline for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def product(
     x: Float[Array, "n inputs"], weight: Float[Array, "outputs inputs"] | Quantized
 ) -> Float32[Array, "n outputs"]:
     """x @ weight^T; see `api.products`. Products that share x share its quantised form, which the
-    compiler computes once."""
+    compiler computes only once."""
     if isinstance(weight, Quantized):
         return integer_product(digits(x, one=isinstance(weight, W8A8)), weight)
     contract_in = (((1,), (1,)), ((), ()))

@@ -1,4 +1,4 @@
-"""What holds of the arguments of every `tree_attention`: shapes that fit each other, and pages and
+"""Checks on the arguments of every `tree_attention`: shapes that fit each other, and pages and
 ancestors that exist."""
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def check_shapes(
     visible: jax.Array,
     scratch: Scratch | None,
 ) -> None:
-    """Looks at shapes alone, when a program is traced.
+    """Checks shapes only, while a program is traced.
 
     Raises:
-      ValueError: some do not fit.
+      ValueError: some shapes do not fit.
     """
     batch, rows, heads, head_dim = q.shape
     kv_heads, width = kv_pages.shape[1], kv_pages.shape[3]
@@ -58,10 +58,10 @@ def in_range(
     scratch: Scratch | None,
     lower: Int32[Array, "B R"] | int = 0,
 ) -> Bool[Array, "B R"]:
-    """Whether all exists that a query sees.
+    """Whether everything that a query sees exists.
 
     Args:
-      lower: the first position that it sees.
+      lower: the first position that the query sees.
     """
     reach = page_table.reach if isinstance(page_table, Contiguous) else None
     page_table = as_array(page_table, len(visible))
@@ -81,5 +81,5 @@ def in_range(
 def known(
     attended: Float32[Array, "B R heads head_dim"], found: Bool[Array, "B R"]
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Attention, and NaN for queries of which not all is `in_range`."""
+    """Attention, with NaN for queries that see something that is not `in_range`."""
     return jnp.where(found[:, :, None, None], attended, jnp.nan)

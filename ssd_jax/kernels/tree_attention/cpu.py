@@ -10,7 +10,7 @@ from ssd_jax.kernels.handlers import ATTENTION
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch, as_array
 
 POSITIONS = 64
-"""Pages have a multiple of these, which `cpu.cc` takes together."""
+"""Page sizes are multiples of this, the positions that `cpu.cc` takes together."""
 
 
 def tree_attention_cpu(
@@ -22,13 +22,13 @@ def tree_attention_cpu(
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Scores, softmax and sums in float32.
 
-    q, keys and values enter products as they are given, and weights in float32, but where q and
-    pages are bfloat16, head_dim is a multiple of 32 and the processor has AMX: with 16 bits then. A
-    query's bits depend on it and on what it sees alone; what it does not see may be NaN.
+    q, keys and values enter products in their given types, and weights in float32; weights have 16
+    bits if q and pages are bfloat16, head_dim is a multiple of 32 and the processor has AMX. A
+    query's bits depend only on the query and what it sees; what it does not see may be NaN.
 
     Args:
       q: float32 or bfloat16.
-      kv_pages: float32, bfloat16 or, as uint16, its bits.
+      kv_pages: float32, bfloat16, or the bits of bfloat16 as uint16.
     """
     branches = scratch or ()
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))

@@ -1,6 +1,6 @@
-"""`tree_attention` on GPUs: what surrounds the Mosaic GPU kernel of `pallas_gpu_kernel.py`.
+"""`tree_attention` on GPUs: the code around the Mosaic GPU kernel of `pallas_gpu_kernel.py`.
 
-The kernel has the softmax of each part of the pages, and of the branches; plain XLA merges them.
+The kernel computes a softmax for each part of the pages and for the branches; XLA merges them.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ssd_jax.kernels.tree_attention.bounds import in_range, known
 from ssd_jax.kernels.tree_attention.pallas_gpu_kernel import ROWS, SLOTS, kernel
 
 POSITIONS = 64
-"""Pages have a multiple of these."""
+"""Page sizes are multiples of this."""
 HEAD_DIMS = (64, 128)
 CAPABILITY = "9.0"
-"""Of GPUs that have its products (wgmma): Hopper's; neither Ampere's nor Blackwell's."""
+"""Compute capability of GPUs with its products (wgmma): Hopper, not Ampere or Blackwell."""
 
 _BLOCK = 8192  # numbers of the keys of a block: 16 KiB
-_TILES = 3  # of 64 queries that share a block's keys and values, a warpgroup each
-_LEAST = 4  # blocks of a part, so that what it returns is little beside what it reads
-_MERGED, _FOLDED = 32, 16  # parts that are merged at once, and that more are folded into
+_TILES = 3  # of 64 queries that share a block's keys and values; each has a warpgroup
+_LEAST = 4  # blocks of a part, so that it returns little compared with what it reads
+_MERGED, _FOLDED = 32, 16  # most parts merged at once; number of parts that more are folded into
 _CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
-    """None where the kernel can read such pages [pages, kv_heads, page_size, width]; else why it
-    cannot, in one line."""
+    """Why the kernel cannot read pages [pages, kv_heads, page_size, width], in one line; None if
+    it can."""
     page_size, width = kv_pages.shape[2:]
     if head_dim not in HEAD_DIMS or width != 2 * head_dim:
         sizes = " or ".join(map(str, HEAD_DIMS))
@@ -48,7 +48,7 @@ def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | 
 
 
 def why_not_on(device: Any) -> str | None:
-    """None where a JAX device has the instructions of the kernel; else which it lacks."""
+    """Which of the kernel's instructions a JAX device lacks; None if it has them."""
     capability = getattr(device, "compute_capability", "none")
     if capability == CAPABILITY:
         return None
@@ -68,16 +68,16 @@ def tree_attention_pallas_gpu(
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
 
-    Pages that no query sees are not read; where they are named in the table, their numbers may be
-    out of range.
+    Pages that no query sees are not read; their numbers in the table may be out of range.
 
     Args:
-      parts: that a prefix is dealt out to, about so many; None is as many as give every core one.
-      shards: where several devices have the heads.
-      interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, as an interpreter.
+      parts: approximate number of parts that a prefix is dealt out to; None is enough to give every
+        core one.
+      shards: given if several devices share the heads.
+      interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, in an interpreter.
 
     Raises:
-      ValueError: pages that the kernel cannot read.
+      ValueError: the kernel cannot read the pages.
     """
     reason = why_not(q.shape[-1], kv_pages)
     if reason is not None:
@@ -103,7 +103,7 @@ def _attend(
     parts: int | None,
     interpret: Any,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """For the heads that one device has."""
+    """Attention for the heads of one device."""
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
@@ -129,11 +129,11 @@ def _softmax(
     block = math.gcd(kv_pages.shape[2], max(POSITIONS, _BLOCK // head_dim))
     tiles = pl.cdiv(queries, ROWS)
     groups = pl.cdiv(tiles, _TILES)
-    tiles = pl.cdiv(tiles, groups)  # of a group
+    tiles = pl.cdiv(tiles, groups)  # tiles of a group
     capacity = page_table.shape[1] * kv_pages.shape[2]
-    branched = int(scratch is not None)  # a part of its own
+    branched = int(scratch is not None)  # branches are a separate part
     if parts is None:
-        # The same for a token alone and among those that verification has beside it.
+        # The same for one token as for those of a verification.
         blocks = batch * kv_heads * (1 if groups <= 2 else groups)
         parts = max(1, min(_CORES // blocks - branched, pl.cdiv(capacity, _LEAST * block)))
     if parts + branched > _MERGED:
@@ -198,8 +198,8 @@ def _merged(
     total: Float32[Array, "parts *rows 1"],
     output: Float32[Array, "parts *rows head_dim"],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One softmax of those of parts, with maxima of powers of two. Written out, so that XLA makes
-    kernels of it whose reads wait for each other once; many parts are folded first."""
+    """Merges the softmaxes of parts, with maxima of powers of two, into one. Written out, so
+    that XLA's kernels for it wait for reads only once; many parts are folded first."""
     if len(maximum) > _MERGED:
         folded = [x.reshape(_FOLDED, -1, *x.shape[1:]) for x in (maximum, total, output)]
         return _merged(*_merged(*folded))
@@ -216,8 +216,8 @@ def _merged(
 def _branches(
     scratch: Scratch | None, rows: tuple[int, ...], block: int, pages: jax.Array
 ) -> tuple[int, Int32[Array, "2 B R"], Shaped[Array, "_ _ E width"]]:
-    """How many branches a sequence has, the branch and depth of each query, and what they hold,
-    padded to whole blocks, with zeros for what no query sees."""
+    """The number of branches of a sequence, the branch and depth of each query, and the branches'
+    entries, padded to whole blocks, with zeros where no query sees them."""
     if scratch is None:
         nobody = jnp.zeros((2, *rows), jnp.int32)
         return 1, nobody, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)

@@ -1,9 +1,9 @@
 """The Mosaic GPU kernel of `pallas_gpu.py`: softmaxes over parts of a sequence's keys and values.
 
 A block of the grid is (group of tiles of queries, part and sequence, key/value head). The parts are
-those of the pages and, behind them, the sequence's branches. Each tile has a warpgroup of its own;
-all go over the part's positions, block by block, while the first one has the next blocks copied
-into a ring of slots that all read.
+those of the pages and, after them, the sequence's branches. Each tile has its own warpgroup. All
+warpgroups go over the part's positions, block by block, while the first one has the next blocks
+copied into a ring of slots that all of them read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 ROWS = 64
-"""Queries of a tile: the least that a product of Hopper's has."""
+"""Queries a tile: the fewest rows of a Hopper product."""
 SLOTS = 4
 """Blocks of keys and values in shared memory."""
 LOWEST = -1e30
@@ -28,9 +28,9 @@ MASKED = 2 * LOWEST
 """A score whose weight is 0 whatever the maximum."""
 LOG2_E = math.log2(math.e)
 Ref = Any
-"""Of an array in one of a GPU's memories."""
+"""Ref of an array in one of a GPU's memories."""
 
-_load: Any = plgpu.load  # another signature before JAX 0.12
+_load: Any = plgpu.load  # its signature differs before JAX 0.12
 _Sums: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 _AHEAD = SLOTS - 2  # blocks being copied; a warpgroup may be a block behind the first
@@ -65,21 +65,21 @@ def kernel(
 
     Args:
       table: [B, P] int32.
-      length, whole: [B] int32: positions that some query of a sequence sees, and that all do.
+      length, whole: [B] int32: positions that some query of a sequence sees, and that all see.
       q: [B, kv_heads, Q, D], Q a multiple of the tiles of a block of the grid, already scaled.
       seen: [B, Q] int32: positions that each query sees.
       own: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
       pages: [pages, kv_heads, page_size, 2 * D].
-      branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is of
-        branch e % M, at depth e // M. Numbers that no query sees are finite.
+      branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
+        branch e % M, at depth e // M. Entries that no query sees are finite.
       maximum, total: [parts or one more, B, kv_heads, Q] float32, of powers of two.
       output: [parts or one more, B, kv_heads, Q, D] float32, not normalised.
       q_shared, k_shared, v_shared, weights_shared: [tiles, ROWS, D], [SLOTS, block, D] twice,
         [tiles, ROWS, block].
       q_here, k_here, v_here: barriers of the copies to the first three.
-      free: barriers that all have read a slot.
-      cleaned: the barrier of values that nobody sees, in the last block.
-      parts: that a prefix is cut into.
+      free: barriers: all have read a slot.
+      cleaned: barrier: unseen values in the last block are cleaned.
+      parts: number of parts that a prefix is cut into.
       M: branches of a sequence.
     """
     thread, head = lax.axis_index("thread"), lax.axis_index("head")
@@ -91,7 +91,7 @@ def kernel(
     plgpu.copy_gmem_to_smem(q.at[b, head, rows], q_shared.at[thread], q_here.at[thread])
 
     def copy(source: Ref, slot: jax.Array) -> None:
-        """Of keys and values side by side, [block, 2 * D]."""
+        """Copies keys and values that lie side by side, [block, 2 * D]."""
         k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
         plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_here.at[slot])
         plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_here.at[slot])
@@ -103,12 +103,12 @@ def kernel(
         visible: Callable[[jax.Array, jax.Array], jax.Array],
         clean: Callable[[jax.Array, jax.Array], None],
     ) -> None:
-        """Over `count` blocks.
+        """Reduces `count` blocks.
 
         Args:
-          plain: of which the first so many are seen by all queries, every position.
-          fetch: a block [block, 2 * D] by its number.
-          visible: the mask [ROWS, block] of a block, given its number and each one's column.
+          plain: number of first blocks in which all queries see every position.
+          fetch: returns a block [block, 2 * D] by its number.
+          visible: returns the mask [ROWS, block] of a block, given its number and the columns.
           clean: makes a block's values finite, given its number and slot.
         """
 
@@ -165,8 +165,8 @@ def kernel(
         limit = length[b]
 
         def of_part(blocks: jax.Array) -> jax.Array:
-            """How many of the first blocks it has: dealt out in turn, they do not depend on others'
-            lengths, nor do a query's bits."""
+            """Number of the first `blocks` blocks in this part. They are dealt out in turn, so that
+            neither they nor a query's bits depend on other sequences' lengths."""
             return lax.div(jnp.maximum(blocks - part + (parts - 1), 0), parts)
 
         reach = _load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
@@ -182,7 +182,7 @@ def kernel(
             return column < lax.broadcast_in_dim(behind, column.shape, [0])
 
         def clean(index: jax.Array, slot: jax.Array) -> None:
-            """What no query sees may be NaN, which a weight of 0 would not take away."""
+            """Zeroes values that no query sees: they may be NaN, which a weight of 0 would keep."""
             inside = limit - (part + index * parts) * block
 
             @pl.when(inside < block)
@@ -224,7 +224,7 @@ def kernel(
 
 
 def _product(a: Any, b: Ref, shape: tuple[int, int]) -> jax.Array:
-    """a @ b in float32."""
+    """a @ b, in float32."""
 
     def multiply(sums: Ref) -> jax.Array:
         plgpu.wgmma(sums, a, b)

@@ -1,6 +1,6 @@
-"""`tree_attention` on TPUs: what surrounds the Pallas kernel of `pallas_tpu_kernel.py`.
+"""`tree_attention` on TPUs: the code around the Pallas kernel of `pallas_tpu_kernel.py`.
 
-Here queries are laid out by key/value head, sizes of tiles are chosen, and arguments are checked.
+It lays out queries by key/value head, chooses the sizes of tiles, and checks arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ssd_jax.kernels.tree_attention.bounds import in_range, known
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
 POSITIONS = 16
-"""Pages have a multiple of these: the least that a copy of bfloat16 moves."""
+"""Page sizes are multiples of this, the least that a copy of bfloat16 moves."""
 DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
 
 _TABLE_BYTES = 512 << 10  # of scalar memory
@@ -31,8 +31,8 @@ _PART = 256
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
-    """None where the kernel can read such pages [pages, kv_heads, page_size, lanes]; else why it
-    cannot, in one line."""
+    """Why the kernel cannot read pages [pages, kv_heads, page_size, lanes], in one line; None if
+    it can."""
     page_size, wide = kv_pages.shape[2:]
     if wide % LANES or wide < 2 * head_dim:
         return f"{wide} lanes for head_dim = {head_dim}: it needs {lanes(head_dim)}"
@@ -45,7 +45,7 @@ def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | 
 
 
 def why_no_table(rows: int, pages: int) -> str | None:
-    """None where so many sequences of so many pages have a table that fits; else why not."""
+    """Why the page table of `rows` sequences with `pages` pages does not fit; None if it does."""
     size = 4 * rows * pages
     if size <= _TABLE_BYTES:
         return None
@@ -66,22 +66,21 @@ def tree_attention_pallas_tpu(
 ) -> Float32[Array, "B R heads head_dim"]:
     """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
 
-    Pages that no query sees are not read; where they are named in the table, their numbers may be
-    out of range.
+    Pages that no query sees are not read; their numbers in the table may be out of range.
 
     Args:
-      kv_pages: a key lies in the first head_dim of the first half of the lanes, its value in those
-        of the second half, and the rest is 0. There are `lanes(head_dim)` of them; page_size is a
-        multiple of `POSITIONS`, the dtype one of `DTYPES`.
-      scratch: laid out likewise; finite, also what no query sees.
+      kv_pages: a key takes the first head_dim of the first half of the lanes, its value those of
+        the second half, and the rest is 0. There are `lanes(head_dim)` lanes; page_size is a
+        multiple of `POSITIONS`, and the dtype is one of `DTYPES`.
+      scratch: laid out likewise; all of it is finite, even what no query sees.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       window: a query sees only the last `window` of the tokens that it would see.
-      shards: where several devices have the heads.
-      interpret: runs the kernel on a processor, as an interpreter.
+      shards: given if several devices share the heads.
+      interpret: runs the kernel on a processor, in an interpreter.
 
     Raises:
-      ValueError: pages that the kernel cannot read, or a table of too many; what is out of range,
-        where arguments are concrete.
+      ValueError: the kernel cannot read the pages, or the table has too many; or, for concrete
+        arguments, something is out of range.
     """
     page_table = as_array(page_table, len(q))
     _check(q, kv_pages, page_table)
@@ -103,7 +102,7 @@ def _cost(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: Int32[Array, "B P"],
 ) -> pl.CostEstimate:
-    """As if all pages of the table were seen, for who counts without knowing lengths."""
+    """The cost if all pages of the table are seen: an estimate without knowing lengths."""
     positions = page_table.size * kv_pages.shape[2]
     keys = positions * kv_pages.shape[1] * kv_pages.shape[3]
     scores = positions * grouped.shape[1] * grouped.shape[2]
@@ -124,13 +123,13 @@ def _attend(
     window: int | None,
     interpret: bool | pltpu.InterpretParams,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Calls the kernel for the heads that one device has."""
+    """Calls the kernel for the heads of one device."""
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
     tiles = _tiles(q, kv_pages, page_table)
     half = kv_pages.shape[3] // 2
-    wide = half if half % LANES == 0 else 2 * half  # of a query and its result
+    wide = half if half % LANES == 0 else 2 * half  # lanes of a query and its result
     padding = tiles.per_row * tiles.rows - rows * group
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim).astype(kv_pages.dtype)
@@ -195,7 +194,7 @@ def _limits(
 def _ranges(
     limits: Int32[Array, "steps rows 4"], capacity: int
 ) -> tuple[Int32[Array, "steps_and_1"], Int32[Array, "steps_and_1"]]:
-    """Positions [first, length) that some query of each step sees, and nothing after the last."""
+    """Positions [first, length) that some query of each step sees; an empty range at the end."""
     lower, visible = limits[..., 0], limits[..., 1]
     length = jnp.clip(jnp.max(visible, axis=1), 0, capacity)
     first = jnp.min(jnp.where(lower < visible, lower, capacity), axis=1)
@@ -218,12 +217,12 @@ def _tiles(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: Int32[Array, "B P"],
 ) -> Tiles:
-    """As many key/value heads a step as fit, then as many queries, then as many positions."""
+    """Tiles with as many key/value heads a step as fit, then queries, then positions."""
     rows, heads = q.shape[1:3]
     _, kv_heads, page_size, wide = kv_pages.shape
     itemsize = kv_pages.dtype.itemsize
     queries = rows * heads // kv_heads
-    # Queries and results have two buffers; a maximum and a total take a row of lanes each.
+    # Queries and results have two buffers each; a maximum and a total take a row of lanes each.
     of_head = 2 * wide * (itemsize + 4) + 2 * LANES * 4
     fits = [h for h in range(1, kv_heads + 1) if kv_heads % h == 0]
     fits = [h for h in fits if h == 1 or h * of_head * queries <= _QUERY_BYTES]

@@ -1,8 +1,8 @@
 """The Pallas kernel of `pallas_tpu.py`: one softmax over a sequence's pages and its branches.
 
-A step of the grid is (group of key/value heads, sequence, tile of its queries). It goes once over
-the positions that some query of the tile sees, block by block; meanwhile the next block is copied
-into the other of two slots, and during the last block the first one of the next step.
+A step of the grid is (group of key/value heads, sequence, tile of its queries). It goes once, block
+by block, over the positions that some query of the tile sees. Meanwhile the next block is copied
+into the other of two slots; during the last block, that is the next step's first block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 _LOWEST = -1e30
 Ref = Any
-"""Of an array in one of a TPU's memories."""
+"""Ref of an array in one of a TPU's memories."""
 
 
 class Tiles(NamedTuple):
@@ -26,8 +26,8 @@ class Tiles(NamedTuple):
 
     Attributes:
       heads: key/value heads a step.
-      per_row: tiles that the queries of a sequence are cut into.
-      rows: query rows a tile; `part` of them a product.
+      per_row: number of tiles that the queries of a sequence are cut into.
+      rows: query rows a tile; a product takes `part` of them.
       block: positions a product; a power of two.
       copy: positions of the largest copy; divides `block` and a page.
       least: positions of the smallest copy; divides `copy`.
@@ -43,10 +43,10 @@ class Tiles(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What scores depend on, beside queries and keys; see `pallas_tpu.tree_attention_pallas_tpu`.
+    """What scores depend on besides queries and keys; see `pallas_tpu.tree_attention_pallas_tpu`.
 
     Attributes:
-      branches: of a sequence; 0 without any.
+      branches: number of branches of a sequence; 0 if it has none.
     """
 
     head_dim: int
@@ -56,7 +56,7 @@ class Options(NamedTuple):
 
 
 class TileSoftmax(NamedTuple):
-    """Partial softmax-weighted sums over what was seen so far, in float32.
+    """Partial softmax-weighted sums over the positions seen so far, in float32.
 
     Attributes:
       maximum, total: [heads, rows, 1].
@@ -82,12 +82,12 @@ def kernel(
 
     Args:
       table: [B, P] int32 in scalar memory.
-      first, length: [steps + 1] int32 in scalar memory: a step sees positions [first, length). Each
-        ends with a 0.
+      first, length: [steps + 1] int32 in scalar memory: a step sees positions [first, length). Both
+        end with a 0.
       q: [1, heads, rows, half of the pages' lanes, or all].
       limits: [1, rows, 4] int32: a query sees positions [0] to [1] of the pages, and depths up to
         [3] of branch [2].
-      rest: [1, heads, entries, lanes] of branches, if there are; pages in HBM; the result;
+      rest: [1, heads, entries, lanes] of branches, if there are any; pages in HBM; the result;
         [2, heads, block, lanes], the slots; maxima and totals of the softmax; the next slot;
         the slots' semaphores.
     """
@@ -128,7 +128,7 @@ def kernel(
         at = block * tiles.block
 
         @pl.when((at < first[step]) | (at + tiles.block > length[step]))
-        def _():  # what no query sees may be NaN, which a weight of 0 would not take away
+        def _():  # unseen values may be NaN, which a weight of 0 does not remove
             position = at + lax.broadcasted_iota(jnp.int32, slots.shape[1:], 1)
             seen = (position >= first[step]) & (position < length[step])
             slots[slot] = jnp.where(seen, slots[slot], jnp.zeros_like(slots[slot]))
@@ -165,7 +165,7 @@ def kernel(
 
 
 class _Copies(NamedTuple):
-    """The copies of one block; those that were started must be waited for."""
+    """The copies of one block; every one that is started must be waited for."""
 
     make: Any
 
@@ -189,7 +189,7 @@ def _copies(
     block: jax.Array,
     slot: Any,
 ) -> _Copies:
-    """Of what a step sees of a block: whole copies, and what is left after them in halves."""
+    """Copies of what a step sees of a block: whole copies, then halves for the remainder."""
     at = block * tiles.block
     skipped = lax.div(jnp.maximum(first[step] - at, 0), tiles.copy)
     seen = pl.cdiv(jnp.maximum(length[step] - at, 0), tiles.least) * tiles.least
@@ -229,9 +229,9 @@ def _accumulate(
     mask: jax.Array,
     options: Options,
 ) -> None:
-    """Adds positions [T, lanes] under a mask [rows, T] to the softmax of some rows."""
+    """Adds positions [T, lanes] under a mask [rows, T] to the softmax of query rows."""
     half = kv.shape[1] // 2
-    # A query of all lanes is 0 in the values', and the keys' lanes of its result mean nothing.
+    # A query over all lanes is 0 in the values' lanes; ignore the keys' lanes of its result.
     k, v = (kv, kv) if q.shape[3] == kv.shape[1] else (kv[:, :half], kv[:, half:])
     precision = lax.Precision.HIGHEST if kv.dtype == jnp.float32 else lax.Precision.DEFAULT
     product = functools.partial(

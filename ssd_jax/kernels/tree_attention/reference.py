@@ -25,7 +25,7 @@ def tree_attention_reference(
         branch_kv, branch_mask = _branches(scratch)
         kv = jnp.concatenate([kv, branch_kv], axis=2)
         mask = jnp.concatenate([mask, branch_mask], axis=2)
-    kv = jnp.where(jnp.any(mask, axis=1)[:, None, :, None], kv, 0.0)  # what nobody sees may be NaN
+    kv = jnp.where(jnp.any(mask, axis=1)[:, None, :, None], kv, 0.0)  # unseen entries may be NaN
     k, v = jnp.split(jnp.repeat(kv, heads // kv.shape[1], axis=1), 2, axis=-1)
     scores = jnp.einsum("brhd,bhtd->bhrt", q.astype(jnp.float32), k) * head_dim**-0.5
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)

@@ -1,9 +1,9 @@
 """`tree_attention` in plain XLA: one pass over the trunk in fixed blocks, merged with the branches.
 
-All queries of a row share each block of keys, whatever branch they belong to. The running
-(maximum, total, weighted sum) of the softmax is rescaled block by block, and a block in which a
-query sees nothing leaves its state unchanged to the bit. So a query's result does not depend on its
-neighbours' lengths, nor, totals being taken by `row_sum`, on how many queries run together.
+All queries of a row share each block of keys, whatever their branch. The running (maximum, total,
+weighted sum) of the softmax is rescaled block by block, and a block in which a query sees nothing
+leaves its state unchanged to the bit. So a query's result does not depend on its neighbours'
+lengths nor, as `row_sum` takes the totals, on the number of queries that run together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ssd_jax.kernels.rows import row_sum
 from ssd_jax.kernels.tree_attention.bounds import in_range, known
 
 STATIC_BLOCK = 4 * BLOCK
-"""Positions that `tree_attention_xla_static` reduces at a time, in pages that they divide."""
+"""Positions that `tree_attention_xla_static` reduces at a time, if they divide a page."""
 
 _LOWEST = -1e30
 
@@ -67,11 +67,11 @@ def tree_attention_xla_static(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """As `tree_attention_xla`, but every block of the page table is read, seen or not, as far as it
-    reaches: a device that waits for the host at a loop of unknown length never does.
+    """As `tree_attention_xla`, but reads every block within the page table's reach, seen or not: a
+    device that would wait for the host at a loop of unknown length does not wait.
 
-    Where a key is no whole number of a TPU's lanes, products are of key and value together, with
-    zeros in the query for the value: cutting lanes apart would copy every block.
+    Where a key does not fill whole vectors of a TPU, products take key and value together, with
+    zeros in the query for the value: slicing within the lanes would copy every block.
     """
     page_size = kv_pages.shape[2]
     size = math.gcd(page_size, STATIC_BLOCK)
@@ -94,10 +94,10 @@ def _attend(
     *,
     whole: bool,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Over the first `blocks` blocks of `size` positions.
+    """Attention over the first `blocks` blocks of `size` positions.
 
     Args:
-      whole: leaves keys beside values in products.
+      whole: keeps keys and values together in products.
     """
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
@@ -106,7 +106,7 @@ def _attend(
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
     seen = jnp.repeat(visible, group, axis=1)
-    if rows * group == 1:  # a product of one row rounds in its own way
+    if rows * group == 1:  # a product of one row rounds differently
         grouped, seen = jnp.repeat(grouped, 2, axis=2), jnp.repeat(seen, 2, axis=1)
     if whole:
         grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, 0), (0, head_dim)))
@@ -141,9 +141,9 @@ def _accumulate(
     mask: Bool[Array, "B _ T"],
     scale: float,
 ) -> Softmax:
-    """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as both.
+    """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as key and value.
 
-    What no query sees may be NaN, as an earlier request may have left it.
+    Entries that no query sees may be NaN, left by an earlier request.
     """
     k, v = kv[..., : q.shape[-1]], kv[..., -q.shape[-1] :]
     v = jnp.where(jnp.any(mask, axis=1)[:, None, :, None], v, jnp.zeros((), v.dtype))
@@ -169,7 +169,7 @@ def add_branches(
     group: int,
     scale: float,
 ) -> Softmax:
-    """Adds the tokens of each query's own branch; `group` queries are of one token."""
+    """Adds the tokens of each query's own branch; `group` queries belong to one token."""
     batch, heads, depths, branches, width = scratch.kv.shape
     entry = jnp.arange(depths * branches)
     ancestor = jnp.repeat(scratch.ancestor, group, axis=1)

@@ -1,9 +1,9 @@
 """The engine's side of a draft in a worker: `roles.BranchingDraft` over a stream.
 
-Each round waits for the answer to the one before it, but not for long. While an answer is overdue
+Each round waits for the answer to the one before it, up to a limit. While an answer is overdue
 nothing else is sent; when it has come, every slot catches up by a `Prefill` of the tokens that the
-worker has missed. A worker that is late or dead therefore costs speed only, and a stopped one never
-finds a heap of messages.
+worker has missed. A worker that is late or dead therefore costs only speed, and messages to a
+stopped worker never pile up.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from ssd_jax.speculation.filled_pages import FilledPages
 from ssd_jax.speculation.known_text import KnownText, promoted
 
 PATIENCE = 1.0
-"""Seconds that a round waits for a worker."""
+"""Seconds that a round waits for an answer."""
 LEAVES = 1e-3
-"""Seconds that the target's forward waits for a message to leave."""
+"""Seconds that the target's forward waits until a message has left."""
 
 
 class RemoteDraft:
     """See `roles.BranchingDraft`; only `draft`, `branch_tokens` and `proposal` wait for answers.
 
     Args:
-      hello: what the worker is.
-      streams: to it.
-      greedy: the draft proposes its likeliest tokens whatever the request samples.
+      hello: what the worker must be.
+      streams: the streams to it.
+      greedy: whether the draft proposes its likeliest tokens however the request samples.
       patience: seconds to wait for an answer.
 
     Attributes:
-      counters: what happened: those of the streams, "q late" and "q malformed".
+      counters: counts of events: those of the streams, "q late" and "q malformed".
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class RemoteDraft:
         self._q_travels = hello.rule == "ratio" and not greedy
         self._numbers, self._requests = itertools.count(1), itertools.count(1)
         self._epochs = np.zeros(hello.slots, np.int32)
-        self._sampled = np.zeros(hello.slots, bool)  # whose verification needs q
+        self._sampled = np.zeros(hello.slots, bool)  # slots whose verification needs q
         self._openings: dict[int, SlotOpening] = {}
-        self._grown: set[int] = set()  # slots of whose pages the worker does not know all
+        self._grown: set[int] = set()  # slots with pages that the worker was not told of
         self._texts: dict[int, KnownText] = {}
-        self._taught: dict[int, Connection] = {}  # to the worker of which `known` texts refer
+        self._taught: dict[int, Connection] = {}  # stream to the worker that knows the slot's text
         self._filled = FilledPages(hello.page_size)
         self._filled_by: Connection | None = None
-        self._link: Connection | None = None  # that this round's records went to
-        self._promotion: Promotion | None = None  # not worked out yet
-        self._records = promotion(self.slots, self.k)  # as the worker is told of them
-        self._owners = self._epochs  # the epochs that they are of
+        self._link: Connection | None = None  # that this round's records go to
+        self._promotion: Promotion | None = None  # not settled yet
+        self._records = promotion(self.slots, self.k)  # as the worker is told
+        self._owners = self._epochs  # epochs of the records
         self._unsent = False
         self._asked_q = np.zeros(0, np.int64)
-        self._awaited = False  # the branches of the last `expand`
+        self._awaited = False  # whether branches of the last `expand` are to come
         self._due = Due()
         self._told: Told | None = None
         self._branches = no_branches(self.slots, self.branches, self.k)
@@ -106,7 +106,7 @@ class RemoteDraft:
         self._grown.discard(slot)
         self._filled.open(opening)
         self._taught.pop(slot, None)
-        self._told = None  # the slot's branches are another's
+        self._told = None  # the slot's branches belong to another request
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
         """See `roles.BranchingDraft.set_pages`."""
@@ -130,7 +130,7 @@ class RemoteDraft:
                 self._teach(slot, link)
 
     def promote(self, promotion: Promotion) -> None:
-        """See `roles.BranchingDraft.promote`. What the target waits for is worked out at once."""
+        """See `roles.BranchingDraft.promote`. Computes at once only what the target waits for."""
         self._flush()
         self._due.outcome()
         self._link = self.streams.usable()
@@ -144,7 +144,7 @@ class RemoteDraft:
         self._promotion = promotion._replace(tokens=tokens)
 
     def _settle(self) -> None:
-        """Works out what the worker is to be told of the records."""
+        """Computes what the worker is to be told about the records."""
         asked, link = self._promotion, self._link
         if asked is None:
             return
@@ -152,7 +152,7 @@ class RemoteDraft:
         anew = [slot for slot in slots if self._taught.get(slot) is not link]
         for slot in anew:
             self._texts[slot].whole = False
-        # A branch is gone with its stream, or with an interrupted step.
+        # A branch is lost with its stream, or by an interrupted step.
         gone = [slot for slot in slots if self._texts[slot].known == asked.position[slot]]
         with self._telling(link):
             if link is not None:
@@ -202,7 +202,7 @@ class RemoteDraft:
         return self._proposals.tokens
 
     def confidence(self) -> np.ndarray:
-        """See `roles.BranchingDraft.confidence`: known since they were drafted."""
+        """See `roles.BranchingDraft.confidence`: known since the tokens were drafted."""
         return self._confidence
 
     def proposal(self) -> Any:
@@ -226,20 +226,20 @@ class RemoteDraft:
         self._awaited = link is not None
         if link is None:
             return
-        given = (self._records.winner < 0) & (self._records.limit > 0)  # branches that are gone too
+        given = (self._records.winner < 0) & (self._records.limit > 0)  # lost branches included
         due = self._due.expected()
         asked = {"counts": counts, "follow": given, "forwards": forwards, "due": due}
         self._send_round(link, lowered, **asked | ({} if skip is None else {"skip": skip}))
         link.stream.flush(LEAVES)
         for slot in np.flatnonzero(counts.any(axis=1)).tolist():
-            self._texts[slot].whole = True  # one near the end of its text has no branches
+            self._texts[slot].whole = True  # a slot near the end of its text has no branches
 
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `roles.BranchingDraft.branch_tokens`; without `until` no longer than its patience.
+        """See `roles.BranchingDraft.branch_tokens`; without `until` it waits for its patience at most.
 
-        Returns: the same object as before where nothing has come since.
+        Returns: the same object as before if nothing has come since.
         """
         link, told = self._link, None
         if self._awaited and link is not None:
@@ -257,7 +257,7 @@ class RemoteDraft:
         return self._branches
 
     def activity(self) -> Activity:
-        """What the worker has done since this was last called, as far as it has said."""
+        """What the worker has reported of its work since the last call."""
         link = self.streams.current
         return Activity() if link is None else link.activity(self._epochs)
 
@@ -267,7 +267,7 @@ class RemoteDraft:
 
     @contextlib.contextmanager
     def _telling(self, link: Connection | None) -> Iterator[None]:
-        """Where this is interrupted, nobody knows what the worker was told: a new stream, then."""
+        """Ends the stream if its block is interrupted: what the worker was told is then unknown."""
         try:
             yield
         except BaseException:
@@ -276,7 +276,7 @@ class RemoteDraft:
             raise
 
     def _teach(self, slot: int, link: Connection) -> None:
-        """Gives a worker what it lacks of a slot's text: all of it, if it is a new one."""
+        """Sends a worker the tokens of a slot's text that it lacks; all of them if it is new."""
         text, epoch = self._texts[slot], int(self._epochs[slot])
         opening = self._openings[slot]
         if self._filled_by is not link:
@@ -312,7 +312,7 @@ class RemoteDraft:
     def _send_round(
         self, link: Connection, lowered: np.ndarray | None = None, **asked: Any
     ) -> None:
-        """Sends some fields of a `Round`, and with them the records that were not sent yet."""
+        """Sends some fields of a `Round`, with the records that were not sent yet."""
         nothing = np.zeros((self.slots, self.k + 1), np.int32)
         none = {"counts": nothing, "skip": nothing, "forwards": 0}
         none |= dict.fromkeys(("drafts", "follow"), nothing[:, 0])
@@ -330,13 +330,13 @@ class RemoteDraft:
             self._unsent = False
 
     def _flush(self) -> None:
-        """Sends records that nobody expands: at the end of a text they have no branches."""
+        """Sends records that are not expanded, since they have no branches at the end of a text."""
         self._settle()
         if self._unsent and self._link is not None:
             self._send_round(self._link)
 
     def _take_q(self) -> None:
-        """Puts the q that was asked for into the proposals; without it they stay point masses."""
+        """Puts the requested q into the proposals; without it they stay point masses."""
         slots, self._asked_q = self._asked_q, self._asked_q[:0]
         if not slots.size:
             return

@@ -1,8 +1,7 @@
 """Messages as bytes: "SSD", the version (1 byte), and msgpack of a message's fields in order.
 
-Fields are read by the types that `messages` declares, arrays as `messages.PackedArray`, so that
-nothing that another program sends can become anything else, nor take far more memory than its
-bytes.
+Fields are read as the types that `messages` declares, arrays as `messages.PackedArray`. So nothing
+that another program sends can become anything else, nor take far more memory than its bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _START = b"SSD" + bytes([VERSION])
 
 
 def _packed(kind: type[DraftMessage]) -> type[msgspec.Struct]:
-    """A message on its way, its arrays packed, with its `kind` and what the `arrays` must be."""
+    """The type of a message with packed arrays, its `kind`, and what the `arrays` must be."""
     hints = typing.get_type_hints(kind, include_extras=True)
     arrays = {
         name: each
@@ -50,7 +49,7 @@ def _packed(kind: type[DraftMessage]) -> type[msgspec.Struct]:
 
 
 def plain(value: Any) -> Any:
-    """What msgspec is to write in place of a NumPy array or scalar."""
+    """What msgspec writes for a NumPy array or scalar."""
     if not isinstance(value, np.ndarray):
         return value.item()  # a NumPy scalar
     dtype = "f4" if value.dtype.kind == "f" else "i4"
@@ -67,10 +66,10 @@ def encode(message: DraftMessage) -> bytes:
 
 
 def decode(data: bytes, about: Hello) -> Any:
-    """The message that `encode` made these bytes of, if it fits what both sides agreed on.
+    """The message in these bytes of `encode`, if it fits what both sides agreed on.
 
     Raises:
-      ProtocolError: anything else.
+      ProtocolError: the bytes are anything else.
     """
     if data[:3] != _START[:3] or len(data) <= len(_START):
         raise ProtocolError("no message of this protocol")
@@ -80,7 +79,7 @@ def decode(data: bytes, about: Hello) -> Any:
         packed: Any = _DECODER.decode(memoryview(data)[len(_START) :])
     except InputError as error:
         raise ProtocolError(f"sampling: {error}") from None
-    except Exception as error:  # msgspec raises some kinds; each means garbage
+    except Exception as error:  # msgspec raises several kinds; each means garbage
         raise ProtocolError(f"no message: {error}") from None
     fields, sizes = msgspec.structs.asdict(packed), about.sizes
     fields |= {name: of.read(name, fields[name], sizes) for name, of in packed.arrays.items()}

@@ -1,4 +1,4 @@
-"""The engine's end of a stream, when another is tried, and when a worker is taken to hang."""
+"""The engine's end of a stream; when another is tried, and when a worker counts as hanging."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import BranchTokens, no_branches
 
 HANG = 30.0
-"""Seconds for an answer."""
+"""Seconds that an answer may take."""
 SILENCE = 1.5
-"""Seconds for a sign of life: a worker accepts streams while it computes, too."""
+"""Seconds without a sign of life: a worker accepts streams even while it computes."""
 _STEP = 1.0  # seconds
 _RETRY, _LONGEST_RETRY = 0.2, 10.0  # seconds between attempts to connect
-_STEADY = 60.0  # seconds that a stream lasts before its end is taken for chance
+_STEADY = 60.0  # seconds after which the end of a stream counts as chance
 _T = TypeVar("_T")
-_KEPT = 1024  # spans of work that nobody has asked for
+_KEPT = 1024  # most spans of work that are kept until they are asked for
 _LOOK = 1e-3  # seconds
 _LATELY = 64  # answers
 
@@ -46,8 +46,8 @@ class Told(NamedTuple):
     """The last answer to a round that asked for an expansion.
 
     Attributes:
-      epochs: [B] int32, whose branches they are; -1 where a slot has none.
-      complete: no more comes.
+      epochs: [B] int32, epochs of the requests that own the branches; -1 where a slot has none.
+      complete: whether this is all.
     """
 
     epochs: np.ndarray
@@ -55,7 +55,7 @@ class Told(NamedTuple):
     complete: bool
 
     def of(self, epochs: np.ndarray) -> BranchTokens:
-        """The branches of the requests that are in the slots now."""
+        """The branches of the requests now in the slots."""
         stale = (self.epochs != epochs) & (self.epochs >= 0)
         if not stale.any():
             return self.branches
@@ -71,7 +71,7 @@ class Link(NamedTuple):
 
     Attributes:
       open: opens a stream.
-      wanted: what the worker is to load; None is its own process, which knows.
+      wanted: what the worker is to load; None for a worker process of this engine, which knows.
       clock: whether its clock is this host's.
     """
 
@@ -81,19 +81,19 @@ class Link(NamedTuple):
 
 
 class Connection:
-    """A stream to a worker: sends without waiting, and keeps the answers that are asked for.
+    """A stream to a worker: sends without waiting, and keeps requested answers.
 
     Args:
       address: of the worker.
-      token: secret that it was started with.
-      counters: where ignored messages and broken streams are counted.
-      link: how it is reached.
+      token: secret that the worker was started with.
+      counters: counts ignored messages and broken streams.
+      link: how the worker is reached.
 
     Attributes:
-      stream: that carries the messages.
-      alive: it has not failed; once it has, it stays so.
-      ready: the worker agrees to the `Hello`.
-      refused: it failed because the worker did not agree.
+      stream: carries the messages.
+      alive: whether the connection has not failed; a failure is final.
+      ready: whether the worker has agreed to the `Hello`.
+      refused: whether it failed because the worker did not agree.
       trouble: why it failed.
     """
 
@@ -107,13 +107,13 @@ class Connection:
     ) -> None:
         self._hello, self._counters = hello, counters
         self._clock = _FarClock(shared=link.clock)
-        self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # and what has told of it
+        self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # with the answer that reported it
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
         self._counted = 0
         self._changed = threading.Condition()
         self._asked = 0
-        self._due = 0.0  # time before which an outcome is not looked for
+        self._due = 0.0  # time before which no outcome is looked for
         self._told: Told | None = None
         self._winner: Winner | None = None
         self.alive, self.ready, self.refused = True, False, False
@@ -144,13 +144,13 @@ class Connection:
 
     @property
     def answered(self) -> bool:
-        """Whether the worker has got as far as the last round that was sent."""
+        """Whether the worker has reached the last round that was sent."""
         return not self._asked or self._told is not None or self._winner is not None
 
     def told(
         self, forwards: int, timeout: float, until: Callable[[], bool] | None = None
     ) -> Told | None:
-        """The answer to the last round after that many forwards, or the complete one.
+        """The answer to the last round after `forwards` forwards, or the complete one.
 
         Args:
           timeout: seconds, after which it is whatever has come.
@@ -171,11 +171,11 @@ class Connection:
         return self._told
 
     def winner(self, timeout: float) -> Winner | None:
-        """The records that the last round asked for; None if they do not come in time."""
+        """The records requested by the last round; None if they do not come in time."""
         return self._wait(lambda: self._winner, timeout)
 
     def activity(self, epochs: np.ndarray) -> Activity:
-        """What the worker has done since this was last called; `epochs` tell for whose slots."""
+        """What the worker has done since the last call, for the requests of these `epochs`."""
         with self._changed:
             work, total = list(self._work), self._sent + self._received
             self._work.clear()
@@ -226,7 +226,7 @@ class Connection:
             trouble = f"the stream broke: {error}"
             if self.refused:
                 trouble = "the worker refused: its token or its protocol is another"
-        except Exception as error:  # whatever it is, nobody is to wait for answers from here
+        except Exception as error:  # whatever it is, no one may go on waiting for answers
             self._counters["garbage"] += 1
             trouble = f"an answer of the worker could not be taken: {error!r}"
         finally:
@@ -252,8 +252,8 @@ class Connection:
             raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
 
     def _take_work(self, message: RoundAnswer) -> None:
-        """Keeps the work that an answer tells of; what was told before counts once."""
-        now = time.perf_counter()  # it was told afterwards, whatever it says
+        """Keeps the work that an answer reports; repeated reports count once."""
+        now = time.perf_counter()  # work ended before it was reported, whatever it says
         later = self._clock.answered(message, now, last=message.number == self._asked)
         for each in message.work:
             if each.begin >= self._worked_until:
@@ -263,13 +263,13 @@ class Connection:
                 self._worked_until = each.end
 
     def _replayed(self, message: RoundAnswer) -> bool:
-        """Whether the same was said before: what has been used once must not change."""
+        """Whether the same answer came before: what has been used must not change."""
         if isinstance(message, Winner):
             return self._winner is not None
         return self._told is not None and self._told.complete
 
     def _arranged(self, message: Speculations) -> Told:
-        """An answer by slots, ready for whoever waits; each answer tells of a forward more."""
+        """An answer arranged by slots, ready to be used; each answer covers one more forward."""
         before = 0 if self._told is None else self._told.branches.forwards
         about, slots = self._hello, message.slots
         branches = no_branches(about.slots, about.branches, about.k, before + 1)
@@ -284,9 +284,9 @@ class _FarClock:
     """A worker's clock, and how long messages take.
 
     Args:
-      shared: the clock is this host's. Else its times are taken for those at which an answer that
-        was sent then would have come, by the fastest one lately: so they include the way here, and
-        whoever waits for what comes next waits for that, too.
+      shared: whether the clock is this host's. If not, its times are converted to those at which
+        an answer sent then would have arrived, judging by the fastest recent one. They thus include
+        the way here, which waiting for the next answer includes, too.
     """
 
     def __init__(self, *, shared: bool) -> None:
@@ -296,11 +296,11 @@ class _FarClock:
         self._trips: deque[float] = deque(maxlen=_LATELY)
 
     def asked(self) -> None:
-        """A round is sent now."""
+        """Records that a round is sent now."""
         self._asked = time.perf_counter()
 
     def answered(self, message: RoundAnswer, now: float, *, last: bool) -> float:
-        """Takes an answer; `last` to the last round. Returns what to add to its times."""
+        """Records an answer (`last`: to the last round). Returns what to add to its times."""
         self._later.append(now - message.sent)
         if last:
             self._trips.append(max(now - self._asked - (message.sent - message.received), 0.0))
@@ -308,7 +308,7 @@ class _FarClock:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds there and back, of the fastest answer lately."""
+        """Round-trip seconds of the fastest recent answer."""
         return min(self._trips, default=None)
 
 
@@ -321,9 +321,10 @@ def connector(
     link: Link = Link(),  # noqa: B008 (immutable)
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Connection | None]:
-    """Connects to wherever `address` says; None while it is nowhere, or was tried just now.
+    """Makes a function that connects to `address()`; it returns None if there is no address, or one
+    that was tried just now.
 
-    Where streams keep breaking at the same address, the next one waits twice as long each time.
+    While streams keep breaking at the same address, the pause before the next one doubles.
     """
     last, pause, tried = -float("inf"), 0.0, ""
 
@@ -342,15 +343,15 @@ def connector(
 
 
 class HangLimit:
-    """After some seconds; each time it is reached, it is twice as long.
+    """A time limit in seconds that doubles each time it is reached.
 
-    A worker that is only slow, with a long prompt perhaps, so gets to its end in spite of restarts.
-    Time counts while somebody looks, at most a second between two looks: a worker has had no chance
-    to be heard while its engine was idle, or the whole host asleep.
+    So a worker that is only slow, perhaps with a long prompt, finishes in spite of restarts. Time
+    counts only while it is checked, at most a second between two checks: a worker cannot be heard
+    while its engine is idle or the whole host is asleep.
 
     Args:
       seconds: the first limit.
-      forgets: the limit is the first one again where it was kept with ease.
+      forgets: whether the limit returns to the first one after a wait shorter than that.
     """
 
     def __init__(
@@ -366,14 +367,15 @@ class HangLimit:
         self._waited = self._looked = 0.0
 
     def settled(self) -> None:
-        """Nothing is owed."""
+        """Records that nothing is owed."""
         if self._by is not None and self._forgets and self._waited < self._first:
             self._seconds = self._first
         self._by = None
 
     def reached(self, by: str) -> bool:
-        """Whether the worker at this address, which owes something, has owed it for too long: since
-        the first look after it was settled or another's. It is settled then."""
+        """Whether the worker at address `by`, which owes something, has owed it for too long. Time
+        counts from the first check since `settled`, or since a check of another worker. If the
+        limit is reached, the debt is settled."""
         now = self._clock()
         if self._by != by:
             self._by, self._waited, self._looked = by, 0.0, now

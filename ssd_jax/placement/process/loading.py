@@ -31,13 +31,13 @@ _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
 def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedModel:
-    """Opens a draft, and checks that it is the one that an engine takes it for.
+    """Opens a draft, and checks that it is the one that the engine expects.
 
     Args:
-      mesh: its devices; None is the default one.
+      mesh: the draft's devices; None is the default device.
 
     Raises:
-      InputError: a checkpoint that cannot be used, or another one; attention that is not possible.
+      InputError: the checkpoint cannot be used or is another, or the attention is not possible.
     """
     target = None if settings.target is None else open_checkpoint(settings.target)
     opened = open_model(
@@ -57,14 +57,14 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
 
 
 def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1) -> MakeSession:
-    """Compiles and loads a draft, and runs it once: the first rounds must not be late.
+    """Compiles and loads a draft, and runs it once, so that the first rounds are not late.
 
     Args:
       engines, copies: see `check_memory`.
 
     Raises:
-      InputError: a checkpoint that cannot be used, other devices than it was to have, or too
-        little memory.
+      InputError: the checkpoint cannot be used, the devices are not the requested ones, or memory
+        is too small.
     """
     if settings.compile_cache is not None:
         keep_programs(open_store(settings.compile_cache))
@@ -103,7 +103,7 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
 
 
 class _Drafts:
-    """Makes drafts of a menu, programs of one M or more, that may grow."""
+    """Makes drafts from a menu of programs, for one M or more, that may grow."""
 
     def __init__(
         self, menu: Sequence[ExpansionPrograms], parameters: Parameters, temperature: float | None
@@ -122,7 +122,7 @@ class _Drafts:
             return made
 
     def extend(self, budgets: Sequence[int]) -> None:
-        """Adds what is late: just-in-time drafts, and programs of these numbers of branches."""
+        """Adds the programs loaded late: of just-in-time drafts, and of these numbers of branches."""
         sys.setswitchinterval(_BESIDE)
         self._menu[0].base.complete()
         for branches in reversed(budgets):

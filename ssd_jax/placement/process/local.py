@@ -1,7 +1,7 @@
 """Streams between processes of one host: frames over a socket that no other user can reach.
 
-The thread that has something to say sends it, and one thread receives: that takes half of the
-core's time that the threads of gRPC take, and nothing waits for their turn.
+The thread that has a message sends it, and one thread receives. This takes half of the core time of
+gRPC's threads, and nothing waits for their turn.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ssd_jax.placement.process.messages import Refused
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.stream import Answers, StreamError
 
-_BEAT, _SILENCE = 0.5, 2.0  # seconds between two signs of life, and until one is missed
-_KNOCK = 10.0  # seconds to say the token
-_STRANGERS = 64  # connections that have not said it yet; the oldest makes room for another
+_BEAT, _SILENCE = 0.5, 2.0  # seconds between two beats, and until one counts as missed
+_KNOCK = 10.0  # seconds to send the token
+_STRANGERS = 64  # connections that have not sent it yet; the oldest makes room for another
 _TOKEN = 2**10  # bytes
-_PAUSE = 0.1  # seconds, where no connection can be taken
+_PAUSE = 0.1  # seconds after a connection could not be accepted
 _BACKLOG = 128
 _UNIX = "unix:"
 _LOG = logging.getLogger(__name__)
 
 
 class LocalStream:
-    """See `stream.Stream`; a thread of the worker gives signs of life, however long it computes."""
+    """See `stream.Stream`; a thread of the worker sends beats, however long it computes."""
 
     def __init__(self, address: str, token: str, size: int) -> None:
         self.heard = False
@@ -51,7 +51,7 @@ class LocalStream:
         if self._frames is not None:
             try:
                 self._frames.send(data)
-            except OSError:  # a part may have left: no other frame can follow it
+            except OSError:  # a part may have been sent: no other frame can follow it
                 self._frames.close()
 
     def flush(self, timeout: float) -> bool:
@@ -87,7 +87,7 @@ def _connected(address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
         where = (host, int(port))
     try:
-        found.settimeout(_PAUSE)  # whoever listens takes it at once
+        found.settimeout(_PAUSE)  # a listener accepts at once
         found.connect(where)
     except BaseException:
         found.close()
@@ -96,13 +96,13 @@ def _connected(address: str) -> socket.socket:
 
 
 class LocalServer:
-    """Serves streams where only this host, on Linux only this user, can reach them.
+    """Serves streams that only this host, and on Linux only this user, can reach.
 
     Args:
-      answers: serves one.
-      token: secret that who opens a stream must know.
+      answers: serves one stream.
+      token: secret that opening a stream requires.
       size: most bytes of a message.
-      refusals: says who is refused.
+      refusals: logs who is refused.
 
     Attributes:
       address: for `LocalStream`.
@@ -114,11 +114,11 @@ class LocalServer:
         self._listener, self._file, self.address = _listen()
         self._changing, self._closed = threading.Lock(), threading.Event()
         self._open: set[Frames] = set()
-        self._strangers: dict[Frames, None] = {}  # the oldest first
+        self._strangers: dict[Frames, None] = {}  # oldest first
         threading.Thread(target=self._accept, name="draft streams", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends all streams, and lets no more in."""
+        """Ends all streams, and accepts no more."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -136,7 +136,7 @@ class LocalServer:
             try:
                 found, _ = self._listener.accept()
                 self._begin(Frames(found, None, most=self._size))
-            except (OSError, RuntimeError) as error:  # no file, no thread, or the end
+            except (OSError, RuntimeError) as error:  # no file or thread to be had, or the end
                 _LOG.debug("no stream is taken: %s", error)
                 self._closed.wait(_PAUSE)
 
@@ -187,7 +187,7 @@ def _said(frames: Frames) -> Iterator[bytes]:
 
 
 def _listen() -> tuple[socket.socket, int | None, str]:
-    """A socket that listens, a file that names it, and its address for another process."""
+    """A listening socket, a file that names it, and its address for another process."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # no /proc, or no directory to write to
             return _unnamed()
@@ -196,10 +196,10 @@ def _listen() -> tuple[socket.socket, int | None, str]:
 
 
 def _unnamed() -> tuple[socket.socket, int, str]:
-    """A Unix socket whose name is gone at once, so that no end of any process leaves a file.
+    """A Unix socket whose name is removed at once, so that no file is left however a process ends.
 
     Its address is the worker's open file in /proc, which is as private as the process itself. The
-    name is relative to an open directory, since that of a socket must be shorter than some are.
+    name is relative to an open directory, since some paths are too long for a socket's name.
     """
     directory = tempfile.mkdtemp(prefix="ssd-jax-")
     listener = socket.socket(socket.AF_UNIX)

@@ -1,7 +1,7 @@
 """The draft worker: `python -m ssd_jax.placement.process.main`, started by `supervisor`.
 
-The first line of standard input is its `WorkerSettings`, its own first line of output a
-`WorkerReport`. It ends when standard input does, which is when the process that started it ends,
+The first line of its standard input is a `WorkerSettings`, the first line of its output a
+`WorkerReport`. It ends when standard input ends, that is when the process that started it ends,
 however that happens.
 """
 
@@ -27,25 +27,25 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Runs the worker until it is no longer wanted."""
+    """Runs the worker until it is no longer needed."""
     run(_start)
 
 
 def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
-    """Runs a worker whose server `start` starts, giving it and what is to be said of it."""
-    if sys.platform == "linux":  # ends this process with the thread that started it, even stopped
+    """Runs a worker; `start` starts its server, and returns the server and the report."""
+    if sys.platform == "linux":  # ends this process with the thread that started it, even if stopped
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     collect_seldom()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the process that started this one
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever others write, native code among them, is no report
+    os.dup2(2, 1)  # output of others, native code included, must not mix with the report
     sys.stdout = sys.stderr
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
     if settings.cores is not None:
         pin(settings.cores)  # before JAX counts the cores for its threads
     orphaned = threading.Thread(target=_until_orphaned, daemon=True)
     orphaned.start()
-    server = None  # lives as long as something names it
+    server = None  # lives as long as it is referenced
     try:
         server, report = start(settings)
     except SsdError as error:
@@ -62,7 +62,7 @@ def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
 
 
 def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
-    # JAX is imported here, after the cores are set, and starts with the devices that are claimed.
+    # JAX is imported after the cores are set, and starts with the claimed devices.
     from ssd_jax.placement.process.loading import load_sessions
     from ssd_jax.placement.process.server import serve
 
@@ -73,7 +73,7 @@ def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
 
 
 def _until_orphaned() -> None:
-    while os.read(0, 1):  # the file itself: an exit must not find the stream locked
+    while os.read(0, 1):  # not the stream, which an exit must not find locked
         pass
     os._exit(0)
 

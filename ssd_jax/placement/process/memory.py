@@ -1,4 +1,4 @@
-"""Whether a worker's own memory holds what an engine wants: nobody else can tell."""
+"""Whether a worker's own memory holds what an engine wants, which only the worker can tell."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def check_memory(
     copies: int,
     room: int = 0,
 ) -> None:
-    """Refuses an engine that needs more than its share of the memory behind the weights.
+    """Refuses an engine that needs more than its share of the memory left by the weights.
 
     Args:
       opened: the draft, on the devices that it will have.
       about, budgets: what the engine wants.
-      engines: most at a time, which share the memory of the draft's devices.
-      copies: of the weights, this one included: engines that want other things have their own.
-      room: of the programs on a device, see `room_of`; 0 as long as they are not compiled.
+      engines: most engines at a time, which share the memory of the draft's devices.
+      copies: copies of the weights, this one included: engines that want other things have their
+        own.
+      room: of the programs on a device, see `room_of`; 0 until they are compiled.
 
     Raises:
-      InputError: it does.
+      InputError: the engine needs more.
     """
     told = device_limit(opened)
     size_of = bytes_per_device if told else bytes_of_process
