@@ -1,4 +1,4 @@
-"""Chat templates, rendered as Hugging Face does, in a process of their own (`template_child`)."""
+"""Chat templates, rendered as by Hugging Face, in a separate process (`template_child`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ssd_jax.system.files import shown
 from ssd_jax.system.forks import owned
 
 SECONDS = 2.0
-"""Of processor time that a template may take for a conversation."""
+"""Seconds of processor time that a template may take for a conversation."""
 
 MEMORY = 256 << 20
-"""Bytes that it may take; only where the system can limit them (not on macOS)."""
+"""Bytes of memory that it may take, where the system can limit them (not on macOS)."""
 
 MOST_TEXT = 16 << 20
-"""Characters that it may write."""
+"""Characters that a template may write."""
 
 _WALL_SECONDS = 20.0
-"""Of a clock on the wall, for a template that waits and does not work."""
+"""Seconds of wall-clock time, for a template that waits instead of working."""
 
 _START_SECONDS = 60.0
 _PROGRAM = Path(__file__).with_name("template_child.py")
@@ -37,9 +37,9 @@ _PROGRAM = Path(__file__).with_name("template_child.py")
 class ChatTemplate:
     """One Jinja chat template and the special tokens that it may name.
 
-    Safe to use from several threads, and in a process that was forked from this one. Its process
-    starts at the first `render`, lives until `close` or as long as this object, and ends with this
-    program however that ends.
+    Safe to use from several threads, and in forks of this process. The rendering process starts at
+    the first `render`, lives until `close` or as long as this object, and ends with this program
+    however that ends.
 
     Args:
       source: Jinja source.
@@ -57,12 +57,12 @@ class ChatTemplate:
         """The text of a conversation.
 
         Raises:
-          InputError: the messages are malformed, or the template refuses them, is wrong itself, or
-            takes more time or memory than it may.
+          InputError: the messages are malformed, or the template refuses them, is itself wrong, or
+            exceeds a limit of time or memory.
           SsdError: the process does not start.
         """
         _check_messages(messages)
-        if self._child.owner != os.getpid():  # forked: pipes and perhaps the lock are of another
+        if self._child.owner != os.getpid():  # forked: the pipes and perhaps the lock are another's
             self._child = _Child(os.getpid())
         plain = [dict(message) for message in messages]
         request = [self._source, self._special_tokens, plain, add_generation_prompt]
@@ -80,13 +80,13 @@ class ChatTemplate:
         return text
 
     def close(self) -> None:
-        """Ends its process, if there is one; another `render` starts one again."""
+        """Ends the process, if there is one; the next `render` starts another."""
         if self._child.owner == os.getpid():
             self._child.close()
 
 
 def _check_messages(messages: object) -> None:
-    """Refuses what is no list of {role, content} with string values."""
+    """Refuses anything except a list of {role, content} with string values."""
     wanted = "with the strings 'role' and 'content'"
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InputError(
@@ -102,7 +102,7 @@ def _check_messages(messages: object) -> None:
 
 
 class _Child:
-    """The process of one owner, by its id."""
+    """The rendering process of one owner, a process id."""
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
@@ -111,13 +111,13 @@ class _Child:
         self._link: Connection
 
     def render(self, request: bytes) -> tuple[bool, str]:
-        """Whether the template failed, or reached a limit, and its text or why."""
+        """Whether the template failed or reached a limit, and its text or the reason."""
         with self._lock:
             if self._process is None:
                 self._process = self._started()
             try:
                 answer = self._answer(self._process, request, _WALL_SECONDS)
-            except BaseException:  # an interrupt leaves an answer that belongs to no one
+            except BaseException:  # after an interrupt, an answer that belongs to no one is left
                 self._drop()
                 raise
             if answer is None:
@@ -137,21 +137,21 @@ class _Child:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
             process = subprocess.Popen(
-                # -P: beside the program are modules whose names are not to hide others
+                # -P: modules next to the program must not hide others
                 [sys.executable, "-P", str(_PROGRAM), *map(str, told)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # an interrupt from the terminal is for this process
+                start_new_session=True,  # an interrupt from the terminal is meant for this process
             )
         except OSError as error:
             raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
         finally:
             theirs.close()
         self._end = weakref.finalize(self, owned(_end), process, self._link)
-        self._end.atexit = False  # threads may render while we end, and the socket closes with us
+        self._end.atexit = False  # threads may render at exit; the socket closes with this process
         if self._answer(process, None, _START_SECONDS) is None:
             self._end()
             raise SsdError(
@@ -163,7 +163,7 @@ class _Child:
     def _answer(
         self, process: subprocess.Popen[bytes], request: bytes | None, seconds: float
     ) -> bytes | None:
-        """To a request, or to none; None where the process ended, or had to be."""
+        """The answer to a request, or to none; None if the process has ended, or had to be."""
         limit = threading.Timer(seconds, process.kill)
         limit.daemon = True
         limit.start()

@@ -1,4 +1,4 @@
-"""A checkpoint of any format: configuration, tensors and tokenizer behind one face."""
+"""A checkpoint of any format: configuration, tensors and tokenizer behind one interface."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class Checkpoint:
       path: local file or directory.
       config: architecture.
       tensors: the weights, read when asked for.
-      load_tokenizer: reads what `tokenizer` is.
-      output_ids: [N] int32, ascending: tokens of the head's rows, where it has not all (see
+      load_tokenizer: reads the tokenizer.
+      output_ids: [N] int32, ascending: tokens of the head's rows, if it does not have all (see
         `ModelConfig.output_size`).
       made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
       acceptance: of a draft checkpoint, see `draft_checkpoint.DraftOrigin`.
-      digest: of a draft checkpoint, reads its own tensors and gives a digest of them.
-      identities: digests of `draft_checkpoint.identity_of` that are known, by the tensors they are
-        of.
+      digest: of a draft checkpoint, reads its own tensors and returns their digest.
+      identities: known digests of `draft_checkpoint.identity_of`, by the tensors that they cover.
     """
 
     source: str
@@ -54,7 +53,7 @@ class Checkpoint:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that comes with the tensors, read when first asked for.
+        """The tokenizer that comes with the tensors, read on first access.
 
         Raises:
           InputError: it cannot be read, or has more tokens than the model embeds.

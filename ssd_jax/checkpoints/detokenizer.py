@@ -1,7 +1,7 @@
 """Token ids to text, one token at a time, for every kind of tokenizer.
 
-Byte-level and sentencepiece tokens each stand for fixed bytes, so their text is those bytes read as
-UTF-8: an incremental decoder gives it in constant time a token. Any other decoder is run over a
+Byte-level and sentencepiece tokens stand for fixed bytes, so their text is these bytes read as
+UTF-8, which an incremental decoder does in constant time a token. Any other decoder runs over a
 sliding window of recent tokens.
 """
 
@@ -21,9 +21,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class DecodeStream(Protocol):
-    """Text of a growing sequence of token ids; what was returned is never taken back.
+    """Text of a growing sequence of token ids; returned text is never taken back.
 
-    All pushed text followed by `flush()` is the same however the ids were cut into pushes. The cost
+    All pushed text followed by `flush()` is the same however the ids are cut into pushes. The cost
     of a push does not grow with the length of the sequence.
     """
 
@@ -32,7 +32,7 @@ class DecodeStream(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was held back, an unfinished character as U+FFFD."""
+        """The text held back; an unfinished character becomes U+FFFD."""
         ...
 
 
@@ -42,9 +42,9 @@ class ByteStream:
     Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part, as Rust and Python do.
 
     Args:
-      piece: gives a token's bytes.
-      skipped: tokens that are no text.
-      strip_space: drop one space at the start of the text.
+      piece: returns a token's bytes.
+      skipped: tokens that are not text.
+      strip_space: whether to drop one space at the start of the text.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class WindowStream:
 def stream_opener(
     backend: tokenizers.Tokenizer,
 ) -> Callable[[Container[int], int | None], DecodeStream]:
-    """What opens a stream for this tokenizer, chosen by its decoder: it is told what tokens are
-    skipped, and the one that the text follows, None at its beginning."""
+    """A function that opens a stream for this tokenizer, chosen by its decoder. Its arguments are
+    the skipped tokens, and the token that the text follows, None at its beginning."""
     decoder = backend.decoder
     description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
     steps = description.get("decoders", [])

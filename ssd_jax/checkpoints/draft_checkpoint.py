@@ -1,4 +1,4 @@
-"""Draft checkpoints: a draft's own tensors, and the names of those that it takes from its target.
+"""Draft checkpoints: a draft's own tensors, and the names of tensors taken from its target.
 
   config.json         architecture, as Hugging Face spells it (`vocab_size` is the target's), and
                       under `ssd_jax_draft`: format version, the target it was made for, tied
@@ -31,20 +31,20 @@ from ssd_jax.system.atomic import clear_partial, new_directory
 from ssd_jax.system.paths import require_free
 
 KEY = "ssd_jax_draft"
-"""In `config.json`: what makes a checkpoint a draft's."""
+"""Key in `config.json` that makes a checkpoint a draft's."""
 
 FORMAT = 1
 OUTPUT_IDS = "output_ids"
 CONFIG, TENSORS = "config.json", "model.safetensors"
 HEAD = "lm_head.weight"
 SCALE = "_scale"
-"""After the name of a tensor stored as int8 rows: their scales."""
+"""Suffix to the name of a tensor stored as int8 rows: their scales."""
 
 _KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}
 """Types of a draft's tensors, as NumPy and safetensors name them."""
 
 _BLOCK = 1 << 24
-"""Elements of a tied tensor that are read at once."""
+"""Elements of a tied tensor that are read at a time."""
 
 
 _LONGEST = 4096
@@ -52,10 +52,10 @@ _LONGEST = 4096
 
 
 class Identity(NamedTuple):
-    """Which target a draft was made for.
+    """The target that a draft was made for.
 
     Attributes:
-      source: as the user named it then; for messages only.
+      source: as the user named it then; only for messages.
       sha256: see `identity_of`.
     """
 
@@ -64,13 +64,13 @@ class Identity(NamedTuple):
 
 
 class DraftOrigin(NamedTuple):
-    """What the configuration of a draft says of it under `KEY`.
+    """What a draft's configuration contains under `KEY`.
 
     Attributes:
       tied: the draft's tensor name -> the target's.
-      output_ids: name of the tensor of output ids, None where there is none.
+      output_ids: name of the tensor of output ids; None if there is none.
       acceptance: share of its likeliest tokens that are the target's, on text that it was not
-        trained on; None where nobody has looked.
+        trained on; None if that was not measured.
     """
 
     target: Identity
@@ -80,10 +80,10 @@ class DraftOrigin(NamedTuple):
 
     @classmethod
     def parse(cls, said: Any, where: str) -> DraftOrigin:
-        """Checks what stands there.
+        """Checks and reads the value under `KEY`.
 
         Raises:
-          InputError: another format version, or malformed.
+          InputError: it has another format version, or is malformed.
         """
         version = said.get("format") if isinstance(said, dict) else None
         if version != FORMAT:
@@ -114,7 +114,7 @@ class DraftOrigin(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do about another target."""
+        """What the user can do if the target is another."""
         return (
             f"give the target that it was made for (--target={self.target.source}), or train a "
             "draft for this one with `ssd-jax distill`"
@@ -122,22 +122,22 @@ class DraftOrigin(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a file says of a tensor: its shape, and its type as safetensors names it."""
+    """A tensor as described by a file: its shape, and safetensors' name of its type."""
 
     shape: tuple[int, ...]
     kind: str
 
 
 def identity_of(target: Checkpoint, tied: Mapping[str, str]) -> Identity:
-    """What a draft's target must be, as far as the draft depends on it.
+    """Identifies a draft's target, as far as the draft depends on it.
 
     `tied` is the draft's tensor name -> the target's. The digest is SHA-256 over three parts, each
     followed by a zero byte: the configuration (JSON of `ModelConfig.to_hf` with sorted keys,
     numbers rounded to float32), the tokens of the vocabulary by id, and, for each tensor of the
     target that is tied, by name: name, shape and values rounded to bfloat16, row by row. So the
     same model in another format (a GGUF file and what `ssd-jax convert` makes of it) is the same
-    target, and one with other weights is not, unless the tied tensors are alike. A checkpoint keeps
-    what is known of it.
+    target, and one with other weights is not, unless the tied tensors are equal. The checkpoint
+    caches its digests.
 
     Raises:
       InputError: the target lacks a tied tensor, or its data cannot be read.
@@ -176,7 +176,7 @@ def _digest_of(target: Checkpoint, tied: Sequence[str]) -> str:
 
 
 def _in_float32(value: Any) -> Any:
-    """Numbers of a JSON value as float32 has them: some formats store no more."""
+    """Rounds the numbers of a JSON value to float32, as some formats store no more."""
     if isinstance(value, dict):
         return {key: _in_float32(item) for key, item in value.items()}
     return float(np.float32(value)) if isinstance(value, float) else value
@@ -193,27 +193,27 @@ def write_draft(
     tokenizer: Tokenizer | None = None,
     acceptance: float | None = None,
 ) -> None:
-    """Writes a draft checkpoint: all of it or nothing. A draft that is there already stays until
-    the new one is whole.
+    """Writes a draft checkpoint as a whole or not at all. An existing draft stays until the new one
+    is complete.
 
-    What a writer to the same name that was killed has left beside it is removed, so there must be
-    no other writer to it at the same time.
+    Removes what killed writers to the same name have left beside it, so there must be no other
+    writer to it at the same time.
 
     Args:
       directory: to be created; an empty one, or a draft, is replaced.
       config: the draft's architecture; its `output_size` must be the number of output ids.
-      tensors: the draft's own, by Hugging Face name: bfloat16, float32, or int8 [out, in] with
-        float32 [out] of the same name and `_scale`.
+      tensors: the draft's own tensors, by Hugging Face name: bfloat16, float32, or int8 [out, in]
+        with float32 [out] of the same name and `_scale`.
       tied: the draft's tensor name -> the target's.
       output_ids: [N] ids of the head's rows, ascending; None is the whole vocabulary.
       target: see `identity_of`.
-      tokenizer: of the target, against which output ids are checked as the reader does.
+      tokenizer: the target's, against which output ids are checked as on reading.
       acceptance: see `DraftOrigin`.
 
     Raises:
-      InputError: the destination holds anything else, output ids that cannot be, or tensors that do
-        not make up the configuration.
-      OSError: the disk is full, or cannot be written; what was there before is as it was.
+      InputError: the destination holds anything else, the output ids are invalid, or the tensors do
+        not match the configuration.
+      OSError: the disk is full, or cannot be written; previous content is unchanged.
     """
     where = str(directory)
     check_output_ids(config, output_ids, where=where, tokenizer=tokenizer)
@@ -255,17 +255,17 @@ def _require_free(directory: Path) -> None:
 def check_output_ids(
     config: ModelConfig, ids: np.ndarray | None, *, where: str, tokenizer: Tokenizer | None = None
 ) -> None:
-    """Refuses a reduced vocabulary that cannot be.
+    """Refuses an invalid reduced vocabulary.
 
     Args:
-      ids: of the head's rows; None is the whole vocabulary.
-      tokenizer: the target's, which says what ids there are and which of them must be in; without
-        one all ids that are embedded may be.
+      ids: ids of the head's rows; None is the whole vocabulary.
+      tokenizer: the target's, which determines the ids that exist and those that are required;
+        without one, all embedded ids are allowed.
 
     Raises:
-      InputError: no list of integers, not ascending, out of range, without an id that ends a text
-        or is special, another number than the configuration says, or a tied embedding, which has a
-        row for every id.
+      InputError: the ids are no list of integers, not ascending, out of range, without an id that
+        ends a text or is special, or not as many as configured; or the embedding, which has a row
+        for every id, is tied.
     """
     if ids is not None and (
         ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids)
@@ -319,10 +319,10 @@ def check_output_ids(
 def check_stored(
     config: ModelConfig, stored: Mapping[str, Stored], tied: Mapping[str, str], *, where: str
 ) -> None:
-    """Refuses own tensors, scales included, that with the tied ones do not make up a draft.
+    """Refuses own tensors, scales included, that do not make up a draft with the tied ones.
 
     Raises:
-      InputError: a tensor that is missing, surplus or there twice, or of another shape or type.
+      InputError: a tensor is missing, surplus or duplicate, or has another shape or type.
     """
     wanted = {name: struct.shape for name, struct in wanted_of(config).items()}
     own = {name for name in stored if not name.endswith(SCALE)}

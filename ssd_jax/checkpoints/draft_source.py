@@ -1,4 +1,4 @@
-"""Reading a draft checkpoint: its own tensors, and the tied ones out of the target's source."""
+"""Reads a draft checkpoint: its own tensors, and the tied ones from the target's source."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import read_json
 
 _BLOCK = 1 << 24
-"""Elements of the target's tensor that are read at once for rows of it."""
+"""Elements of the target's tensor that are read at a time to take rows of it."""
 
 
 def open_draft(
     source: str, path: Path, config: Mapping[str, Any], target: Checkpoint | None
 ) -> Checkpoint:
-    """A draft over its target; reads headers, output ids and, to check them, the tied tensors.
+    """Opens a draft over its target; reads headers, output ids and, to check them, tied tensors.
 
     Args:
       source: as the user named the draft.
-      config: what `config.json` of its directory holds.
+      config: content of `config.json` in its directory.
 
     Raises:
-      InputError: no target, because the draft was named as a model of its own; another target than
-        it was made for; another format version; a file or a map that is damaged.
+      InputError: there is no target, because the draft was named as a standalone model; the target
+        is not the one it was made for; the format version is another; a file or a map is damaged.
     """
     where = str(path / CONFIG)
     about = DraftOrigin.parse(config[KEY], where)
@@ -74,7 +74,7 @@ def open_draft(
     except InputError as error:
         try:
             check_output_ids(shape, output_ids, where="")
-        except InputError:  # with whatever target
+        except InputError:  # with any target
             raise error from None
         _require_identity(about, target, path)
         raise
@@ -99,7 +99,7 @@ def open_draft(
 
 
 def takes_tensors(path: Path) -> bool:
-    """Whether a checkpoint is a draft's that takes tensors from its target.
+    """Whether a checkpoint is a draft that takes tensors from its target.
 
     Raises:
       InputError: its configuration is damaged.
@@ -108,10 +108,10 @@ def takes_tensors(path: Path) -> bool:
 
 
 def is_int8_draft(path: Path) -> bool:
-    """Whether a directory is of a draft checkpoint whose own matrices are int8.
+    """Whether a directory holds a draft checkpoint whose own matrices are int8.
 
     Raises:
-      InputError: a file of it is damaged.
+      InputError: one of its files is damaged.
     """
     if not takes_tensors(path):
         return False
@@ -123,11 +123,11 @@ class DraftTensors(TensorSource):
     """Own and tied tensors under the draft's names.
 
     Args:
-      own: file of the own ones, opened.
-      output_ids: [N], rows of the target's tensor that are a tied head.
+      own: opened file of the own tensors.
+      output_ids: [N], rows of the target's tensor that make up a tied head.
 
     Attributes:
-      stored: what the file says of the own ones, scales included; see `check_stored`.
+      stored: the file's description of the own tensors, scales included; see `check_stored`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class DraftTensors(TensorSource):
             self.shapes[HEAD] = len(output_ids), *self.shapes[HEAD][1:]
 
     def digest(self) -> str:
-        """SHA-256 of the own tensors, of what is tied to what, and of the output ids."""
+        """SHA-256 of the own tensors, the map of tied tensors and the output ids."""
         digest = hashlib.sha256(json.dumps(sorted(self._tied.items())).encode())
         for name in sorted(self._own.keys()):
             array = np.ascontiguousarray(self._own.get_tensor(name))
@@ -155,7 +155,7 @@ class DraftTensors(TensorSource):
         return digest.hexdigest()
 
     def read_part(self, name: str, part: Index) -> np.ndarray:
-        """See `TensorSource.read`; float32 where it is stored as int8."""
+        """See `TensorSource.read`; float32 if the tensor is stored as int8."""
         if name in self._tied:
             if self._ids is None or name != HEAD:
                 return self._target.read(self._tied[name], part)
@@ -167,7 +167,7 @@ class DraftTensors(TensorSource):
 
 
 def _rows(target: TensorSource, name: str, ids: np.ndarray, columns: Index) -> np.ndarray:
-    """Rows `ids`, ascending, of one of the target's matrices; reads a block of it at a time."""
+    """Rows `ids`, ascending, of one of the target's matrices, read block by block."""
     shape = target.shape(name)
     step = max(1, _BLOCK // max(1, shape[1]))
     picked = [target.read(name, (slice(0, 0), *columns))]
@@ -193,7 +193,7 @@ def _require_tied(about: DraftOrigin, target: Checkpoint, where: str) -> None:
 
 @contextlib.contextmanager
 def _naming_targets(about: DraftOrigin, target: Checkpoint) -> Iterator[None]:
-    """Where a tied tensor does not fit, either the target is another, or the map is."""
+    """Names both targets in errors: where a tied tensor does not fit, one or the map is wrong."""
     try:
         yield
     except InputError as error:

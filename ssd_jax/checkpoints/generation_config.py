@@ -1,4 +1,4 @@
-"""What a checkpoint says of how to sample from it."""
+"""Sampling settings that a checkpoint recommends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _IN_GGUF = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
 def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
-    """The file that says it, and what it says: fields of `SamplingParams` by name, unchecked.
+    """The file with the settings, and the settings: fields of `SamplingParams` by name, unchecked.
 
     A directory has `generation_config.json`, where `do_sample` counts as in `transformers`: false
     is greedy, true without a temperature is a temperature of 1. GGUF has keys `general.sampling.*`,
     as llama.cpp's converter writes them.
 
     Raises:
-      InputError: a file that cannot be read.
+      InputError: the file cannot be read.
     """
     where = checkpoint.path
     if isinstance(checkpoint.tensors, GGUFFile):
@@ -45,7 +45,7 @@ def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
 
 def _of_gguf(keys: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: keys.get(f"general.sampling.{_IN_GGUF.get(name, name)}") for name in _SETTINGS}
-    # Floats are of 32 bits there: 0.7 was meant, not 0.699999988.
+    # Floats have 32 bits there: 0.7 was meant, not 0.699999988.
     return {
         name: float(str(np.float32(value))) if isinstance(value, float) else value
         for name, value in found.items()

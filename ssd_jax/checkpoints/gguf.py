@@ -1,4 +1,4 @@
-"""GGUF files as a `TensorSource`: memory-mapped, dequantised row by row as asked for."""
+"""GGUF files as a `TensorSource`: memory-mapped, dequantised row by row on demand."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _PLAIN = {
 SUPPORTED = (*_PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Storage types, by ggml's names."""
 _PIECE = 16384
-"""Values handed to gguf as one row. It converts 16 rows at a time; with pieces larger than a
-model's rows NumPy runs long enough without the interpreter lock for two threads to pay."""
+"""Values passed to gguf as one row. It converts 16 rows at a time; with pieces larger than a
+model's rows, NumPy runs long enough without the interpreter lock for two threads to pay off."""
 _ROWS = 16
 """Pieces a call; gguf holds the result of a call twice."""
 
@@ -64,8 +64,8 @@ class GGUFFile(TensorSource):
       config: architecture.
 
     Raises:
-      InputError: not a GGUF file, cut off, in several parts, or with an architecture, a storage
-        type or a tensor that is not supported.
+      InputError: the file is not GGUF, cut off or in several parts, or has an architecture, a
+        storage type or a tensor that is not supported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,7 +112,7 @@ class GGUFFile(TensorSource):
         return self._types[self._infos[name].name].name
 
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
-        """See `TensorSource.read_blocks`; rows that are stored in another order are copied."""
+        """See `TensorSource.read_blocks`; rows stored in another order are copied."""
         stored, order = self._stored(self._infos[name]), self._row_order(name)
         return stored if order is None else stored[order]
 
@@ -123,7 +123,7 @@ class GGUFFile(TensorSource):
         return self._bytes[info.offset : info.offset + size].reshape(*info.shape[:-1], row_bytes)
 
     def _values(self, info: TensorInfo, part: tuple[slice | np.ndarray, ...]) -> np.ndarray:
-        """The numbers that `part` selects: a slice of the last axis, anything of the others."""
+        """The numbers that `part` selects: a slice of the last axis, any index of the others."""
         kind = self._types[info.name]
         *rows, columns = part
         assert isinstance(columns, slice)
@@ -146,10 +146,10 @@ class GGUFFile(TensorSource):
         return found
 
     def _row_order(self, name: str) -> np.ndarray | None:
-        """Which stored row is each row of the tensor, [out]; None: in the same order.
+        """The stored row of each row of the tensor, [out]; None if the order is the same.
 
         llama.cpp's converter interleaves the two halves of every q and k head of the `llama`
-        architecture, because its RoPE rotates neighbours there; the other architectures keep them.
+        architecture, because its RoPE rotates neighbours there; other architectures keep the order.
         """
         match = _INTERLEAVED.fullmatch(name) if self.config.family == "llama" else None
         if match is None:
@@ -232,7 +232,7 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
 
 
 def _canonical(name: str, config: ModelConfig, path: Path) -> str:
-    """Its name as Hugging Face has it; llama.cpp adds whatever biases a file has."""
+    """Hugging Face's name of a tensor; llama.cpp adds any biases that a file has."""
     match = _NAME.fullmatch(name)
     if match is not None:
         layer, part, kind = match.groups()

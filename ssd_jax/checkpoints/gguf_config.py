@@ -17,7 +17,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.models.config import FAMILIES, ModelConfig
 from ssd_jax.system.files import shown
 
-_CONTEXT = 8192  # only ratios to it matter: (low, high, context) scaled together mean the same
+_CONTEXT = 8192  # only ratios to it matter: (low, high, context) can be scaled together
 _TOLERANCE = 1e-4
 
 
@@ -28,7 +28,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
       divisors: the tensor `rope_freqs.weight`, [head_dim / 2], if there is one.
 
     Raises:
-      InputError: an architecture or feature that the decoder lacks, or a missing key.
+      InputError: the decoder lacks an architecture or a feature, or a key is missing.
     """
     architecture = header.metadata.get("general.architecture")
     if architecture not in FAMILIES:
@@ -70,7 +70,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
 
 
 class _ModelKeys:
-    """Metadata under the architecture's prefix; refuses what is missing or not supported."""
+    """Metadata under the architecture's prefix; refuses missing or unsupported values."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
         self._metadata, self._prefix, self.where = metadata, architecture, where
@@ -99,7 +99,7 @@ class _ModelKeys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The shortest decimal that gives a float32: 1e-05, not 9.999999747378752e-06."""
+        """A float32 as its shortest decimal: 1e-05, not 9.999999747378752e-06."""
         value = self[key] if default is None else self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < float(np.finfo(np.float32).max):
             raise self._refused(key, f" = {shown(value)} must be a positive, finite number")
@@ -116,7 +116,7 @@ class _ModelKeys:
 def _rope_scaling(
     keys: _ModelKeys, divisors: np.ndarray | None, base: float
 ) -> dict[str, Any] | None:
-    """As Hugging Face writes it in `config.json`, or None."""
+    """RoPE scaling as in Hugging Face's `config.json`, or None."""
     kind = keys.get("rope.scaling.type")
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))  # before 2023-11
     if kind is None and factor is not None:
@@ -134,7 +134,7 @@ def _rope_scaling(
 
 def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
     factor = round(float(divisors.max()), 4)
-    with np.errstate(all="ignore"):  # of divisors that are none; they give no candidate that fits
+    with np.errstate(all="ignore"):  # invalid divisors give no candidate that fits
         for low, high in _candidates(divisors, base, factor):
             made = _divisors(divisors.size, base, factor, low, high)
             if np.allclose(made, divisors, rtol=_TOLERANCE):
@@ -153,7 +153,7 @@ def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
 
 
 def _candidates(divisors: np.ndarray, base: float, factor: float) -> list[tuple[float, float]]:
-    """Low and high factor: those published, then those that interpolated frequencies determine."""
+    """Low and high factors: published ones, then those that interpolated frequencies determine."""
     found = [(1.0, 4.0)]
     between = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
     turns = _turns(divisors.size, base)[between]

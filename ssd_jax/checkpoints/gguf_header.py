@@ -1,8 +1,8 @@
 """The header of a GGUF file: metadata and tensor directory, as plain Python values.
 
-`gguf.GGUFReader` keeps several NumPy views for every token and merge and takes seconds to open a
-file with a vocabulary of 150k; this reads the same bytes in a tenth of a second and checks that
-the file holds what its header says. Format:
+`gguf.GGUFReader` keeps several NumPy views for every token and merge, and takes seconds to open a
+file with a vocabulary of 150k; this module reads the same bytes in a tenth of a second and checks
+that the file holds what its header describes. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -26,16 +26,16 @@ _LENGTH = struct.Struct("<Q")
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 _MOST_VALUES = 1 << 22
-"""Metadata values of a file, each item of a list counted: vocabularies have a tenth of it."""
+"""Most metadata values of a file, counting each item of a list; vocabularies have a tenth."""
 _LEAST_KEY, _LEAST_TENSOR = 13, 24
-"""Bytes that the shortest entry takes."""
+"""Bytes of the shortest entry."""
 
 
 class TensorInfo(NamedTuple):
     """One stored tensor.
 
-    `shape` is outermost first ([out, in]), `type_id` is ggml's number of the storage type, `offset`
-    counts from the start of the file.
+    `shape` is outermost first ([out, in]), `type_id` is ggml's number of the storage type, and
+    `offset` counts from the start of the file.
     """
 
     name: str
@@ -55,7 +55,8 @@ def read_header(path: Path) -> Header:
     """Reads the header of a GGUF file.
 
     Raises:
-      InputError: not GGUF, an unsupported version, or a header that is cut off or malformed.
+      InputError: the file is not GGUF or has an unsupported version, or its header is cut off or
+        malformed.
     """
     with open_regular(path) as file, reading(path):
         magic = file.read(len(MAGIC))
@@ -127,7 +128,7 @@ class _Cursor:
         self._values = 0
 
     def require_room(self, count: int) -> None:
-        """Refuses a file that has fewer bytes after this place."""
+        """Refuses a file with fewer than `count` bytes after this place."""
         self._advance(count)
         self.position -= count
 

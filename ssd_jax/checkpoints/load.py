@@ -1,4 +1,4 @@
-"""Checkpoint tensors onto devices: checked first, then read, cast on the host, transferred."""
+"""Loads checkpoint tensors onto devices: checks them, then reads, casts (on host), transfers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THREADS = 2
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 Prepare = Callable[[str, jax.Array], dict[str, jax.Array]]
-"""(name, array as loaded) -> the arrays that are kept of it, by name."""
+"""(name, array as loaded) -> the arrays to keep of it, by name."""
 
 
 def load_parameters(
@@ -58,23 +58,23 @@ def load_arrays(
 ) -> dict[str, jax.Array]:
     """Loads the wanted tensors.
 
-    A struct with a `.sharding` is read slice by slice, only what this process's devices hold, each
-    slice once; without one the array goes to the default device, two tensors at a time as long as
-    together they are no larger than the largest. Host memory so stays about one tensor above the
+    A struct with a `.sharding` is read slice by slice: only what this process's devices hold, each
+    slice once. Without one, the array goes to the default device, two tensors at a time as long as
+    together they are no larger than the largest. Host memory thus stays about one tensor above the
     result.
 
     Args:
       wanted: shape, dtype and sharding by tensor name; tensors not named are not read.
       where: names the checkpoint in errors.
-      prepare: called from loading threads with each array; what it returns takes the array's place,
-        so that a model quantised this way is never held whole in its wider dtype.
-      stored: kinds, by name, of the tensors that are packed as they are stored; on the default
+      prepare: called from loading threads with each array; its result replaces the array, so that a
+        model quantised this way is never held whole in its wider dtype.
+      stored: by name, kinds of the tensors that are packed as they are stored; on the default
         device.
       progress: called from loading threads, never two at once, in growing order.
-      pages: where arrays of processors lie.
+      pages: memory for the arrays of processors.
 
     Raises:
-      InputError: a tensor is missing or has another shape; nothing has been read then.
+      InputError: a tensor is missing or has another shape; nothing is read in this case.
     """
     check_tensors(tensors, wanted, where)
     sizes = {name: math.prod(struct.shape) for name, struct in wanted.items()}
@@ -94,19 +94,19 @@ def load_arrays(
             else:
                 array = _sharded(tensors, name, struct)
             made = {name: array} if prepare is None else prepare(name, array)
-            # Done before the next tensor is read: room is for this one.
+            # Finish before the next tensor is read: the room is for this one.
             return {name: _placed(jax.block_until_ready(made[name]), pages) for name in made}
 
     shardings = [struct.sharding for struct in wanted.values()]
-    # Processes that share a mesh run programs in one order.
+    # Processes that share a mesh must run programs in the same order.
     shared = any(s is not None and not s.is_fully_addressable for s in shardings)
     with ThreadPoolExecutor(1 if shared else _THREADS) as pool:
-        loaded = pool.map(load, wanted)  # an error cancels those that have not begun
+        loaded = pool.map(load, wanted)  # an error cancels tensors not begun
         return {name: array for arrays in loaded for name, array in arrays.items()}
 
 
 def _placed(array: jax.Array, pages: HugePages) -> jax.Array:
-    """The same; in huge pages where it is whole in the memory of processors."""
+    """The array, moved to huge pages if it is whole in the memory of processors."""
     devices = array.sharding.device_set
     if len(devices) > 1 or any(device.platform != "cpu" for device in devices):
         return array
@@ -139,11 +139,11 @@ def check_tensors(
 
 
 def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
-    """Checks the sizes that a configuration claims by a few tensors, before any module is built:
-    a billion layers take for ever.
+    """Checks a configuration's sizes against a few tensors, before modules are built: a billion
+    layers would take for ever.
 
     Raises:
-      InputError: more or fewer layers than there are tensors of, or a tensor that is missing or has
+      InputError: there are more or fewer layers than tensors of them, or a tensor is missing or has
         another shape.
     """
     layers = {found[1] for name in tensors.shapes if (found := _LAYER.match(name))}
@@ -169,7 +169,7 @@ def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> 
     def read(index: Index | None) -> np.ndarray:
         part = bounds(index, struct.shape)
         key = tuple((axis.start, axis.stop) for axis in part)
-        if key not in slices:  # replicas ask for the same slice again
+        if key not in slices:  # replicas request the same slice again
             slices[key] = tensors.read(name, part).astype(struct.dtype, copy=False)
         return slices[key]
 
@@ -177,8 +177,8 @@ def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> 
 
 
 class _Pace:
-    """Lets threads work side by side as long as their tensors together have at most `limit`
-    elements, and reports the bytes that they have loaded, of `total`, in order."""
+    """Lets threads work in parallel as long as their tensors together have at most `limit`
+    elements, and reports the loaded bytes, of `total`, in order."""
 
     def __init__(self, limit: int, progress: Progress | None, total: int) -> None:
         self._limit, self._progress, self._total = limit, progress, total

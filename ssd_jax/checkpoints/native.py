@@ -14,26 +14,27 @@ _OTHERWISE = "give --dtype=bfloat16 or --dtype=int8 (--draft_dtype of a draft)"
 
 
 def check_source(source: str | None, dtype: str | None) -> None:
-    """Refuses, before anything is downloaded, what cannot be a GGUF file.
+    """Refuses, before any download, a source that cannot be a GGUF file.
 
     Args:
       source: see `sources.resolve`.
 
     Raises:
-      InputError: dtype is `native` and the source of the hub, whose safetensors alone are taken.
+      InputError: dtype is `native` and the source is on the hub, from which only safetensors are
+        taken.
     """
     if dtype == "native" and source is not None and source.startswith("hf:"):
         raise _no_gguf(source)
 
 
 def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
-    """The kind (`kernels.linear.kinds`) of each matrix that is packed as it is stored; reads none.
+    """The kind (`kernels.linear.kinds`) of each matrix that is packed as stored; reads no data.
 
     Args:
       where: names the checkpoint in errors.
 
     Raises:
-      InputError: no GGUF file, or a type that no kernel takes of what takes part in a product.
+      InputError: the file is not GGUF, or a matrix of a product has a type that no kernel takes.
     """
     kinds = {name: tensors.stored_type(name) for name in _multiplied(tensors)}
     if None in kinds.values():

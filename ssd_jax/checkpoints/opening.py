@@ -28,17 +28,16 @@ from ssd_jax.system.files import read_json, reading, shown
 def open_checkpoint(
     source: str, *, target: Checkpoint | None = None, progress: Progress | None = None
 ) -> Checkpoint:
-    """Opens a GGUF file, a Hugging Face directory, one that `ssd-jax convert` wrote, or a draft's.
+    """Opens a GGUF file, a Hugging Face directory, one of `ssd-jax convert`, or a draft's.
 
     Args:
       source: see `sources.resolve`.
-      target: of a draft: a draft checkpoint takes tensors from it (`draft_checkpoint`), and is no
-        model without it. Others ignore it.
+      target: a draft's target: a draft checkpoint takes tensors from it (`draft_checkpoint`), and
+        is not a model without it. Others ignore it.
       progress: called while weights are downloaded.
 
     Raises:
-      InputError: the source cannot be had, is incomplete or damaged, or is a model that is not
-        supported.
+      InputError: the source is not available, incomplete or damaged, or the model is not supported.
     """
     path = resolve(source, progress=progress)
     with reading(path):
@@ -48,16 +47,17 @@ def open_checkpoint(
 def dtype_of_draft(
     source: str, dtype: str, *, platform: str | None, progress: Progress | None = None
 ) -> str:
-    """What a draft computes in for which nothing is said.
+    """The default dtype that a draft computes in.
 
-    As its target does, but in int8 where that is `native` and the draft is no GGUF file of types
-    that have products. On a processor a draft checkpoint whose matrices are int8 computes in w8a8,
-    unless its target does in float32: its acceptance hardly differs, less is read and multiplied.
+    It is the target's, except int8 if that is `native` and the draft is not a GGUF file of types
+    that have products. On a processor, a draft checkpoint whose matrices are int8 computes in w8a8
+    unless its target computes in float32: acceptance hardly differs, and less is read and
+    multiplied.
 
     Args:
-      source: of the draft.
-      dtype: of the target.
-      platform: of the draft's devices, as JAX names it; None: not known.
+      source: source of the draft.
+      dtype: dtype of the target.
+      platform: of the draft's devices, as JAX names it; None if it is not known.
       progress: called while the draft is downloaded.
 
     Raises:
@@ -105,7 +105,7 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a resolved source is, or whose directory it is; None of other formats."""
+    """The GGUF file that a resolved source is or contains; None for other formats."""
     if not path.is_dir():
         return path
     if (path / MANIFEST).exists() or (path / CONFIG).exists():

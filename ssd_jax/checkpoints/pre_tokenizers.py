@@ -1,4 +1,4 @@
-"""The pre-tokenizers of byte-level BPE that our families have, by their names in GGUF files."""
+"""Pre-tokenizers of byte-level BPE for the supported families, by their names in GGUF files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
 # Names are llama.cpp's (`tokenizer.ggml.pre`). The patterns are those in the tokenizer.json files
-# of Qwen2 and Llama 3; llama.cpp's own ones cut the same pieces.
+# of Qwen2 and Llama 3; llama.cpp's own patterns cut the same pieces.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_WORDS}|\p{{N}}|{_REST}"
@@ -23,7 +23,7 @@ SAME_AS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
 
 
 def pre_tokenizer(pre: str) -> PreTokenizer:
-    """What cuts a text into words, each then written in the byte alphabet.
+    """The pre-tokenizer that cuts a text into words, each written in the byte alphabet.
 
     Args:
       pre: an entry of PRE_TOKENIZERS.

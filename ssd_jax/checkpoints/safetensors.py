@@ -30,15 +30,15 @@ class SafetensorsDirectory(TensorSource):
     """The tensors of `model.safetensors`, or of the shards its index names.
 
     Raises:
-      InputError: no safetensors, a shard that is missing, cut off or damaged, or an index that
-        names a tensor its shard does not hold.
+      InputError: there are no safetensors, a shard is missing, cut off or damaged, or the index
+        names a tensor that its shard does not hold.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         single, index = directory / SINGLE, directory / SHARDED
         self._shards: dict[str, Any]  # opened shard by tensor name
-        if single.exists():  # beside it an index is of shards that were there before
+        if single.exists():  # an index beside it belongs to earlier shards
             shard = open_file(single)
             self._shards = dict.fromkeys(shard.keys(), shard)
         elif index.exists():
@@ -90,7 +90,7 @@ def open_file(path: Path) -> Any:
     """An opened safetensors file, its header checked.
 
     Raises:
-      InputError: missing, not to be read, cut off or damaged.
+      InputError: the file is missing, unreadable, cut off or damaged.
     """
     if not path.exists():
         raise InputError(f"{path} is missing; the checkpoint is incomplete: {GET_AGAIN}")

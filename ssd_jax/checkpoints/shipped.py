@@ -1,4 +1,4 @@
-"""Drafts that come with the package: `--draft=default` is that of the given target."""
+"""Drafts that come with the package: `--draft=default` is the one for the given target."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.files import read_json
 
 DEFAULT = "default"
-"""Instead of a draft's source: what comes with the package."""
+"""Stands for the draft that comes with the package, instead of a source."""
 
 DIRECTORY = Path(__file__).parents[1] / "drafts"
-"""Where they are; each has a model card, README.md."""
+"""Directory of the drafts; each has a model card, README.md."""
 
 
 class ShippedDraft(NamedTuple):
     """A draft checkpoint of the package.
 
     Attributes:
-      path: its directory.
+      path: directory of the draft.
       origin: its target, and what it takes from it.
       shape: width and vocabulary, which are the target's.
-      bytes: of its own tensors.
+      bytes: bytes of its own tensors.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class ShippedDraft(NamedTuple):
 
 
 def shipped_drafts() -> list[ShippedDraft]:
-    """All of them, the smallest first.
+    """All drafts of the package, smallest first.
 
     Raises:
       InputError: one is damaged.
@@ -67,8 +67,8 @@ def _read(path: Path) -> ShippedDraft:
 def find_draft(target: Checkpoint) -> Path | None:
     """The draft that comes with the package for a target, if there is one: the smallest of several.
 
-    SD has the time of its drafting to pay, and SSD branches that a larger one leaves no time for.
-    The target's tensors are read only where its shape is a draft's.
+    SD pays for the time of drafting, and a larger draft leaves SSD no time for branches. The
+    target's tensors are read only if its shape is a draft's.
 
     Raises:
       InputError: a draft of the package is damaged.
@@ -84,15 +84,14 @@ def find_draft(target: Checkpoint) -> Path | None:
 
 
 def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
-    """Where a draft is, if it is `DEFAULT` or the name of one that comes with the package; else
-    what is given.
+    """The path of a draft given as `DEFAULT` or by the name of one in the package; else `draft`.
 
     Args:
       draft: see `Config.draft`.
-      target: opens the one that it is for.
+      target: opens the target that the draft is for.
 
     Raises:
-      InputError: there is none for this target, or one is damaged.
+      InputError: there is no draft for this target, or one is damaged.
     """
     if draft != DEFAULT:
         return next((str(path) for path in _places() if path.name == draft), draft)

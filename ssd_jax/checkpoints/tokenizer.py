@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint, whatever file it came from, and whether two are alike."""
+"""The tokenizer of a checkpoint, from any kind of file, and comparison of two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ssd_jax.system.files import brief
 class Tokenizer:
     """Text to token ids and back, with the special tokens and the chat template of a checkpoint.
 
-    The backend's post-processor says whether a BOS is added.
+    The backend's post-processor determines whether a BOS is added.
 
     Args:
       backend: of the `tokenizers` package; owned by this object from now on.
@@ -30,10 +30,10 @@ class Tokenizer:
     Attributes:
       size: one more than the last id of a token, added ones included; ids from here on are padding
         rows of the model.
-      eos_ids: every id that ends a generation.
+      eos_ids: all ids that end a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
       special_ids: ids that `decode` and `open_stream` skip.
-      chat_template, has_chat_template: Jinja source, None if there is none, and whether there is.
+      chat_template, has_chat_template: Jinja source or None, and whether there is one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.has_chat_template = chat_template is not None
         self._open_stream = stream_opener(backend)
-        # There may be gaps between ids: the last one counts, not the number of tokens.
+        # Ids may have gaps: the last one counts, not the number of tokens.
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(eos_ids)
         self.bos_id = bos_id
@@ -68,7 +68,7 @@ class Tokenizer:
         """The ids of `text`; the text of a special token in it becomes that token.
 
         Args:
-          add_special: add what the checkpoint puts around a text, such as a BOS.
+          add_special: whether to add what the checkpoint puts around a text, such as a BOS.
 
         Raises:
           InputError: `text` holds a lone surrogate, so it has no UTF-8 form.
@@ -83,7 +83,7 @@ class Tokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=add_special).ids
         except BaseException as error:
-            # What Rust panics with; `tokenizers` does not export it.
+            # Raised for a panic in Rust; `tokenizers` does not export it.
             if type(error).__name__ != "PanicException":
                 raise
             raise InputError(
@@ -92,17 +92,17 @@ class Tokenizer:
             ) from None
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, padding ids nothing."""
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD, padding ids become nothing."""
         stream = self.open_stream(skip_special=skip_special)
         return stream.push(ids) + stream.flush()
 
     def open_stream(self, after: int | None = None, *, skip_special: bool = True) -> DecodeStream:
-        """What decodes a sequence while it grows.
+        """A stream that decodes a sequence while it grows.
 
         Args:
-          after: the id that it follows, of whose text it is the continuation: sentencepiece's space
-            before its first word stays. Without, or after a special token, a text begins, as those
-            of `decode`.
+          after: the id that the sequence follows, whose text it continues: sentencepiece's space
+            before its first word stays. Without it, or after a special token, a text begins, as in
+            `decode`.
         """
         begins = after is None or after in self.special_ids
         return self._open_stream(
@@ -118,7 +118,7 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of a conversation.
 
-        Nothing is added to what the template writes: a template that wants a BOS writes it.
+        Nothing is added to the template's text: a template that wants a BOS writes it.
 
         Args:
           messages: `{"role": ..., "content": ...}` with string values, in order.
@@ -136,7 +136,7 @@ class Tokenizer:
         return self.encode(text, add_special=False)
 
     def close(self) -> None:
-        """Ends the process of the chat template; another starts where it is needed again."""
+        """Ends the chat template's process; another starts if it is needed again."""
         if self._template is not None:
             self._template.close()
 
@@ -154,7 +154,7 @@ class Tokenizer:
 
 
 def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
-    """Has a backend put this token before every text that is encoded with special tokens."""
+    """Makes a backend put this token before every text encoded with special tokens."""
     bos = {"id": "BOS", "ids": [bos_id], "tokens": [backend.id_to_token(bos_id)]}
     backend.post_processor = processors.TemplateProcessing(
         single=["BOS", "$A"], pair=["BOS", "$A", "$B"], special_tokens=[bos]
@@ -164,8 +164,8 @@ def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
 def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     """The lowest id whose tokens differ, in words, or None if the vocabularies are equal.
 
-    Padding rows, which hold no token, do not count. Neither does which tokens are special or end a
-    text: ids are all that a draft sends, and the target decides when to stop.
+    Padding rows, which hold no token, do not count. Nor does it matter which tokens are special or
+    end a text: a draft sends only ids, and the target decides when to stop.
     """
     for token_id in range(max(target.size, draft.size)):
         found = [each.token(token_id) for each in (target, draft)]
@@ -176,10 +176,10 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
 
 
 def require_same(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft_name: str) -> None:
-    """Refuses a draft of another vocabulary: speculation exchanges token ids.
+    """Refuses a draft with another vocabulary, since speculation exchanges token ids.
 
     Raises:
-      InputError: the vocabularies differ; it names the first difference.
+      InputError: the vocabularies differ; the message names the first difference.
     """
     difference = first_difference(target, draft)
     if difference is not None:

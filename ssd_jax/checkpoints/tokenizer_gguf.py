@@ -18,7 +18,7 @@ from ssd_jax.system.files import GET_AGAIN, brief, shown
 # Values of `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
-# Control tokens that end a turn or a text in the families we load. Files often name only one of
+# Control tokens that end a turn or a text in the supported families. Files often name only one of
 # them as EOS; llama.cpp, too, finds the others by their text.
 _END_TOKENS = frozenset(
     {"<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>"}
@@ -31,7 +31,7 @@ _ROLES = {
 _IDS = (*_ROLES.values(), "eot_token_id", "eom_token_id")
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 _LONGEST_TOKEN = 4096
-"""Characters; the longest of published vocabularies have some hundreds."""
+"""Characters; the longest tokens of published vocabularies have some hundreds."""
 _KINDS: Mapping[str, type] = {
     "ggml.model": str,
     "ggml.pre": str,
@@ -53,7 +53,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     """The tokenizer of a GGUF file with this metadata (plain values by key); `where` names it.
 
     Raises:
-      InputError: a kind of tokenizer that is not supported, or incomplete or damaged metadata.
+      InputError: the kind of tokenizer is not supported, or metadata are incomplete or damaged.
     """
     keys = _TokenizerKeys(metadata, where)
     model = keys.required("ggml.model")
@@ -72,7 +72,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
         backend = _sentencepiece(keys, tokens, ids["unknown_token_id"])
     special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)} | {*ids.values()}
     _add_tokens(backend, tokens, types, special)
-    # Without the key, llama.cpp's default for the tokenizer.
+    # Without the key, llama.cpp's default for the tokenizer applies.
     adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre == "llama-bpe")
     if adds_bos and "bos_token_id" in ids:
         begin_with(backend, ids["bos_token_id"])
@@ -148,7 +148,7 @@ def _vocabulary(keys: _TokenizerKeys) -> tuple[list[str], list[int]]:
 
 
 def _named_ids(keys: _TokenizerKeys, model: str, size: int) -> dict[str, int]:
-    """The ids that the file gives a role, by the last part of their key."""
+    """The ids to which the file gives a role, by the last part of their key."""
     ids = dict(_SENTENCEPIECE_IDS) if model == "llama" else {}
     ids |= {name: i for name in _IDS if (i := keys.get(f"ggml.{name}")) is not None}
     for name, token_id in ids.items():
@@ -172,7 +172,7 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str) -> tokenizers
     parts = (merge.partition(" ") for merge in keys.required("ggml.merges"))  # best first
     pairs = [(left, right) for left, _, right in parts]
     try:
-        # Llama 3 looks a whole word up before it merges: some of its tokens no merges lead to.
+        # Llama 3 looks up a whole word before merging: no merges lead to some of its tokens.
         model = models.BPE(vocab, pairs, ignore_merges=pre == "llama-bpe")
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise InputError(
@@ -212,7 +212,7 @@ def _sentencepiece(
         byte_fallback=True,
     )
     backend = tokenizers.Tokenizer(model)
-    space_prefix = keys.get("ggml.add_space_prefix", True)  # which `decode` takes away
+    space_prefix = keys.get("ggml.add_space_prefix", True)  # `decode` removes it
     prefix = [normalizers.Prepend(SPACE_MARK)] if space_prefix else []
     strip = [decoders.Strip(" ", 1, 0)] if space_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE_MARK)])
@@ -223,7 +223,7 @@ def _sentencepiece(
 
 
 def _merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, best scored result first, then lowest ids."""
+    """Every pair of tokens that forms a token, best-scored result first, then lowest ids."""
     id_of = {token: token_id for token_id, token in enumerate(tokens)}
     ranked: list[tuple[float, int, int]] = []
     for token, token_id in id_of.items():
@@ -238,7 +238,7 @@ def _merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tup
 def _add_tokens(
     backend: tokenizers.Tokenizer, tokens: list[str], types: list[int], special: set[int]
 ) -> None:
-    """Has the tokenizer find special and user-defined tokens in a text before anything else."""
+    """Makes the tokenizer find special and user-defined tokens in a text before all else."""
     backend.add_tokens(
         [
             AddedToken(token, special=i in special, normalized=False)

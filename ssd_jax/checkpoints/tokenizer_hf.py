@@ -22,19 +22,19 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 
 
 def tokenizer_from_directory(path: Path) -> Tokenizer:
-    """Builds the tokenizer of a directory with `tokenizer.json` and, as far as they exist,
+    """Builds the tokenizer of a directory from `tokenizer.json` and, if they exist,
     `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
     `generation_config.json` and `config.json`.
 
-    EOS is every id that any of these files names. The post-processor of `tokenizer.json` says
-    whether a BOS is added; `add_bos_token` counts where there is none, and for Llama's tokenizers
-    where it adds nothing.
+    Every id that any of these files names as EOS counts as one. The post-processor of
+    `tokenizer.json` determines whether a BOS is added; `add_bos_token` counts if there is no
+    post-processor and, for Llama's tokenizers, if it adds nothing.
 
     Raises:
       InputError: `tokenizer.json` is missing, or a file cannot be understood.
     """
     backend = _read_backend(path)
-    # Where both files name a token, tokenizer_config.json is right.
+    # If both files name a token, tokenizer_config.json takes precedence.
     config = _read_any(path / "special_tokens_map.json") | _read_any(path / "tokenizer_config.json")
     _add_tokens(backend, config, path)
     named = {role: _content(config[role], role, path) for role in _ROLES if config.get(role)}
@@ -73,7 +73,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise InputError(f"{file} is no tokenizer: {brief(error)}; fetch the file again") from error
-    # Some files carry the lengths of a training run.
+    # Some files contain the lengths of a training run.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -85,7 +85,7 @@ def _read_any(file: Path) -> dict[str, Any]:
 
 
 def _content(token: object, key: str, path: Path) -> str:
-    """The text of a token that is written as a string or as an object with `content`."""
+    """The text of a token given as a string or as an object with `content`."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str) or not is_unicode(text):
         raise InputError(
@@ -96,7 +96,7 @@ def _content(token: object, key: str, path: Path) -> str:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
-    """Adds the tokens that `tokenizer.json` may leave to tokenizer_config.json."""
+    """Adds tokens that `tokenizer.json` may leave to tokenizer_config.json."""
     entries = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, Mapping) or not all(_ID.fullmatch(i) for i in entries):
         raise InputError(

@@ -1,8 +1,8 @@
-"""Files and directories that are whole or absent, whatever happens while they are written.
+"""Files and directories that are whole or absent, whatever happens during writing.
 
 Each is written beside its place, as `.NAME.HEX.partial`, and renamed at the end. An error removes
-what was written and leaves what was there before; a writer that is killed leaves the `.partial`.
-Files have the mode that the user's umask gives.
+what was written and keeps what was there before; a killed writer leaves the `.partial`. Files have
+the mode given by the user's umask.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 @contextlib.contextmanager
 def new_file(path: Path, *, durable: bool = False) -> Iterator[io.BufferedRandom]:
-    """Has the block write a file, which takes its place at the end of the block.
+    """Lets a block write a file, which takes its place at the end of the block.
 
     Args:
-      path: of the file; its directory exists.
+      path: path of the file; its directory exists.
       durable: whether the bytes reach the disk before the name does, and the name before the end,
         so that a power cut, too, leaves the old file or the new one.
 
@@ -54,14 +54,14 @@ def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 @contextlib.contextmanager
 def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Has the block fill the directory that it is given, which takes its place at the end.
+    """Lets a block fill a directory, which takes its place at the end of the block.
 
-    A directory that is there by then changes names with it at once, and is removed. Where a system
-    or its disk cannot do that, it goes aside first, as `.NAME.HEX.old`: a writer that is killed
-    between the two leaves it there, whole, until the next one has written.
+    A directory that is already there is atomically swapped with it, and removed. If the system or
+    its disk cannot do that, the old one is first moved aside, as `.NAME.HEX.old`: a writer killed
+    between the two steps leaves it there, whole, until the next one has written.
 
     Args:
-      directory: to be written; directories above it are made.
+      directory: to be written; its parents are created.
       durable: see `new_file`.
 
     Raises:
@@ -93,8 +93,8 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def clear_partial(directory: Path, name: str | None = None) -> None:
-    """Removes what killed writers of `name`, or of anything, have left in a directory; none may be
-    at work there."""
+    """Removes what killed writers of `name`, or of any name, have left in a directory; no writer
+    may be at work there."""
     _remove(directory, r".*\.partial" if name is None else rf"{re.escape(name)}\.\w{{8}}\.partial")
 
 
@@ -109,7 +109,7 @@ def _remove(directory: Path, pattern: str) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Gives each the other's name; False where one is not there, or the system or disk cannot."""
+    """Swaps two names; returns False if one does not exist, or the system or disk cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     return rename is not None and not rename(_HERE, names[0], _HERE, names[1], _EXCHANGE)
@@ -120,7 +120,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Has a file, or the names in a directory, reach the disk."""
+    """Flushes a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

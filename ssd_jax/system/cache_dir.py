@@ -1,4 +1,4 @@
-"""Where this package keeps what it can fetch or compute again."""
+"""Where this package keeps data that it can fetch or compute again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ssd_jax.system.paths import user_path
 def cache_dir() -> Path:
     """`$XDG_CACHE_HOME/ssd_jax`, by default `~/.cache/ssd_jax`; it may not exist yet.
 
-    A relative `XDG_CACHE_HOME` is ignored, as its specification asks.
+    A relative `XDG_CACHE_HOME` is ignored, as its specification requires.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "ssd_jax"

@@ -1,13 +1,13 @@
-"""How often Python looks for objects that refer to nothing but each other."""
+"""How often Python's garbage collector looks for objects that only refer to each other."""
 
 from __future__ import annotations
 
 import gc
 
-_OBJECTS = 20_000  # new ones between two searches; Python's own number is 700
+_OBJECTS = 20_000  # new ones between two collections; Python's default is 700
 
 
 def collect_seldom() -> None:
-    """For a process of this package's own: to import and to trace makes objects that stay, and to
-    search them again and again was a tenth of a start."""
+    """Collects less often, in a process of this package: imports and tracing make objects that
+    stay, and searching them repeatedly took a tenth of a start."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])

@@ -1,8 +1,9 @@
-"""Compiled programs on disk, which JAX reads and writes in place of its own files.
+"""Compiled programs on disk, which JAX reads and writes instead of its own files.
 
-JAX's own entries are written where a reader or a full disk finds them half done, are never
-replaced, and are loaded unchecked: one flipped bit may end the process at every start. These have a
-hash before them. What does not agree with it is deleted, and compiled and written again.
+JAX writes its own entries in place, so that a reader may find them incomplete and a full disk leaves
+them so; it never replaces them, and loads them unchecked: one flipped bit may end the process at
+every start. The entries here start with a hash; one that does not match is deleted, compiled again
+and rewritten.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from ssd_jax.system.cores import compiling_cores
 _LOG = logging.getLogger(__name__)
 _DIGEST = hashlib.sha256().digest_size
 _DAY = 86_400.0
-_KEPT = 30 * _DAY  # since it was last used
+_KEPT = 30 * _DAY  # since last use
 _ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give --compile_cache=off"
 
 
 class ProgramStore:
-    """What JAX wants of a cache: programs by key, in a directory that processes may share, each
+    """A cache as JAX expects it: programs by key, in a directory that processes may share, each
     whole or absent. Programs for a processor are kept apart by the number of cores that they were
     compiled for, which JAX's keys leave out.
 
-    A directory that cannot be written is read, and one warning says so. The first program that a
-    process puts has those deleted that nobody has used for 30 days.
+    A directory that cannot be written is only read, with one warning. When a process puts its first
+    program, programs that were not used for 30 days are deleted.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = self._path = directory  # JAX asks for the latter
+        self.directory = self._path = directory  # JAX reads the latter
         self._warned = self._cleared = False
         self._asked = threading.local()
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[list[str]]:
-        """The keys that this thread asks for within, in order."""
+        """The keys that this thread asks for within the block, in order."""
         self._asked.keys = keys = []
         try:
             yield keys
@@ -56,7 +57,7 @@ class ProgramStore:
             del self._asked.keys
 
     def get(self, key: str) -> bytes | None:
-        """What was put, or None."""
+        """The program that was put, or None."""
         path = self._file(key)
         getattr(self._asked, "keys", []).append(key)
         try:
@@ -67,13 +68,13 @@ class ProgramStore:
             _LOG.warning("%s is damaged; it is compiled again", path)
             path.unlink()
         except FileNotFoundError:
-            pass  # nothing was put, or somebody else has deleted it
+            pass  # nothing was put, or another process has deleted it
         except OSError as error:
             self._warn(error)
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a program, in place of what may be there."""
+        """Stores a program, replacing any existing one."""
         try:
             write_file(self._file(key), _digest(key, value) + value)
         except OSError as error:
@@ -83,12 +84,12 @@ class ProgramStore:
             self._clear()
 
     def _note_use(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # another user's, or on a disk that is only read
+        with contextlib.suppress(OSError):  # another user's, or on a read-only disk
             if _age(path) > _DAY:
                 os.utime(path)
 
     def _clear(self) -> None:
-        """Deletes what has not been used for long, and what killed writers have left."""
+        """Deletes programs not used for long, and what killed writers have left."""
         for pattern, longest in (("*.program", _KEPT), (".*.program.*.partial", _DAY)):
             for path in self._path.glob(pattern):
                 with contextlib.suppress(OSError):
@@ -106,7 +107,7 @@ class ProgramStore:
 
 
 class _Nothing:
-    """Stands before a cache that must not be used."""
+    """Stands in for a cache that must not be used."""
 
     _path = Path(os.devnull)
 
@@ -118,7 +119,7 @@ class _Nothing:
 
 
 def open_store(setting: str) -> ProgramStore | None:
-    """The store of a `Config.compile_cache`; None where nothing is kept.
+    """The store for a `Config.compile_cache`; None if nothing is kept.
 
     The user's own cache that cannot be made is done without, and a warning says so.
 
@@ -131,7 +132,7 @@ def open_store(setting: str) -> ProgramStore | None:
         return None
     directory = compile_cache(setting)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its content will be run
         next(os.scandir(directory), None)
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror}"
@@ -146,9 +147,9 @@ def open_store(setting: str) -> ProgramStore | None:
 
 
 def keep_programs(store: ProgramStore | None) -> Path | None:
-    """Has this process keep what it compiles from here on in a store; with None, nowhere.
+    """Makes this process keep what it compiles from now on in a store; with None, nowhere.
 
-    JAX has one cache for a process. One that the user's own JAX settings name stays in use.
+    JAX has one cache per process. A cache named by the user's own JAX settings stays in use.
 
     Returns: the directory in use.
     """
@@ -172,9 +173,9 @@ def keep_programs(store: ProgramStore | None) -> Path | None:
 
 
 def keep_nothing() -> None:
-    """Has this process neither keep nor read compiled programs from here on, wherever they are;
-    until `keep_programs`."""
-    keep_programs(None)  # a store of ours must not be taken for the user's own cache
+    """Makes this process neither keep nor read compiled programs in any cache, until
+    `keep_programs`."""
+    keep_programs(None)  # our store must not be taken for the user's own cache
     _install(_Nothing())
 
 
@@ -183,7 +184,7 @@ def _install(cache: Any) -> None:
 
 
 def store_in_use() -> ProgramStore | None:
-    """None where nothing is kept, or in a cache of the user's."""
+    """The store in use; None if nothing is kept, or the cache is the user's."""
     current = compilation_cache._cache
     return current if isinstance(current, ProgramStore) else None
 
@@ -195,7 +196,7 @@ def kept_in() -> Path | None:
 
 
 def _age(path: Path) -> float:
-    """Seconds since it was last used, to a day."""
+    """Seconds since a file was last used, to a day."""
     return time.time() - path.stat().st_mtime
 
 

@@ -1,1 +1,1 @@
-"""What is chosen by measured costs: the mode, K and M of `auto`."""
+"""Choices by measured costs: the mode, K and M of `auto`."""

@@ -1,4 +1,4 @@
-"""Chooses the mode of `auto` once, by measured costs, and makes what chooses K and M."""
+"""Chooses the mode of `auto` once, by measured costs, and makes the tuners of K and M."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
 from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 _NGRAM = Guess(acceptance=0.4)
-"""Most rounds of n-grams have nothing to propose, and count as rejected."""
-_ENOUGH = 1.05  # times as fast as a simpler mode; what the host does is not in the predictions
+"""Most rounds of n-grams have nothing to propose, which counts as rejected."""
+_ENOUGH = 1.05  # times as fast as a simpler mode; predictions leave out the host's work
 _NO_COST = (
     *("trace", "compile_cache", "chat_template", "generation_config"),
-    *("hosts", "host_timeout"),  # how many there are counts
+    *("hosts", "host_timeout"),  # the number of hosts counts
 )
 
 
 class Chooser:
-    """Chooses a mode once, and gives engines what chooses K and M while they decode.
+    """Chooses a mode once, and gives engines the tuners that choose K and M while they decode.
 
     Args:
-      known: costs, and what was observed at earlier starts.
-      file: remembers what is observed.
-      drafting: measures T_1 of mode sd, see `Costs.draft`, for a model of mode ssd that is asked
-        for sd: few ever are, and it may take a second copy of the draft.
+      known: costs, and observations of earlier starts.
+      file: stores observations.
+      drafting: measures T_1 of mode sd, see `Costs.draft`, if a model of mode ssd is asked for sd:
+        this is rare, and may need a second copy of the draft.
 
     Attributes:
-      predicted: by mode that auto may take, what is fastest with all slots busy.
-      mode: as configured; of auto the last that beats all before it by enough.
+      predicted: by mode that auto may choose, the fastest plan with all slots busy.
+      mode: as configured; for auto, the last mode that beats all before it by enough.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Chooser:
 
     @property
     def line(self) -> str:
-        """Says what was chosen, and why."""
+        """A line about what was chosen, and why."""
         each = "; ".join(f"{mode} {predicted}" for mode, predicted in self.predicted.items())
         return (
             f"mode auto takes {self.mode}: predicted tokens/s are {each} "
@@ -78,7 +78,7 @@ class Chooser:
         )
 
     def tuner(self, mode: str, k: int) -> FastestTuner:
-        """Of an engine of mode sd or ssd with up to k proposed tokens."""
+        """The tuner of an engine of mode sd or ssd with up to k proposed tokens."""
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
@@ -94,21 +94,22 @@ class Chooser:
         )
 
     def settle(self) -> None:
-        """What is observed from now on is kept for no other start.
+        """Excludes later observations from what is kept for the next start.
 
-        Beside sampled rows under the ratio rule, even what greedy rows show depends on the noise of
-        those, through time, and a request of another process may have the same noise.
+        Beside sampled rows under the ratio rule, even observations of greedy rows depend on the
+        noise of the sampled ones, through timing, and a request of another process may have the
+        same noise.
         """
         self._settled = self._seen.guess
 
     def remember(self) -> None:
-        """Keeps what was observed for the next start."""
+        """Stores the observations for the next start."""
         guess = self._settled or self._seen.guess
         if guess.judged > self._guess.judged:
             self._keep(guess)
 
     def _keep(self, guess: Guess) -> None:
-        """Writes the costs, with a guess, or what another process has kept that has seen more."""
+        """Writes the costs with this guess, or with a stored one that has seen more."""
         costs = self._costs
         kept = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
         if kept is not None and kept.guess.judged > guess.judged:
@@ -116,7 +117,7 @@ class Chooser:
         self._file.write(KnownCosts(costs, guess))
 
     def _with_draft(self) -> Costs:
-        """Costs with T_1 of mode sd, which is measured where it is not known yet."""
+        """Costs with T_1 of mode sd, which is measured if it is not known yet."""
         if self._drafting is not None and not self._costs.draft:
             self._costs = dataclasses.replace(self._costs, draft=self._drafting())
             self._keep(self._guess)
@@ -126,10 +127,10 @@ class Chooser:
 def open_chooser(
     loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
 ) -> Chooser:
-    """Measures what is not known yet of this machine and these models, and chooses.
+    """Measures costs that are not known yet for this machine and these models, and chooses.
 
     Raises:
-      InputError: a draft worker that does not answer.
+      InputError: a draft worker does not answer.
     """
     config = loaded.config
     setting = config.compile_cache
@@ -144,7 +145,7 @@ def open_chooser(
 
 
 def first_guess(draft: OpenedModel | None) -> Guess:
-    """Before anything was observed: what a draft says of itself; None is n-grams."""
+    """The guess before any observation: a draft's own figure; None stands for n-grams."""
     if draft is None:
         return _NGRAM
     acceptance = draft.checkpoint.acceptance
@@ -154,7 +155,7 @@ def first_guess(draft: OpenedModel | None) -> Guess:
 def _about(
     loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
 ) -> dict[str, Any]:
-    """What costs and acceptance depend on."""
+    """Everything that costs and acceptance depend on."""
     device, settings = jax.devices()[0], dataclasses.asdict(loaded.config)
     return {
         "settings": {name: settings[name] for name in settings if name not in _NO_COST},

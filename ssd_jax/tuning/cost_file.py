@@ -1,4 +1,4 @@
-"""What was measured and observed at one start, kept for the next one on the same machine."""
+"""Measured costs and observations of one start, kept for the next on the same machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class KnownCosts:
-    """Costs, and what to assume of the acceptance before any of it was observed."""
+    """Costs, and what to assume about acceptance before it is observed."""
 
     costs: Costs
     guess: Guess
 
 
 class _Kept(msgspec.Struct):
-    """The file: only what `write` writes has these types and ranges."""
+    """Content of the file: only what `write` writes has these types and ranges."""
 
     format: Literal[5]
     about: str
@@ -38,21 +38,21 @@ class _Kept(msgspec.Struct):
 
 
 class CostFile:
-    """A file of a cache. Whatever cannot be read as what `write` wrote is as if it were not there.
+    """A file in a cache. Content that `write` cannot have written counts as missing.
 
     Args:
-      directory: where it is; None keeps nothing.
-      about: what the costs depend on, as JSON has it; another `about` has another file.
+      directory: directory of the file; None keeps nothing.
+      about: what the costs depend on, as JSON; another `about` has another file.
     """
 
     def __init__(self, directory: Path | None, about: Mapping[str, Any]) -> None:
-        # As text of ASCII: paths may have bytes that no UTF-8 has.
+        # As ASCII text: paths may contain bytes that are not UTF-8.
         self._about = json.dumps(about, sort_keys=True)
         name = hashlib.sha256(self._about.encode()).hexdigest()[:32]
         self.path = None if directory is None else directory / f"{name}.json"
 
     def read(self, *, widths: tuple[int, ...], budgets: tuple[int, ...]) -> KnownCosts | None:
-        """What is known; None if nothing is, or not the costs of these widths and budgets."""
+        """The known costs; None if nothing is known, or not for these widths and budgets."""
         if self.path is None:
             return None
         try:
@@ -65,7 +65,7 @@ class CostFile:
         return KnownCosts(costs, kept.guess) if needed and kept.about == self._about else None
 
     def write(self, known: KnownCosts) -> None:
-        """Keeps it, whole or not at all; a directory that cannot be written keeps nothing."""
+        """Writes the file, whole or not at all; an unwritable directory keeps nothing."""
         if self.path is None:
             return
         kept = msgspec.json.encode(_Kept(5, self._about, known.costs, known.guess))

@@ -1,5 +1,5 @@
-"""Measures what the parts of a round cost, on roles that nobody uses yet: each role with the other
-one idle, and then a verification with branches beside it."""
+"""Measures the cost of each part of a round, on roles that are not in use yet: each role with the
+other idle, and then a verification with branches beside it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ssd_jax.tuning.throughput import Costs, contention
 Clock = Callable[[], float]
 
 PATIENCE = 60.0
-"""Seconds that a draft elsewhere may take for anything."""
+"""Most seconds that a draft elsewhere may take for anything."""
 
-_FIRST, _TIMED = 1, 3  # runs of each that are not timed, and that are
-_TEXT = 32  # most tokens that precede what is measured
+_FIRST, _TIMED = 1, 3  # runs of each that are not timed, and that are timed
+_TEXT = 32  # most tokens before what is measured
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
@@ -35,10 +35,10 @@ _GREEDY = SamplingParams()
 
 
 def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> Costs:
-    """Each role alone, then both at once, with as much work as a round may have.
+    """Measures each role alone, then both at once, with the most work that a round may have.
 
     Raises:
-      SsdError: a draft worker that does not answer.
+      SsdError: a draft worker does not answer.
     """
     config, programs = loaded.config, loaded.programs
     proposals = blank_proposals(programs, config.slots, programs.widths)
@@ -68,7 +68,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
 
 
 def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
-    """T_1 of mode sd, for all slots."""
+    """Measures T_1 of mode sd, for all slots."""
     roles = loaded.roles("sd", loaded.config.speculated)
     drafter = roles.drafter
     assert drafter is not None
@@ -80,7 +80,7 @@ def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_coun
 def drafting(
     drafter: Drafter, slots: int, context: int, params: SamplingParams = _GREEDY
 ) -> Callable[[], None]:
-    """What proposes K tokens in every slot, until they are there; slots are empty before."""
+    """A function that proposes K tokens in every slot, and waits; slots are empty before."""
     position = _position(context, drafter.k)
     _open(drafter, range(slots), params)
     for slot in range(slots):
@@ -98,9 +98,9 @@ def drafting(
 
 
 def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
-    """For `verifying`: proposals of w tokens in every slot, by w."""
+    """Proposals of w tokens in every slot, by w, for `verifying`."""
     blank, model = programs.verification.blank(slots), programs.model
-    # Other processes are told of arrays of the host.
+    # Other processes must be sent host arrays.
     place = model.place if not spans_processes(model.mesh) else lambda proposal: proposal
     return {
         width: place(blank._replace(length=np.full(slots, width, np.int32))) for width in widths
@@ -110,7 +110,7 @@ def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> di
 def verifying(
     target: Target, proposals: Mapping[int, Any], params: SamplingParams = _GREEDY
 ) -> Callable[[int], None]:
-    """What verifies w tokens of every slot, from dispatch until the outcome is read.
+    """A function that verifies w tokens of every slot, from dispatch until the outcome is read.
 
     Args:
       target: with empty slots.
@@ -129,7 +129,7 @@ def verifying(
 
 
 def looking_ahead(target: Target) -> Callable[[], None]:
-    """A round of mode ar of every slot, all open: dispatches it, then reads the one before."""
+    """A function that dispatches a round of mode ar in all open slots, then reads the one before."""
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, 0))
 
@@ -149,17 +149,17 @@ def looking_ahead(target: Target) -> Callable[[], None]:
 class Branches:
     """Times the branches of mode ssd on a draft with empty slots, for all slots together.
 
-    What a draft in a worker takes to answer is in all that it tells.
+    For a draft in a worker, all times include the time to answer.
 
     Args:
-      draft: one elsewhere is to wait for answers as long as `PATIENCE`: what it is measured for is
-        how long they take, and one that is late each time would never be timed.
+      draft: a draft elsewhere must wait for answers as long as `PATIENCE`: the time of answers is
+        what is measured, and a draft that is late each time would never be timed.
       context: most positions of a slot.
-      pages: that all slots have, where they share a stock: what is in them does not matter.
+      pages: pages of all slots, if they share a stock; their content does not matter.
       clock: seconds.
 
     Raises:
-      SsdError: here as in the methods, a worker that does not answer.
+      SsdError: a worker does not answer; likewise in the methods.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Branches:
         self._begun.position[:], self._begun.pending[:] = position, _TOKEN
 
     def just_in_time(self) -> float:
-        """Seconds of a token that is drafted just in time, until the proposal is there."""
+        """Seconds to draft a token just in time, until the proposal is ready."""
         few = min(self._draft.k, _JUST_IN_TIME)
 
         def drafted() -> bool:
@@ -197,7 +197,7 @@ class Branches:
 
         Args:
           budget: M.
-          beside: run when they have begun; they and it have ended when the clock stops.
+          beside: runs once they have begun; the clock stops when both have ended.
         """
         k, slots = self._draft.k, self._draft.slots
         counts, follow = np.zeros((slots, k + 1), np.int32), np.zeros(slots, bool)
@@ -218,7 +218,7 @@ class Branches:
         return self._seconds(expanded)
 
     def _seconds(self, attempt: Callable[[], bool]) -> float:
-        """Of an attempt and those before it that a worker was late for, as it may be at first."""
+        """Seconds of an attempt and of those before it for which the worker was late, as at first."""
 
         def answered() -> None:
             deadline = self._clock() + PATIENCE
@@ -235,7 +235,7 @@ class Branches:
 
 
 def median(run: Callable[[], Any], clock: Clock) -> float:
-    """Seconds that something takes once it is warm."""
+    """Seconds that `run` takes once it is warm."""
     seconds = []
     for _ in range(_FIRST + _TIMED):
         began = clock()
@@ -255,5 +255,5 @@ def _open(
 
 
 def _position(context: int, behind: int) -> int:
-    """Where the pending token is, with room behind it."""
+    """Position of the pending token, with room behind it."""
     return max(0, min(_TEXT, context - behind - 2))

@@ -1,7 +1,7 @@
-"""How fast decoding would be in a mode, with K tokens a round and M branches: tokens per second.
+"""Predicts decoding speed (tokens per second) of a mode, with K tokens a round and M branches.
 
-With T_v(L) seconds of a verification of L tokens, T_1 of a token drafted just in time and T_s(M) of
-a forward of M branches, a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
+If a verification of L tokens takes T_v(L) seconds, a token drafted just in time T_1 and a forward of
+M branches T_s(M), a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
 
   AR      1 / T_v(0)
   SD      E(K) / (T_v(K) + K T_1)
@@ -9,10 +9,10 @@ a forward of M branches, a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, 
 
 where T_hit and T_miss are max(T_v, n T_s(M)) + x min(T_v, n T_s(M)): the n = K forwards (2 with
 K = 1) of the branches run beside the verification. While both are busy each takes 1 + x times as
-long as alone: x is 0 where they share nothing, 1 where one waits for the other, as on a shared
-device. T_b is K T_1 where a miss waits for the draft. This is Theorem 7 of the paper with seconds
-for its ratios. p_hit follows from P(k), from the fan-out's counts F_k and from the power law: F_k
-bonus tokens miss with probability c F_k^-r. Pure host code.
+long as alone: x is 0 if they share nothing, and 1 if one waits for the other, as on a shared
+device. T_b is K T_1 if a miss waits for the draft. This is Theorem 7 of the paper with seconds
+instead of ratios. p_hit follows from P(k), the fan-out's counts F_k and the power law: F_k bonus
+tokens miss with probability c F_k^-r. Pure host code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 WORST_CONTENTION = 2.0
-"""Something else was busy when more was measured; a mode that is not taken would not tell."""
+"""More was measured because something else was busy; a mode not chosen would never correct it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,12 @@ class Costs:
     """Seconds that the parts of a round take, for all slots together.
 
     Attributes:
-      verify: T_v by the number of proposed tokens, of the widths that are compiled.
-      ahead: a round of mode ar, which dispatches the next one before it reads; 0 is not known.
-      draft: T_1 of mode sd; 0 where drafting is free.
-      backup: T_1 where the draft of mode ssd is.
+      verify: T_v by number of proposed tokens, for the compiled widths.
+      ahead: a round of mode ar, which dispatches the next round before it reads; 0 if not known.
+      draft: T_1 of mode sd; 0 if drafting is free.
+      backup: T_1 on the devices of mode ssd's draft.
       step: T_s by M; empty without branches.
-      contention: x, what target and branches take from each other while both are busy.
+      contention: x, how much target and branches slow each other while both are busy.
     """
 
     verify: Mapping[int, Annotated[float, Meta(gt=0)]]
@@ -57,17 +57,17 @@ class Costs:
     contention: NotNegative = 0.0
 
     def verified(self, length: int) -> float:
-        """T_v of proposals of that many tokens: of the next width."""
+        """T_v of proposals of `length` tokens, taken from the next width."""
         return self.verify[min(width for width in self.verify if width >= length)]
 
     def together(self, verification: float, branches: float) -> float:
-        """Seconds of a verification and of branches that begin with it."""
+        """Seconds of a verification and of branches that begin at the same time."""
         short, long = sorted((verification, branches))
         return long + self.contention * short
 
     def observed(self, steps: Mapping[int, float]) -> Costs:
-        """With T_s as observed, all of it taken to be while the target was busy; those M that were
-        not run lately are slower by the same factor."""
+        """Costs with T_s as observed, assuming that the target was busy all the time; an M that was
+        not run lately is slower by the same factor."""
         alone = {m: seconds / (1 + self.contention) for m, seconds in steps.items()}
         known = [alone[m] / self.step[m] for m in self.step if m in alone]
         factor = float(np.mean(known)) if known else 1.0
@@ -76,13 +76,13 @@ class Costs:
 
 
 def contention(verification: float, branches: float, together: float) -> float:
-    """x, from the seconds that both take alone and those of both begun at once."""
+    """x, from the seconds that both take alone and that they take when begun at once."""
     short, long = sorted((verification, branches))
     return min(max(together - long, 0.0) / short, WORST_CONTENTION)
 
 
 class Observations(Protocol):
-    """What has been observed of target and draft."""
+    """Observations of target and draft."""
 
     @property
     def r(self) -> float:
@@ -95,16 +95,16 @@ class Observations(Protocol):
         ...
 
     def rates(self, length: int, after: After) -> list[float]:
-        """a_1..a_L: how often the token of each place is accepted, once it is judged."""
+        """a_1..a_L: how often the token at each place is accepted once it is judged."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guess:
-    """What is assumed before anything was observed: every place is accepted alike.
+    """Assumption before any observation: all places have the same acceptance.
 
     Attributes:
-      judged: proposed tokens that it was learned from at earlier starts.
+      judged: number of proposed tokens at earlier starts that it was learned from.
     """
 
     acceptance: Share = FIRST_GUESS
@@ -118,7 +118,7 @@ class Guess:
 
 
 def tokens(rates: Iterable[float]) -> float:
-    """E: expected tokens of a round with these proposed ones, bonus included."""
+    """E: expected tokens of a round at these acceptance rates, bonus included."""
     total = reached = 1.0
     for a in rates:
         reached *= a
@@ -127,7 +127,7 @@ def tokens(rates: Iterable[float]) -> float:
 
 
 def missing(count: int, seen: Observations) -> float:
-    """How often none of `count` prepared bonus tokens is the one that comes."""
+    """How often none of `count` prepared bonus tokens is the actual one."""
     return min(seen.alone * count**-seen.r, 1.0) if count else 1.0
 
 
@@ -137,7 +137,7 @@ def ar(costs: Costs, *, rows: int = 1) -> float:
 
 
 def sd(costs: Costs, seen: Observations, plan: SpeculationPlan, *, rows: int = 1) -> float:
-    """Tokens per second with proposals that are drafted before every verification."""
+    """Tokens per second with proposals drafted before every verification."""
     seconds = costs.verified(plan.k) + plan.k * costs.draft
     return rows * tokens(seen.rates(plan.k, "miss")) / seconds
 
@@ -153,14 +153,14 @@ def ssd(
 ) -> float:
     """Tokens per second with branches.
 
-    Rounds are of three kinds, by what they verify: a branch of k < L (K tokens), one of k = L (it
-    starts a forward later, the tail rule: K - 1 tokens), and the backup. Each kind has its chances
-    to be followed by the others; the rate is over the long run. A batch waits for the backup as
-    soon as one of its rows missed.
+    Rounds are of three kinds, by what they verify: a branch of k < L (K tokens), a branch of k = L
+    (which starts a forward later, by the tail rule: K - 1 tokens), and the backup. Each kind has
+    its chances of being followed by the others; the rate is that of the long run. A batch waits for
+    the backup as soon as one of its rows has missed.
 
     Args:
       fan_out: divides the budget.
-      waits: whether a miss waits for K drafted tokens; else nothing is proposed then.
+      waits: whether a miss waits for K drafted tokens; else it proposes nothing.
       rows: sequences that are decoded together.
     """
     k, forwards = plan.k, plan.forwards
@@ -190,7 +190,7 @@ def hit_rate(seen: Observations, fan_out: FanOut, length: int, budget: int, afte
 def _followed(
     seen: Observations, fan_out: FanOut, length: int, budget: int, after: After
 ) -> tuple[float, float, float]:
-    """Chances that a round is followed by a hit of k < L, by one of k = L, and by a miss."""
+    """Chances that a round is followed by a hit of k < L, a hit of k = L, and a miss."""
     chances = odds(seen.rates(length, after))
     counts = fan_out.counts(length, budget, after)
     hits = [p * (1 - missing(count, seen)) for p, count in zip(chances, counts, strict=True)]
@@ -199,16 +199,16 @@ def _followed(
 
 
 def _stationary(follow: np.ndarray) -> np.ndarray:
-    """How often each kind of round is in the long run, from the chances [kinds, kinds]."""
+    """Long-run frequency of each kind of round, from the chances [kinds, kinds]."""
     size = len(follow)
-    # pi (P - 1) = 0, one equation of which says nothing new: it makes room for sum(pi) = 1.
+    # pi (P - 1) = 0 has one redundant equation, which sum(pi) = 1 replaces.
     equations = (follow - np.eye(size)).T
     equations[0] = 1.0
     return np.linalg.solve(equations, np.eye(size)[0])
 
 
 class Predicted(NamedTuple):
-    """A plan, of K = 0 without a draft, and its tokens per second."""
+    """A plan (K = 0 without a draft), and its tokens per second."""
 
     plan: SpeculationPlan
     rate: float
@@ -220,7 +220,7 @@ class Predicted(NamedTuple):
 
 
 def best_sd(costs: Costs, seen: Observations, ks: Sequence[int], *, rows: int = 1) -> Predicted:
-    """The fastest K of mode sd; of equals the smallest."""
+    """The fastest K of mode sd; of equally fast ones, the smallest."""
     plans = [SpeculationPlan(k=k) for k in sorted(ks)]
     return _fastest(Predicted(plan, sd(costs, seen, plan, rows=rows)) for plan in plans)
 
@@ -235,10 +235,10 @@ def best_ssd(
     waits: Sequence[bool],
     rows: int = 1,
 ) -> Predicted:
-    """The fastest K and M of mode ssd; of equals the smallest.
+    """The fastest K and M of mode ssd; of equally fast ones, the smallest.
 
     Args:
-      waits: what a miss may do; of several the faster one is taken.
+      waits: what a miss may do; of several, the fastest is taken.
     """
     return _fastest(
         Predicted(plan, ssd(costs, seen, plan, fan_out, waits=each, rows=rows))

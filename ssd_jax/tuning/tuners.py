@@ -1,4 +1,4 @@
-"""Tuners that choose the fastest K and M, by costs and what was observed. Pure host code."""
+"""Tuners that choose the fastest K and M from costs and observations. Pure host code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ssd_jax.speculation.tuner import SpeculationPlan, Steps, Tuner
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, best_sd, best_ssd
 
 _EVERY = 16  # rounds between two choices
-_REMEMBERED = 2048  # judged tokens of earlier starts that count, so that a new habit is learned
-_LATELY = 64  # rounds for which the times of an M are taken as they were
+_REMEMBERED = 2048  # most judged tokens of earlier starts that count, so that changes are learned
+_LATELY = 64  # rounds for which the observed times of an M remain valid
 
 
 class Observed:
-    """See `throughput.Observations`: a guess, and what the verifications observed since have shown.
+    """See `throughput.Observations`: a guess, updated by the verifications observed since.
 
     Args:
-      guess: what is assumed before; worth 8 observations of each kind.
+      guess: the prior assumption; worth 8 observations of each kind.
     """
 
     def __init__(self, guess: Guess) -> None:
@@ -42,7 +42,7 @@ class Observed:
         return self._measured.rates(length, after)
 
     def observe(self, verified: VerificationStats) -> None:
-        """Takes a verification. Where nothing was proposed there is no acceptance to learn."""
+        """Learns from a verification. If nothing was proposed, there is no acceptance to learn."""
         self._measured.observe(verified)
         self._all.observe(verified.accepted, [None] * verified.length)
         if verified.prepared:
@@ -51,7 +51,7 @@ class Observed:
 
     @property
     def guess(self) -> Guess:
-        """What to assume the next time: of this time's texts and of those before."""
+        """What to assume at the next start, from the texts of this one and of those before."""
         accepted, judged, guess = self._all.accepted.total(), self._all.judged.total(), self._guess
         before = max(min(guess.judged, _REMEMBERED), WEIGHT)
         new = judged / (judged + before)
@@ -63,14 +63,14 @@ class Observed:
 
 
 class FastestTuner(Tuner):
-    """See `Tuner`: the fastest K of mode sd, or K and M of mode ssd, with T_s as it is lately.
+    """See `Tuner`: the fastest K of mode sd, or K and M of mode ssd, with recent values of T_s.
 
     Args:
       costs: measured at the start.
-      seen: what is known of the acceptance, learned further here.
-      ks: what can be chosen.
+      seen: what is known about acceptance; this tuner updates it.
+      ks: the values of K to choose from.
       fan_out: of mode ssd, a policy like those of the sequences; it learns from all that teach.
-      budgets: of mode ssd, what can be chosen.
+      budgets: of mode ssd, the values of M to choose from.
       waits: see `throughput.best_ssd`.
     """
 
@@ -87,15 +87,15 @@ class FastestTuner(Tuner):
         self._costs, self._seen, self._fan_out = costs, seen, fan_out
         self._ks, self._budgets, self._waits = ks, budgets, waits
         self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
-        self._planned: dict[int, int] = {}  # by M, the last round that had it
+        self._planned: dict[int, int] = {}  # by M, the last round with it
 
     def best(self, rows: int, steps: Mapping[int, float] | None = None) -> Predicted:
         """The fastest plan.
 
         Args:
           rows: sequences that are decoded together.
-          steps: T_s by M, as far as it was observed. It counts where M was planned lately: how slow
-            another was may not be so any more.
+          steps: T_s by M, as far as it was observed. It counts only if M was planned recently: for
+            other M it may be outdated.
         """
         if self._fan_out is None:
             return best_sd(self._costs, self._seen, self._ks, rows=rows)

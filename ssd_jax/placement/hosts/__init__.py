@@ -1,1 +1,1 @@
-"""One target over the devices of several processes: a leader, whose engine calls, and followers."""
+"""One target over several processes' devices: a leader, whose engine makes calls, and followers."""

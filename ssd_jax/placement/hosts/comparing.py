@@ -1,4 +1,4 @@
-"""Whether all hosts see the same outcomes."""
+"""Checks that all hosts see the same outcomes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import zlib
 
 from ssd_jax.roles.records import Outcomes
 
-_KEPT = 2**14  # outcomes, until all hosts have told them
+_KEPT = 2**14  # most outcomes kept until all hosts have told them
 
 
 def digest_of(outcomes: Outcomes) -> int:
-    """Checksum of what was read."""
+    """Checksum of outcomes."""
     digest = 0
     for array in (outcomes.accepted, outcomes.tokens, *(outcomes.logprobs or ())):
         digest = zlib.crc32(array.tobytes(), digest)
@@ -19,19 +19,19 @@ def digest_of(outcomes: Outcomes) -> int:
 
 
 class ToldOutcomes:
-    """Compares the outcomes of calls, which hosts tell when they have read them.
+    """Compares the outcomes of calls, which hosts report when they have read them.
 
     Args:
-      count: of hosts; 0 is the leader, which does not read all.
+      count: number of hosts; host 0 is the leader, which does not read all outcomes.
     """
 
     def __init__(self, count: int) -> None:
         self._hosts, self._changing = range(count), threading.Lock()
         self._told: dict[int, dict[int, int]] = {}  # by call, then by host
-        self._forgotten = 0  # call up to which nothing is compared any more
+        self._forgotten = 0  # up to this call, nothing is compared any more
 
     def tell(self, call: int, index: int, digest: int) -> tuple[int, str] | None:
-        """Which host is lost by what this one tells, and why."""
+        """Records a host's digest; returns the host that is lost by it, and why."""
         with self._changing:
             if call <= self._forgotten:
                 return None
@@ -45,7 +45,7 @@ class ToldOutcomes:
             return self._forget() if len(self._told) > _KEPT else None
 
     def _forget(self) -> tuple[int, str] | None:
-        """Makes room, and says who has not told what the leader has long read."""
+        """Makes room; returns a host that has not reported what the leader read long ago."""
         old = sorted(self._told)[: _KEPT // 2]
         self._forgotten = old[-1]
         for told in [self._told.pop(call) for call in old]:

@@ -1,4 +1,4 @@
-"""Connections between the devices of all processes, made before anybody decodes."""
+"""Connects the devices of all processes, before decoding begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, everywhere, put
 
 
 def connect(mesh: Mesh) -> None:
-    """Runs a sum over each axis and over both, which all processes of the mesh have to do.
+    """Runs a sum over each mesh axis and over both; all processes of the mesh must call it.
 
     Raises:
       jax.errors.JaxRuntimeError: devices do not reach each other.
@@ -34,7 +34,7 @@ def connect(mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def _told_on_standard_error() -> Iterator[None]:
-    """Has the library that processors are connected by tell of it on standard error; standard
+    """Redirects the messages of the library that connects processors to standard error; standard
     output is the user's."""
     if jax.default_backend() != "cpu":
         yield

@@ -1,4 +1,4 @@
-"""What must be the same on all hosts, so that they run the same programs on the same weights."""
+"""Facts that must agree on all hosts, so that they run the same programs on the same weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ssd_jax.system.environment import versions
 
 
 def of_process() -> dict[str, str]:
-    """Facts of versions and devices."""
+    """Facts about versions and devices."""
     found = versions()
     kinds = sorted({device.device_kind for device in jax.local_devices()})
     return {
@@ -23,10 +23,10 @@ def of_process() -> dict[str, str]:
 
 
 def of_model(role: str, opened: OpenedModel) -> dict[str, str]:
-    """Facts of a model.
+    """Facts about a model.
 
     Raises:
-      InputError: tensor data that cannot be read.
+      InputError: tensor data cannot be read.
     """
     return {
         f"fingerprint of the {role} ({opened.source})": opened.fingerprint[:16],

@@ -14,15 +14,15 @@ _MOST = 2**16  # ports
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """What is said of the processes.
+    """What the setting says of the processes.
 
     Attributes:
-      address: HOST:PORT of the leader, where JAX's coordinator listens; None where JAX finds out
-        by itself what this and `count` and `index` are.
-      count: how many there are, the leader among them.
-      index: of this one; the leader's is 0.
-      stream: port of the leader's for what it tells followers; 0 takes a free one.
-      joining: seconds that this process waits for the others when it starts.
+      address: HOST:PORT of the leader, where JAX's coordinator listens; None if JAX is to find out
+        this, `count` and `index` by itself.
+      count: number of processes, including the leader.
+      index: index of this process; the leader's is 0.
+      stream: port of the leader's streams to followers; 0 takes a free one.
+      joining: seconds that this process waits for the others at the start.
     """
 
     address: str | None
@@ -33,10 +33,10 @@ class Hosts:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a setting such as "10.0.0.1:4000,count=2,index=1" or "auto".
+        """Reads a setting such as "10.0.0.1:4000,count=2,index=1" or "auto".
 
         Raises:
-          InputError: not such a setting.
+          InputError: the text is not such a setting.
         """
         first, *rest = (part.strip() for part in text.split(","))
         numbers: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Hosts:
 
     @property
     def given(self) -> dict[str, Any]:
-        """To `jax.distributed.initialize`."""
+        """Arguments of `jax.distributed.initialize`."""
         if self.address is None:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""A process that makes the calls of the leader's engine, and reads nothing but to compare."""
+"""A process that repeats the calls of the leader's engine, and reads only to compare."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.leaving import leave
 
-_SILENT = 0.9  # of the time-out: how long the leader may be, which tells first of who is
-_TOLD = 2.0  # seconds in which the leader says why a program has failed, if it knows
+_SILENT = 0.9  # of the time-out: how long the leader may be silent; it reports others first
+_TOLD = 2.0  # seconds in which the leader tells why a program has failed, if it knows
 
 
 class HostRoles(Protocol):
@@ -54,17 +54,17 @@ class HostRoles(Protocol):
 
     @property
     def target(self) -> Target:
-        """Its target."""
+        """The target."""
         ...
 
     @property
     def drafter(self) -> Drafter | None:
-        """Its drafter, where that is on the target's devices."""
+        """The drafter, if it is on the target's devices."""
         ...
 
 
 def join(hosts: str, timeout: float) -> Follower:
-    """Joins a leader, and compares what must be the same; see `leader.lead`."""
+    """Joins a leader, and compares the facts that must agree; see `leader.lead`."""
     about = Hosts.parse(hosts)
     follower = Follower(start(about, timeout, follows=True), about, timeout)
     follower.agree(of_process())
@@ -73,7 +73,7 @@ def join(hosts: str, timeout: float) -> Follower:
 
 @dataclasses.dataclass
 class _Seat:
-    """An engine's roles, and what they have last made."""
+    """An engine's roles, and what they made last."""
 
     roles: HostRoles
     logits: Any = None
@@ -87,13 +87,13 @@ class _Seat:
         return pending
 
     def drafter(self) -> Drafter:
-        """Which there is, since the leader calls it."""
+        """The drafter, which exists since the leader calls it."""
         assert self.roles.drafter is not None
         return self.roles.drafter
 
 
 class Replay:
-    """Makes calls as they come.
+    """Makes the leader's calls as they come.
 
     Args:
       make: roles for a mode and K.
@@ -107,10 +107,10 @@ class Replay:
     def make(self, call: Call, frame: bytes) -> Pending | None:
         """Makes a call.
 
-        Returns: the outcomes on their way, of a call that has some.
+        Returns: the pending outcomes, if the call has any.
 
         Raises:
-          SsdError: other calls were made before than the leader's.
+          SsdError: the calls before this one were not the leader's.
         """
         if call.before != self._digest:
             raise SsdError(f"after {self.calls} calls it has made others than the leader")
@@ -160,10 +160,10 @@ class Replay:
 
 
 class Follower:
-    """The leader, as a follower knows it. What ends the job ends this process.
+    """A follower's view of the leader. Whatever ends the job ends this process.
 
     Args:
-      job: of all processes.
+      job: the job of all processes.
       hosts: how long to wait for the leader.
       timeout, leave: see `Leader`.
 
@@ -207,11 +207,11 @@ class Follower:
         self._expect(Go)
 
     def settings(self) -> LeaderSettings:
-        """What the leader wants opened."""
+        """What the leader wants to be opened."""
         return self._expect(LeaderSettings)
 
     def fail(self, error: BaseException) -> None:
-        """Tells the leader that this process cannot go on; ends with what it says to all."""
+        """Tells the leader that this process cannot go on; ends with its message to all."""
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
         self._give_up(words_of(error), status)
 
@@ -243,7 +243,7 @@ class Follower:
         self._link.close()
 
     def _compare(self) -> None:
-        """Tells the leader what came of the calls."""
+        """Sends the leader the checksums of the calls' outcomes."""
         try:
             while True:
                 call, pending = self._outcomes.get()
@@ -265,7 +265,7 @@ class Follower:
             self._leave(message.why, message.status)
         if isinstance(message, End):
             self._ended = True
-            self._link.close()  # that the leader does, too, is no loss
+            self._link.close()  # so that the leader's closing counts as no loss
         self._told.put((message, frame))
 
     def _lose(self, why: str) -> None:
@@ -275,7 +275,7 @@ class Follower:
         )
 
     def _give_up(self, why: str, status: int) -> None:
-        """Ends with what the leader makes of it, or with this if it says nothing."""
+        """Reports `why` to the leader; ends with its message, or with `why` if it sends none."""
         self._send(Refuse(why, status))
         time.sleep(_TOLD)
         self._leave(f"{named(self._job.index, self._job.count, own_name())}: {why}", status)
@@ -284,7 +284,7 @@ class Follower:
         try:
             self._link.send(encode(message))
         except OSError as error:
-            if not self._ended:  # as it may be told next
+            if not self._ended:  # the end may be told next
                 time.sleep(_TOLD)
             if not self._ended:
                 self._lose(error.strerror or str(error))

@@ -1,4 +1,4 @@
-"""The process whose engine calls: it tells followers what it does before it does it."""
+"""The process whose engine makes calls: it announces each call to followers before making it."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from ssd_jax.system.leaving import flush, leave
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-_SILENT = 0.7  # of the time-out: how long a host may be; the rest is for telling of it
-_TELLING = 0.1  # of the time-out: how long hosts may take to hear why all end
-_STRANGER = 5.0  # seconds that whoever connects has to say who it is
-_GREETING = 2**12  # bytes that it may take
-_STRANGERS = 64  # who are heard at once
-_PAUSE = 0.1  # seconds before others are heard where one could not be
-_NAMED = 2.0  # seconds after an error of the devices in which the host is found that caused it
+_SILENT = 0.7  # of the time-out: how long a host may be silent; the rest is for telling of it
+_TELLING = 0.1  # of the time-out: how long telling hosts why all end may take
+_STRANGER = 5.0  # seconds that a new connection has to identify itself
+_GREETING = 2**12  # most bytes of its greeting
+_STRANGERS = 64  # new connections that are heard at once
+_PAUSE = 0.1  # seconds before others are heard after one could not be
+_NAMED = 2.0  # seconds after a device error within which the host that caused it is found
 
 
 class _Host(NamedTuple):
@@ -71,9 +71,9 @@ class Leader:
     """The other processes of the job, as the leader knows them.
 
     Args:
-      job: of all processes.
-      hosts: at which port to listen, and how long.
-      timeout: seconds within which every process has ended when one is lost.
+      job: the job of all processes.
+      hosts: the port to listen at, and how long to wait.
+      timeout: seconds within which every process has ended after one is lost.
       leave: see `leaving.leave`.
 
     Raises:
@@ -109,10 +109,10 @@ class Leader:
             raise
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Waits until all processes have come here, with the same values of everything.
+        """Waits until all processes have called this, with the same values.
 
         Raises:
-          SsdError: they differ, one cannot go on, or one is lost; all end with this message.
+          SsdError: values differ, or a process cannot go on or is lost; all end with this message.
         """
         told: dict[int, Mapping[str, str]] = {}
         while len(told) < len(self._hosts):
@@ -133,16 +133,16 @@ class Leader:
         self._send(encode(Go()))
 
     def settle(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
-        """Tells the others what is to be opened."""
+        """Tells the followers what to open."""
         self._send(encode(LeaderSettings(dict(config), list(ks))))
 
     def fail(self, error: BaseException) -> None:
-        """Ends the other processes: this one cannot go on."""
+        """Ends the other processes, since this one cannot go on."""
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
         self._stop(refusal(words_of(error), status))
 
     def close(self) -> None:
-        """Ends the other processes, which are not needed any more."""
+        """Ends the other processes, which are no longer needed."""
         with self._changing:
             if self._closed or self._failure is not None:
                 return
@@ -153,7 +153,7 @@ class Leader:
         compat.leave_job()
 
     def new_engine(self, mode: str, k: int, make: Callable[[], T]) -> tuple[int, T]:
-        """Number of an engine, and its roles, which all processes make; waits for all of them."""
+        """Has all processes make an engine's roles, and waits; returns its number and its roles."""
         with self._calling:
             number, self._engines = self._engines, self._engines + 1
             self._say(NewEngine, number, mode, k)
@@ -163,10 +163,10 @@ class Leader:
         return number, roles
 
     def call(self, make: Callable[[], T], kind: type[Call], *fields: Any) -> tuple[int, T]:
-        """Tells followers of a call and makes it. Those of several threads come one after the
-        other, here as there.
+        """Tells followers of a call and makes it. Calls of several threads follow one another, in
+        the same order on all hosts.
 
-        Returns: the call's number and what it returns.
+        Returns: the call's number and its result.
 
         Raises:
           DeviceError: a host or a program has failed.
@@ -175,7 +175,7 @@ class Leader:
             return self._say(kind, *fields), self._made(make)
 
     def read(self, call: int, read: Callable[[], Outcomes]) -> Outcomes:
-        """The outcomes of a call, when they are there; they are compared with the others'.
+        """Waits for the outcomes of a call; they are compared with those of the followers.
 
         Raises:
           DeviceError: a host or a program has failed.
@@ -194,7 +194,7 @@ class Leader:
         return self._calls
 
     def _made(self, make: Callable[[], T]) -> T:
-        """What a thread has made that may hang for ever where a host is lost."""
+        """The result of `make`, from a thread that may hang for ever if a host is lost."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         with self._changing:
             if self._failure is not None:
@@ -219,14 +219,14 @@ class Leader:
                 answer.put((None, error))
 
     def _named(self, error: DeviceError) -> DeviceError:
-        """The error that names the host that has caused it, if one is lost."""
+        """An error that names the lost host that caused it, if one is lost."""
         end = time.monotonic() + _NAMED
         while self._failure is None and time.monotonic() < end:
             time.sleep(_NAMED / 100)
         return error if self._failure is None else DeviceError(str(self._failure))
 
     def _listen(self, hosts: Hosts) -> None:
-        """Waits for all followers; whoever does not know the secret is sent away."""
+        """Waits for all followers; refuses connections without the secret."""
         address, token = Address.parse(self._job.address, "hosts"), secrets.token_hex(32)
         host = address.host
         with listen(host if address.loopback else "", hosts.stream) as server:
@@ -250,7 +250,7 @@ class Leader:
         return sorted({*range(1, self._job.count)} - {*self._hosts})
 
     def _accept(self, server: socket.socket, token: str) -> None:
-        """Hears all who connect at the same time, until the server is closed."""
+        """Hears all connections concurrently, until the server is closed."""
         room = threading.Semaphore(_STRANGERS)
         while server.fileno() >= 0:
             room.acquire()
@@ -258,14 +258,14 @@ class Leader:
                 connected, where = server.accept()
                 about = connected, where[0].removeprefix("::ffff:"), token, room
                 threading.Thread(target=self._greet, args=about, daemon=True).start()
-            except (OSError, RuntimeError):  # no file, no thread, or the end
+            except (OSError, RuntimeError):  # no file or thread to be had, or the end
                 room.release()
                 time.sleep(_PAUSE)
 
     def _greet(
         self, connected: socket.socket, where: str, token: str, room: threading.Semaphore
     ) -> None:
-        """Begins to hear a follower, and to beat for it while others come."""
+        """Starts to receive from a follower, and to send it beats while others come."""
         try:
             link = Frames(connected, _SILENT * self._timeout)
             greeting = decode(link.first(_STRANGER, most=_GREETING))
@@ -307,12 +307,12 @@ class Leader:
             self._lose(*lost)
 
     def _lose(self, index: int, why: str) -> None:
-        """Ends everything: no program can run without this host."""
+        """Ends all processes: no program can run without this host."""
         self._stop(SsdError(f"{self._name(index)} is lost: {why}"))
-        self._hosts[index].link.close()  # or who writes to it would wait for it
+        self._hosts[index].link.close()  # or a writer to it would wait
 
     def _stop(self, failure: SsdError) -> None:
-        """Has all processes end with one message, this one at the latest when it was patient."""
+        """Ends all processes with one message; this one at the latest when its patience ends."""
         with self._changing:
             if self._closed or self._failure is not None:
                 return
@@ -350,15 +350,15 @@ class Leader:
             self._lose(index, error.strerror or str(error))
 
     def _end(self) -> None:
-        """JAX would wait for processes that are gone."""
+        """Ends a failed job at exit, since JAX would wait for processes that are gone."""
         self.close()
         if self._failure is not None:
-            flush()  # `leave` cannot while Python ends; if nobody reads, `_stop` ends the process
+            flush()  # `leave` cannot while Python ends; if no one reads, `_stop` ends the process
             self._leave("", self._failure.exit_status)
 
 
 def lead(hosts: str, timeout: float) -> Leader:
-    """Waits for all processes, and for what must be the same on them.
+    """Waits for all processes, and compares what must be the same on them.
 
     Args:
       hosts, timeout: see `Config.hosts` and `Config.host_timeout`.

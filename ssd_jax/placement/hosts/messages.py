@@ -1,4 +1,4 @@
-"""What leader and followers say to each other, as msgpack: types say what a message may be."""
+"""Messages between leader and followers, as msgpack; types define what a message may be."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Role = Literal["target", "drafter"]
 class HostMessage(
     msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True
 ):
-    """Anything that is sent."""
+    """Base of all messages."""
 
 
 class Greeting(HostMessage, frozen=True):
-    """A follower's first: it knows the secret of the job, and is this process of it."""
+    """A follower's first message: the job's secret, and which process of the job it is."""
 
     version: Count
     token: str
@@ -34,46 +34,46 @@ class Greeting(HostMessage, frozen=True):
 
 
 class Facts(HostMessage, frozen=True):
-    """A follower's: what must be the same on all hosts, by name. It waits for a `Go`."""
+    """From a follower, which waits for a `Go`: what must be the same on all hosts, by name."""
 
     values: dict[str, str]
 
 
 class Go(HostMessage, frozen=True):
-    """The leader's: all hosts have told the same facts."""
+    """From the leader: all hosts have the same facts."""
 
 
 class LeaderSettings(HostMessage, frozen=True):
-    """The leader's: fields of its `Config`, and numbers of proposed tokens to prepare for."""
+    """From the leader: fields of its `Config`, and the values of K to prepare for."""
 
     config: dict[str, Any]
     ks: list[int]
 
 
 class Refuse(HostMessage, frozen=True):
-    """Why nobody goes on: a follower's goes to the leader, the leader's to all."""
+    """Why all processes end; a follower sends it to the leader, the leader to all."""
 
     why: str
     status: int = 1
 
 
 class End(HostMessage, frozen=True):
-    """The leader's: it needs nothing more."""
+    """From the leader: it needs nothing more."""
 
 
 class SeenOutcome(HostMessage, frozen=True):
-    """A follower's: what the outcome of a call was to it, as a checksum."""
+    """From a follower: the checksum of the outcome that it read of a call."""
 
     call: Number
     outcome: int
 
 
 class Call(HostMessage, frozen=True):
-    """The leader's: a call of an engine's role, which it makes itself at the same time.
+    """From the leader: a call of an engine's role, which the leader makes at the same time.
 
     Attributes:
       before: checksum of all calls before this one; a follower that has made others has erred.
-      engine: whose role it is.
+      engine: number of the engine.
     """
 
     before: int
@@ -88,7 +88,7 @@ class NewEngine(Call, frozen=True):
 
 
 class EndEngine(Call, frozen=True):
-    """Its roles are not needed any more."""
+    """The engine's roles are no longer needed."""
 
 
 class OpenSlot(Call, frozen=True):
@@ -107,7 +107,7 @@ class SetPages(Call, frozen=True):
 
 
 class PrefillChunk(Call, frozen=True):
-    """See `protocols.Target.prefill`, and `prefill_last` where it is the last, and
+    """See `protocols.Target.prefill`, `prefill_last` for the last chunk, and
     `protocols.Drafter.prefill`."""
 
     role: Role
@@ -128,7 +128,7 @@ class Forward(Call, frozen=True):
 
     Attributes:
       lengths: positions of the pending tokens.
-      pending: None stands for the bonus tokens of the `accept` before.
+      pending: None stands for the bonus tokens of the previous `accept`.
       proposed: L of each slot; None without a proposal.
       tokens: None stands for those of the drafter's proposal.
       accepts: whether the call goes on with `protocols.Target.accept`, of the drafter's proposal
@@ -157,16 +157,16 @@ _Calls = NewEngine | EndEngine | OpenSlot | SetPages | PrefillChunk | Propose | 
 _Messages = Greeting | Facts | Go | LeaderSettings | Refuse | End | SeenOutcome | _Calls
 _DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
-"""One message as bytes; arrays go as a `PackedArray`, integers and floats in 32 bits."""
+"""One message as bytes; arrays become a `PackedArray` of 32-bit integers or floats."""
 
 
 def decode(frame: bytes) -> Any:
-    """The message that `encode` made these bytes of.
+    """The message in bytes made by `encode`.
 
     Raises:
-      OSError: there is none.
+      OSError: the bytes are no message.
     """
     try:
         return _DECODER.decode(frame)
-    except Exception as error:  # msgspec raises some kinds; each means garbage
+    except Exception as error:  # msgspec raises several kinds; each means garbage
         raise OSError(f"it has sent no message: {error}") from None

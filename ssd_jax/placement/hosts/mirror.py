@@ -42,8 +42,8 @@ class MirroredDrafter(Drafter):
     """A draft on the target's devices; see `protocols.Drafter`.
 
     Args:
-      leader, engine: whose followers have such a drafter, too.
-      drafter: of this process.
+      leader, engine: the followers' engine of this number has such a drafter, too.
+      drafter: the drafter of this process.
     """
 
     def __init__(self, leader: Leader, engine: int, drafter: Drafter) -> None:
@@ -80,9 +80,9 @@ class MirroredTarget:
     """See `protocols.Target`.
 
     Args:
-      leader, engine: whose followers have such a target, too.
-      target: of this process.
-      own: the drafter's proposal, where followers have one of their own; None where they have not.
+      leader, engine: the followers' engine of this number has such a target, too.
+      target: the target of this process.
+      own: the drafter's proposal, if followers have their own; else None.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class MirroredTarget:
         self.slots, self.context, self.max_chunk = target.slots, target.context, target.max_chunk
         self._leader, self._engine, self._target, self._own = leader, engine, target, own
         self._bonus: Any = None
-        self._accepted: tuple[Any, MirroredPending] | None = None  # with the logits it is of
+        self._accepted: tuple[Any, MirroredPending] | None = None  # with its logits
 
     def close(self) -> None:
-        """Has followers give up the engine's roles, which nobody calls any more."""
+        """Has followers release the engine's roles, which are not called any more."""
         self._leader.call(lambda: None, EndEngine, self._engine)
 
     def open(self, opening: SlotOpening) -> None:
@@ -131,7 +131,7 @@ class MirroredTarget:
         if drafted is not None:
             proposed = drafted.lengths
             tokens = None if self._own else np.asarray(drafted.tokens)
-        accepts = tokens is None  # what is verified is known, and needs no message of its own
+        accepts = tokens is None  # what is verified is known, and needs no separate message
 
         def make() -> tuple[Any, Pending | None]:
             logits = self._target.forward(pending, lengths, drafted)

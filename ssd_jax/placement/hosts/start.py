@@ -14,48 +14,48 @@ from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.system.leaving import leave
 
 STREAM = "ssd_jax/stream"
-"""Name of the text that says where the leader listens, and the secret of the job."""
+"""Key of the text with the leader's address and the secret of the job."""
 _PAUSE = 0.2
 
 
 def named(index: int, count: int, name: str) -> str:
-    """A process in messages."""
+    """A process as messages call it."""
     return f"host {index} of {count} ({name})"
 
 
 def own_name() -> str:
-    """Of this process: where it runs, and its id there."""
+    """Name of this process: where it runs, and its process id."""
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
 def words_of(error: BaseException) -> str:
-    """What others are told of an error."""
+    """What other processes are told about an error."""
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted"
     return str(error) or type(error).__name__
 
 
 def refusal(why: str, status: int) -> SsdError:
-    """The error of a message that all hosts end with."""
+    """The error for a message that all hosts end with."""
     return InputError(why) if status == InputError.exit_status else SsdError(why)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A server at an address of this machine; without one at all of them, IPv6 and IPv4."""
+    """A server socket at an address of this machine; without `host` at all, IPv6 and IPv4."""
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, dualstack_ipv6=both)
 
 
 def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
-    """Joins the job; every process has to, and waits for the others.
+    """Joins the job; every process must call it, and waits for the others.
 
     Args:
       timeout: see `Leader`.
-      follows: whether it is no leader.
+      follows: whether this process is a follower.
 
     Raises:
-      InputError: it cannot be joined, or this process has another place in it.
+      InputError: the job cannot be joined, or this process has another place in it.
     """
     if hosts.address is None:
         where = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
@@ -63,7 +63,7 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
         where = f" with its coordinator at {hosts.address}"
         _check_place(hosts.index, follows)
         _wait_for(hosts) if follows else _require_free(hosts.address)
-    # JAX would end this process by an abort.
+    # Without this timer, JAX would abort the process.
     late = f"hosts: not all processes have come to the job{where} within {waited(hosts)}"
     limit = threading.Timer(hosts.joining, leave, (late, InputError.exit_status))
     limit.daemon = True
@@ -95,7 +95,7 @@ def _check_place(index: int, follows: bool) -> None:
 
 
 def _require_free(address: str) -> None:
-    """Refuses a port that others have, which JAX would end this process by."""
+    """Refuses a port that is in use, for which JAX would end this process."""
     _, port = Address.parse(address, "hosts")
     try:
         listen("", port).close()
@@ -107,7 +107,7 @@ def _require_free(address: str) -> None:
 
 
 def waited(hosts: Hosts) -> str:
-    """How long a process has waited for the others, and how to have it wait longer."""
+    """How long a process waits for the others, and how to make it wait longer."""
     return f"{hosts.joining} s; --hosts=...,joining=SECONDS waits longer"
 
 

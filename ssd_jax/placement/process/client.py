@@ -80,7 +80,7 @@ class RemoteDraft:
         self._openings: dict[int, SlotOpening] = {}
         self._grown: set[int] = set()  # slots with pages that the worker was not told of
         self._texts: dict[int, KnownText] = {}
-        self._taught: dict[int, Connection] = {}  # stream to the worker that knows the slot's text
+        self._taught: dict[int, Connection] = {}  # stream that a text's `known` refers to
         self._filled = FilledPages(hello.page_size)
         self._filled_by: Connection | None = None
         self._link: Connection | None = None  # that this round's records go to
@@ -237,7 +237,7 @@ class RemoteDraft:
     def branch_tokens(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `roles.BranchingDraft.branch_tokens`; without `until` it waits for its patience at most.
+        """See `roles.BranchingDraft.branch_tokens`; without `until` no longer than its patience.
 
         Returns: the same object as before if nothing has come since.
         """

@@ -32,7 +32,7 @@ from ssd_jax.roles.records import BranchTokens, no_branches
 HANG = 30.0
 """Seconds that an answer may take."""
 SILENCE = 1.5
-"""Seconds without a sign of life: a worker accepts streams even while it computes."""
+"""Seconds that a sign of life may take: a worker accepts streams even while it computes."""
 _STEP = 1.0  # seconds
 _RETRY, _LONGEST_RETRY = 0.2, 10.0  # seconds between attempts to connect
 _STEADY = 60.0  # seconds after which the end of a stream counts as chance
@@ -107,7 +107,7 @@ class Connection:
     ) -> None:
         self._hello, self._counters = hello, counters
         self._clock = _FarClock(shared=link.clock)
-        self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # with the answer that reported it
+        self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # with the answers
         self._worked_until = 0.0
         self._sent = self._received = 0  # bytes; each is changed by one thread only
         self._counted = 0
@@ -153,8 +153,8 @@ class Connection:
         """The answer to the last round after `forwards` forwards, or the complete one.
 
         Args:
-          timeout: seconds, after which it is whatever has come.
-          until: looked at in place of the time: once it is true, what was waited for is None.
+          timeout: seconds to wait, after which the latest answer is returned.
+          until: checked in place of the timeout; None is returned once it is true.
         """
 
         def enough() -> Told | None:
@@ -321,8 +321,7 @@ def connector(
     link: Link = Link(),  # noqa: B008 (immutable)
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Connection | None]:
-    """Makes a function that connects to `address()`; it returns None if there is no address, or one
-    that was tried just now.
+    """Returns a function that connects to `address()`, or gives None: there is none, or just tried.
 
     While streams keep breaking at the same address, the pause before the next one doubles.
     """

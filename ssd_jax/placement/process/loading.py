@@ -63,8 +63,8 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
       engines, copies: see `check_memory`.
 
     Raises:
-      InputError: the checkpoint cannot be used, the devices are not the requested ones, or memory
-        is too small.
+      InputError: the checkpoint cannot be used, the devices are not the requested ones, or there
+        is too little memory.
     """
     if settings.compile_cache is not None:
         keep_programs(open_store(settings.compile_cache))
@@ -122,7 +122,7 @@ class _Drafts:
             return made
 
     def extend(self, budgets: Sequence[int]) -> None:
-        """Adds the programs loaded late: of just-in-time drafts, and of these numbers of branches."""
+        """Adds programs that load late: just-in-time drafts, and these numbers of branches."""
         sys.setswitchinterval(_BESIDE)
         self._menu[0].base.complete()
         for branches in reversed(budgets):

@@ -33,7 +33,7 @@ def main() -> None:
 
 def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
     """Runs a worker; `start` starts its server, and returns the server and the report."""
-    if sys.platform == "linux":  # ends this process with the thread that started it, even if stopped
+    if sys.platform == "linux":  # the worker ends with the thread that started it, even if stopped
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     collect_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the process that started this one

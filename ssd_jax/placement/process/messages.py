@@ -1,9 +1,9 @@
 """The messages between an engine and its draft worker; docs/protocol.md says when each is sent.
 
-Types, constraints and the arrays' `Entries` say what a message may be; `codec.decode` checks all
-of it, against what both sides agreed on, the `Hello`. Whatever does not fit is a `ProtocolError`,
-never an index out of range. B, M, K, N, V and C are `Hello`'s slots, branches, k, support, tokens
-and context.
+Types, constraints and the arrays' `Entries` define what a message may be; `codec.decode` checks all
+of it against the `Hello` that both sides agreed on. Anything that does not fit is a
+`ProtocolError`, never an index out of range. B, M, K, N, V and C are `Hello`'s slots, branches, k,
+support, tokens and context.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_STOP_IDS
 
 MAX_WORK = 256
-"""Most spans of work that an answer tells of."""
+"""Most spans of work that an answer reports."""
 _MOST = 2**31
 _CLASSES = len(EDGES) + 1
 
 Count = Annotated[int, Meta(ge=0, lt=_MOST)]
 Number = Annotated[int, Meta(ge=0)]
-"""Of a message, each of a stream higher than the one before it."""
+"""Number of a message; each message of a stream has a higher one than the message before."""
 Text = Annotated[str, Meta(max_length=2**16)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e10)]
-"""On a monotonic clock, which shows no more than three hundred years."""
+"""Time on a monotonic clock, which never shows more than three hundred years."""
 
 
 class ProtocolError(Exception):
-    """What came over the stream is not what the protocol allows."""
+    """A received message is not allowed by the protocol."""
 
 
 class VersionError(ProtocolError):
-    """It is of another version of the protocol."""
+    """A message has another version of the protocol."""
 
 
 class PackedArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An array on its way: "i4" or "f4", little-endian, and its bytes."""
+    """An array in a message: its type, "i4" or "f4", little-endian, and its bytes."""
 
     dtype: str
     shape: Annotated[tuple[Count, ...], Meta(max_length=4)]
@@ -54,9 +54,9 @@ class Entries(NamedTuple):
     """What an array of a message must be.
 
     Attributes:
-      shape: its sizes; names that the `Hello` does not give are the same size all over a message.
-      low, high: its entries are `low` or more and less than `high`, a number or size.
-      dtype: "i4" or "f4"; of the latter no entry is looked at.
+      shape: sizes or their names; a name that is not in the `Hello` is one size within a message.
+      low, high: entries are at least `low` and less than `high`, a number or the name of a size.
+      dtype: "i4" or "f4"; entries of the latter are not checked.
     """
 
     shape: str
@@ -65,10 +65,10 @@ class Entries(NamedTuple):
     dtype: str = "i4"
 
     def read(self, name: str, packed: PackedArray, sizes: dict[str, int]) -> np.ndarray:
-        """The array; `sizes` gets those that are new.
+        """Reads the array; adds new sizes to `sizes`.
 
         Raises:
-          ProtocolError: it is another.
+          ProtocolError: the array is not as described.
         """
         given, names = packed.shape, self.shape.split()
         wanted = tuple(
@@ -93,21 +93,22 @@ class Entries(NamedTuple):
 class DraftMessage(
     msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True
 ):
-    """Anything that is sent."""
+    """Base of all messages."""
 
     def check(self, about: Hello) -> None:
-        """Raises: ProtocolError: it does not fit, though each part of it does."""
+        """Raises: ProtocolError: the parts fit, but not each other."""
 
 
 class Hello(DraftMessage, frozen=True):
-    """Opens a stream: what the engine takes the draft to be.
+    """Opens a stream, with what the engine expects of the draft.
 
     Attributes:
       model: fingerprint of the draft, see `OpenedModel`.
-      slots, context, tokens: B, most positions of a sequence, how many ids exist.
+      slots, context, tokens: B, most positions of a sequence, number of token ids.
       k, branches, support: K, M and N of the worker's programs.
-      rule: of the verification, "ratio" or "coupled".
-      page_size, pages: positions of a page, and how many pages slots share; 0 where each has one.
+      rule: rule of verification, "ratio" or "coupled".
+      page_size, pages: positions of a page, and number of pages that slots share; 0 where each slot
+        has one page.
     """
 
     model: Text
@@ -123,7 +124,7 @@ class Hello(DraftMessage, frozen=True):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By their names in `Entries`."""
+        """Sizes by their names in `Entries`."""
         return {
             "B": self.slots,
             "C": self.context,
@@ -137,14 +138,14 @@ class Hello(DraftMessage, frozen=True):
 
 
 class Wanted(DraftMessage, frozen=True):
-    """Comes before the `Hello` to a worker that was started by itself: what it is to load.
+    """What a worker that was started by itself is to load; comes before the `Hello`.
 
     Attributes:
-      hello: what will follow.
-      dtype: that the draft computes in.
-      drafting: fields of a `draft_programs.Drafting` that `hello` has not.
+      hello: the `Hello` that will follow.
+      dtype: the dtype that the draft computes in.
+      drafting: fields of a `draft_programs.Drafting` that are not in `hello`.
       draft_temperature: see `Config.draft_temperature`.
-      budgets: numbers of branches that there are to be programs for; the most is the `hello`'s.
+      budgets: numbers of branches to load programs for; the largest is that of `hello`.
       attention: see `Config.attention`.
     """
 
@@ -168,20 +169,20 @@ class Welcome(DraftMessage, frozen=True):
 
 
 class Refused(DraftMessage, frozen=True):
-    """The last message of a worker that gives a stream up, with the reason."""
+    """The last message of a worker that gives up a stream, with the reason."""
 
     reason: Text
 
 
 class Open(DraftMessage, frozen=True):
-    """A new request in a slot. `epoch` counts requests: what carries another than it is stale."""
+    """A new request in a slot. `epoch` counts requests; messages with another epoch are stale."""
 
     number: Number
     epoch: Annotated[int, Meta(ge=1, lt=_MOST)]
     opening: SlotOpening
 
     def check(self, about: Hello) -> None:
-        """See `DraftMessage.check`. The sampling parameters check themselves."""
+        """See `DraftMessage.check`. Sampling parameters check themselves."""
         opening = self.opening
         _within("slot", opening.slot, about.slots)
         for token in (*opening.banned, *(token for token, _ in opening.params.logit_bias)):
@@ -198,7 +199,7 @@ class Open(DraftMessage, frozen=True):
 
 
 class MorePages(DraftMessage, frozen=True):
-    """All pages of a slot that has more than when it was opened."""
+    """All pages of a slot that has got more since it was opened."""
 
     number: Number
     slot: Count
@@ -231,17 +232,17 @@ class Prefill(DraftMessage, frozen=True):
 class Round(DraftMessage, frozen=True):
     """New records of all slots that go on, and their expansion.
 
-    Where every slot is idle the records stay; where `forwards` is 0 they are not expanded.
+    If every slot is idle the records stay; if `forwards` is 0 they are not expanded.
 
     Attributes:
-      epochs: of the slots; 0 where it says nothing.
+      epochs: epochs of the slots; 0 for a slot that the message says nothing about.
       position, pending, committed, winner, tokens, limit: see `roles.Promotion`; `committed` are
         all tokens since the worker was last told, however many.
-      drafts: tokens to draft just in time.
+      drafts: number of tokens to draft just in time.
       sampled: whether the verification needs the q of tokens that the draft made.
-      lowered: D of Saguaro sampling for each token that is drafted.
+      lowered: D of Saguaro sampling for each drafted token.
       counts, skip, follow, forwards: see `roles.BranchingDraft.expand`.
-      due: seconds from its arrival during which nobody asks for branches that have tokens to come.
+      due: seconds from arrival during which no one asks for incomplete branches.
     """
 
     number: Number
@@ -279,13 +280,13 @@ class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class RoundAnswer(DraftMessage, frozen=True):
-    """To a round.
+    """Answers a round.
 
     Attributes:
-      number: of the round.
+      number: number of the round.
       work: what the worker has done since its last answer.
       received, sent: when the round came, and when this answer was made, on the worker's clock.
-      slots, epochs: of the rows that it tells of.
+      slots, epochs: of the rows that the answer covers.
     """
 
     number: Number
@@ -309,13 +310,12 @@ class RoundAnswer(DraftMessage, frozen=True):
 
 
 class Winner(RoundAnswer, frozen=True):
-    """Tokens of records that the draft made, and their q.
+    """Tokens of records that the draft made, with their q.
 
     Attributes:
-      lengths, tokens, confidence: as `roles.BranchTokens` has them of branches.
+      lengths, tokens, confidence: as in `roles.BranchTokens`, but of records.
       sampled: those of `slots` whose q was asked for.
-      support, q: see `speculation.proposal.Proposal`. They are checked row by row when they are
-        used.
+      support, q: see `speculation.proposal.Proposal`; checked row by row when used.
     """
 
     lengths: Annotated[np.ndarray, Entries("R", 0, "K+1")]
@@ -327,7 +327,7 @@ class Winner(RoundAnswer, frozen=True):
 
 
 class Speculations(RoundAnswer, frozen=True):
-    """What the branches say so far; see `roles.BranchTokens`. No more comes after `complete`."""
+    """The branches so far; see `roles.BranchTokens`. No more follow after `complete`."""
 
     complete: bool
     bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]

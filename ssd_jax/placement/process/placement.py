@@ -1,4 +1,4 @@
-"""The `process` placement: a supervised worker, and a draft in it for every engine that asks."""
+"""The `process` placement: a supervised worker, with a draft for every engine that asks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _GREETING = 30.0  # seconds for a worker to answer a new stream
 
 
 class Worker(Protocol):
-    """What starts a worker, or knows where one is; see `Supervisor`.
+    """Starts a worker, or knows where one is; see `Supervisor`.
 
     Attributes:
-      starts: of it, so far.
-      link: how it is reached.
+      starts: number of starts of the worker so far.
+      link: how the worker is reached.
     """
 
     starts: int
@@ -30,40 +30,40 @@ class Worker(Protocol):
 
     @property
     def address(self) -> str | None:
-        """Where it listens; None while there is none."""
+        """Where the worker listens; None while there is none."""
         ...
 
     def start(self) -> None:
-        """Has it load; returns at once."""
+        """Starts loading; returns at once."""
         ...
 
     def wait_ready(self) -> None:
-        """Waits until it serves. Raises: InputError: it cannot."""
+        """Waits until the worker serves. Raises: InputError: it cannot."""
         ...
 
     def check(self) -> None:
-        """Raises: InputError: it could not; waits for nothing."""
+        """Raises: InputError: the worker could not start. Does not wait."""
         ...
 
     @property
     def end(self) -> Callable[[str], None] | None:
-        """Ends the worker at an address, which hangs, and another takes its place; None where that
-        is not possible."""
+        """A function that ends the hanging worker at an address, which another then replaces;
+        None where that is not possible."""
         ...
 
     def close(self) -> None:
-        """It is no longer wanted."""
+        """The worker is no longer needed."""
         ...
 
 
 class DraftWorker:
-    """A worker and the drafts that engines have there; a round waits `patience` seconds.
+    """A worker, and the drafts that engines have there.
 
     Args:
-      settings: of the worker.
-      patience: see above.
-      command: what starts it.
-      elsewhere: a worker that was started by somebody else.
+      settings: settings of the worker.
+      patience: seconds that a round waits.
+      command: the command that starts the worker.
+      elsewhere: a worker that was started by someone else.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class DraftWorker:
         self.supervisor.check()
 
     def draft(self, patience: float | None = None) -> RemoteDraft:
-        """A draft with empty slots, over a stream of its own.
+        """A draft with empty slots, over its own stream.
 
-        A worker that does not answer now, because it is just being started again, may do so later.
+        A worker that does not answer now because it is being restarted may answer later.
 
         Args:
-          patience: seconds to wait for its answers; None is what the worker was made with.
+          patience: seconds to wait for answers; None is the `patience` of this object.
 
         Raises:
           InputError: the worker refuses.
         """
         hello, token, counters = self._settings.hello, self._settings.token, Counter()
-        supervisor = self.supervisor  # which so lives as long as this draft
+        supervisor = self.supervisor  # keeps it alive as long as this draft
 
         def address() -> str | None:
             return supervisor.address
@@ -125,12 +125,12 @@ class DraftWorker:
         return draft
 
     def end_last(self) -> None:
-        """Ends the draft that was made last; its figures are forgotten."""
+        """Ends the draft made last; its figures are dropped."""
         self.drafts.pop().close()
 
     @property
     def counters(self) -> Counter[str]:
-        """What happened to all drafts, see `RemoteDraft`, and "starts" of the process."""
+        """Counters of all drafts, see `RemoteDraft`, and "starts" of the process."""
         return sum(
             (draft.counters for draft in self.drafts), Counter(starts=self.supervisor.starts)
         )

@@ -1,4 +1,4 @@
-"""Proposals that the engine of a draft elsewhere holds on the host."""
+"""Proposals that an engine holds on the host, for a draft that is elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ssd_jax.kernels.rows import LONG
 from ssd_jax.placement.process.messages import Winner
 from ssd_jax.sampling.proposal import Proposal
 
-_HALF_ULP = 2.0**-24  # the most that a float32 operation is off, as a share of its result
+_HALF_ULP = 2.0**-24  # largest relative error of a float32 operation
 
 
 class HostProposals:
@@ -16,11 +16,11 @@ class HostProposals:
 
     Args:
       slots, k, support: B, K and N.
-      ids: how many token ids exist.
+      ids: number of token ids.
 
     Attributes:
-      tokens: [B, K] int32, replaced and never written to.
-      lengths: [B] int32, likewise.
+      tokens: [B, K] int32; replaced, never written to.
+      lengths: [B] int32; likewise.
     """
 
     def __init__(self, slots: int, k: int, support: int, ids: int) -> None:
@@ -42,10 +42,10 @@ class HostProposals:
         return self._probs
 
     def put_q(self, slots: np.ndarray, winner: Winner) -> int:
-        """Takes the q of these slots' tokens; returns in how many rows it is malformed.
+        """Takes the q of these slots' tokens; returns the number of rows in which it is malformed.
 
-        From the first token on whose q is, a row's tokens are point masses. Those before it keep
-        theirs: which rule verifies a token may not depend on what was drawn after it.
+        From the first token with a malformed q on, a row's tokens are point masses. Tokens before
+        it keep their q: the rule that verifies a token may not depend on later draws.
         """
         rows, places = _where(slots, winner.slots), _where(slots, winner.sampled)
         told = (rows >= 0) & (places >= 0)
@@ -64,7 +64,7 @@ class HostProposals:
         return len(slots) - int(right.all(axis=1).sum())
 
     def now(self) -> Proposal:
-        """What is known now, in arrays that nothing but `put_q` writes to."""
+        """The proposal as known now, in arrays that only `put_q` writes to."""
         return Proposal(self.tokens, self.lengths, *self._known())
 
     def _used(self, lengths: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ class HostProposals:
         drawn = np.where(support == tokens[..., None], q, 0)
         ordered = np.sort(np.where(used, support, -1 - np.arange(support.shape[-1])), axis=-1)
         # Weights were divided by their float32 sum: n - 1 additions and a division, and two more
-        # where that is a product with a reciprocal. Longer rows are summed in parts.
+        # operations if that is a product with a reciprocal. Longer rows are summed in parts.
         off = (np.minimum((q > 0).sum(axis=-1), LONG) + 2) * _HALF_ULP
         return (
             (np.isfinite(q) & (q >= 0) & (used | (q == 0)) & (support < self._ids)).all(axis=-1)
@@ -87,6 +87,6 @@ class HostProposals:
 
 
 def _where(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """The place of each wanted slot among others; -1 where it is not there, or twice."""
+    """The index of each wanted slot among others; -1 if it is missing or occurs twice."""
     same = wanted[:, None] == among
     return np.where(same.sum(axis=1) == 1, same @ np.arange(len(among)), -1)

@@ -1,4 +1,4 @@
-"""What a worker says of those that it refuses."""
+"""What a worker logs about those that it refuses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class Refusals:
-    """Says once of each kind who is refused: no flood of strangers fills the log."""
+    """Logs each kind of refusal once, so that a flood of strangers does not fill the log."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def say(self, kind: str, why: object) -> None:
-        """Logs a warning, for the first of a kind."""
+        """Logs a warning for the first refusal of a kind."""
         level = logging.DEBUG if kind in self._said else logging.WARNING
         self._said.add(kind)
         _LOG.log(level, "a stream is refused (others like it are not mentioned): %s", why)

@@ -1,4 +1,4 @@
-"""The worker's end of the streams; one session, with slots of its own, for each."""
+"""The worker's end of the streams; each has one session, with its own slots."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
 GREETING = 10.0
 """Seconds until a stream without a `Hello` is ended."""
-_LEAVING = 2.0  # seconds that a stream waits for one that is just being left
-_TRACEBACK = 4000  # characters of it that an engine is sent
+_LEAVING = 2.0  # seconds that a stream waits for one that is just ending
+_TRACEBACK = 4000  # characters of a traceback that an engine is sent
 _LOG = logging.getLogger(__name__)
 
 MakeSession = Callable[[Callable[[], bool]], DraftSession]
-"""A new session, from a function that says whether another round waits."""
+"""Makes a session, given a function that returns whether another round waits."""
 
 
 Load = Callable[[Wanted], MakeSession]
-"""Loads what an engine wants; an `SsdError` is told to it."""
+"""Loads what an engine wants; an `SsdError` is reported to the engine."""
 
 
 def serve(
@@ -47,16 +47,16 @@ def serve(
     streams: int = STREAMS,
     greeting: float = GREETING,
 ) -> LocalServer:
-    """Starts a server of sessions, for this host, of a worker that is as `about` says.
+    """Starts a server of sessions for this host, with a worker as `about` describes it.
 
     Args:
-      token: secret that who opens a stream must know.
+      token: secret that opening a stream requires.
     """
     refusals = Refusals()
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(about, refusals)
-        inbox.admitted.set()  # it is this host's
+        inbox.admitted.set()  # it is on this host
         inbox.start(requests)
         return _answers(session(inbox.called), inbox, greeting)
 
@@ -67,11 +67,11 @@ def serve(
 def wanted_sessions(
     load: Load, size: int, refusals: Refusals, streams: int, greeting: float
 ) -> Answers:
-    """Serves streams of sessions that are as each engine wants them.
+    """Serves streams, each with the session that its engine wants.
 
     Args:
       size: most bytes of a message.
-      refusals: says who is refused.
+      refusals: logs who is refused.
       streams, greeting: see `STREAMS` and `GREETING`.
     """
 
@@ -87,7 +87,7 @@ _NOTHING = Hello("", slots=0, context=0, tokens=0, k=0, branches=0, support=0, r
 
 
 def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
-    """Serves so many streams at a time, and refuses others in words."""
+    """Serves `streams` streams at a time, and refuses others with a message."""
     free = threading.BoundedSemaphore(streams)
 
     def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -105,7 +105,7 @@ def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
 
 
 class _SilentError(ProtocolError):
-    """No first message."""
+    """The first message did not come."""
 
 
 class _Inbox:
@@ -113,14 +113,14 @@ class _Inbox:
 
     def __init__(self, about: Hello, refusals: Refusals) -> None:
         self.about, self.refusals = about, refusals
-        """What messages must fit, and who says of those that do not."""
+        """What messages must fit, and the log of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
         self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
         self.admitted = threading.Event()
-        """Set when more than one message may be read: who is not known leaves no heap of them."""
+        """Set once more than one message may be read: from strangers, messages do not pile up."""
 
     def start(self, requests: Iterator[bytes]) -> None:
-        """Reads a stream in a thread of its own."""
+        """Reads a stream in a separate thread."""
         threading.Thread(target=self.fill, args=(requests,), daemon=True).start()
 
     def fill(self, requests: Iterator[bytes]) -> None:
@@ -133,7 +133,7 @@ class _Inbox:
                 self.admitted.wait()
         except ProtocolError as error:
             self._items.put(error)
-        except Exception as error:  # the other side is gone; gRPC says so in many ways
+        except Exception as error:  # the other side is gone, which gRPC reports in many ways
             _LOG.debug("a stream ended: %r", error)
             if not self.admitted.is_set():
                 why = "it broke off before its first message, or that is larger than any of use"
@@ -145,10 +145,10 @@ class _Inbox:
         return self._read > self._handled
 
     def messages(self, greeting: float) -> Iterator[DraftMessage]:
-        """All of them; waits `greeting` seconds for the first.
+        """All messages; waits `greeting` seconds for the first.
 
         Raises:
-          ProtocolError: one that is none, or none at all in time.
+          ProtocolError: a message is malformed, or none comes in time.
         """
         limit: float | None = greeting
         while True:
@@ -166,7 +166,7 @@ class _Inbox:
 
 
 def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
-    """Answers one stream; what breaks the protocol ends this stream and no other."""
+    """Answers one stream; a breach of the protocol ends this stream only."""
     try:
         for message in inbox.messages(greeting):
             for answer in session.handle(message):
@@ -183,7 +183,7 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
 
 
 def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[bytes]:
-    """Answers one stream, from what its engine wants on."""
+    """Answers one stream, beginning with what its engine wants."""
     session = None
     try:
         wanted = next(inbox.messages(greeting), None)
@@ -196,7 +196,7 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
                 f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
                 "lower --slots, --context or --budget"
             )
-        make = load(wanted)  # which keeps what was loaded as long as it is here
+        make = load(wanted)  # keeps what was loaded as long as it is referenced
         session = make(inbox.called)
         inbox.about = wanted.hello
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""The worker's side of one stream: executes messages in order on a draft of its own."""
+"""The worker's side of one stream: executes messages in order on its own draft."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 
 
 class GrowingDraft(BranchingDraft, Protocol):
-    """A draft whose expansion can be run one forward at a time."""
+    """A draft whose expansion can run one forward at a time."""
 
     def grow(self, lowered: np.ndarray) -> None:
-        """One forward more of all branches; see `protocols.BranchingDraft.expand`."""
+        """Runs one more forward of all branches; see `protocols.BranchingDraft.expand`."""
         ...
 
     def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """Waits for the branches as they are now."""
+        """Waits for the branches as dispatched so far."""
         ...
 
     def finish(self) -> None:
-        """Waits for all that was dispatched."""
+        """Waits for everything that was dispatched."""
         ...
 
 
@@ -47,14 +47,14 @@ class DraftSession:
     """One stream's slots, records and branches.
 
     Args:
-      about: what the worker is; a `Hello` must say the same.
-      draft: makes the draft, when a `Hello` was right.
-      called: whether another round waits: an expansion is then not grown any further.
+      about: what the worker is; a `Hello` must be equal.
+      draft: makes the draft, once a `Hello` was right.
+      called: whether another round waits; an expansion is then not grown any further.
       clock: seconds, monotonic and the same for all processes of a host.
 
     Attributes:
-      counters: "rounds" with an expansion, "forwards" of expansions, expansions that the next round
-        "cut" short, and "stale": messages and rows that came too late or twice.
+      counters: "rounds" with an expansion, "forwards" of expansions, expansions "cut" short by the
+        next round, and "stale": messages and rows that came too late or twice.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class DraftSession:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._about, self._new, self._called, self._clock = about, draft, called, clock
-        self._since = 0.0  # when the work began that is not told of yet
-        self._work: deque[Work] = deque(maxlen=MAX_WORK)  # the oldest is forgotten
+        self._since = 0.0  # when the work began that is not reported yet
+        self._work: deque[Work] = deque(maxlen=MAX_WORK)  # drops the oldest
         self._draft: GrowingDraft | None = None
         self._epochs = np.zeros(about.slots, np.int32)  # of the slots' requests, from 1
         self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
@@ -76,10 +76,10 @@ class DraftSession:
         self._received = 0.0  # when the last round came
 
     def handle(self, message: DraftMessage) -> Iterator[DraftMessage]:
-        """Executes a message that fits; yields the answers as they are known.
+        """Executes a valid message; yields the answers as they become known.
 
         Raises:
-          ProtocolError: it does not fit what was said before.
+          ProtocolError: the message does not fit earlier ones.
         """
         if isinstance(message, Hello):
             yield self._greet(message)
@@ -120,7 +120,7 @@ class DraftSession:
         self._epochs[slot], self._known[slot] = message.epoch, 0
 
     def _is_current(self, message: MorePages | Prefill) -> bool:
-        """Whether it is about the request that the slot has."""
+        """Whether a message is about the slot's current request."""
         current = 0 < message.epoch == self._epochs[message.slot]
         self.counters["stale"] += not current
         return current
@@ -134,7 +134,7 @@ class DraftSession:
         self._begin()
         draft.prefill(slot, message.tokens.tolist(), offset)
         self._known[slot] = offset + message.tokens.size
-        draft.finish()  # so that its time is not another's
+        draft.finish()  # so that its time is not counted for other work
         self._end("prefill")
 
     def _round(self, draft: GrowingDraft, message: Round) -> Iterator[DraftMessage]:
@@ -147,7 +147,7 @@ class DraftSession:
             yield from self._promote(draft, message, promoted)
         if not message.forwards:
             return
-        if not forked.any():  # an engine waits for an answer to every round that asks for branches
+        if not forked.any():  # every round that asks for branches gets an answer
             about = self._about
             none = no_branches(about.slots, about.branches, about.k)
             yield self._speculations(message, forked, none, complete=True)
@@ -183,7 +183,7 @@ class DraftSession:
         wanted = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
         if not wanted.any():
             return
-        tokens, lengths, support, q = map(np.asarray, draft.proposal())  # waits for them
+        tokens, lengths, support, q = map(np.asarray, draft.proposal())  # waits for the arrays
         confidence = draft.confidence()
         self._end("draft" if drafts.any() else "promote")
         slots, of_q = np.flatnonzero(wanted), np.flatnonzero(wanted & sampled)
@@ -217,9 +217,8 @@ class DraftSession:
             if not complete and self._called():
                 self.counters["cut"] += 1
                 complete = True
-            # A forward begins before what is known is sent, so that the draft hardly idles, but not
-            # before the one before it has ended: nobody is to wait for two when the next round is
-            # there.
+            # The next forward begins before the branches are sent, so that the draft hardly idles,
+            # but only after the previous one has ended: the next round must not wait for two.
             if not complete:
                 draft.grow(message.lowered)
             if complete or self._is_due(message):
@@ -231,7 +230,7 @@ class DraftSession:
 
     def _is_due(self, message: Round) -> bool:
         """Whether the branches may be asked for before the next forward ends."""
-        last = self._work[-1]  # which has just ended
+        last = self._work[-1]  # it has just ended
         return last.end + (last.end - last.begin) >= self._received + message.due
 
     def _speculations(
@@ -254,11 +253,11 @@ class DraftSession:
         )
 
     def _begin(self) -> None:
-        """Work begins after a pause."""
+        """Records that work begins after a pause."""
         self._since = self._clock()
 
     def _end(self, what: str) -> None:
-        """What was dispatched so far is there; what follows it on the device begins now."""
+        """Records that the work dispatched so far has ended; the next begins on the device now."""
         now = self._clock()
         self._work.append(Work(what, self._since, now))
         self._since = now

@@ -1,4 +1,4 @@
-"""A stream between an engine and its worker, whatever carries it."""
+"""A stream between an engine and its worker, over any transport."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Protocol
 
 from ssd_jax.placement.process.messages import Hello
 
-_OTHERS = 2**16  # bytes of whatever is no array: an opening with its stop strings
+_OTHERS = 2**16  # bytes of everything except arrays: an opening with its stop strings
 
 
 class StreamError(Exception):
-    """A stream has ended, by no word of the worker's.
+    """A stream has ended without a message from the worker.
 
     Args:
-      why: it has.
-      refused: the worker does not let this engine in.
+      why: why it has ended.
+      refused: whether the worker refuses this engine.
     """
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
@@ -24,24 +24,24 @@ class StreamError(Exception):
 
 
 class Stream(Protocol):
-    """An engine's end.
+    """An engine's end of a stream.
 
     Attributes:
-      heard: the worker has let it in.
+      heard: whether the worker has let it in.
     """
 
     heard: bool
 
     def send(self, data: bytes) -> None:
-        """Sends a message; nothing is raised, since `answers` says why nothing arrives."""
+        """Sends a message; raises nothing, since `answers` reports why nothing arrives."""
         ...
 
     def flush(self, timeout: float) -> bool:
-        """Waits so many seconds until all that was sent has left; returns whether it has."""
+        """Waits up to `timeout` seconds until all messages have left; returns whether they have."""
         ...
 
     def answers(self) -> Iterator[bytes]:
-        """Messages of the worker, until it ends the stream.
+        """Messages from the worker, until it ends the stream.
 
         Raises:
           StreamError: the stream broke.
@@ -58,11 +58,11 @@ OpenStream = Callable[[str, str, int], Stream]
 
 
 Answers = Callable[[Iterator[bytes]], Iterator[bytes]]
-"""A stream at a worker: answers, from what an engine says."""
+"""Serves a stream at a worker: answers, given the messages of an engine."""
 
 
 def message_size(about: Hello) -> int:
-    """Bytes that no message with a use has more of."""
+    """Most bytes of any useful message."""
     rows = about.slots * (about.context + 4 * (about.k + 4))
     branches = about.slots * about.branches * (2 * about.k + 2)
     q = 2 * about.slots * about.k * (about.support + 1)

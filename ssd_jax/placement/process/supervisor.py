@@ -1,4 +1,4 @@
-"""Starts a draft worker, watches it, starts it again when it dies, and leaves none behind."""
+"""Starts a draft worker, watches it, restarts it when it dies, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from ssd_jax.placement.visible import PROCESSOR, Devices
 from ssd_jax.system.forks import owned
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
-"""Imports nothing from the directory that the user is in."""
+"""Command of a worker, which imports nothing from the current directory."""
 STARTUP = 1800.0
 """Seconds that a worker may take to load and compile."""
 _LOG = logging.getLogger(__name__)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds before a worker that died is started again
-_STEADY = 2.0  # seconds that a worker is ready before its death is taken for chance
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds before a dead worker is restarted
+_STEADY = 2.0  # seconds of being ready after which a worker's death counts as chance
 _LAST_LINES = 20
 _LONGEST_LINE = 2**16  # bytes
 _REMINDER = 60.0  # seconds between warnings while a worker starts
-_ROOT = str(Path(__file__).parents[3])  # where this package is
+_ROOT = str(Path(__file__).parents[3])  # the directory of this package
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes:
-    token: secret that who opens a stream must know.
-    hello: what the worker must be; also see `config.Config` for the others.
-    target: source of the target, where the draft takes tensors from it; None where it needs none.
-    drafting: fields of a `draft_programs.Drafting`, which is imported when the cores are set, that
-      `hello` has not.
-    cores: to run on; None is wherever the system likes.
-    devices: that JAX is to start with, see `visible.Devices`; None is what it has.
+    token: secret that opening a stream requires.
+    hello: what the worker must be; see also `config.Config` for the others.
+    target: source of the target, if the draft takes tensors from it; else None.
+    drafting: fields of a `draft_programs.Drafting` that are not in `hello`; that class is imported
+      once the cores are set.
+    cores: cores to run on; None leaves the choice to the system.
+    devices: devices that JAX is to start with, see `visible.Devices`; None is its default.
     attention: see `Config.attention`.
-    budgets: numbers of branches that there are programs for; the most is the `hello`'s.
-    urgent: an engine waits: what expands records into the most branches is loaded first, programs
-      of fewer and of just-in-time drafts when the worker is ready.
+    budgets: numbers of branches to load programs for; the largest is that of `hello`.
+    urgent: whether an engine waits: the programs for the most branches are then loaded first, those
+      for fewer and for just-in-time drafts once the worker is ready.
     """
 
     token: str
@@ -69,7 +69,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, omit_defaults=True):
-    """A worker's first line: its address and the devices that it sees when it is ready, or what
+    """A worker's first line: once it is ready, its address and the devices that it sees; else what
     went wrong."""
 
     address: str = ""
@@ -79,14 +79,14 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
 
 @dataclasses.dataclass
 class _State:
-    """What supervisor and watching thread share.
+    """State that the supervisor and its watching thread share.
 
     Attributes:
       changed: guards all others.
-      address: of the worker, while it is ready.
-      devices: that the last one saw which was ready.
-      failure: why the first one did not start.
-      starts: workers that have become ready.
+      address: address of the worker, while it is ready.
+      devices: devices that the last ready worker saw.
+      failure: why the first worker did not start.
+      starts: number of workers that have become ready.
     """
 
     changed: threading.Condition = dataclasses.field(default_factory=threading.Condition)
@@ -99,10 +99,10 @@ class _State:
 
 
 class _End(NamedTuple):
-    """Of a worker.
+    """The end of a worker.
 
     Attributes:
-      final: another would end the same way.
+      final: whether another would end the same way.
       served: seconds that it was ready.
     """
 
@@ -112,11 +112,11 @@ class _End(NamedTuple):
 
 
 class Supervisor:
-    """A worker process, from `start` to `close`, the end of this process, or its own garbage.
+    """A worker process, from `start` to `close`, the end of this process or garbage collection.
 
     Args:
-      settings: of the worker.
-      command: what to run.
+      settings: settings of the worker.
+      command: the command to run.
       startup: see `STARTUP`; a worker that has reported nothing by then is given up.
     """
 
@@ -134,7 +134,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the worker; returns at once."""
-        # The thread outlives the worker: Linux ends the worker with the thread that started it.
+        # The thread must outlive the worker, which Linux ends with the thread that started it.
         threading.Thread(
             target=_watch,
             args=(self._state, self._settings, self._command, self._startup),
@@ -146,7 +146,7 @@ class Supervisor:
         """Waits until the worker is ready.
 
         Raises:
-          InputError: it cannot start, with its own words.
+          InputError: it cannot start; the message is the worker's.
         """
         state, began = self._state, time.monotonic()
 
@@ -161,12 +161,12 @@ class Supervisor:
         self.check()
 
     def check(self) -> None:
-        """Raises: InputError: the worker could not start, in its own words; waits for nothing."""
+        """Raises: InputError: the worker could not start, in its words. Does not wait."""
         if self._state.failure is not None:
             raise InputError(f"the draft worker cannot start: {self._state.failure}")
 
     def end(self, address: str) -> None:
-        """Ends the worker that listens there, which hangs; another is started."""
+        """Ends the hanging worker that listens at an address; another is started."""
         state = self._state
         with state.changed:
             if state.address == address and state.process is not None:
@@ -180,7 +180,7 @@ class Supervisor:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices that the worker sees, by its own words, such as gpu:1."""
+        """Devices that the worker reports to see, such as gpu:1."""
         return self._state.devices
 
     @property
@@ -191,7 +191,7 @@ class Supervisor:
 
     @property
     def starts(self) -> int:
-        """Workers that have become ready so far."""
+        """Number of workers that have become ready so far."""
         return self._state.starts
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ def _end(state: _State) -> None:
         process = state.process
         state.changed.notify_all()
     if process is not None:
-        process.kill()  # it has nothing to save; a stopped one would hear nothing gentler
+        process.kill()  # it has nothing to save, and a stopped one would not react to less
         process.wait()
 
 
@@ -215,7 +215,7 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], star
     while True:
         try:
             end = _run(state, settings, command, startup)
-        except Exception as error:  # such as no thread to be had: it counts as the worker's end
+        except Exception as error:  # such as no thread available: counts as the worker's end
             end = _End(f"{type(error).__name__}: {error}", final=True)
             if state.process is not None:
                 state.process.kill()
@@ -242,9 +242,9 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], star
 
 def _environment(devices: Devices | None) -> dict[str, str]:
     environment = {**os.environ}
-    if devices is not None and devices.platform == "cpu":  # beside whatever the target runs on
+    if devices is not None and devices.platform == "cpu":  # whatever the target runs on
         environment["JAX_PLATFORMS"] = "cpu"
-    if _ROOT not in sysconfig.get_paths().values():  # where it is found in any case
+    if _ROOT not in sysconfig.get_paths().values():  # found in any case
         paths = [_ROOT, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
@@ -263,7 +263,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=_environment(settings.devices),
-                start_new_session=True,  # an interrupt from the terminal is for this process
+                start_new_session=True,  # an interrupt from the terminal is meant for this process
             )
         except OSError as error:
             return _End(f"{command[0]}: {error.strerror}", final=True)
@@ -277,7 +277,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     limit.daemon = True
     limit.start()
     told = WorkerReport()
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # it has already ended
         process.stdin.write(msgspec.json.encode(settings) + b"\n")
         process.stdin.flush()
         told = _report(process.stdout, last)
@@ -307,7 +307,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
 
 
 def _report(output: IO[bytes], last: deque[str]) -> WorkerReport:
-    """What a worker reports, nothing if it ends without; lines of others before it go to `last`."""
+    """The worker's report, empty if it ends without one; lines before the report go to `last`."""
     while line := output.readline(_LONGEST_LINE):
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             told = msgspec.json.decode(line, type=WorkerReport)

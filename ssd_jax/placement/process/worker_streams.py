@@ -1,4 +1,4 @@
-"""The streams to a worker, one at a time: a new one where the last has ended, none to be used while
+"""The streams to a worker, one at a time: a new one after the last has ended, none to be used while
 an answer is overdue, and an end to a worker that hangs."""
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class WorkerStreams:
-    """To one worker after another, wherever it is.
+    """Streams to one worker after another, wherever it is.
 
     Args:
-      connect: gives a new connection, None where there is no worker now.
-      counters: what happened: "late", "stale", "dead", "hung", "connections", and what a
-        `Connection` counts.
-      address: of the worker that there is now, None for none.
-      end: ends the worker at an address, which hangs; None where that is not this one's to do.
+      connect: returns a new connection; None if there is no worker now.
+      counters: counts of events: "late", "stale", "dead", "hung", "connections", and those of a
+        `Connection`.
+      address: returns the address of the current worker; None if there is none.
+      end: ends the hanging worker at an address; None if this object may not end it.
 
     Attributes:
-      current: the stream that there is, or the last one; None where there never was a worker.
-      overdue: whether an answer that was waited for did not come.
+      current: the current stream, or the last one; None if there never was a worker.
+      overdue: whether an awaited answer did not come.
       absence: why there is no answer, if there is none.
-      limit: when a worker is taken to hang, for an answer that is owed.
+      limit: how long an answer may be owed before the worker counts as hanging.
       silence: the same for a sign of life.
       close: ends the current stream.
     """
@@ -64,7 +64,7 @@ class WorkerStreams:
                 self._before = self.current
             self.current = self.connect()
             if self.current is not None:
-                # Also where nobody calls `close`: the thread that receives keeps the stream alive.
+                # Needed even if no one calls `close`: the receiving thread keeps the stream alive.
                 self.close = end = weakref.finalize(self, owned(self.current.close))
                 end.atexit = False
             self.overdue = False
@@ -83,7 +83,7 @@ class WorkerStreams:
         return None
 
     def wait_ready(self, timeout: float) -> bool:
-        """Waits for a worker that agrees to the `Hello`, started again meanwhile or not."""
+        """Waits for a worker that agrees to the `Hello`, even if it restarts meanwhile."""
         end = time.monotonic() + timeout
         while time.monotonic() < end and not self.refused:
             if self.usable() is not None:
@@ -101,32 +101,32 @@ class WorkerStreams:
 
     @property
     def trouble(self) -> str:
-        """Why the last stream that has ended did."""
+        """Why the last ended stream has ended."""
         return (self.current and self.current.trouble) or self._trouble
 
     def new_round(self) -> None:
-        """From here on, an answer that does not come is counted again."""
+        """Begins a round, in which a missing answer is counted again."""
         self._counted = False
 
     def give_up(self, link: Connection) -> None:
-        """An answer by this stream was waited for and did not come."""
+        """Records that an awaited answer on this stream did not come."""
         self.absence = "late" if link.alive else "dead"
         self.overdue = link.alive
 
     def count_absence(self) -> None:
-        """Counts why a round has no answer: once, though it was waited for twice."""
+        """Counts why a round has no answer: once, even if the round waited twice."""
         if not self._counted:
             self.counters[self.absence] += 1
         self._counted = True
 
     def _end_if_it_hangs(self, link: Connection | None) -> None:
-        """What a worker owes, it owes over any number of streams.
+        """Ends a worker that has owed something for too long, over any number of streams.
 
         Args:
-          link: the last one to it.
+          link: the last stream to it.
         """
         where = self._address()
-        if where is None or (link is not None and link.refused):  # none there, or one that answers
+        if where is None or (link is not None and link.refused):  # no worker, or one that answers
             self.limit.settled()
             self.silence.settled()
             return
@@ -147,7 +147,7 @@ class WorkerStreams:
                 link.close()
 
     def _tell_end(self, link: Connection) -> None:
-        """Says once why streams end: others that end for the same reason follow at once."""
+        """Logs once why streams end: more that end for the same reason follow at once."""
         self._trouble = link.trouble or self._trouble
         again = self._logged == self._trouble and not link.ready
         level = logging.DEBUG if again else logging.WARNING

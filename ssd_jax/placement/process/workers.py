@@ -16,8 +16,8 @@ class DraftWorkers:
     """See `DraftWorker`.
 
     Args:
-      workers: by groups, as many as the layout has.
-      slots: B, of all groups together.
+      workers: ordered by groups, as many as the layout has.
+      slots: B, over all groups.
     """
 
     def __init__(self, workers: Sequence[DraftWorker], layout: Layout, slots: int) -> None:
@@ -25,17 +25,17 @@ class DraftWorkers:
         self._layout, self._slots = layout, slots
 
     def start(self) -> None:
-        """Has all load; returns at once."""
+        """Starts loading in all; returns at once."""
         for worker in self.workers:
             worker.start()
 
     def wait_ready(self) -> None:
-        """Waits until all serve. Raises: InputError: one cannot."""
+        """Waits until all workers serve. Raises: InputError: one cannot."""
         for worker in self.workers:
             worker.wait_ready()
 
     def check(self) -> None:
-        """Raises: InputError: one could not start; waits for nothing."""
+        """Raises: InputError: a worker could not start. Does not wait."""
         for worker in self.workers:
             worker.check()
 
@@ -68,6 +68,6 @@ class DraftWorkers:
         return sum((worker.counters for worker in self.workers), Counter())
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all workers."""
         for worker in self.workers:
             worker.close()

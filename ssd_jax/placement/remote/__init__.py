@@ -1,1 +1,1 @@
-"""The draft on another host: a worker that is started by itself, and the engine's end of it."""
+"""The draft on another host: a worker that is started separately, and the engine's end."""

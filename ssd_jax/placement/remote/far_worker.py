@@ -1,4 +1,4 @@
-"""The engine's end of a worker on another host, which somebody else has started."""
+"""The engine's end of a worker on another host, started by someone else."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ssd_jax.placement.remote.security import Files
 from ssd_jax.placement.remote.transport import FarStream
 
 ANSWER = 10.0
-"""Seconds for a sign of life of a worker that should be there."""
-_REMINDER = 60.0  # seconds between lines while it loads
+"""Seconds within which a worker must give a sign of life."""
+_REMINDER = 60.0  # seconds between log lines while it loads
 _LOG = logging.getLogger(__name__)
 
 
@@ -25,16 +25,16 @@ class FarWorker:
     """See `process.placement.Worker`. The worker loads what is wanted while the target compiles.
 
     Args:
-      settings: of what is wanted, with the token.
-      address: where it listens.
+      settings: settings of the wanted draft, with the token.
+      address: where the worker listens.
       files: secrets and certificates.
 
     Raises:
-      InputError: files that cannot be used.
+      InputError: the files cannot be used.
     """
 
     end = None
-    """It is not this process's to end. Streams to it are opened anew."""
+    """This process may not end the worker; it opens new streams instead."""
 
     def __init__(self, settings: WorkerSettings, address: Address, files: Files) -> None:
         self.address = str(address)
@@ -52,10 +52,10 @@ class FarWorker:
         self._first = self._connect()
 
     def wait_ready(self) -> None:
-        """Waits until it has loaded.
+        """Waits until the worker has loaded.
 
         Raises:
-          InputError: nobody answers there, or it refuses.
+          InputError: no worker answers at the address, or it refuses.
         """
         began = told = time.monotonic()
         while self._first is not None and not self._first.wait_ready(1.0):
@@ -77,12 +77,12 @@ class FarWorker:
         self.close()
 
     def check(self) -> None:
-        """Raises: InputError: it has refused already; waits for nothing."""
+        """Raises: InputError: the worker has already refused. Does not wait."""
         if self._first is not None and self._first.refused:
             raise InputError(self._trouble(self._first))
 
     def close(self) -> None:
-        """Ends the stream that has waited for it."""
+        """Ends the stream that waited for the worker."""
         if self._first is not None:
             self._first.close()
             self._first = None

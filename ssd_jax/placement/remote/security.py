@@ -16,7 +16,7 @@ _SHORTEST, _LONGEST = 16, 1024  # characters of a token
 
 
 class Names(NamedTuple):
-    """Of the settings that give an end its `Files`."""
+    """Names of the settings that give an end its `Files`."""
 
     token: str
     ca: str
@@ -29,12 +29,12 @@ OF_WORKER = Names("token_file", "tls_client_ca", "tls_cert", "tls_key")
 
 
 class Files(NamedTuple):
-    """Paths as given, None for none.
+    """Paths as given; None for none.
 
     Attributes:
       token: the secret that both ends have.
-      ca: certificates of who is trusted to sign the other end's.
-      cert, key: this end's own.
+      ca: certificates trusted to sign the other end's certificate.
+      cert, key: this end's certificate and its key.
     """
 
     token: str | None = None
@@ -43,14 +43,14 @@ class Files(NamedTuple):
     key: str | None = None
 
     def check(self, address: Address, *, serves: bool) -> None:
-        """Refuses what would be sent in plain text, or to nobody in particular.
+        """Refuses to send in plain text or to unknown peers.
 
         Args:
-          serves: this end is the worker's.
+          serves: whether this end is the worker's.
 
         Raises:
-          InputError: an address of other hosts without TLS or without a token or certificates, or
-            files that do not go together.
+          InputError: other hosts can reach the address, without TLS or without a token or
+            certificates, or the files do not go together.
         """
         names = OF_WORKER if serves else OF_ENGINE
         if (self.cert is None) != (self.key is None):
@@ -78,7 +78,7 @@ class Files(NamedTuple):
         """The secret; empty without a file.
 
         Raises:
-          InputError: it cannot be read, others can read it, or it is too short.
+          InputError: the file cannot be read, others can read it, or the secret is too short.
         """
         if self.token is None:
             return ""
@@ -93,10 +93,10 @@ class Files(NamedTuple):
         return text
 
     def of_engine(self) -> grpc.ChannelCredentials | None:
-        """For an engine's channel; None without TLS.
+        """Credentials of an engine's channel; None without TLS.
 
         Raises:
-          InputError: a file that cannot be read.
+          InputError: a file cannot be read.
         """
         if self.ca is None:
             return None
@@ -107,10 +107,10 @@ class Files(NamedTuple):
         return grpc.ssl_channel_credentials(_read(self.ca, OF_ENGINE.ca), *own)
 
     def of_worker(self) -> grpc.ServerCredentials | None:
-        """For a worker's port; None without TLS. With a `ca` engines need certificates, too.
+        """Credentials of a worker's port; None without TLS. With a `ca`, engines need certificates.
 
         Raises:
-          InputError: a file that cannot be read.
+          InputError: a file cannot be read.
         """
         if self.cert is None or self.key is None:
             return None

@@ -1,4 +1,4 @@
-"""The worker on its own: loads what engines want of its draft, once for all that want the same."""
+"""The standalone worker: loads what engines want of its draft, once for all that want the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Own(NamedTuple):
       draft, target: sources; a draft that takes tensors from a target needs both.
       compile_cache: directory; None keeps no programs.
       engines: most engines at a time.
-      devices: that share the draft; None is the one that JAX takes.
+      devices: devices that share the draft; None is JAX's default device.
     """
 
     draft: str
@@ -49,8 +49,10 @@ class Own(NamedTuple):
 
 
 class Drafts:
-    """Drafts as engines want them. One loads at a time. Each stays as long as an engine uses it,
-    the last one until another is wanted.
+    """Drafts as engines want them.
+
+    One loads at a time. Each stays as long as an engine uses it, the last one until another is
+    wanted.
 
     Args:
       own: what the worker was started with.
@@ -68,7 +70,7 @@ class Drafts:
         """See `server.Load`.
 
         Raises:
-          InputError: another draft, or more memory than is an engine's share.
+          InputError: another draft is wanted, or more memory than an engine's share.
         """
         key = msgspec.msgpack.encode(wanted)
         with self._lock:
@@ -107,10 +109,10 @@ def serve(
 
 
 def devices_of(text: str | None) -> Devices | None:
-    """Those that `draft_devices` names, which JAX starts with; None where it names none.
+    """Devices that `draft_devices` names, which JAX starts with; None if it names none.
 
     Raises:
-      InputError: no list of devices, or this host has others.
+      InputError: the text is not a list of devices, or this host has others.
     """
     groups = DeviceGroups.parse(None, text)
     if groups.draft is None:
@@ -132,11 +134,13 @@ def devices_of(text: str | None) -> Devices | None:
 
 
 def own_models(draft: str, target: str | None) -> tuple[str, str | None]:
-    """Sources of a draft, a path where it comes with the package, and of the target that it takes
-    tensors from, None where it takes none. Headers are read.
+    """Sources of a draft and of the target that it takes tensors from.
+
+    The draft's is a path if it comes with the package, the target's is None if no tensors are
+    taken. Reads headers.
 
     Raises:
-      InputError: a draft that cannot be served, or no target where one is needed.
+      InputError: the draft cannot be served, or needs a target and has none.
     """
     from ssd_jax.checkpoints.draft_source import takes_tensors
     from ssd_jax.checkpoints.opening import open_checkpoint

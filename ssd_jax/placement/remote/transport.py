@@ -20,21 +20,21 @@ from ssd_jax.placement.process.stream import Answers, StreamError
 
 METHOD = "/ssd_jax.Draft/Stream"
 TOKEN = "ssd-token"
-"""Key of a call's metadata: who does not know the secret under it gets no stream."""
+"""Key of a call's metadata that holds the secret, without which no stream is opened."""
 LET_IN = ("ssd-let-in", "1")
-"""What a worker answers to who does, at once."""
+"""What a worker answers at once to a call with the secret."""
 Options = tuple[tuple[str, int], ...]
-_QUIET, _SILENT = 500, 1500  # milliseconds without a word until a ping, and until its answer is due
-_ENGINE_QUIET, _ENGINE_SILENT = 2000, 5000  # the same of an engine, whose seat others may want
+_QUIET, _SILENT = 500, 1500  # milliseconds of silence until a ping, and until its answer is due
+_ENGINE_QUIET, _ENGINE_SILENT = 2000, 5000  # the same for an engine, whose seat others may want
 _CONNECTIONS = 128  # at a time; each engine has one
 _IDLE = 10_000  # milliseconds that a connection lives without a stream
 _METADATA = 4096  # bytes
 
 
 def _options(size: int, quiet: int, silent: int) -> Options:
-    """Of a gRPC channel or server: no proxy, no message of more bytes, and when it pings."""
+    """Options of a gRPC channel or server: no proxy, the message limit, and when it pings."""
     return (
-        ("grpc.enable_http_proxy", 0),  # the way is known, whatever http_proxy says
+        ("grpc.enable_http_proxy", 0),  # the route is known, whatever http_proxy says
         ("grpc.max_receive_message_length", size),
         ("grpc.max_send_message_length", size),
         ("grpc.max_metadata_size", _METADATA),
@@ -48,25 +48,25 @@ def _options(size: int, quiet: int, silent: int) -> Options:
 
 
 def _channel_options(size: int) -> Options:
-    """Of an engine's channel: a worker that is stopped is found out by pings of the transport.
+    """Options of an engine's channel, whose pings detect a stopped worker.
 
-    Threads of gRPC answer them, however long the worker computes.
+    gRPC's threads answer them, however long the worker computes.
     """
     return (
         *_options(size, _QUIET, _SILENT),
-        ("grpc.use_local_subchannel_pool", 1),  # or a new channel waits as its failed ones would
+        ("grpc.use_local_subchannel_pool", 1),  # or a new channel would wait as failed ones do
     )
 
 
 def _server_options(size: int) -> Options:
-    """Of a worker's server: pings are welcome, strangers have little room, and an engine whose host
-    is gone without a word leaves its seat."""
+    """Options of a worker's server: it accepts pings, gives strangers little room, and frees the
+    seat of an engine whose host has vanished."""
     return (
         *_options(size, _ENGINE_QUIET, _ENGINE_SILENT),
         ("grpc.so_reuseport", 0),  # or two workers may get one port
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),  # no limit
-        ("grpc.max_concurrent_streams", 4),  # of a connection
+        ("grpc.max_concurrent_streams", 4),  # per connection
         ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
         ("grpc.max_connection_idle_ms", _IDLE),
         ("grpc.server_handshake_timeout_ms", _IDLE),
@@ -74,10 +74,10 @@ def _server_options(size: int) -> Options:
 
 
 class FarStream:
-    """See `stream.Stream`; threads of gRPC send.
+    """See `stream.Stream`; gRPC's threads send.
 
     Args:
-      credentials: of the channel; None is plain text.
+      credentials: credentials of the channel; None is plain text.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class FarStream:
         self._outbox.put(data)
 
     def flush(self, timeout: float) -> bool:
-        """See `stream.Stream.flush`: threads get no turn soon where the cores are busy."""
+        """See `stream.Stream.flush`: on busy cores, threads do not get a turn soon."""
         with self._changed:
             self._changed.wait_for(lambda: self._left == self._queued or self._ended, timeout)
             return self._left == self._queued
@@ -131,7 +131,7 @@ class FarStream:
         self._channel.close()
 
     def _leaving(self) -> Iterator[bytes]:
-        """Messages for gRPC, which asks for the next one when it has sent one."""
+        """Messages for gRPC, which asks for the next when it has sent one."""
         while (data := self._outbox.get()) is not None:
             yield data
             with self._changed:
@@ -152,15 +152,15 @@ def serve_far(
     """Starts a server of streams.
 
     Args:
-      answers: to the messages of a stream.
-      token: secret that who opens a stream must know.
-      address: to listen at.
-      credentials: of TLS; None is plain text.
+      answers: answers the messages of a stream.
+      token: secret that opening a stream requires.
+      address: address to listen at.
+      credentials: TLS credentials; None is plain text.
       size: most bytes of a message.
-      streams: as many have a thread, and few more to be refused by one.
-      refusals: says who does not know the token.
+      streams: number of streams that have a thread; a few more have one to be refused by.
+      refusals: logs who does not know the token.
 
-    Returns: the server, which ends with its `stop`, and where it listens.
+    Returns: the server, which its `stop` ends, and where it listens.
 
     Raises:
       InputError: the address cannot be listened on.
@@ -190,7 +190,7 @@ def serve_far(
 
 
 def _says_once(refusals: Refusals, record: logging.LogRecord) -> bool:
-    """Keeps from the log what gRPC has for each stranger whose metadata are no text."""
+    """Keeps gRPC's line for each stranger whose metadata are not text out of the log."""
     strange = str(record.msg).startswith("Invalid encoding")
     if strange:
         refusals.say("metadata", "its metadata are no text")
@@ -198,7 +198,7 @@ def _says_once(refusals: Refusals, record: logging.LogRecord) -> bool:
 
 
 class _Handler(grpc.GenericRpcHandler):
-    """Bytes in, bytes out, for who knows the token; nobody else's are read, nor given a thread."""
+    """Bytes in, bytes out, for callers with the token; others are not read and get no thread."""
 
     def __init__(self, handler: grpc.RpcMethodHandler, token: str, refusals: Refusals) -> None:
         self._handler, self._token, self._refusals = handler, token.encode(), refusals
