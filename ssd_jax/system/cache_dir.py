@@ -18,7 +18,7 @@ def cache_dir() -> Path:
 
 
 def compile_cache(setting: str) -> Path:
-    """Where compiled programs are kept: `auto`, or a directory of the user's; absolute.
+    """Absolute directory of compiled programs, for `auto` or a directory of the user's.
 
     Raises:
       InputError: see `user_path`.
@@ -27,5 +27,5 @@ def compile_cache(setting: str) -> Path:
 
 
 def costs_cache(setting: str) -> Path:
-    """Where measured costs are kept: beside the user's compiled programs, or in the directory."""
+    """Directory of measured costs: beside the default compiled programs, or in the user's own."""
     return (cache_dir() if setting == "auto" else compile_cache(setting)) / "costs"

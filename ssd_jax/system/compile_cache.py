@@ -1,9 +1,8 @@
 """Compiled programs on disk, which JAX reads and writes instead of its own files.
 
-JAX writes its own entries in place, so that a reader may find them incomplete and a full disk leaves
-them so; it never replaces them, and loads them unchecked: one flipped bit may end the process at
-every start. The entries here start with a hash; one that does not match is deleted, compiled again
-and rewritten.
+JAX writes its own entries in place, where a reader or a full disk finds them incomplete, never
+replaces them, and loads them unchecked: one flipped bit may end the process at every start. Entries
+here begin with a hash; one that does not match it is deleted, compiled and written again.
 """
 
 from __future__ import annotations
@@ -121,10 +120,10 @@ class _Nothing:
 def open_store(setting: str) -> ProgramStore | None:
     """The store for a `Config.compile_cache`; None if nothing is kept.
 
-    The user's own cache that cannot be made is done without, and a warning says so.
+    If the user's default cache cannot be made, there is none, and a warning says so.
 
     Raises:
-      InputError: a directory that the user named and that cannot be used, or none.
+      InputError: a directory that the user named cannot be used, or the setting is empty.
     """
     if not setting:
         raise InputError("compile_cache is empty; give a directory, auto or off")

@@ -14,26 +14,26 @@ from typing import ClassVar, Self
 from ssd_jax.errors import InputError
 
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
-_pins: dict[object, Set[int]] = {}  # cores that this process is pinned to now, the latest last
-_given: dict[int, Set[int]] = {}  # what threads had before; 0 is of those to come
+_pins: dict[object, Set[int]] = {}  # cores that this process is pinned to, latest last
+_given: dict[int, Set[int]] = {}  # cores of threads before; 0 is for threads to come
 _XLA_POOL = "tf_XLAEigen"  # the threads that run parts of loops on a processor, by name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleNumbers:
-    """Numbers of what the two roles have of their own, ascending; None where nothing is said."""
+    """Numbers of the two roles' own cores or devices, ascending; None if not given."""
 
     target: tuple[int, ...] | None
     draft: tuple[int, ...] | None
     of: ClassVar[str]
-    """One of them, as the settings target_*s and draft_*s call it."""
+    """Name of one item, as in the settings target_*s and draft_*s."""
 
     @classmethod
     def parse(cls, target: str | None, draft: str | None) -> Self:
-        """From these settings.
+        """Reads the two settings.
 
         Raises:
-          InputError: not a list of numbers, or one of both.
+          InputError: a setting is not a list of numbers, or both have a number.
         """
         names = f"target_{cls.of}s", f"draft_{cls.of}s"
         found = [
@@ -50,21 +50,21 @@ class RoleNumbers:
 
 
 class Cores(RoleNumbers):
-    """Cores of the two roles; None is wherever the system likes."""
+    """Cores of the two roles; None leaves the choice to the system."""
 
     of = "core"
 
     def pin_target(self) -> tuple[tuple[int, ...] | None, Callable[[], None]]:
         """Pins this process to the target's cores.
 
-        A role without cores of its own gets those that the other leaves, if it leaves any. Without
-        cores of either nothing is pinned.
+        A role without its own cores gets the remaining ones, if there are any. If neither role has
+        cores, nothing is pinned.
 
-        Returns: the draft's cores, None for wherever the system likes; and what undoes it, see
-          `pin`.
+        Returns: the draft's cores, None to leave the choice to the system; and a function that
+          undoes the pinning, see `pin`.
 
         Raises:
-          InputError: a core that cannot be used.
+          InputError: a core cannot be used.
         """
         for name, cores in (("target_cores", self.target), ("draft_cores", self.draft)):
             if cores is not None:
@@ -78,8 +78,8 @@ class Cores(RoleNumbers):
 
 
 def deal(cores: tuple[int, ...] | None, processes: int) -> list[tuple[int, ...] | None]:
-    """Cores for each of some processes: as many for each as there are, or all for all of them where
-    these are fewer; None is wherever the system likes."""
+    """Deals cores to processes, or gives all to each if there are fewer cores than processes; None
+    leaves the choice to the system."""
     if cores is None or len(cores) < processes:
         return [cores] * processes
     return [tuple(cores[number::processes]) for number in range(processes)]
@@ -89,7 +89,7 @@ def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
     """Numbers of cores or devices, ascending, from a list of numbers and ranges such as "0,2-3".
 
     Raises:
-      InputError: not such a list.
+      InputError: the text is not such a list.
     """
     numbers: set[int] = set()
     for part in text.split(","):
@@ -105,15 +105,16 @@ def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
 
 @functools.cache
 def usable_cores() -> frozenset[int]:
-    """Cores that this process was given, whatever it is pinned to now; none if none can be set.
+    """Cores that this process was given, whatever it is pinned to now; empty if pinning is not
+    possible.
 
-    More may exist, but a user who has started it on some of them wants it there.
+    More may exist, but a user who starts the process on some cores wants it there.
     """
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
 
 
 def require_usable(name: str, cores: Sequence[int]) -> None:
-    """Raises: InputError: a core that does not exist, or that this process may not run on."""
+    """Raises: InputError: a core does not exist, or this process may not run on it."""
     usable = usable_cores()
     if not usable:
         raise InputError(f"{name} = {shown(cores)}: this system cannot pin to cores; leave it out")
@@ -126,13 +127,13 @@ def require_usable(name: str, cores: Sequence[int]) -> None:
 
 
 def pin(cores: Iterable[int]) -> Callable[[], None]:
-    """Pins every thread that this process has; later ones inherit it. The latest of several counts.
+    """Pins all threads of this process; later ones inherit it. The latest of several pins applies.
 
-    Returns: ends it: threads go where the latest of the others has them, or with none get back what
-      they had, and those that have started since what the one had that called first. Threads that
-      were moved in the meantime stay where they are.
+    Returns: a function that ends the pin. Threads then follow the latest remaining pin. Without
+      one they get back the cores that they had, and threads started since get those of the first
+      caller. Threads that were moved in the meantime stay where they are.
     """
-    usable_cores()  # remembers those that it was given
+    usable_cores()  # caches the given cores
     own, wanted = object(), set(cores)
     if not _pins:
         _given.clear()
@@ -157,8 +158,8 @@ def _unpin(own: object) -> None:
 
 
 def compiling_cores() -> int:
-    """Into how many parts XLA divides loops of what this thread compiles for the processor, at
-    most: one for each core that it may use, and no more than XLA has had threads since it began."""
+    """Most parts into which XLA divides loops of programs that this thread compiles for the
+    processor: one for each usable core, and no more than XLA's threads since it started."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     names = []

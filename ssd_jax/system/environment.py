@@ -16,7 +16,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 class Device(Protocol):
-    """What is used of a `jax.Device` here."""
+    """The attributes of a `jax.Device` that are used here."""
 
     device_kind: str
     platform: str
@@ -24,8 +24,8 @@ class Device(Protocol):
 
 
 def describe() -> dict[str, Any]:
-    """Facts about this process's surroundings and the default device, ready for JSON; null where
-    not known."""
+    """Facts about this process's environment and the default device, ready for JSON; unknown
+    ones are null."""
     import jax
 
     device = jax.devices()[0]
@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
 
 
 def headline(environment: Mapping[str, Any]) -> str:
-    """One line for above a table."""
+    """One line to print above a table."""
     cpus, cores = environment["cpu_affinity"], environment["cpu_count"]
     used = cores if cpus is None else len(cpus)
     device = environment["device"]
@@ -57,7 +57,7 @@ def headline(environment: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that matter; None where not installed."""
+    """Versions of Python and of relevant packages; None if not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("ssd-jax", *PACKAGES):
         name = package.replace("-", "_")
@@ -70,7 +70,7 @@ def versions() -> dict[str, str | None]:
 def commit(root: Path) -> dict[str, Any]:
     """The git commit of `root` and whether tracked files differ from it; None outside a checkout.
 
-    Only a repository whose top is `root` counts: an installed package may lie in somebody's else.
+    Only a repository whose top is `root` counts: an installed package may lie inside another one.
     """
     unknown = {"commit": None, "commit_modified": None}
     if not (root / ".git").exists():
@@ -95,7 +95,7 @@ def cpu_model() -> str | None:
 
 
 def cpu_affinity() -> list[int] | None:
-    """The CPUs this process may use; None where the system does not tell."""
+    """The CPUs that this process may use; None if the system does not tell."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     return sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Settings by name: what a dataclass or a call of them takes, and what it says of others."""
+"""Settings by name: which ones a dataclass or a function takes, and errors about others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
 
 WANTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
-"""By type: what a value should be, in words."""
+"""What a value should be, in words, by type."""
 
 _ACCEPTED = {
     "None": type(None),
@@ -36,11 +36,11 @@ def documented(settings: type[D]) -> type[D]:
 
 
 def by_name(hints: Mapping[str, str] | None = None, /, **others: str) -> Callable[[T], T]:
-    """Has a class or a function refuse unknown keyword arguments by an `InputError`.
+    """Makes a class or a function refuse unknown keyword arguments with an `InputError`.
 
     Args:
-      hints: what to say of unknown names that may be expected.
-      others: its own names by those that it takes for them, too.
+      hints: what to say about unknown names that may be expected.
+      others: for each additional name that it accepts, its own name.
     """
 
     def decorated(call: T) -> T:
@@ -61,10 +61,10 @@ def by_name(hints: Mapping[str, str] | None = None, /, **others: str) -> Callabl
 
 
 def renamed(settings: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
-    """Settings by our names alone, which `others` has by other names.
+    """Settings by our names only; `others` maps other names to ours.
 
     Raises:
-      InputError: one that is given by both names.
+      InputError: a setting is given by both names.
     """
     for theirs, ours in others.items():
         if theirs in settings and ours in settings:
@@ -79,10 +79,10 @@ def check_names(
     *,
     hints: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuses a name that is no setting, with what `hints` says of it, or the nearest one.
+    """Refuses a name that is not a setting, with its text in `hints` or the nearest name.
 
     Raises:
-      InputError: an unknown name.
+      InputError: a name is unknown.
     """
     for key in settings:
         if key not in known:
@@ -96,10 +96,10 @@ def check_type(name: str, value: object, kind: str) -> None:
     """Refuses a value of another type.
 
     Args:
-      kind: an annotation such as "int | None"; those of other types than these take anything.
+      kind: an annotation such as "int | None"; annotations with other types accept anything.
 
     Raises:
-      InputError: the name, its value and what it takes.
+      InputError: the type is another; the message has the name, the value and what is accepted.
     """
     kinds = kind.split(" | ")
     if not all(kind in _ACCEPTED for kind in kinds):
@@ -111,5 +111,5 @@ def check_type(name: str, value: object, kind: str) -> None:
 
 
 def not_understood(name: str, value: object, wanted: str) -> InputError:
-    """The error of a value of the wrong type."""
+    """The error about a value of the wrong type."""
     return InputError(f"{name} = {value!r} is not understood; give {wanted}")

@@ -1,8 +1,8 @@
-"""Reading files that others wrote: regular ones only, of a size that is theirs, never trusted.
+"""Reads files that others wrote: only regular ones, of limited size, never trusted.
 
-Whatever is wrong with such a file is an `InputError` that names it: no caller sees an `OSError`,
-`UnicodeDecodeError` or `RecursionError`. Functions take the file's `path`, the bytes that it may
-have (`most`; None is any number) and what to do about a bad one, for the error (`remedy`).
+Anything wrong with such a file is an `InputError` that names it: no caller sees an `OSError`,
+`UnicodeDecodeError` or `RecursionError`. Functions take the file's `path`, its most bytes (`most`;
+None is any number) and what to do about a bad file, for the error (`remedy`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ssd_jax.errors import InputError
 GET_AGAIN = "get the file again"
 
 MOST_JSON = 8 << 20
-"""Bytes of a JSON document; decoded it takes up to 25 times as much."""
+"""Bytes of a JSON document, which takes up to 25 times as many when decoded."""
 
 MOST_TEXT = 64 << 20
 """Bytes of a text that is read whole."""
 
 MOST_UNPACKED = 128 << 20
-"""Bytes that a packed text may have."""
+"""Bytes that a compressed text may unpack to."""
 
 MOST_LINES = 500_000
-"""Of a file that is read line by line, empty ones too."""
+"""Lines of a file that is read line by line, empty ones included."""
 
 MOST_DEPTH = 100
-"""Objects and lists within each other: what is nested deeper ends in a `RecursionError` later."""
+"""Nesting of objects and lists; deeper nesting would end in a `RecursionError` later."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -49,10 +49,10 @@ _KINDS = {
 
 
 def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
-    """Opens a regular file, or what a symbolic link to one names; it never waits for a writer.
+    """Opens a regular file, or a symbolic link to one; never waits for a writer.
 
     Raises:
-      InputError: missing, not to be read, or no regular file.
+      InputError: the file is missing, unreadable or not regular.
     """
     with reading(path, remedy=remedy):
         mode = path.stat().st_mode
@@ -64,7 +64,7 @@ def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
 
 @contextlib.contextmanager
 def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
-    """Makes an `OSError` of the block an `InputError` that names the file."""
+    """Turns an `OSError` of the block into an `InputError` that names the file."""
     try:
         yield
     except PermissionError as error:
@@ -81,7 +81,7 @@ def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
 
 
 def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> bytes:
-    """All of a regular file, which has no more than `most` bytes."""
+    """All bytes of a regular file, which may have at most `most`."""
     with open_regular(path, remedy=remedy) as file, reading(path, remedy=remedy):
         data = file.read() if most is None else file.read(most + 1)
     if most is not None and len(data) > most:
@@ -90,7 +90,7 @@ def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) 
 
 
 def read_text(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> str:
-    """A text file in UTF-8; every end of a line is a newline."""
+    """A text file in UTF-8; every line ending becomes a newline."""
     text = decode(read_bytes(path, most=most, remedy=remedy), path, remedy=remedy)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -99,7 +99,7 @@ def decode(data: bytes, path: Path, *, remedy: str, encoding: str = "utf-8") -> 
     """Bytes of a file as text; the encoding "utf-8-sig" drops a byte order mark.
 
     Raises:
-      InputError: they are no UTF-8, with the line.
+      InputError: they are not UTF-8; the message names the line.
     """
     try:
         return data.decode(encoding)
@@ -114,7 +114,7 @@ def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> 
     """The object in a JSON file.
 
     Raises:
-      InputError: see `read_text`, not JSON, nested deeper than `MOST_DEPTH`, or no object.
+      InputError: see `read_text`; or it is not JSON, nested deeper than `MOST_DEPTH`, or no object.
     """
     text = read_text(path, most=most, remedy=remedy)
     try:
@@ -128,10 +128,10 @@ def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> 
 
 
 def parse_json(text: str) -> Any:
-    """`json.loads` that refuses what is nested deeper than `MOST_DEPTH`.
+    """`json.loads` that refuses nesting deeper than `MOST_DEPTH`.
 
     Raises:
-      ValueError: it does, or is not JSON.
+      ValueError: the text is nested deeper, or is not JSON.
     """
     try:
         value = json.loads(text)
@@ -145,10 +145,10 @@ _TOO_DEEP = f"nested too deeply, the limit is {MOST_DEPTH} levels"
 
 
 def require_shallow(value: object) -> None:
-    """Refuses objects and lists within each other beyond `MOST_DEPTH`.
+    """Refuses objects and lists nested deeper than `MOST_DEPTH`.
 
     Raises:
-      ValueError: they are.
+      ValueError: they are nested deeper.
     """
     level = [value]
     for _ in range(MOST_DEPTH):
@@ -165,14 +165,14 @@ def require_shallow(value: object) -> None:
 
 
 def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
-    """The lines of a text file (gzip where its name ends in .gz) with their numbers, from 1.
+    """The lines of a text file (gzip if its name ends in .gz) with their numbers, from 1.
 
-    No more than a line is held, whatever the file unpacks to. Only a newline ends a line; it and
-    a byte order mark are no part of the text.
+    Holds one line at a time, whatever the file unpacks to. Only a newline ends a line; it and a
+    byte order mark are not part of the text.
 
     Raises:
-      InputError: see `open_regular`; more than `MOST_LINES`, a line longer than `MOST_JSON` or no
-        UTF-8, gzip that is damaged or unpacks to more than `MOST_UNPACKED`.
+      InputError: see `open_regular`; or there are more than `MOST_LINES` lines, a line is longer
+        than `MOST_JSON` or not UTF-8, or gzip is damaged or unpacks to more than `MOST_UNPACKED`.
     """
     done = 0
     try:
@@ -206,10 +206,10 @@ def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
 
 
 def require_plain_name(name: object, where: Path) -> str:
-    """The name of a file beside `where`, which is what names it: no path that leads elsewhere.
+    """The plain name of a file next to `where`, which names it; a path elsewhere is refused.
 
     Raises:
-      InputError: anything else.
+      InputError: it is not a plain name.
     """
     if (
         isinstance(name, str)
@@ -226,7 +226,7 @@ def require_plain_name(name: object, where: Path) -> str:
 
 
 _LONGEST_NAME = 200
-"""Bytes, with room for what is put around it while the file is written."""
+"""Bytes, leaving room for what is put around the name while the file is written."""
 
 
 def shown(value: object) -> str:
@@ -240,7 +240,7 @@ def is_unicode(text: str) -> bool:
 
 
 def brief(error: BaseException) -> str:
-    """An error's words as one short line: other libraries' quote whatever they were given."""
+    """An error's message as one short line: other libraries quote whatever they were given."""
     text = " ".join(str(error).split())
     return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}..."
 

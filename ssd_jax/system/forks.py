@@ -1,4 +1,4 @@
-"""What a process leaves to the one that it was forked from."""
+"""Work that a forked process leaves to the process that it was forked from."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def owned(end: Callable[..., Any]) -> Callable[..., None]:
-    """The function, which does nothing in a process that is forked from this one: what it ends,
-    writes or waits for belongs to this one."""
+    """Wraps a function to do nothing in forks of this process, which owns what the function ends,
+    writes or waits for."""
     owner = os.getpid()
 
     def in_owner(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Memory that this process may have."""
+"""Host memory that this process may use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 
 
 def memory_limit(root: Path = Path("/")) -> tuple[int, str]:
-    """Bytes, and whose limit that is: the machine's, or a control group's (version 1 or 2).
+    """The limit in bytes, and whose it is: the machine's, or a control group's (version 1 or 2).
 
-    A group cannot have more than those that it is in. Inside a container the names of the outer
-    ones may lead nowhere.
+    A group cannot have more than the groups that it is in. Inside a container the names of outer
+    groups may lead nowhere.
     """
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [(present, "this machine")]
@@ -20,7 +20,7 @@ def memory_limit(root: Path = Path("/")) -> tuple[int, str]:
         try:
             text = file.read_text().strip()
         except OSError:
-            continue  # no such group here, or the outermost one, which has no limit
+            continue  # no such group here, or the outermost group, which has no limit
         if text.isdecimal():
             limits.append((int(text), f"the control group of {file}"))
     return min(limits, key=lambda limit: limit[0])
@@ -31,12 +31,12 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc's allocator keep what is freed, for programs whose arrays come and go by the
-    gigabyte: it else gives large ones back to the system, whose pages are then cleared and found
-    again one by one.
+    """Makes glibc's allocator keep freed memory, for programs whose arrays come and go by the
+    gigabyte. By default it returns large arrays to the system, and new pages must then be cleared
+    and mapped one by one.
 
-    To be called before JAX starts, for arenas of threads that are there already stay. Other
-    allocators are as they were.
+    Call it before JAX starts, since arenas of existing threads stay. Other allocators are not
+    affected.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

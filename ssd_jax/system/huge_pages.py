@@ -1,8 +1,8 @@
 """Memory in huge pages, for weights, which are read in full at every step.
 
-With pages of 4 KiB a core that streams through memory spends much of its time finding them: two
-thirds of the read bandwidth were measured. The system is asked, and where it does not know huge
-pages, or has none, the memory is as ever.
+With pages of 4 KiB, a core that streams through memory spends much of its time on address
+translation: two thirds of the read bandwidth were measured. Huge pages are requested; if the system
+does not know them, or has none, memory is ordinary.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 _PAGE = 2 << 20
 _CHUNK = 32 << 20
 _ALIGNMENT = 64
-"""Bytes; what JAX takes without a copy."""
+"""Bytes; alignment that JAX takes without a copy."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-"""Shared memory, which is the default, has no huge pages."""
+"""Shared memory, the default of `mmap`, has no huge pages."""
 
 
 class HugePages:
-    """Gives out arrays that lie side by side; a chunk is freed with the last array in it."""
+    """Allocates arrays side by side in chunks; a chunk is freed with the last array in it."""
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
         self._changed = threading.Lock()
 
     def room(self, nbytes: int) -> np.ndarray:
-        """[nbytes] uint8 that begin at a multiple of 64 bytes. Threads may call it at once."""
+        """An array [nbytes] uint8, aligned to 64 bytes. Several threads may call it at once."""
         size = math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
         with self._changed:
             if size > self._free.size:
@@ -40,7 +40,7 @@ class HugePages:
         return room
 
     def copy(self, array: np.ndarray) -> np.ndarray:
-        """A copy of an array in `room` of its size."""
+        """A copy of an array, in memory from `room`."""
         placed = self.room(array.nbytes).view(array.dtype).reshape(array.shape)
         placed[...] = array
         return placed

@@ -1,9 +1,9 @@
-"""Interrupts that wait: Ctrl-C amid a round would leave an engine between two states, and devices
+"""Deferred interrupts: Ctrl-C amid a round would leave an engine between two states, and devices
 without the memory that a program has taken for its results."""
 
 from __future__ import annotations
 
-# What `signal` wraps in look-ups of enums, which take 13 us a call.
+# `signal` wraps these functions in look-ups of enums, which take 13 us a call.
 import _signal  # pyright: ignore[reportMissingImports]
 import contextlib
 import signal
@@ -14,26 +14,24 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""Those that may raise in whatever runs: Ctrl-C, a request to end, a time limit."""
+"""Signals that may raise in running code: Ctrl-C, a request to end, a time limit."""
 PATIENCE = 2.0
-"""Seconds that an interrupt waits where it comes again and again: a round is shorter, unless
-something hangs."""
+"""Seconds that a repeated interrupt waits: a round is shorter, unless something hangs."""
 _INSISTENT = 3  # times
 
 
 class Deferred:
-    """Within it signals with a handler in Python are noted; their handlers run when it is left.
+    """A context in which signals with Python handlers are noted; the handlers run when it is left.
 
-    Whoever presses Ctrl-C for the third time or more, longer than `PATIENCE` after the first, is
-    heard at once. Outside the main thread, where no handler runs, and within another `Deferred` it
-    does nothing.
+    A third or later Ctrl-C, more than `PATIENCE` after the first, is handled at once. Outside the
+    main thread, where no handler runs, and within another `Deferred` it does nothing.
 
     Args:
       numbers: the signals; all of `SIGNALS` if none is given.
       clock: seconds, monotonic.
 
     Attributes:
-      forced: whether a handler has run within.
+      forced: whether a handler has run within the context.
     """
 
     def __init__(
@@ -43,11 +41,11 @@ class Deferred:
         self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._noted: dict[int, FrameType | None] = {}
         self._count, self._first = 0, 0.0
-        self._passing = False  # on, at once
+        self._passing = False  # signals to their handlers, at once
         self.forced = False
 
     def __enter__(self) -> Deferred:
-        """Returns: this, or the one that it is within."""
+        """Returns: this object, or the one that it is within."""
         found = self
         if threading.current_thread() is not threading.main_thread():
             return found
@@ -59,7 +57,7 @@ class Deferred:
                 elif callable(handler):
                     self._before[number] = handler
                     _signal.signal(number, self)
-        except BaseException:  # of a signal that is not deferred yet
+        except BaseException:  # from a signal that is not deferred yet
             self._restore()
             raise
         return found
@@ -71,7 +69,7 @@ class Deferred:
             self._deliver()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The handler meanwhile."""
+        """Handles a signal within the context."""
         if self._passing:
             self._before[number](number, frame)
             return
@@ -90,13 +88,13 @@ class Deferred:
         return bool(self._noted)
 
     def forget(self) -> None:
-        """Drops what was noted: it has been answered."""
+        """Drops the noted signals, which have been handled."""
         self._noted.clear()
         self._count, self.forced = 0, False
 
     @contextlib.contextmanager
     def delivered(self) -> Iterator[None]:
-        """Within: handlers run at once, for a wait that an interrupt may end."""
+        """A context in which handlers run at once, for a wait that an interrupt may end."""
         self._passing = True
         try:
             yield

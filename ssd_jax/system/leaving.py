@@ -1,4 +1,4 @@
-"""Ends a process that may wait for nothing: devices may hang, and nobody read its output."""
+"""Ends a process that must not wait: devices may hang, and its output may go unread."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 import threading
 from typing import NoReturn
 
-_FLUSHED = 0.5  # seconds that whoever reads standard output has for the last of it
+_FLUSHED = 0.5  # seconds that the reader of standard output has for the rest
 
 
 def leave(why: str, status: int) -> NoReturn:
-    """Ends this process though programs may wait on its devices for ever, and nobody may read
-    what it has said."""
-    with contextlib.suppress(RuntimeError):  # Python starts no threads while it ends
+    """Ends this process even if programs wait on its devices for ever and its output is not
+    read."""
+    with contextlib.suppress(RuntimeError):  # Python starts no threads at exit
         flushing = threading.Thread(target=flush, daemon=True)
         flushing.start()
         flushing.join(_FLUSHED)
@@ -26,7 +26,7 @@ def leave(why: str, status: int) -> NoReturn:
 
 
 def flush() -> None:
-    """Writes what was said and is not written yet, if anybody reads it."""
+    """Flushes standard output and standard error, if they are read."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):

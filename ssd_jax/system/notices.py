@@ -1,4 +1,4 @@
-"""Lines that a command says once, however many models it loads and processes it starts."""
+"""Lines that a command logs once, however many models it loads and processes it starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _said: dict[str, None] = {}
 
 
 def say(lines: Iterable[str]) -> None:
-    """Warns of those that have not been said."""
+    """Logs those lines, as warnings, that have not been logged yet."""
     for line in lines:
         if line not in _said:
             _said[line] = None
@@ -18,11 +18,11 @@ def say(lines: Iterable[str]) -> None:
 
 
 def said() -> tuple[str, ...]:
-    """What this process need not say again; for processes that it starts, and the one that has
+    """Lines that need not be logged again, for processes that this one starts and the one that
     started it."""
     return tuple(_said)
 
 
 def count_as_said(lines: Iterable[str]) -> None:
-    """Takes lines for said that another process of the command has said."""
+    """Counts lines as logged that another process of the command has logged."""
     _said.update(dict.fromkeys(lines))

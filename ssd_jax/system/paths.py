@@ -1,4 +1,4 @@
-"""Paths that users give: what they mean, and whether a file can be written there."""
+"""Paths from users: what they mean, and whether files can be written there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def user_path(text: str) -> Path:
     """The path that a user means; ~ is their home.
 
     Raises:
-      InputError: ~ of a user that there is not, or a character that no path has.
+      InputError: ~ names a user that does not exist, or a character is invalid in paths.
     """
     if "\0" in text:
         raise InputError(f"{text!r} has a character of code 0, which no path has; leave it out")
@@ -24,7 +24,7 @@ def user_path(text: str) -> Path:
 
 
 def require_free(directory: Path) -> None:
-    """Refuses the place of a new directory that holds anything.
+    """Refuses a place for a new directory if it holds anything.
 
     Raises:
       InputError: it exists and is not an empty directory.
@@ -34,18 +34,18 @@ def require_free(directory: Path) -> None:
 
 
 def require_writable(name: str, path: Path, *, replaced: bool = False) -> None:
-    """Refuses the place of a file or directory that is to be written, by trying before the work
-    whose result it takes; leaves nothing there.
+    """Checks that a file or directory can be written, by trying before the work that makes its
+    content; leaves nothing there.
 
-    Directories that do not exist yet will be made, so the nearest that does exist is tried.
+    Missing directories will be created, so the nearest existing one is tried.
 
     Args:
       name: of the setting, for messages.
-      path: to be written.
+      path: file or directory to be written.
       replaced: whether it is written beside its place and then moved there.
 
     Raises:
-      InputError: it is a device or the like, or nothing can be written there.
+      InputError: the path is a device or the like, or nothing can be written there.
     """
     try:
         if path.exists() and not path.is_dir():

@@ -1,4 +1,4 @@
-"""Prompt files: one JSON object a line, checked whole, bad lines kept beside the good ones."""
+"""Prompt files: one JSON object a line; all lines are checked, and bad ones are kept, too."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class PromptLine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line that is no prompt: `where` is 'file:line' (from 1), `error` says what is wrong."""
+    """A line that is not a prompt: `where` is 'file:line' (from 1), `error` is what is wrong."""
 
     where: str
     error: str
 
 
 def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:
-    """Reads the JSON objects of a file (gzip where the name ends in .gz), one a line.
+    """Reads the JSON objects of a file (gzip if its name ends in .gz), one a line.
 
     Args:
-      parse: turns an object into a value; a ValueError makes a bad line with its text.
+      parse: turns an object into a value; a ValueError makes a bad line with its message.
 
-    Returns: one entry for each line that is not blank, in order.
+    Returns: one entry for each non-blank line, in order.
 
     Raises:
-      InputError: the file cannot be read, is not UTF-8 text, or has more lines, longer lines or
-        more bad lines than such a file has.
+      InputError: the file cannot be read, is not UTF-8 text, or has too many or too long lines, or
+        too many bad ones.
     """
     found: list[T | BadLine] = []
     bad = 0
@@ -80,10 +80,10 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
 
 
 def good_lines(read: Iterable[Sequence[T | BadLine]]) -> list[list[T]]:
-    """What was read of several files, if no line is bad.
+    """The values read from several files, if no line is bad.
 
     Raises:
-      InputError: some are; the message lists those of all files.
+      InputError: some lines are bad; the message lists those of all files.
     """
     files = list(read)
     bad = {line for lines in files for line in lines if isinstance(line, BadLine)}
@@ -103,7 +103,7 @@ def prompt_line(line: Mapping[str, Any]) -> PromptLine:
     ignored.
 
     Raises:
-      ValueError: neither or both of "prompt" and "messages", or one of a wrong type.
+      ValueError: it has neither or both of "prompt" and "messages", or one of a wrong type.
     """
     if ("prompt" in line) == ("messages" in line):
         found = "both" if "prompt" in line else f"neither, but {_names(line)}"
@@ -122,7 +122,7 @@ def string(value: object, name: str) -> str:
     """`value`, checked to be text that can be encoded.
 
     Raises:
-      ValueError: not a string, or a string with half of a surrogate pair in it.
+      ValueError: it is not a string, or has half of a surrogate pair in it.
     """
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, not {_kind(value)}")

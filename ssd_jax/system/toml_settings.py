@@ -1,4 +1,4 @@
-"""Settings in TOML files: names as on the command line, unknown ones refused with a hint."""
+"""Settings in TOML files, named as on the command line; unknown names are refused with a hint."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ssd_jax.system.files import brief, read_text, require_shallow
 
 _MOST_BYTES = 1 << 18
 _LONGEST = 8192
-"""Characters of a value, which errors may quote."""
+"""Most characters of a value, which errors may quote."""
 
 _MOST_BITS = 64
 _MOST_DOTS = 100
-"""In a line that is no comment: the time that `tomllib` takes for a key grows with their square."""
+"""Most dots in a non-comment line: the time of `tomllib` for a key grows with their square."""
 
 
 def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     """Settings of a TOML file, one `name = value` a line, names as on the command line.
 
     Raises:
-      InputError: unreadable file, or an unknown key (with the nearest known one).
+      InputError: the file is unreadable, or a key is unknown (with the nearest known one).
     """
     remedy = "give a configuration in TOML"
     text = read_text(path, most=_MOST_BYTES, remedy=remedy)
@@ -58,16 +58,17 @@ def _require_short(value: object) -> None:
 
 
 def read_section(kind: type, table: object, where: str) -> Any:
-    """A section as a dataclass: its annotations say types and limits, as msgspec understands them,
-    a `description` what to say where one is not kept.
+    """Reads a section as a dataclass. Its annotations define types and limits, as msgspec
+    understands them; a `description` is the error text if one is violated.
 
     Args:
-      kind: the dataclass, whose own errors get `where` before them.
+      kind: the dataclass; `where` is put before its own errors.
       table: its fields by name.
       where: names the section in errors.
 
     Raises:
-      InputError: no table, an unknown key (with the nearest known one), or a bad value.
+      InputError: it is not a table, or a key is unknown (with the nearest known one), or a value is
+        bad.
     """
     if not isinstance(table, dict):
         raise InputError(f"{where} must be a section")
@@ -94,8 +95,8 @@ def _checked(name: str, value: object, hint: Any) -> Any:
 
 
 def _wanted(value: object, info: msgspec.inspect.Type) -> str:
-    """What a value should be that msgspec has refused, in words."""
-    if isinstance(info, msgspec.inspect.UnionType):  # with None, which TOML does not have
+    """What a value refused by msgspec should be, in words."""
+    if isinstance(info, msgspec.inspect.UnionType):  # with None, which TOML lacks
         info = info.types[0]
     words = ""
     if isinstance(info, msgspec.inspect.Metadata):

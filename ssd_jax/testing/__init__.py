@@ -1,1 +1,1 @@
-"""For tests of what is built on this package: checkpoints, and roles without JAX."""
+"""Helpers for tests of code built on this package: checkpoints, and roles without JAX."""

@@ -11,7 +11,7 @@ from ssd_jax.roles.records import IDLE, DraftBatch, Promotion, draft_batch, padd
 
 
 class DraftRow(NamedTuple):
-    """A row of a `DraftBatch`; of what it committed the pending token is the last."""
+    """A row of a `DraftBatch`; its last committed token is the pending one."""
 
     slot: int
     position: int

@@ -16,7 +16,7 @@ from ssd_jax.testing.by_row import rows_of
 
 
 class Ready:
-    """Outcomes that are already there, as one (accepted tokens..., bonus) a row."""
+    """Outcomes that are already available, one (accepted tokens..., bonus) a row."""
 
     def __init__(self, emitted: Sequence[Sequence[int]]) -> None:
         tokens = np.zeros((len(emitted), max(map(len, emitted))), np.int32)
@@ -35,8 +35,8 @@ class Ready:
 class FakeTarget:
     """Continues each prompt by `script(prompt_ids, position)`; keeps what a device would hold.
 
-    Every position a token is written to is recorded, so a read of a position that was not written,
-    or was overwritten by another request, fails at once.
+    Records every position that a token is written to, so that reading a position that was not
+    written, or was overwritten by another request, fails at once.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FakeTarget:
     def forward(
         self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """What is emitted, and the proposed tokens."""
+        """The emitted tokens, and the proposed tokens."""
         assert tokens.shape == lengths.shape == (self.slots,)
         self.calls.append("forward")
         given: list[list[int]] = [[]] * self.slots
@@ -123,7 +123,7 @@ class FakeTarget:
 class FakeDrafter:
     """Proposes the script's own tokens, spoilt where `wrong(position)` says so.
 
-    It keeps each slot's tokens and checks that what it is told joins on without a gap.
+    It keeps each slot's tokens and checks that new ones follow without a gap.
     """
 
     on_device, timed, asks_first = False, False, False
@@ -155,7 +155,7 @@ class FakeDrafter:
         self._texts[slot] += tokens
         self._prompts[slot] = min(len(self._texts[slot]), self._most[slot])
         if last and len(self._texts[slot]) > self._most[slot]:
-            del self._texts[slot][-1]  # the pending token comes again with the first round
+            del self._texts[slot][-1]  # the first round repeats the pending token
 
     def gather(self, until: Callable[[], bool]) -> None:
         pass
@@ -185,7 +185,7 @@ class FakeDrafter:
 
 
 class Letters:
-    """Token id -> a character, whatever came before; ids below 32 are special and invisible."""
+    """Token id -> a character, whatever precedes it; ids below 32 are special and invisible."""
 
     def __init__(self, _after: int = 0) -> None: ...
 
@@ -205,7 +205,7 @@ class Silent(Letters):
 
 
 class Clock:
-    """Advances one second a look."""
+    """Advances by one second each time it is read."""
 
     def __init__(self) -> None:
         self.now = 0.0

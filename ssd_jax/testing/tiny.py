@@ -17,7 +17,7 @@ from ssd_jax.models.functional import FunctionalModel
 
 EOS, END_OF_TURN, PAD = 256, 257, 258
 TOKENS, ROWS = 259, 320
-"""Ids that there are, and rows of the embedding: those beyond are vocabulary padding."""
+"""Number of ids, and of rows of the embedding: rows beyond the ids are vocabulary padding."""
 TEMPLATE = (
     "{% for m in messages %}<eot>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<eot>assistant:{% endif %}"
@@ -63,7 +63,7 @@ def weights(hf_config: dict[str, Any], seed: int = 0, noise: float = 0.0) -> dic
 
 
 def write_tokenizer(directory: Path, *, template: str | None = TEMPLATE) -> None:
-    """A byte-level tokenizer: one token a byte, then <eos>, <eot>, <pad>."""
+    """Writes a byte-level tokenizer: one token a byte, then <eos>, <eot>, <pad>."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -88,12 +88,12 @@ def write_checkpoint(
     noise: float = 0.0,
     **changes: Any,
 ) -> Path:
-    """A complete checkpoint directory, made if need be.
+    """Writes a complete checkpoint directory, creating it if needed.
 
     Args:
       family: its `model_type`.
       seed, noise: see `weights`.
-      changes: to its configuration.
+      changes: changes to its configuration.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

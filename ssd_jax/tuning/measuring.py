@@ -129,7 +129,7 @@ def verifying(
 
 
 def looking_ahead(target: Target) -> Callable[[], None]:
-    """A function that dispatches a round of mode ar in all open slots, then reads the one before."""
+    """A function that dispatches a round of mode ar in all slots, then reads the one before."""
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, 0))
 
@@ -218,7 +218,7 @@ class Branches:
         return self._seconds(expanded)
 
     def _seconds(self, attempt: Callable[[], bool]) -> float:
-        """Seconds of an attempt and of those before it for which the worker was late, as at first."""
+        """Seconds of an attempt; if a worker is late, as it may be at first, of all attempts."""
 
         def answered() -> None:
             deadline = self._clock() + PATIENCE

@@ -1,7 +1,7 @@
-"""Predicts decoding speed (tokens per second) of a mode, with K tokens a round and M branches.
+"""Predicts tokens per second of decoding in a mode, with K tokens a round and M branches.
 
-If a verification of L tokens takes T_v(L) seconds, a token drafted just in time T_1 and a forward of
-M branches T_s(M), a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
+If a verification of L tokens takes T_v(L) seconds, a token drafted just in time T_1 and a forward
+of M branches T_s(M), a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
 
   AR      1 / T_v(0)
   SD      E(K) / (T_v(K) + K T_1)
@@ -33,7 +33,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 WORST_CONTENTION = 2.0
-"""More was measured because something else was busy; a mode not chosen would never correct it."""
+"""If more is measured, something else was busy, which a mode not chosen would never reveal."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
