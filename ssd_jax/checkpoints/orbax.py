@@ -202,7 +202,7 @@ def _save(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def origin(path: Path) -> dict[str, str]:
-    """SHA-256 of the files that weights came from, by name; this package's format passes it on."""
+    """SHA-256 of the files that weights came from, by name; this package's format keeps them."""
     if path.is_dir() and (path / MANIFEST).exists():
         return read_json(path / MANIFEST).get("source_sha256", {})
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]

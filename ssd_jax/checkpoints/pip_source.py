@@ -197,7 +197,7 @@ def _bytes_in(*directories: Path) -> int:
 
 
 def _cached(directory: Path, pin: Pin) -> Path | None:
-    """The extracted file, if it is there and unchanged since."""
+    """The extracted file, if it is there with the bytes that were extracted."""
     try:
         marker = read_json(directory / _MARKER)
         path = directory / require_plain_name(marker["file"], directory / _MARKER)

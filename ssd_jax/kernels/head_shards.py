@@ -38,7 +38,7 @@ class HeadShards(NamedTuple):
             in_specs=tuple(map(self._spec, heads)),
             out_specs=self._spec(result),
             axis_names={self.axis},
-            check_vma=False,  # Pallas kernels don't declare it
+            check_vma=False,  # Pallas kernels do not declare it
         )
 
     def _spec(self, dimension: int | None) -> Any:

@@ -74,7 +74,7 @@ class DeviceGroups(RoleNumbers):
         platform, numbers = found.groups() if found else (None, draft)
         if platform != "cpu":
             return dataclasses.replace(super().parse(target, numbers), platform=platform)
-        # A target on another platform can't have the processor's devices.
+        # A target on another platform cannot have the processor's devices.
         own = super().parse(None, numbers)
         if own.draft is not None and own.draft[-1] >= MOST_OF_A_PROCESSOR:
             raise InputError(

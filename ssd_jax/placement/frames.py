@@ -66,8 +66,8 @@ class Frames:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
     def first(self, seconds: float, *, most: int) -> bytes:
-        """Receives the first frame, by which the other end identifies itself; it may have `most`
-        bytes and must arrive whole within `seconds`. See `receive`."""
+        """Receives the first frame, by which the other end identifies itself; it may have up to
+        `most` bytes and must arrive whole within `seconds`. See `receive`."""
         usual, self.most = self.most, most
         self._until = time.monotonic() + seconds
         try:

@@ -116,7 +116,7 @@ def place(
       grid: layout of the target's devices; None is one device, or a row of all its devices.
       addresses: of workers on other hosts.
       workers: number of the draft's processes, or of groups of its devices in a submesh.
-      hosts: whether the target's devices belong to several processes; if none are named, all do.
+      hosts: whether the target's devices, by default all, belong to several processes.
 
     Raises:
       InputError: a device does not exist, or a process has none.

@@ -38,7 +38,7 @@ class DispatchingDraft(BranchingDraft, Protocol):
     """A draft whose calls only dispatch, except `branch_tokens`."""
 
     def ready(self) -> bool:
-        """Whether the branches of the last `expand` are ready, so that `branch_tokens` won't wait.
+        """Whether the branches of the last `expand` are ready: `branch_tokens` does not wait.
 
         Once true for an expansion, it stays true; `SubmeshDraft.promote` relies on this in a round
         without the draft.

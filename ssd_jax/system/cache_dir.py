@@ -27,5 +27,5 @@ def compile_cache(setting: str) -> Path:
 
 
 def costs_cache(setting: str) -> Path:
-    """Directory of measured costs: beside the default compiled programs, or in the user's own."""
+    """Directory of measured costs: beside the default cache of programs, or in the user's own."""
     return (cache_dir() if setting == "auto" else compile_cache(setting)) / "costs"

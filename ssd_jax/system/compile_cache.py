@@ -1,6 +1,6 @@
 """Compiled programs on disk, which JAX reads and writes instead of its own files.
 
-JAX writes its own entries in place, where a reader or a full disk finds them incomplete, never
+JAX writes its own entries in place, so that a reader or a full disk may find them incomplete, never
 replaces them, and loads them unchecked: one flipped bit may end the process at every start. Entries
 here begin with a hash; one that does not match it is deleted, compiled and written again.
 """

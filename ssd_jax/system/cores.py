@@ -130,8 +130,8 @@ def pin(cores: Iterable[int]) -> Callable[[], None]:
     """Pins all threads of this process; later ones inherit it. The latest of several pins applies.
 
     Returns: a function that ends the pin. Threads then follow the latest remaining pin. Without
-      one they get back the cores that they had, and threads started since get those of the first
-      caller. Threads that were moved in the meantime stay where they are.
+      one they get back the cores that they had, and threads started since get those of the
+      thread that pinned first. Threads that were moved in the meantime stay where they are.
     """
     usable_cores()  # caches the given cores
     own, wanted = object(), set(cores)

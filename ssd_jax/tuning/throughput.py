@@ -44,7 +44,7 @@ class Costs:
       verify: T_v by number of proposed tokens, for the compiled widths.
       ahead: a round of mode ar, which dispatches the next round before it reads; 0 if not known.
       draft: T_1 of mode sd; 0 if drafting is free.
-      backup: T_1 on the devices of mode ssd's draft.
+      backup: T_1 where mode ssd's draft runs.
       step: T_s by M; empty without branches.
       contention: x, how much target and branches slow each other while both are busy.
     """

@@ -79,7 +79,7 @@ def tree_attention_pallas_tpu(
       interpret: runs the kernel on a processor, in an interpreter.
 
     Raises:
-      ValueError: the kernel cannot read the pages, or the table has too many; or, for concrete
+      ValueError: the kernel cannot read the pages, or their table is too large; or, for concrete
         arguments, something is out of range.
     """
     page_table = as_array(page_table, len(q))

@@ -35,7 +35,7 @@ _STEADY = 2.0  # seconds of being ready after which a worker's death counts as c
 _LAST_LINES = 20
 _LONGEST_LINE = 2**16  # bytes
 _REMINDER = 60.0  # seconds between warnings while a worker starts
-_ROOT = str(Path(__file__).parents[3])  # the directory of this package
+_ROOT = str(Path(__file__).parents[3])  # the directory that this package is in
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
