@@ -1,9 +1,9 @@
 """The engine: requests enter and leave slots between rounds; one `step` is one round.
 
 `Engine._round` has the order of the roles' calls. It waits only for the outcome of the round in
-flight; once the next round is dispatched, tokens are turned into text, stop strings are searched
-for and events are handed out. A round dispatched past a stop is discarded before anything counts
-it.
+flight, and for drafted tokens where that pays; once the next round is dispatched, tokens are turned
+into text, stop strings are searched for and events are handed out. A round dispatched past a stop
+is discarded before anything counts it.
 
 Whatever raises within a step, nothing is taken twice and no event is lost: an outcome counts once
 it is read whole, an event is made once and kept until it is handed out, and a role is asked again

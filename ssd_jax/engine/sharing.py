@@ -126,7 +126,9 @@ class Sharing:
                     self._lock.release()
 
     def close(self) -> None:
-        """Ends the waits of all callers; returns when no round is under way."""
+        """Ends the waits of all callers; returns when no round is under way, after ten seconds
+        at the latest.
+        """
         with Deferred(), self._lock:
             self._closed = True
             for caller in self._callers.values():

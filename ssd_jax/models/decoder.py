@@ -46,8 +46,8 @@ AllBranches = list[BranchArray] | BranchArray
 """One array a layer, or one for all layers when scanned."""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32 and rotated, to
-the attention output, shaped as q, and whatever else the layer is to return."""
+"""From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k
+rotated, to the attention output, shaped as q, and whatever else the layer is to return."""
 
 
 class Tree(NamedTuple):

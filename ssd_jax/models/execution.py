@@ -68,7 +68,7 @@ class Execution:
 
     def chunks_of(self, tokens: int) -> Iterator[int]:
         """The chunk sizes that prefill `tokens` tokens, in order. The last chunk is padded; if it
-        would be less than half full, smaller ones take its place, where there are any."""
+        would be at most half full, smaller ones take its place, where there are any."""
         chunks = self.prefill_chunks
         while tokens > 0:
             width = min((chunk for chunk in chunks if chunk >= tokens), default=chunks[-1])

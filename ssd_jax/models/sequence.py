@@ -1,8 +1,8 @@
 """Whole sequences through the decoder, without pages: for training, and for scoring given text.
 
 Modules and arithmetic are the engine's, but attention is between the tokens of one array, and
-everything is differentiable. Several texts may share a row (packing): a token sees only earlier
-tokens of its own segment.
+everything is differentiable. Several texts may share a row (packing): a token sees itself and
+earlier tokens of its own segment.
 """
 
 from __future__ import annotations

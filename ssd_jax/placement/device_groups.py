@@ -68,7 +68,8 @@ class DeviceGroups(RoleNumbers):
         """Reads the two settings; the draft's may name a platform: "cpu", "cpu:0,1", "gpu:1".
 
         Raises:
-          InputError: a setting is not a list of numbers, or both roles have a device.
+          InputError: a setting is not a list of numbers, a processor has no such device, or both
+            roles have a device.
         """
         found = re.fullmatch("(cpu|gpu):(.+)", "cpu:0" if draft == "cpu" else draft or "")
         platform, numbers = found.groups() if found else (None, draft)

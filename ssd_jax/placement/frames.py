@@ -58,7 +58,7 @@ class Frames:
         """Sends a frame.
 
         Raises:
-          OSError: the other end does not take the frame.
+          OSError: the frame is too long, or the other end does not take it.
         """
         if len(frame) > self.most:
             raise OSError(f"a message of {len(frame)} bytes is too long; at most {self.most} go")
