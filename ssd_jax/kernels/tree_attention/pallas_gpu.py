@@ -29,7 +29,7 @@ CAPABILITY = "9.0"
 _BLOCK = 8192  # numbers of the keys of a block: 16 KiB
 _TILES = 3  # of 64 queries that share a block's keys and values; each has a warpgroup
 _LEAST = 4  # blocks of a part, so that it returns little compared with what it reads
-_MERGED, _FOLDED = 32, 16  # most parts merged at once; number of parts that more are folded into
+_MERGED, _FOLDED = 16, 8  # most parts merged at once; number of parts that more are folded into
 _CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
 
 
