@@ -68,63 +68,62 @@ class EngineSettings:
     mode: str = _field(
         "ar",
         "decoding mode; auto, which needs a draft, measures target and draft at its first start "
-        "and takes the mode that is predicted to be fastest; k and budget are then auto, too, "
-        "unless given",
+        "and takes the mode predicted to be fastest; k and budget then default to auto",
         MODES,
     )
     draft: str | None = _field(
         None,
-        "draft of modes sd and ssd: ngram (not ssd), a model source as for the target, the "
-        "directory of a draft checkpoint made for it, the name of one that comes with the "
-        "package, or default, the smallest of these for this target",
+        "draft of modes sd and ssd: ngram (not ssd), a model source as for target, the directory "
+        "of a draft checkpoint made for it, the name of one that ships with the package, or "
+        "default, the smallest shipped for this target",
     )
     k: int | str | None = _field(
         None,
-        f"speculated tokens a round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
+        f"tokens proposed per round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
         f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
         within=(1, MAX_K),
         or_else="auto",
     )
     dtype: str = _field(
-        "bfloat16", "compute dtype; native: the weights of a GGUF file as quantised in it", DTYPES
+        "bfloat16", "compute dtype; native keeps a GGUF file's quantised weights", DTYPES
     )
     draft_dtype: str | None = _field(
         None,
-        "compute dtype of the draft; w8a8: int8 with half of the activations' bits; default: "
-        "dtype, but int8 for want of native, and on processors w8a8 for a draft checkpoint in int8",
+        "compute dtype of the draft; w8a8 is int8 with half the activation bits; default: dtype, "
+        "but int8 where native is not possible, and w8a8 on CPUs for an int8 draft checkpoint",
         get_args(DraftDtype),
     )
-    slots: int = _field(1, "requests decoded together", within=(1, _MOST))
+    slots: int = _field(1, "max requests per batch", within=(1, _MOST))
     context: int | None = _field(
         None,
-        f"most tokens of a request, prompt and output; default {DEFAULT_CONTEXT}, or the model's "
-        "limit if that is less",
+        f"max tokens of a request, prompt plus output; default {DEFAULT_CONTEXT}, or the model's "
+        "limit if lower",
         within=(1, _MOST),
     )
     kv_memory: int | str | None = _field(
         None,
-        "memory for keys and values of target and draft together, such as 4GiB: slots then share "
-        "pages, which a text gets as it grows, and the youngest waits where they run out; default: "
-        "room for a whole context in every slot",
+        "KV cache memory of target and draft together, such as 4GiB: slots then share pages, "
+        "allocated as a text grows, and the youngest request waits or is preempted when they run "
+        "out; default: a whole context per slot",
     )
     page_size: int | None = _field(
         None,
-        "positions of a page that slots share, a multiple of 16 (of 64 where attention is cpu); "
+        "tokens per KV cache page shared by slots, a multiple of 16 (64 if attention is cpu); "
         "default 128",
         within=(1, _MOST),
     )
     prefix_caching: bool | None = _field(
         None,
-        "requests whose prompts begin alike have the pages of that in common, which are run once; "
-        "default: where slots share pages",
+        "compute a common prompt prefix once and share its KV cache pages; default: on if slots "
+        "share pages",
     )
     chat_template: bool | None = _field(
         None, "apply the checkpoint's chat template; default: if it has one"
     )
     generation_config: str = _field(
         "none",
-        "how requests are sampled that do not say it: none is greedy, auto is as the checkpoint's "
-        "generation_config.json or general.sampling keys (GGUF) have it",
+        "default sampling settings of requests: none is greedy, auto takes the checkpoint's, from "
+        "generation_config.json or general.sampling keys (GGUF)",
         get_args(SamplingSource),
     )
     draft_temperature: float | None = _field(
@@ -135,112 +134,112 @@ class EngineSettings:
     )
     proposal_support: int | str | None = _field(
         None,
-        f"likeliest tokens that a proposal is drawn from, or full; default {SUPPORT}",
+        f"draw proposals from the N likeliest tokens, or full; default {SUPPORT}",
         within=(1, _MOST),
         or_else="full",
     )
     draft_placement: str | None = _field(
         None,
-        "where the draft of mode ssd runs: inline is the target's devices, one after the other; "
-        "submesh is other devices of the same process, process a worker process, with GPUs of its "
-        "own or on this host's processor, remote one that `ssd-jax draft-worker` runs elsewhere; "
-        "auto, the default, is submesh with several TPUs, else process",
+        "where the draft of mode ssd runs: inline (the target's devices, taking turns), submesh "
+        "(other devices of the same process), process (a worker process, on its own GPUs or this "
+        "host's CPU), remote (an `ssd-jax draft-worker` elsewhere), or auto, the default: submesh "
+        "with several TPUs, else process",
         ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
     )
     draft_workers: int | None = _field(
         None,
-        "processes that share the work of a draft in a process, by draft_split, or groups of the "
-        "draft's devices that share the slots in a submesh; of remote workers name each, "
+        "worker processes that share a draft's work by draft_split, or in a submesh groups of its "
+        "devices that share the slots; draft_placement lists remote workers as "
         "remote:HOST:PORT,HOST:PORT; default: 1",
         within=(1, MAX_WORKERS),
     )
     draft_split: str | None = _field(
         None,
-        "what several draft workers share: the slots, each with all branches of its own, or the "
-        "branches of every slot; default auto: what is predicted to be faster with all slots busy",
+        "what draft workers divide among them: slots, each with all its branches, or the branches "
+        "of every slot; default auto: what is predicted to be faster with all slots busy",
         get_args(Split),
     )
     draft_token_file: str | None = _field(
-        None, "file with the secret of a remote draft worker, readable by its owner alone"
+        None, "file with a remote draft worker's secret, readable only by its owner"
     )
     draft_tls_ca: str | None = _field(
-        None, "PEM file of certificates that sign a remote draft worker's, which has TLS used"
+        None, "PEM file of CA certificates to verify a remote draft worker; turns TLS on"
     )
     draft_tls_cert: str | None = _field(
-        None, "PEM file of this end's own certificate, for a worker that asks for one"
+        None, "PEM file of the engine's certificate, for a worker that requires one"
     )
-    draft_tls_key: str | None = _field(None, "PEM file of that certificate's private key")
+    draft_tls_key: str | None = _field(None, "PEM file of draft_tls_cert's private key")
     target_devices: str | None = _field(
         None,
         "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
-        "one; with devices of the draft those that draft_devices leaves, or half of all and more, "
-        "a power of two (as what the draft gets of the rest)",
+        "one; if the draft has its own devices, all but draft_devices, or the largest power of two "
+        "below their total (the draft: within the rest)",
     )
     draft_devices: str | None = _field(
         None,
         "devices of the draft with draft_placement = submesh or process, such as 1 or 4-7, or cpu "
-        "for the processor; default: those that the target leaves, and for a draft in a process "
-        "without several GPUs the processor",
+        "for the host's CPU; default: those that the target leaves free, but the CPU for a draft "
+        "in a process without several GPUs",
     )
     mesh: str | None = _field(
         None,
-        "grid of the target's devices, such as tensor=4 or data=2,tensor=4: data groups share the "
-        "slots, the tensor devices of a group share the model; default: all in one group",
+        "mesh of the target's devices, such as tensor=4 or data=2,tensor=4: data groups divide the "
+        "slots, each group is tensor parallel; default: all devices in one group",
     )
     hosts: str | None = _field(
         None,
-        "processes that run the target together, this one being the leader: the address of JAX's "
-        "coordinator, which it starts, and how many there are, such as 10.0.0.1:4000,count=2, or "
-        "auto, as JAX finds out; the others run ssd-jax follower. Each waits for the others 300 "
-        "seconds, or joining=N. mesh and target_devices then count the devices of all processes, "
-        "and default to them",
+        "processes that run the target together, this one as leader: address of JAX's "
+        "coordinator, which the leader starts, and number of processes, such as "
+        "10.0.0.1:4000,count=2, or auto to let JAX find out; the others run ssd-jax follower. Each "
+        "waits 300 seconds for the others, or joining=N. mesh and target_devices then count the "
+        "devices of all processes, and default to all",
     )
     host_timeout: float = _field(
         30.0,
-        "seconds within which every process of hosts has ended when one of them is lost",
+        "seconds within which all processes of hosts end if one is lost",
         within=(1, 3600),
     )
     draft_cores: str | None = _field(
         None,
-        "processor cores of a draft in a process, such as 1 or 2-3; default: those that "
-        "target_cores leaves, if it is given",
+        "CPU cores for a draft in a worker process, such as 1 or 2-3; default: those that "
+        "target_cores leaves, if given",
     )
     target_cores: str | None = _field(
         None,
-        "processor cores that the target's process is pinned to; default: those that draft_cores "
-        "leaves, if it is given",
+        "CPU cores to pin the target's process to; default: those that draft_cores leaves, if "
+        "given",
     )
     budget: int | str | None = _field(
         None,
-        f"branches of mode ssd a sequence, 2 to {MAX_BUDGET}; auto chooses among "
-        f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, by measured costs and hits; default "
-        f"auto for a draft in a process (but {BUDGET} with a list as fan_out), else {BUDGET}",
+        f"branches per sequence in mode ssd, 2 to {MAX_BUDGET}; auto chooses among "
+        f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, from measured costs and hits; "
+        f"default auto for a draft in a process ({BUDGET} if fan_out is a list), else {BUDGET}",
         within=(LEAST_BUDGET, MAX_BUDGET),
         or_else="auto",
     )
     fan_out: str | None = _field(
         None,
         "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
-        "geometric (learns one acceptance rate), measured (one for each place, and how fast misses "
-        "become rarer), confidence (by the draft's probabilities of its tokens), or a list of "
-        "k + 1 numbers such as 4,3,3,2,4 (after a slash: after a miss); default geometric",
+        "geometric (learns one acceptance rate), measured (one per position, and how fast branches "
+        "cut misses), confidence (from the draft's token probabilities), or a list of k + 1 "
+        "numbers such as 4,3,3,2,4 (after a slash: used after a miss); default geometric",
     )
     saguaro_c: float | None = _field(
         None,
-        "C of Saguaro sampling, 0 to 1: a smaller one usually hits more and accepts less; "
+        "C of Saguaro sampling, 0 to 1: a lower C usually hits more and accepts less; "
         "default 1 (off)",
         within=(0, 1),
     )
     backup: str | None = _field(
         None,
         "what mode ssd proposes after a miss; draft waits for the draft, auto (the default) only "
-        "as long as that pays",
+        "while that pays",
         KINDS,
     )
     predict: str | None = _field(
         None,
-        "how mode ssd predicts bonus tokens of sampled requests: plain by the draft's "
-        "probabilities, noise by these and the noise that will draw them; default noise",
+        "how mode ssd predicts bonus tokens of sampled requests: plain from the draft's "
+        "probabilities, noise also from the noise that will draw them; default noise",
         get_args(Prediction),
     )
     verify: str = _field(
@@ -250,36 +249,35 @@ class EngineSettings:
     )
     exact: str = _field(
         "auto",
-        "exactness: bitwise makes a token's computation independent of the tokens beside it, "
-        "distribution does without, auto is bitwise where that costs nothing",
+        "exactness: bitwise makes each token's result independent of the tokens batched with it, "
+        "distribution does not, auto is bitwise where that costs nothing",
         get_args(Exactness),
     )
     attention: str = _field(
         "auto",
-        "what computes attention of target and draft (a draft's process on another platform has "
-        "its own, unless it is xla): cpu (a kernel for processors), pallas_tpu (one for TPUs), "
-        "pallas_gpu (one for H100 and H200), xla; auto takes the platform's own, or xla where "
-        "there is none or it cannot read the model's pages; a given one that is not possible is "
-        "an error",
+        "attention kernel of target and draft (a draft process on another platform chooses its "
+        "own, unless this is xla): cpu (for CPUs), pallas_tpu (for TPUs), pallas_gpu (for H100 and "
+        "H200), xla; auto takes the platform's kernel, or xla if there is none or it cannot read "
+        "the model's pages; a named kernel that cannot run is an error",
         get_args(AttentionKernel),
     )
     logprobs: int | None = _field(
         None,
-        f"most log-probabilities a token that requests may ask for, 0 to {MAX_LOGPROBS}",
+        f"max logprobs per token that a request may ask for, 0 to {MAX_LOGPROBS}",
         within=(0, MAX_LOGPROBS),
     )
     logprobs_of: str = _field(
         "raw",
-        "log-probabilities of the model, or after penalties, temperature and truncation",
+        "logprobs before or after penalties, temperature and truncation",
         get_args(LogprobsOf),
     )
     trace: str | None = _field(
         None,
-        "file for a trace of what target and draft did when, which ssd-jax trace draws and "
-        "ui.perfetto.dev shows",
+        "file for a timeline of target and draft, to draw with ssd-jax trace or open in "
+        "ui.perfetto.dev",
     )
     compile_cache: str = _field(
-        "auto", "directory of compiled programs; auto is the user's cache, off keeps none"
+        "auto", "compile cache directory; auto is in the user's cache, off caches nothing"
     )
 
     def __post_init__(self) -> None:

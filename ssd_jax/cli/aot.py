@@ -20,16 +20,16 @@ _FLAGS: settings.OwnFlags = {
     "chip": (
         "str",
         None,
-        "what to compile for",
+        "chip to compile for",
         ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200"),
     ),
-    "devices": ("int", None, "devices of the slice, or of a machine with GPUs"),
+    "devices": ("int", None, "number of devices in the slice or GPU machine"),
 }
 _DTYPES = ("bfloat16", "int8", "float32")
 _TEXTS = {
     "target": "target model: a name such as llama-3.1-8b, a config.json or its directory, a GGUF "
     "file, or hf:org/name[@revision]",
-    "draft": "draft model, as the target",
+    "draft": "draft model, as for target",
     "dtype": "compute dtype",
     "draft_dtype": "compute dtype of the draft; default: dtype",
 }

@@ -32,7 +32,7 @@ _FLAGS: settings.OwnFlags = {
     "history": (
         "str",
         "auto",
-        "file of what was typed, for the arrow keys; auto is in the user's cache, off keeps none",
+        "input history file, for the arrow keys; auto is in the user's cache, off keeps none",
     ),
 }
 

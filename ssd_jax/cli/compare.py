@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FILES = ("A.jsonl", "B.jsonl")
 _FLAGS: settings.OwnFlags = {
-    "prompt_file": "prompts of both runs; with the settings of both, margins and verdicts follow",
+    "prompt_file": "prompts of both runs; with the runs' settings, adds margins and verdicts",
     "json": ("bool", False, "one JSON object on standard output"),
 }
 _OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify"})

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ssd_jax.traces.read import EngineLanes
 
 _MODE = (
-    "what to compare with ar: sd, ssd or auto, with --draft, or ar alone; default: sd with "
-    "--draft; without it every mode, with drafts of the demo's choice, which no flag changes"
+    "mode to compare with ar: sd, ssd or auto, with --draft, or ar alone; default: sd with "
+    "--draft; without it every mode, with drafts the demo chooses, which no flag changes"
 )
 _K, _BUDGET = "4", "16"
 _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
@@ -57,7 +57,7 @@ _OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but de
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    own: settings.OwnFlags = {"prompt": "what to ask instead of the demo's prompts"}
+    own: settings.OwnFlags = {"prompt": "prompt to use instead of the demo's own"}
     values = settings.new_flags(own, max_tokens=128, mode=None)
     values["mode"].help = _MODE
     given = settings.parse(values, "demo", arguments)

@@ -16,16 +16,16 @@ STOPPED = 3
 
 _STAGES = ("magpie", "prompts", "generate", "train", "evaluate")
 _FLAGS: settings.OwnFlags = {
-    "config": "TOML file of what to make; configs/distill has some",
+    "config": "TOML configuration; configs/distill has examples",
     "out": "directory of the results; default: distill/NAME in the user's cache directory",
-    "data": "directory of the prompt files; default: what the configuration says",
+    "data": "directory of the prompt files; default: as in the configuration",
     "draft": "draft to evaluate: a draft checkpoint, another model source, or default for the one "
-    "that comes with the package; without it the trained one",
-    "stage": ("str", None, "stage to run alone (default: all that are not finished)", _STAGES),
+    "in the package; if not given, the trained draft",
+    "stage": ("str", None, "stage to run alone (default: all unfinished ones)", _STAGES),
     "compile_cache": (
         "str",
         "auto",
-        "directory of compiled programs; auto is the user's cache, off keeps none",
+        "compile cache directory; auto is in the user's cache, off caches nothing",
     ),
 }
 

@@ -15,26 +15,26 @@ from ssd_jax.settings import DEFAULT_TARGET
 from ssd_jax.system.cores import Cores, pin, require_usable
 
 _FLAGS: settings.OwnFlags = {
-    "listen": "address that engines reach, such as 10.0.0.7:4711; 127.0.0.1 is this host alone, "
-    "port 0 any that is free",
-    "draft": "source of the draft: as in the other commands",
+    "listen": "address to listen on, such as 10.0.0.7:4711; 127.0.0.1 serves only this host, "
+    "port 0 is any free port",
+    "draft": "draft to serve: as in the other commands",
     "target": (
         "str",
         DEFAULT_TARGET,
-        "source of the target, for a draft that takes tensors from it, such as default",
+        "target model, for a draft that takes tensors from it, such as default",
     ),
-    "token_file": "file with a secret that engines must have, too",
-    "tls_cert": "PEM file of this worker's certificate, which has TLS used",
+    "token_file": "file with a secret that engines must present",
+    "tls_cert": "PEM file of this worker's certificate; turns TLS on",
     "tls_key": "PEM file of its private key",
-    "tls_client_ca": "PEM file of certificates that sign those of engines, which then need one",
-    "engines": ("int", 4, "most engines at a time; each has this share of the memory"),
-    "draft_devices": "devices of this host that share the draft, such as 0-3, gpu:0,1 or cpu:0-3; "
+    "tls_client_ca": "PEM file of CAs to verify engines, which then need a certificate",
+    "engines": ("int", 4, "max engines at a time; each gets an equal share of memory"),
+    "draft_devices": "local devices to shard the draft over, such as 0-3, gpu:0,1 or cpu:0-3; "
     "default: one",
-    "draft_cores": "processor cores to run on, such as 1 or 2-3; default: all",
+    "draft_cores": "CPU cores to run on, such as 1 or 2-3; default: all",
     "compile_cache": (
         "str",
         "auto",
-        "directory of compiled programs; auto is the user's cache, off keeps none",
+        "compile cache directory; auto is in the user's cache, off caches nothing",
     ),
 }
 _GRACE = 2.0  # seconds for streams to end

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _COMPARED = [mode for mode in MODES if mode != "auto"]
 _FLAGS: settings.OwnFlags = {
     "prompt": "text to complete",
-    "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} a line; '
-    "other keys are not looked at",
-    "json": ("bool", False, "one JSON object a prompt on standard output"),
+    "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} per line; '
+    "other keys are ignored",
+    "json": ("bool", False, "one JSON line per prompt on standard output"),
     "compare": (
         "str",
         None,
-        "run the prompts in this mode, too, and show on standard error where the texts part",
+        "also run the prompts in this mode, and show on standard error where texts diverge",
         _COMPARED,
     ),
 }

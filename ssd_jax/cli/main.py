@@ -22,17 +22,17 @@ from ssd_jax.system.collection import collect_seldom
 COMMANDS = {
     "generate": "complete prompts",
     "chat": "talk to a model in the terminal",
-    "compare": "show where two runs of the same prompts part",
+    "compare": "show where two runs of a prompt file diverge",
     "bench": "measure speed on prompt sets, or the cost of a forward",
     "convert": "write a checkpoint that loads in seconds",
     "distill": "train a small draft on a target's own text",
-    "follower": "run a target of several processes together with the leader, which has --hosts",
-    "aot": "say of two models and chips that are not there what fits, and whether SSD pays",
+    "follower": "join the leader, a command with --hosts, in running a multi-process target",
+    "aot": "report whether two models fit chips you do not have, and whether SSD pays",
     "demo": "answer short prompts in every mode and show the speed",
-    "trace": "draw what --trace wrote: target and draft, round by round",
+    "trace": "draw a file of --trace: target and draft, round by round",
     "draft-worker": "serve a draft to engines on other hosts",
     "plan-mesh": "show which devices target and draft get, and what each holds",
-    "models": "list the models that are on this machine",
+    "models": "list the models cached on this machine",
     "completion": "print a script that completes commands, flags and values in bash, zsh or fish",
 }
 _INTERRUPTED = 130

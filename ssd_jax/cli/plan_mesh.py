@@ -47,9 +47,9 @@ class Share:
 _FLAGS: settings.OwnFlags = {
     "devices": (
         *("int", None),
-        "plan for so many devices that are not here; default: those of this host",
+        "plan for this many devices not present; default: those of this host",
     ),
-    "platform": ("str", None, "what --devices counts: tpu (the default), gpu or cpu"),
+    "platform": ("str", None, "platform of --devices: tpu (the default), gpu or cpu"),
 }
 
 _OF_REQUESTS = (*settings.SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")

@@ -12,10 +12,10 @@ from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
 from ssd_jax.traces.read import read_trace
 
 _FLAGS: settings.OwnFlags = {
-    "output": "the picture; default: FILE.png",
+    "output": "image file; default: FILE.png",
     "from": ("int", None, f"first round to draw; default: {WARM_UP}, after a warm-up"),
     "rounds": ("int", ROUNDS, "rounds to draw"),
-    "engine": "engine to draw, such as 'ssd k=4'; default: the last one with a draft of its own",
+    "engine": "engine to draw, such as 'ssd k=4'; default: the last one with its own draft",
 }
 
 

@@ -84,19 +84,19 @@ class SamplingParams:
     )
     seed: int = _field(
         0,
-        "64-bit seed of every draw; a request that repeats it gets the same text, or where the "
-        "draft's speed decides how long proposals are, other draws of the same distribution",
+        "64-bit sampling seed; a request that repeats it gets the same text, or, if the draft's "
+        "speed decides proposal lengths, other draws from the same distribution",
         0,
         2**64 - 1,
     )
-    max_tokens: int = _field(256, "most tokens generated", 1, _MOST)
+    max_tokens: int = _field(256, "max tokens generated", 1, _MOST)
     min_tokens: int = _field(0, "no stop before this many generated tokens")
     stop: tuple[str, ...] = _field((), "strings that end the text")
-    stop_token_ids: tuple[int, ...] = _field((), "token ids that end the text, beside EOS")
-    ignore_eos: bool = _field(False, "generate through end-of-sequence tokens")
+    stop_token_ids: tuple[int, ...] = _field((), "token ids that end the text besides EOS")
+    ignore_eos: bool = _field(False, "continue past end-of-sequence tokens")
     logprobs: int | None = _field(
         None,
-        f"report each token's log-probability and this many likeliest, 0 to {MAX_LOGPROBS}; "
+        f"report logprobs of each token and of this many likeliest, 0 to {MAX_LOGPROBS}; "
         "default: none",
         0,
         MAX_LOGPROBS,

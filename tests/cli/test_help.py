@@ -205,7 +205,7 @@ def completions():
     ("shell", "command", "flag"),
     [
         ("bash", "generate)", "--max_tokens="),
-        ("zsh", "'generate:complete prompts'", "'--json[one JSON object a prompt"),
+        ("zsh", "'generate:complete prompts'", "'--json[one JSON line per prompt"),
         ("zsh", "'distill:train a small draft", "'--stage=[stage to run alone]:stage:(magpie "),
         ("fish", "-a generate -d 'complete prompts'", "-l mode -x -a 'ar sd ssd auto'"),
     ],
