@@ -188,11 +188,11 @@ class EngineSettings:
     )
     hosts: str | None = _field(
         None,
-        "processes that run the target together, this one as leader: address of JAX's "
-        "coordinator, which the leader starts, and number of processes, such as "
-        "10.0.0.1:4000,count=2, or auto to let JAX find out; the others run ssd-jax follower. Each "
-        "waits 300 seconds for the others, or joining=N. mesh and target_devices then count the "
-        "devices of all processes, and default to all",
+        "processes that run the target together: address of JAX's coordinator, which the leader "
+        "starts, and number of processes, such as 10.0.0.1:4000,count=2, or auto to let JAX find "
+        "out; the others run ssd-jax follower, with index=N. Each waits 300 seconds for the "
+        "others, or joining=N. mesh and target_devices then count the devices of all processes, "
+        "and default to all",
     )
     host_timeout: float = _field(
         30.0,
