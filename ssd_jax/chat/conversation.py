@@ -1,4 +1,4 @@
-"""The conversation: its messages, what of them fits the context, and its file."""
+"""The conversation: its messages, which of them fit the context, and its file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Message:
     stopped: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """The message as it stands in a file."""
+        """The message as it is written to a file."""
         value: dict[str, Any] = {"role": self.role, "content": self.content}
         return value | {"stopped": True} if self.stopped else value
 
@@ -36,15 +36,15 @@ class Conversation:
     messages: tuple[Message, ...] = ()
 
     def said(self, role: str, content: str, *, stopped: bool = False) -> Conversation:
-        """With one more message."""
+        """The conversation with one more message."""
         message = Message(role=role, content=content, stopped=stopped)
         return dataclasses.replace(self, messages=(*self.messages, message))
 
     def unanswered(self) -> Conversation:
-        """Up to and including the user's last message.
+        """The conversation up to and including the user's last message.
 
         Raises:
-          InputError: the user has not said anything.
+          InputError: there is no message of the user.
         """
         asked = [i for i, message in enumerate(self.messages) if message.role == "user"]
         if not asked:
@@ -57,12 +57,12 @@ class Conversation:
         return [{"role": m.role, "content": m.content} for m in (*system, *self.messages[first:])]
 
     def first_that_fits(self, size: Callable[[int], int], room: int, start: int = 0) -> int:
-        """Leaves out the oldest turns, whole, as far as needed.
+        """Leaves out whole turns, the oldest first, as far as needed.
 
         Args:
           size: tokens of the prompt that starts at a message.
           room: most tokens it may have.
-          start: messages before it are out already.
+          start: messages before it are left out already.
 
         Returns: where the prompt starts: at the user's last message if even that is too long.
         """

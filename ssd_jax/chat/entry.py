@@ -1,7 +1,7 @@
-"""What was typed: when an entry is complete, and what it means.
+"""Typed entries: when an entry is complete, and what it means.
 
-An entry is one line. It goes on over a line end where the line ends in a backslash, and until the
-closing quotes where it starts with three quotes. The raw text keeps these marks, so that an entry
+An entry is one line. It continues in the next line if the line ends in a backslash, and up to the
+closing quotes if it starts with three quotes. The raw text keeps these marks, so that an entry
 recalled from the history reads as it did the first time.
 """
 
@@ -47,7 +47,7 @@ _SYNONYMS = {"quit": "exit", "bye": "exit", "?": "help", "h": "help"}
 
 
 class Command(NamedTuple):
-    """A command with what follows it; `forced` where a ! stands behind its name."""
+    """A command and its argument; `forced` if a ! follows its name."""
 
     name: str
     argument: str = ""
@@ -55,7 +55,7 @@ class Command(NamedTuple):
 
 
 def entries(lines: Iterable[str]) -> Iterator[str]:
-    """Entries of lines, raw; the end of the lines ends an open one."""
+    """The raw entries of lines; the end of the lines ends an open entry."""
     raw: str | None = None
     for line in lines:
         ended = line.removesuffix("\n").removesuffix("\r")
@@ -68,7 +68,7 @@ def entries(lines: Iterable[str]) -> Iterator[str]:
 
 
 def is_open(raw: str) -> bool:
-    """Whether an entry goes on in another line."""
+    """Whether an entry continues in another line."""
     if raw.startswith(_QUOTES):
         end = raw[len(_QUOTES) :].rstrip()
         return not end.endswith(_QUOTES)

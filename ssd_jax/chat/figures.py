@@ -14,7 +14,7 @@ from ssd_jax.engine.request import RequestOutput
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An answer: how it was decoded, the tokens of its prompt, and what came out."""
+    """An answer: its mode, the number of its prompt's tokens, and its output."""
 
     mode: str
     prompt_tokens: int
@@ -82,7 +82,7 @@ def figures(answers: Sequence[Answer]) -> Figures:
 
 
 def summary(answer: Answer, context: int) -> str:
-    """One line about an answer, and why it ended where that is not its own end."""
+    """One line about an answer, and why it ended unless it ended by itself."""
     found, tokens = figures([answer]), len(answer.output.token_ids)
     parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
     for form, value in (
@@ -103,7 +103,7 @@ def summary(answer: Answer, context: int) -> str:
 
 
 def stats_table(answers: Sequence[Answer], context: int) -> Table:
-    """The last answer beside the session; modes apart, so that their speeds can be compared."""
+    """The last answer, and the session by mode so that speeds can be compared."""
     shown = {f"last answer ({answers[-1].mode})": figures(answers[-1:])}
     for mode in dict.fromkeys(answer.mode for answer in answers):
         shown[f"session, {mode}"] = figures([a for a in answers if a.mode == mode])

@@ -1,4 +1,4 @@
-"""Where things appear: the model's words on standard output, all else on standard error."""
+"""Shows the model's words on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def printable(text: str) -> str:
     """Text without control characters, which could move the cursor or rename the window."""
-    return _CONTROL.sub("\ufffd", text.replace("\r", ""))  # a line's end may come in two pieces
+    return _CONTROL.sub("\ufffd", text.replace("\r", ""))  # \r and \n may come in two pieces
 
 
 class WordWrap:
-    """Breaks lines at spaces only; what is longer than a line is left to the terminal, so that a
-    copied address stays whole. A word is held back until its end is known, or 24 cells of it;
-    letters of scripts that are written without spaces are not.
+    """Breaks lines at spaces only.
+
+    A word longer than a line is left to the terminal, so that a copied address stays whole. A word
+    is held back until its end or 24 cells of it are known; letters of scripts that are written
+    without spaces are not held back.
 
     Args:
       width: cells of a line.
@@ -37,7 +39,7 @@ class WordWrap:
         self._word = ""
 
     def push(self, text: str) -> str:
-        """What may be shown of the text so far, beyond what was returned before."""
+        """Takes more text; returns what can now be shown and was not returned before."""
         shown = ""
         for piece in _PIECES.findall(text):
             if piece == "\n":
@@ -57,7 +59,7 @@ class WordWrap:
         return shown
 
     def flush(self) -> str:
-        """The word that was held back, on this line or the next."""
+        """The held-back word, on this line or the next."""
         if not self._word:
             return ""
         space, word = self._space, self._word
@@ -72,7 +74,7 @@ class WordWrap:
 
 
 class Screen:
-    """Prints answers and what is said about them.
+    """Prints answers and messages about them.
 
     Args:
       out: takes the model's words.
@@ -88,25 +90,25 @@ class Screen:
         self._ends_line = True
 
     def note(self, text: str) -> None:
-        """Something in the background."""
+        """Prints a remark, dimmed."""
         self._line(Text(text, style="dim"))
 
     def say(self, text: str) -> None:
-        """The reply to a command."""
+        """Prints the reply to a command."""
         self._line(Text(text))
 
     def error(self, text: str) -> None:
-        """Something that was not done, and why."""
+        """Prints what was not done, and why."""
         self._line(Text(text, style="red"))
 
     def show(self, renderable: RenderableType) -> None:
-        """A table, after a blank line."""
+        """Prints a table, after a blank line."""
         self._console.print()
         self._console.print(renderable)
 
     @contextlib.contextmanager
     def answering(self, while_waiting: str) -> Iterator[None]:
-        """Around an answer: shows that something happens until its first word, ends its line."""
+        """Surrounds an answer: shows activity until its first word, and ends its last line."""
         with contextlib.ExitStack() as waiting:
             if self._console.is_interactive and not self._console.is_dumb_terminal:
                 status = Text(while_waiting, style="dim")
@@ -120,7 +122,7 @@ class Screen:
             self._write("\n")
 
     def words(self, text: str) -> None:
-        """The next words of an answer."""
+        """Prints the next words of an answer."""
         self._waiting.close()
         self._write(self._wrap.push(printable(text)) if self._terminal else text)
 
@@ -131,5 +133,5 @@ class Screen:
             self._ends_line = text.endswith("\n")
 
     def _line(self, text: Text) -> None:
-        # Where no one reads along, a line is a line: rich would break it at 80 columns.
+        # Without a terminal a line stays whole: rich would break it at 80 columns.
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)

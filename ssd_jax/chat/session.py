@@ -24,17 +24,17 @@ from ssd_jax.system.paths import user_path
 class ChatSession:
     """One chat with a loaded model.
 
-    An answer belongs to the conversation once its first word is there; what was asked before is
-    taken back with it.
+    An answer that is stopped or fails before its first word is dropped from the conversation, with
+    its question.
 
     Args:
-      ready: called before an answer, once it is known that there can be one.
+      ready: called before an answer, once it is known to be possible.
       stopped: asked between the rounds of an answer; True ends it there.
 
     Attributes:
-      conversation: all that was said, whether it still fits the context or not.
-      refused: entries that were not done.
-      failed: answers that ended with finish_reason `error`.
+      conversation: all messages, whether they still fit the context or not.
+      refused: number of entries that were refused.
+      failed: number of answers that ended with finish_reason `error`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ChatSession:
 
     @property
     def _mode(self) -> str:
-        """Of the next answer."""
+        """The mode of the next answer."""
         if self._chosen is None:
             self._ready()
             self._chosen = self._llm.mode
@@ -97,7 +97,7 @@ class ChatSession:
     def _answer(self, asked: Conversation) -> None:
         """Answers the last message of `asked`."""
         first, ids = self._fitting(asked)
-        # Each answer has its own randomness, and a session of the same entries the same one.
+        # Each answer has its own randomness, which is the same in a session of the same entries.
         request = self._llm.request(ids, self._params, self._begun)
         self._begun += 1
         if first > self._first:
@@ -137,7 +137,7 @@ class ChatSession:
                     return event.output
 
     def _fitting(self, asked: Conversation) -> tuple[int, list[int]]:
-        """Where the prompt starts so that there is room for an answer, and its ids."""
+        """Where the prompt starts, to leave room for an answer, and the prompt's ids."""
         context = self._llm.context
         room = context - min(self._params.max_tokens, context // 4)
         first = asked.first_that_fits(
@@ -171,7 +171,7 @@ class ChatSession:
 
     def _unavailable(self, mode: str) -> str:
         config = self._llm.config
-        try:  # a mode that could not be had anyway says so itself
+        try:  # an impossible mode has its own message
             dataclasses.replace(config, mode=mode, draft=config.draft or "ngram")
         except InputError as error:
             return str(error)

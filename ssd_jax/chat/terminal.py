@@ -26,7 +26,7 @@ _PROMPT, _MORE = "> ", ". "
 
 
 class TerminalReader:
-    """Reads entries; a text that is pasted whole is one, line ends and all.
+    """Reads entries; a text that is pasted at once is one entry, line ends included.
 
     On a terminal without escape sequences there is neither line editing nor a history.
 
@@ -48,7 +48,7 @@ class TerminalReader:
 
     @property
     def cleared(self) -> bool:
-        """Whether the last Ctrl-C took something that had been typed, as far as that is known."""
+        """Whether the last Ctrl-C discarded typed text, as far as that is known."""
         return self._session is not None and bool(self._session.default_buffer.text)
 
 
@@ -63,7 +63,7 @@ def _typed() -> Iterator[str]:
 def _session(history: Path | None) -> PromptSession[str]:
     output = create_output(always_prefer_tty=True)
     if isinstance(output, Vt100_Output):
-        output.enable_cpr = False  # no menu needs the cursor's place, and not all terminals tell
+        output.enable_cpr = False  # no menu needs the cursor's place; not all terminals report it
     keys = KeyBindings()
     keys.add("enter")(_enter)
     return PromptSession(
@@ -83,7 +83,7 @@ def _session(history: Path | None) -> PromptSession[str]:
 
 
 def _enter(event: KeyPressEvent) -> None:
-    """The Enter key: an open entry goes on in another line."""
+    """Handles Enter: an open entry continues in another line."""
     buffer = event.current_buffer
     if is_open(buffer.text):
         buffer.newline(copy_margin=False)
@@ -92,10 +92,10 @@ def _enter(event: KeyPressEvent) -> None:
 
 
 class HistoryFile(History):
-    """A file of entries, one JSON string a line, so that an entry may have several lines; only its
-    owner may read it.
+    """A file of entries that only its owner may read.
 
-    A history is a convenience: where the file cannot be read or written there is none.
+    Each line is a JSON string, so that an entry may have several lines. A history is a convenience:
+    if the file cannot be read or written, there is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +103,7 @@ class HistoryFile(History):
         self._path = path
 
     def load_history_strings(self) -> Iterable[str]:
-        """The newest first; a file that has grown long is cut to them."""
+        """The newest entries, newest first; a file that has grown long is cut to these."""
         try:
             lines = read_text(self._path, most=MOST_TEXT).split("\n")
         except InputError:

@@ -1,4 +1,4 @@
-"""`ssd-jax aot`: what a pair of models would be on chips that are not there."""
+"""`ssd-jax aot`: whether a pair of models fits chips that are not there, and its speed at best."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TEXTS = {
     "dtype": "compute dtype",
     "draft_dtype": "compute dtype of the draft; default: dtype",
 }
-"""Of settings that mean less here than in other commands."""
+"""Help of settings that mean less here than in other commands."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -68,7 +68,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     import jax
     from rich.console import Console
 
-    # Before anything asks for devices: those of this machine are not to be taken.
+    # Before anything asks for devices, so that this machine's are not taken.
     jax.config.update("jax_platforms", "cpu")
 
     from ssd_jax.aot.chips import chip_named, devices

@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         if not apart:
             load(llm)
         environment = describe()
-        given["budget"] = llm.config.budget  # as it holds where the draft is
+        given["budget"] = llm.config.budget  # its value in the draft's placement
         job = suites.BenchJob(
             llm=llm,
             prompts=prompts,
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check(given: dict[str, Any]) -> list[int]:
-    """Refuses flags that cannot be, or not in this suite; settles modes and returns the Ks."""
+    """Refuses bad flags and those of other suites; settles the modes and returns the Ks."""
     suite = given["suite"]
     if suite not in suites.SUITES:
         raise InputError(f"suite = {suite!r} is unknown; one of {list(suites.SUITES)}")
@@ -152,7 +152,7 @@ def _check_fits(llm: LLM, prompts: Sequence[BenchPrompt], params: SamplingParams
 
 
 def _tokens(llm: LLM, text: str, given: Mapping[str, Any]) -> Sequence[int]:
-    """Tokens of the text to score, of which there is at least one window."""
+    """Tokens of the text to score, enough for at least one window."""
     if given["window"] > llm.context:
         raise InputError(
             f"window = {given['window']} is more than the context of {llm.context}; lower one or "
@@ -214,7 +214,7 @@ def _check_widths(given: Mapping[str, Any]) -> None:
 
 
 def _settle_modes(given: dict[str, Any]) -> None:
-    """Modes to compare: as given, else the one of --mode, beside autoregressive as the base."""
+    """Sets the modes to compare: as given, else ar as the base and the one of --mode."""
     modes = given["modes"] or list(dict.fromkeys(("ar", given["mode"])))
     if set(modes) - set(MODES):
         raise InputError(f"modes = {','.join(modes)!r}: each is one of {list(MODES)}")

@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
             params,
             Screen(sys.stdout, console),
             system=given["system"],
-            # Nothing loads for a pipe of which no line can be answered.
+            # Nothing loads for a pipe if none of its lines can be answered.
             ready=functools.cache(lambda: load(llm)) if piped else lambda: None,
             stopped=lambda: interrupts.noted,
         )
@@ -80,10 +80,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _history(given: Mapping[str, Any]) -> Path | None:
-    """Where entries are kept.
+    """The file where entries are kept; None keeps none.
 
     Raises:
-      InputError: nothing can be kept there.
+      InputError: entries cannot be kept there.
     """
     place = given["history"]
     if not place:
@@ -121,7 +121,7 @@ def _greeting(llm: LLM) -> list[str]:
 def _talk(
     session: ChatSession, reader: TerminalReader, interrupts: Deferred, console: Console
 ) -> None:
-    """A conversation at a terminal, until its user leaves."""
+    """Holds a conversation at a terminal until the user leaves."""
     leaving = False
     while True:
         console.print()
@@ -144,12 +144,12 @@ def _talk(
         try:
             if not session.take(raw):
                 return
-        except DeviceError as error:  # what was said can still be saved
+        except DeviceError as error:  # the conversation can still be saved
             console.print(str(error), style="red", markup=False, highlight=False)
 
 
 def _answer_lines(session: ChatSession) -> int:
-    """Answers what standard input holds; 2 where an entry was refused."""
+    """Answers the entries of standard input; returns 2 if one was refused."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused by name
         sys.stdin.reconfigure(errors="surrogateescape")
     for raw in entries(sys.stdin):

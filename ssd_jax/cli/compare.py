@@ -30,7 +30,7 @@ _FLAGS: settings.OwnFlags = {
     "json": ("bool", False, "one JSON object on standard output"),
 }
 _OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify"})
-"""Settings of a run that decide no verdict: they are accepted, and not looked at."""
+"""Settings of a run that affect no verdict: they are accepted and ignored."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -102,12 +102,12 @@ def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Pr
 
 
 def _alone(config: Config) -> Config:
-    """The target as configured, without what only a mode needs."""
+    """The configuration of the target in mode ar, without settings of speculation."""
     slots = 1 if config.grid is None else config.grid.data
     return dataclasses.replace(config, mode="ar", slots=slots, **dict.fromkeys(SPECULATIVE))
 
 
 def _names(given: Mapping[str, Any]) -> tuple[str, str]:
-    """Titles of A and B: file names, or the paths where those are the same."""
+    """Titles of A and B: file names, or the paths where the names are the same."""
     one, other = (Path(given[name]) for name in _FILES)
     return (one.name, other.name) if one.name != other.name else (str(one), str(other))

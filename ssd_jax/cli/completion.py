@@ -1,4 +1,4 @@
-"""`ssd-jax completion SHELL`: a script that has the shell complete commands and flags."""
+"""`ssd-jax completion SHELL`: a script with which the shell completes commands and flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM
 
 _DRAFTS = ("default", "ngram")
-"""What commands that decode take beside paths."""
+"""Drafts that commands that decode take besides paths."""
 
 
 class _Flag(NamedTuple):
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _flags(command: str) -> list[_Flag]:
-    """What the command's help lists, and what else it takes: vLLM's names, and --noNAME."""
+    """Flags that the command's help lists, and others that it takes: vLLM's names and --noNAME."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module_of(command).run(["--help"])
@@ -56,7 +56,7 @@ def _flags(command: str) -> list[_Flag]:
 
 
 def _first(text: str) -> str:
-    """The beginning of a help text, without what a shell could take for its own."""
+    """The beginning of a help text, without characters that a shell could interpret."""
     return re.sub(r"[^\w ,.-]", "", re.split("[;:(]", " ".join(text.split()))[0]).strip()
 
 

@@ -1,4 +1,4 @@
-"""`ssd-jax convert`: write any supported checkpoint as our own, which loads in seconds."""
+"""`ssd-jax convert`: writes any supported checkpoint in our own format, which loads in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ssd-jax demo`: short answers in every mode, and what each cost, by both ways to count cores."""
+"""`ssd-jax demo`: short answers in every mode, and their cost by both ways to count cores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _MODE = (
     "--draft; without it every mode, with drafts the demo chooses, which no flag changes"
 )
 _K, _BUDGET = "4", "16"
-_OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but dear
+_OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but expensive
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -91,14 +91,14 @@ def _refuse_settings_of_drafts(given: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Demo:
-    """What is asked, how, and where the answers appear."""
+    """The prompts, how they are sampled, and the console that shows the answers."""
 
     prompts: Sequence[BenchPrompt]
     params: SamplingParams
     console: Console
 
     def modes_of(self, config: Config) -> BenchResult:
-        """The modes that these settings prepare."""
+        """Runs and shows the modes that these settings prepare."""
         with self._opened(config) as llm:
             self._answer(llm)
             result = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
@@ -106,7 +106,7 @@ class _Demo:
         return result
 
     def every_mode(self, plain: Config) -> list[BenchResult]:
-        """AR, SD and SSD by both ways to count cores, what mode auto takes, and a picture."""
+        """AR, SD and SSD by both ways to count cores, the choice of mode auto, and a picture."""
         import jax  # bad flags must not wait for it
 
         from ssd_jax.checkpoints.opening import open_checkpoint
@@ -119,7 +119,7 @@ class _Demo:
         cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
         results: list[BenchResult] = []
         with ExitStack() as until:
-            # First: what it compiles, on all cores, the processes on some of them find.
+            # First: processes on fewer cores find the programs that it compiles.
             sd_model = until.enter_context(self._opened(sd))
             self._answer(sd_model)
             if len(cores) > 1:
@@ -143,7 +143,7 @@ class _Demo:
     def _paper(
         self, sd: Config, ssd: Config, target: Sequence[int], draft: Sequence[int]
     ) -> BenchResult:
-        """The target has these cores in every mode, and the draft of SSD others."""
+        """Runs the modes with the target on its cores in each, and SSD's draft on others."""
         sd = dataclasses.replace(sd, target_cores=shown(target))
         ssd = dataclasses.replace(ssd, target_cores=shown(target), draft_cores=shown(draft))
         with ExitStack() as until:
@@ -163,7 +163,7 @@ class _Demo:
 
     @contextmanager
     def _opened(self, config: Config) -> Iterator[LLM]:
-        """A model that is loaded once its prompts are known to fit."""
+        """Opens a model, and loads it once its prompts are known to fit."""
         with open_llm(config) as llm:
             for prompt in self.prompts:
                 llm.request(prompt.content, self.params)
@@ -187,12 +187,12 @@ class _Demo:
         return lambda prompt: prompt_result(llm, prompt, self.params, mode, None)
 
     def _run(self, variants: Mapping[str, Variant]) -> BenchResult:
-        """Every prompt in every mode, after one run that does not count: first ones are slow."""
+        """Runs all prompts in every mode, after an uncounted run of each: first runs are slow."""
         with self._waiting("measuring every mode"):
             return run_paired(variants, self.prompts, warmup=1, repeats=1)
 
     def _waiting(self, text: str) -> Status:
-        """A line on the terminal, as long as something takes."""
+        """A line on the terminal while something runs."""
         return Console(stderr=True).status(text, spinner="line")
 
     def _show(self, rows: Sequence[VariantSummary], title: str, ssd: Config | None = None) -> None:
@@ -202,8 +202,10 @@ class _Demo:
 
 
 def _with_drafts(plain: Config, source: Checkpoint) -> tuple[Config, Config, str]:
-    """Modes sd and ssd with the draft of the package, or for want of it with others; and what
-    drafts they have. Mode ssd writes its timeline."""
+    """Configurations of modes sd and ssd, and a text that names their drafts.
+
+    The draft is the package's or, for want of it, another. Mode ssd writes its timeline.
+    """
     trace = plain.trace
     if trace is None:
         cache_dir().mkdir(parents=True, exist_ok=True)
@@ -234,7 +236,7 @@ def _named(cores: Sequence[int]) -> str:
 
 
 def _picture(trace: Path) -> str:
-    """Draws the trace, where that is possible; where to look."""
+    """Draws the trace if possible; returns a line that says where to look."""
     from ssd_jax.traces.picture import ROUNDS, choose, draw, window
     from ssd_jax.traces.read import read_trace
 
@@ -251,7 +253,7 @@ def _picture(trace: Path) -> str:
 
 
 def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
-    """The first of the most rounds without a prefill among or beside them, and how many."""
+    """First round and length of the longest run of rounds with no prefill among or beside them."""
     runs, rounds = [(0, 0)], 0
     for each in engine.target:
         if "round" in each.args:
@@ -264,7 +266,7 @@ def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
 
 
 def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Table:
-    """A row for each mode, of which the first is what the others are compared with."""
+    """A row for each mode; the others are compared with the first."""
     columns: list[Column[VariantSummary]] = [
         Column("mode", lambda row: Text(row.variant, style="cyan"), "left"),
         *SPEED,
@@ -277,7 +279,7 @@ def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[s
 
 
 def draft_cost(row: VariantSummary, config: Config) -> list[str]:
-    """What the draft of an SSD run costs beside the target, in words; nothing if unknown."""
+    """The cost of an SSD run's draft beside the target, in words; empty if unknown."""
     if not {"step_ms", "verify_ms"} <= {*row.metrics}:
         return []
     step, verify = row.metrics["step_ms"].median, row.metrics["verify_ms"].median

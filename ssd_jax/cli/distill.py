@@ -12,7 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.paths import require_writable, user_path
 
 STOPPED = 3
-"""Exit status of a command that ended early, as it was asked to, and can go on."""
+"""Exit status of a command that stopped early on request and can be continued."""
 
 _STAGES = ("magpie", "prompts", "generate", "train", "evaluate")
 _FLAGS: settings.OwnFlags = {
@@ -33,7 +33,7 @@ _FLAGS: settings.OwnFlags = {
 def run(arguments: Sequence[str]) -> int:
     """Runs the command.
 
-    Returns: exit status; 0 if all is done, `STOPPED` if the same command has to go on.
+    Returns: exit status; 0 if all is done, `STOPPED` if the same command has to be run again.
     """
     given = settings.parse(settings.own_flags(_FLAGS), "distill", arguments, config_of_flags=False)
     stage, draft = given["stage"], given["draft"]

@@ -41,7 +41,7 @@ _GRACE = 2.0  # seconds for streams to end
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command until it is interrupted or told to end, which ends the process."""
+    """Runs the command until an interrupt or SIGTERM, then ends the process."""
     given = settings.parse(settings.own_flags(_FLAGS), "draft-worker", arguments)
     for name in ("listen", "draft"):
         if not given[name]:

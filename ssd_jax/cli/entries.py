@@ -1,4 +1,4 @@
-"""Names and beside them what they are, as `--help` lists flags and commands."""
+"""Names with texts beside them, as `--help` lists flags and commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import textwrap
 
 COLUMN = 22
-"""Where the texts begin."""
+"""Column of the texts."""
 
 _WIDEST = 100
 
@@ -17,7 +17,7 @@ def entry(name: str, text: str) -> str:
 
 
 def wrapped(text: str, first: str = "", others: str = "") -> str:
-    """A text in lines that fit the terminal, behind these."""
+    """A text in lines that fit the terminal, behind `first` and `others`."""
     width = max(min(shutil.get_terminal_size().columns, _WIDEST), 2 * COLUMN)
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False

@@ -90,7 +90,7 @@ def _check_other(config: Config, other: str | None) -> None:
         raise InputError(
             "compare = 'auto' names no mode; use --mode=auto, and --compare=ar for example"
         )
-    # Every model can decode one by one, and a draft that branches can do without.
+    # Every model can decode one token at a time; a draft that branches can draft without branches.
     prepared = {"ssd": ("sd", "ssd"), "sd": ("sd",)}.get(config.prepared, ())
     if other != "ar" and other not in prepared:
         raise InputError(
@@ -125,7 +125,7 @@ def _compare(
 
 
 def _require_all(outputs: Sequence[RequestOutput]) -> None:
-    """Raises: SsdError: some did not run to their end."""
+    """Raises: SsdError: some requests ended with an error."""
     failed = [f"prompt {out.prompt_index}" for out in outputs if out.finish_reason == "error"]
     if failed:
         raise failure(failed, len(outputs), "prompts")
@@ -143,7 +143,7 @@ def _prompts(given: Mapping[str, Any]) -> list[PromptLine | BadLine]:
 
 
 class _JsonLines:
-    """Prompts as JSON lines in prompt order, finished or refused, each when its turn comes."""
+    """Prints prompts, finished or refused, as JSON lines in prompt order, each in its turn."""
 
     def __init__(self) -> None:
         self._ready: dict[int, dict[str, Any]] = {}
@@ -168,11 +168,11 @@ class _JsonLines:
 
 
 class _TextLines:
-    """Text for a person: one prompt streams; of several, each is printed when it ends."""
+    """Prints text for people: a single prompt streams; of several, each is printed when it ends."""
 
     def __init__(self, prompts: int) -> None:
         self._stream = prompts == 1
-        # What a model says must not move the cursor or rename the window.
+        # A model's text must not move the cursor or rename the window.
         self._shown = printable if sys.stdout.isatty() else str
 
     def refused(self, index: int, error: str) -> None:

@@ -1,4 +1,4 @@
-"""What several commands do: open and load a model, show progress, and tell of failures."""
+"""Shared by several commands: opens and loads models, shows progress, reports failures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ProgressLine = Callable[..., None]
 
 
 def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
-    """Models that are downloaded if need be, with tokenizers; weights are not loaded yet.
+    """Opens models and tokenizers, downloading them if needed; weights are not loaded yet.
 
-    `ks` are values of K to prepare beside the configured one.
+    `ks` are values of K to prepare besides the configured one.
     """
     from ssd_jax.llm import LLM  # bad flags must not wait for JAX
 
@@ -40,11 +40,12 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
 
 
 def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) -> SamplingParams:
-    """The sampling parameters from parsed flags; for those that are not given it takes the
-    checkpoint's with generation_config = auto, and says so.
+    """The sampling parameters from parsed flags.
+
+    With generation_config = auto, those not given are the checkpoint's, and a line says so.
 
     Raises:
-      InputError: settings that cannot be, or a checkpoint that cannot be read.
+      InputError: impossible settings, or a checkpoint that cannot be read.
     """
     params = settings.params_of(given)
     if config.generation_config == "none":
@@ -61,7 +62,7 @@ def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) 
 
 
 def load(llm: LLM) -> None:
-    """Compiles programs and loads weights; says which placement and mode were chosen, if any."""
+    """Compiles programs and loads weights; prints the chosen placement and mode, if any."""
     if llm.placement.why is not None:
         print(llm.placement, file=sys.stderr)
     with loading_line() as (progress, status):
@@ -71,15 +72,15 @@ def load(llm: LLM) -> None:
 
 
 def short(source: str) -> str:
-    """A model's source without the directories that it is in."""
+    """A model's source, or the last part of the path if it is one that exists."""
     path = Path(source)
     return path.name if path.exists() else source
 
 
 def failure(names: Sequence[str], runs: int, what: str) -> SsdError:
-    """The error of a command of which some requests ended with finish_reason `error`.
+    """The error of a command some of whose requests ended with finish_reason `error`.
 
-    `names` are of those that failed, `what` says in the plural what they all are.
+    `names` are those of the failed requests, `what` is the plural noun for all of them.
     """
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return SsdError(
@@ -90,11 +91,10 @@ def failure(names: Sequence[str], runs: int, what: str) -> SsdError:
 
 @contextlib.contextmanager
 def progress_bar(label: str, *, unit: str) -> Iterator[ProgressLine]:
-    """A bar that appears with the first report of (done, total) and goes away at the end; a report
-    may have a text, too, which is shown behind it.
+    """A bar that appears with the first report of (done, total) and disappears at the end.
 
-    What is counted in tokens is shown with its speed and the time that is left. Where standard
-    error is not a terminal, what takes long says every half minute how far it is.
+    A report may also have a text, which is shown behind the bar. Tokens are shown with their speed
+    and the time left. If standard error is not a terminal, a line is printed every half minute.
     """
     if not sys.stderr.isatty():
         yield _lines(label, unit)
@@ -124,8 +124,10 @@ def progress_bar(label: str, *, unit: str) -> Iterator[ProgressLine]:
 
 @contextlib.contextmanager
 def loading_line() -> Iterator[tuple[Progress, Status]]:
-    """One line of how far weights and programs are, which goes away at the end; where standard
-    error is not a terminal, such a line every half minute."""
+    """A line with the progress of weights and programs, which disappears at the end.
+
+    If standard error is not a terminal, such a line is printed every half minute.
+    """
     shown = {"weights": "", "doing": "starting"}
     with _bar_line() if sys.stderr.isatty() else _repeated_line() as say:
 
@@ -155,7 +157,7 @@ def _bar_line() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _repeated_line() -> Iterator[Callable[[str], None]]:
-    """Says the newest line every half minute, for one program may take many of them to compile."""
+    """Prints the newest line every half minute: one program may compile for minutes."""
     newest, ended = deque(["starting"], maxlen=1), threading.Event()
 
     def tell() -> None:

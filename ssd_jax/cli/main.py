@@ -40,7 +40,7 @@ _UNUSABLE = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.EROFS, errno.EEXIST, errno.ENXIO),
 }
-"""Of a named file: another one would do; anything else, such as a full disk, is a failure."""
+"""Errors of a named file where another file would do; others, such as a full disk, are failures."""
 _OF_STREAMS = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         collect_seldom()
     _open_missing_streams()
-    if os.environ.get("COLUMNS") == "0":  # a width that is not known
+    if os.environ.get("COLUMNS") == "0":  # the width is unknown
         del os.environ["COLUMNS"]
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLine())
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _OneLine(logging.Formatter):
-    """What is logged, without tracebacks."""
+    """Formats log records without tracebacks."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """Nothing; see `logging.Formatter`."""
@@ -115,7 +115,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _is_of_device(error: RuntimeError) -> bool:
-    """Whether JAX says it, which need not be there yet."""
+    """Whether JAX raised it; JAX may not be imported yet."""
     return "jax" in sys.modules and isinstance(error, sys.modules["jax"].errors.JaxRuntimeError)
 
 
@@ -134,14 +134,14 @@ def _about(error: OSError, remedy: str) -> str:
 
 
 def _lost_output() -> int:
-    """Has nowhere take what is buffered, for who was to read it has gone, or its disk is full."""
+    """Discards buffered output, whose reader is gone or whose disk is full; returns the status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return SsdError.exit_status
 
 
 def _open_missing_streams() -> None:
-    """Gives a program that was started with a stream closed an empty one."""
+    """Opens an empty stream for each that was closed when the program started."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             empty = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 (stays open)

