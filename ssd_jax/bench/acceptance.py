@@ -1,4 +1,4 @@
-"""How many proposed tokens were accepted, summed over all prompts of a variant."""
+"""Acceptance of proposed tokens, summed over all prompts of a variant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Line = tuple[str, str, Sequence[float | None]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """One variant's rounds.
+    """Acceptance over the rounds of one variant.
 
     Attributes:
       rounds: target forwards.

@@ -4,8 +4,8 @@
 *Equal hardware*: AR and SD have the cores of both. The two groups of cores swap roles halfway,
 since they may differ, and each mode counts with its own best K.
 
-Models run in processes of their own, each pinned before JAX starts there, so that its threads are
-as many as its cores.
+Models run in processes of their own, each pinned before JAX starts, so that JAX has as many threads
+as the process has cores.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
 
 _OF_SSD = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup", "predict")
 _OF_MODELS = ("draft_dtype", "draft_temperature", "proposal_support")
-"""Settings that nothing but mode ssd has, and nothing but a draft model."""
+"""Settings that only mode ssd has, and settings that only a draft model has."""
 
 
 def core_groups(
     target_cores: str | None, draft_cores: str | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cores of the two roles, as given; else the halves of those that can be used.
+    """The cores of the two roles, as given; else halves of the usable cores.
 
     Raises:
       InputError: cores that overlap or cannot be used, or fewer than two.
@@ -71,11 +71,11 @@ def core_groups(
 
 
 class PinnedModel:
-    """An `LLM` in a process that ends with `close`, or with this one.
+    """An `LLM` in a process of its own, which ends with `close` or with this process.
 
     Args:
       config: its settings; `target_cores` says where it runs.
-      ks: values of K to prepare beside the configured one.
+      ks: values of K to prepare besides the configured one.
     """
 
     def __init__(self, config: Config, params: SamplingParams, *, ks: Sequence[int] = ()) -> None:
@@ -92,12 +92,12 @@ class PinnedModel:
         """Waits until it is loaded.
 
         Raises:
-          SsdError: it cannot be.
+          SsdError: it cannot be loaded.
         """
         notices.count_as_said(self._answer())
 
     def variant(self, mode: str, k: int | None) -> Variant:
-        """Runs prompts there in a mode of `LLM.engine_of`."""
+        """A variant that runs prompts there in a mode of `LLM.engine_of`."""
         return lambda prompt: self._answer((prompt, mode, k))
 
     def close(self) -> None:
@@ -129,8 +129,10 @@ def _serve(
     ks: tuple[int, ...],
     said: tuple[str, ...],
 ) -> None:
-    """Answers with what has been said until it is loaded, and then with a result for each (prompt,
-    mode, K); whatever fails is an answer, too."""
+    """Loads a model, and answers each (prompt, mode, K) with a result.
+
+    The first answer is the notices said until it is loaded; an exception is an answer, too.
+    """
     from ssd_jax.llm import LLM
 
     notices.count_as_said(said)
@@ -157,7 +159,7 @@ def measure(
     progress: Progress = lambda done, total: None,
     start: Callable[..., PinnedModel] = PinnedModel,
 ) -> BenchResult:
-    """Every prompt in every mode, once with the groups in each role.
+    """Runs every prompt in every mode, once with the groups in each role.
 
     Args:
       config: of mode ssd; its K, placement and cores are set here.
@@ -179,7 +181,7 @@ def measure(
         on_cores = dataclasses.replace(config, target_cores=shown(target), **cores)
         model = start(on_cores, params, ks=ks if config.draft_model else ())
         until.callback(model.close)
-        model.wait_ready()  # one after the other: loading takes more memory than having loaded
+        model.wait_ready()  # one after the other: a model takes more memory while it loads
         return model
 
     halves = []
@@ -202,11 +204,11 @@ def measure(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gain:
-    """One way to count.
+    """The gain of SSD by one way to count.
 
     Attributes:
       sd, ssd: the fastest variant of each mode.
-      over_sd, over_ar: the speed of SSD against them, paired by prompt.
+      over_sd, over_ar: the speed of SSD against SD and AR, paired by prompt.
     """
 
     name: str

@@ -89,7 +89,7 @@ def _host_seconds(threads: int, size: int, repeats: int) -> tuple[float, float]:
     half = len(buffer) // 2
     sides = buffer, buffer[:half], buffer[half : 2 * half]
     parts, sources, targets = (np.array_split(side, threads) for side in sides)
-    with ThreadPoolExecutor(threads) as pool:  # NumPy lets other threads run in all of these
+    with ThreadPoolExecutor(threads) as pool:  # NumPy releases the GIL in all of these
 
         def copy() -> None:
             list(pool.map(np.copyto, targets, sources))

@@ -1,8 +1,7 @@
-"""What a decode step costs by its parts: drafting, verifying, and the engine on the host.
+"""The cost of a decode step by its parts: drafting, verifying, and the engine on the host.
 
-In decoding drafting and verifying are dispatched without waiting; here they are timed one after the
-other, so that the ceiling of hiding the draft, 1 + t_draft / t_verify, can be told (paper,
-Corollary 9).
+In decoding, drafting and verifying are dispatched without waiting. Here they are timed one after
+the other, which gives the ceiling of hiding the draft, 1 + t_draft / t_verify (paper, Corollary 9).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ssd_jax.bench.step import in_turns
 from ssd_jax.bench.table import Column, build_table, estimate_cell, interval, number_cell
 
 _WARM_UP, _ROUNDS = 2, 12
-"""Rounds that come first, and that are timed."""
+"""Rounds of warm-up, and rounds that count."""
 _BLOCKS, _STEPS = 20, 20
 """Blocks of decode steps, and steps in one."""
 
@@ -28,9 +27,9 @@ class RoundCosts:
     """Medians over rounds, in milliseconds.
 
     Attributes:
-      draft_ms: from the request for proposals until they are there.
-      verify_ms: from dispatch until the outcome is there.
-      gain: what SSD with the same K reached in decoding, over SD.
+      draft_ms: from the request for proposals until they are ready.
+      verify_ms: from dispatch until the outcome is ready.
+      gain: measured speed-up of SSD with the same K over SD in decoding.
       ceiling: speed-up over SD if drafting cost nothing and nothing else changed.
     """
 

@@ -1,7 +1,7 @@
 """`--suite=perplexity`: how well a model predicts a text, and so what quantising it costs.
 
-The text is one stream of tokens, cut into windows that do not overlap; what is left at the end is
-not used. A window starts with an empty cache, and each of its tokens but the first is predicted
+The text is one stream of tokens, cut into windows that do not overlap; the rest at the end is not
+used. A window starts with an empty cache, and each of its tokens but the first is predicted
 from those before it in the window. The perplexity is exp of the mean of -log p over all of them.
 """
 
@@ -29,7 +29,7 @@ WINDOW = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """What one model made of a text.
+    """Scores of a text by one model.
 
     Attributes:
       window: tokens of a window; one fewer are predicted.
@@ -43,7 +43,7 @@ class Perplexity:
 
     @property
     def predicted(self) -> int:
-        """How many tokens were predicted."""
+        """Number of tokens that were predicted."""
         return len(self.nats) * (self.window - 1)
 
     @property
@@ -64,8 +64,8 @@ def measure_perplexity(
     """Scores the windows of a token stream.
 
     Args:
-      score: of a window [window] int32 gives log p of each token but the first, [window - 1].
-      windows: use only so many, from the start.
+      score: maps a window [window] int32 to log p of each token but the first, [window - 1].
+      windows: number of windows to use, from the start; None is all.
 
     Raises:
       InputError: see `count_windows`.
@@ -80,7 +80,7 @@ def measure_perplexity(
 
 
 def count_windows(tokens: int, *, window: int, windows: int | None = None) -> int:
-    """How many windows are scored of so many tokens.
+    """The number of windows that are scored of a text of `tokens` tokens.
 
     Raises:
       InputError: a text shorter than one window.
@@ -98,7 +98,7 @@ class TeacherForced:
 
     Args:
       longest: tokens of the longest text.
-      width: tokens of a chunk; None is what prefill takes at most.
+      width: tokens of a chunk; None is the largest chunk of prefill.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TeacherForced:
         width: int | None = None,
     ) -> None:
         self.width = width = width or max(model.execution.prefill_chunks)
-        room = page_size(-(-longest // width) * width)  # for the last chunk's padding, too
+        room = page_size(-(-longest // width) * width)  # includes the last chunk's padding
         self._parameters, self._pages = parameters, model.new_pages(1, room)
 
         def chunk(parameters: Parameters, pages, tokens, start):
@@ -129,14 +129,16 @@ class TeacherForced:
         self._program = program_spec.ProgramSpec(chunk, arguments, (1,)).compile(model.mesh)
 
     def chunk(self, tokens: np.ndarray, start: int) -> jax.Array:
-        """Logits [width, outputs] float32 behind each of tokens [width] int32 from `start` on."""
+        """Logits [width, outputs] float32 after each of tokens [width] int32 from `start` on."""
         arguments = self._parameters, self._pages, tokens, np.int32(start)
         logits, self._pages = self._program(*arguments)
         return logits
 
     def logits(self, text: np.ndarray) -> Iterator[jax.Array]:
-        """Of the token that follows each of a text [n] int32, n at most `longest`: chunks of
-        [width, outputs] float32, which hold for its tokens and not for what pads the last one."""
+        """Logits of the token that follows each token of a text [n] int32, n at most `longest`.
+
+        They come in chunks [width, outputs] float32; the last one's rows of padding mean nothing.
+        """
         padded = np.zeros(-(-len(text) // self.width) * self.width, np.int32)
         padded[: len(text)] = text
         for start in range(0, len(padded), self.width):
@@ -144,10 +146,10 @@ class TeacherForced:
 
 
 class TextScorer:
-    """Scores of a model for `measure_perplexity`.
+    """Scores windows with a model, for `measure_perplexity`.
 
     Args:
-      tokens: how many ids exist; logits beyond are vocabulary padding and get no probability.
+      tokens: number of ids that exist; logits beyond are vocabulary padding and get no probability.
     """
 
     def __init__(

@@ -94,8 +94,7 @@ def parse_line(line: Mapping[str, Any]) -> PromptLine:
 
 
 def read_set(name: str, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:
-    """Every line of a built-in set, or of the file that `name` is the path of; see
-    `read_json_lines`.
+    """Every line of a built-in set, or of the file at the path `name`; see `read_json_lines`.
 
     Raises:
       InputError: the file cannot be read or is not UTF-8 text.

@@ -20,7 +20,7 @@ from ssd_jax.bench.stats import FEWEST_FOR_INTERVAL, Estimate
 from ssd_jax.bench.table import Column, build_table, counted, estimate_cell, median_cell
 
 SCHEMA_VERSION = 1
-"""Of the JSON of every suite; goes up when a key changes its meaning or goes away."""
+"""Version of every suite's JSON; raised when a key changes its meaning or goes away."""
 ITL_PERCENTS = (50, 95, 99)
 
 
@@ -64,7 +64,7 @@ def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None
 
 
 def bench_content(result: BenchResult) -> dict[str, Any]:
-    """What a `document` says of paired runs."""
+    """The content of a `document` about paired runs."""
     variants = []
     for summary in summarize(result):
         variants.append(dataclasses.asdict(summary))
@@ -92,8 +92,10 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
 def document(
     suite: str, *, settings: Mapping[str, Any], environment: Mapping[str, Any], **content: Any
 ) -> dict[str, Any]:
-    """What a suite has found as an object for `json.dumps`, with its flags as `settings`, what
-    `environment.describe` said, and `json_safe` content."""
+    """A suite's results as an object for `json.dumps`.
+
+    It has the flags as `settings`, what `environment.describe` returned, and `json_safe` content.
+    """
     head = {"schema_version": SCHEMA_VERSION, "suite": suite, **environment}
     return json_safe({**head, "settings": dict(settings), **content})
 
@@ -162,14 +164,14 @@ def _number(value: object) -> float | None:
 
 
 def _first_difference(runs: PairedRuns, base: PairedRuns) -> int | None:
-    """The earliest place where a repeat leaves the base's first repeat."""
+    """The earliest place where a repeat differs from the base's first repeat."""
     ids = base.results[0].token_ids
     places = [first_difference(one.token_ids, ids) for one in runs.results]
     return min((place for place in places if place is not None), default=None)
 
 
 def identical_cell(row: VariantSummary) -> Text | None:
-    """Whether all prompts have the base's tokens, or how many."""
+    """Whether all prompts have the base's tokens; if not, the number that do."""
     if row.identical is None:
         return None
     if row.identical == row.prompts:

@@ -1,4 +1,4 @@
-"""Paired runs: every prompt through every variant, orders alternating so that drift hits all."""
+"""Paired runs: every prompt through every variant, in alternating orders so that drift hits all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptResult:
-    """What one variant did with one prompt, once.
+    """The result of one run of one prompt through one variant.
 
     Attributes:
       token_ids: generated ids, with the stop id if one ended them.
@@ -49,7 +49,7 @@ class PromptResult:
         token_times: Sequence[float],
         metrics: Mapping[str, Any] | None = None,
     ) -> PromptResult:
-        """A result from when the request started and when each token was there, in seconds."""
+        """Makes a result from the times, in seconds, of the request's start and each token."""
         gaps = np.diff(np.asarray(token_times, np.float64))
         elapsed = float(gaps.sum())
         return cls(
@@ -64,7 +64,7 @@ class PromptResult:
 def prompt_result(
     llm: LLM, prompt: BenchPrompt, params: SamplingParams, mode: str, k: int | None
 ) -> PromptResult:
-    """Runs one prompt alone and notes when each token came, if it ends as it should."""
+    """Runs one prompt alone and records when each token arrives, unless the run fails."""
     request = llm.request(prompt.content, params, prompt.index)
     started, ids, times = time.perf_counter(), [], []
     for event in llm.run([request], mode, k):
@@ -160,7 +160,7 @@ def run_paired(
     results: dict[tuple[str, int], list[PromptResult]] = {}  # by variant and place of the prompt
     for repeat in range(repeats):
         for place, prompt in enumerate(prompts):
-            # The sum: no prompt keeps its order in every repeat, whatever the number of prompts.
+            # By the sum, no prompt keeps its order in every repeat, for any number of prompts.
             for name in orders[(repeat + place) % len(orders)]:
                 results.setdefault((name, place), []).append(run(name, prompt))
     return BenchResult(
@@ -175,7 +175,7 @@ def run_paired(
 
 
 def joined(results: Sequence[BenchResult]) -> BenchResult:
-    """One result of several that ran the same variants on the same prompts."""
+    """Joins several results of the same variants on the same prompts into one."""
     runs = tuple(
         dataclasses.replace(same[0], results=sum((each.results for each in same), ()))
         for same in zip(*(result.runs for result in results), strict=True)
@@ -197,7 +197,7 @@ def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def first_difference(ids: Sequence[int], base: Sequence[int]) -> int | None:
-    """Index of the first token that differs, one missing counting as different; None if equal."""
+    """Index of the first token that differs or is missing in one text; None if equal."""
     for index, (one, other) in enumerate(zip_longest(ids, base)):
         if one != other:
             return index

@@ -10,8 +10,8 @@ import numpy as np
 RESAMPLES = 5000
 SEED = 0
 FEWEST_FOR_INTERVAL = 6
-"""Between the least and the greatest of n values lies the median with probability 1 - 2^(1-n):
-below six values nothing made of them covers it with 95%."""
+"""The median lies between the least and the greatest of n values with probability 1 - 2^(1-n):
+below six values, no interval made of them covers it with 95%."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def median_interval(values: Sequence[float]) -> Estimate | None:
         return None
     low = high = None
     if data.size >= FEWEST_FOR_INTERVAL:
-        from scipy.stats import bootstrap  # 0.5 s, which no other command should wait for
+        from scipy.stats import bootstrap  # takes 0.5 s, for which no other command should wait
 
         found = bootstrap(
             (data,), np.median, n_resamples=RESAMPLES, method="percentile", rng=SEED
@@ -54,7 +54,9 @@ def estimate_of(values: Sequence[float]) -> Estimate:
 
 
 def ratio_interval(values: Sequence[float | None], base: Sequence[float | None]) -> Estimate | None:
-    """The median of value / base with its interval, over the pairs that have both numbers; whole
-    pairs are resampled."""
+    """The median of value / base with its interval, over the pairs that have both numbers.
+
+    Whole pairs are resampled.
+    """
     pairs = zip(values, base, strict=True)
     return median_interval([value / other for value, other in pairs if value and other])

@@ -24,7 +24,7 @@ class StepRow:
 
     Attributes:
       ms: median over the repeats.
-      dispatch_ms: until the call has returned, of a forward that runs on.
+      dispatch_ms: until the call returns, while the forward still runs.
       ratio: against width 1, paired by repeat.
       gb_per_s: weight bytes over the median time, in 1e9 bytes per second of each device.
     """
@@ -53,13 +53,13 @@ def in_turns(
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> list[list[float]]:
-    """Times several things in turn, every second round backwards, so that drift hits all alike.
+    """Times several functions in turn, every second round reversed, so that drift hits all alike.
 
     Args:
       rounds: over all of them.
-      times: that each is run in a round, which counts as their median.
+      times: runs of each in a round, whose median counts.
 
-    Returns: of each the milliseconds by round.
+    Returns: for each, the milliseconds by round.
     """
     ms: list[list[float]] = [[] for _ in runs]
     for turn in range(rounds):
@@ -88,11 +88,11 @@ def time_steps(
     """Times forwards of several widths; see `in_turns`.
 
     Args:
-      forward: gives for a width a callable that dispatches one forward of that many tokens and
-        returns what waits for it. All are made before the first is timed.
+      forward: maps a width to a callable that dispatches one forward of that many tokens and
+        returns a callable that waits for it. All are made before the first is timed.
       weight_bytes: bytes of weights that each device reads in one forward.
       widths: tokens of a forward, different from each other, 1 among them.
-      warmup: untimed runs of each width before.
+      warmup: untimed runs of each width at first.
     """
     dispatched: dict[int, list[float]] = {width: [] for width in widths}
 

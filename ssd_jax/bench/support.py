@@ -1,8 +1,8 @@
-"""`--suite=support`: what acceptance a proposal loses whose q is cut to its N likeliest tokens.
+"""`--suite=support`: the acceptance that proposals lose if q is cut to its N likeliest tokens.
 
 The target writes the texts. At each of their tokens a proposal drawn from q is accepted with
 probability sum(min(p, q)) (the ratio rule), with p and q after temperature, top-k, top-p and min-p.
-Penalties, logit biases and banned tokens do not enter.
+Penalties, logit biases and banned tokens are not applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUPPORTS = (16, 64, 256)
 
 
 class TargetText(NamedTuple):
-    """tokens [n] int32, of which `prompt` were given."""
+    """A text of tokens [n] int32, the first `prompt` of which were given."""
 
     tokens: np.ndarray
     prompt: int
@@ -40,12 +40,12 @@ class TargetText(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Support:
-    """Acceptance with proposals of N ids; N is None where q is whole.
+    """Acceptance of proposals whose q keeps N ids; N is None where q is whole.
 
     Attributes:
       acceptance: mean over all tokens.
-      lost: that of the whole q minus this one.
-      by_text: the same loss of each text; its median and interval.
+      lost: acceptance with the whole q minus this one.
+      by_text: median and interval of the same loss by text.
     """
 
     n: int | None
@@ -58,10 +58,10 @@ class Overlaps:
     """Acceptance at every token of a text, by N.
 
     Args:
-      tokens: ids of the tokenizer; logits beyond are vocabulary padding.
+      tokens: number of ids of the tokenizer; logits beyond are vocabulary padding.
       longest: tokens of the longest text.
       supports: each N; the whole q comes last.
-      params: of the requests, sampled.
+      params: of the requests, which are sampled.
       draft_temperature: of q; None is the requests'.
     """
 
@@ -100,7 +100,7 @@ class Overlaps:
         self._compare = jax.jit(compare)
 
     def __call__(self, text: TargetText) -> np.ndarray:
-        """[number of N and one more, tokens that the target wrote], float32."""
+        """Acceptance [number of N + 1, tokens that the target wrote], float32."""
         context = text.tokens[:-1]
         chunks = zip(*(forced.logits(context) for forced in self._forced), strict=True)
         found = np.concatenate([np.asarray(self._compare(p, q)) for p, q in chunks], axis=1)
@@ -121,10 +121,10 @@ def measure_supports(
     supports: Sequence[int],
     progress: Progress = lambda done, total: None,
 ) -> list[Support]:
-    """One for each N of `supports`, and the whole q last.
+    """A `Support` for each N of `supports`, and one for the whole q last.
 
     Args:
-      texts: of which the target wrote at least one token.
+      texts: each with at least one token that the target wrote.
     """
     found = []
     for number, text in enumerate(texts):

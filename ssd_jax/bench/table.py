@@ -17,7 +17,7 @@ from rich.text import Text
 from ssd_jax.bench.stats import Estimate
 
 Row = TypeVar("Row")
-_GAP = 2  # between columns: the padding of a cell and the line of the box, which is not seen
+_GAP = 2  # between columns: the padding of a cell and the line of the box, which is invisible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ def build_table(
 ) -> Table:
     """A table of the columns that have a value in some row, with a title above and notes below.
 
-    Where they do not fit side by side the last ones follow below, beside the names of the rows
-    again: these are the first column, and those after it as long as they are left-justified.
+    Columns that do not fit side by side follow below, beside the names of the rows again. Names are
+    the first column, and those after it as long as they are left-justified.
     """
     made = [(column, [column.cell(row) for row in rows]) for column in columns]
     shown = [each for each in made if any(cell is not None for cell in each[1])]
@@ -54,7 +54,7 @@ def build_table(
 
 
 class _Folded:
-    """Columns with their cells, in as many parts as the width asks for."""
+    """Columns with their cells, in as many parts as the width needs."""
 
     def __init__(self, columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> None:
         self._columns, self._cells = columns, cells

@@ -24,8 +24,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The target's view of a fork: tokens `a` and `b`, and the `best` score of those that may be
-    drawn."""
+    """The target's view of a fork: tokens `a` and `b`, and the `best` score of a drawable token."""
 
     a: Candidate
     b: Candidate

@@ -37,8 +37,8 @@ def judge(scores: Scores, limit: float, *, certain: bool, bitwise: bool) -> Verd
 
     Args:
       scores: from the target, after the common text.
-      certain: whether both runs surely had the settings that the scores are of. If not, and neither
-        token is near the best, then the settings are to blame, and nothing is known.
+      certain: whether both runs surely had the settings of the scores. If not, and neither token is
+        near the best, the settings are to blame, and nothing is known.
       bitwise: whether both runs promised bitwise exactness, which leaves nothing to rounding.
     """
     ahead, behind = sorted((scores.a, scores.b), key=lambda token: token.score, reverse=True)
@@ -77,7 +77,7 @@ def without_model(params: SamplingParams, verify: str) -> Judge:
 
 
 class ModelJudge:
-    """Judges by the target's scores at the fork; its weights load with the first one.
+    """Judges by the target's scores at the fork; its weights load for the first one.
 
     Args:
       llm: the target.
@@ -104,14 +104,16 @@ class ModelJudge:
 
     @property
     def bitwise(self) -> bool:
-        """Whether both runs promised bitwise exactness: as this model does if they were its own,
-        else as the settings demand."""
+        """Whether both runs promised bitwise exactness.
+
+        The loaded model tells if both runs surely had its settings; else the settings do.
+        """
         promised = self._llm.loaded if self._certain else self._llm.config
         return promised.exact == "bitwise"
 
     @functools.cached_property
     def _scorer(self) -> ForkScorer:
-        from ssd_jax.compare.scores import ForkScorer  # with JAX
+        from ssd_jax.compare.scores import ForkScorer  # imports JAX
 
         return ForkScorer(self._llm, self.limit)
 

@@ -15,19 +15,19 @@ from ssd_jax.system.prompts import BadLine, read_json_lines, string
 
 Kind = Literal["identical", "fork", "end", "refused", "missing"]
 """identical: the same ids. fork: both have a token where they part. end: one text goes on where
-the other ended. refused, missing: one run or both refused the prompt or failed amid it, or one has
+the other ended. refused: one run or both refused the prompt or failed amid it. missing: one run has
 no line for it.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a run said to one prompt.
+    """The output of a run for one prompt.
 
     Attributes:
       token_ids: generated ids; empty if the prompt was refused.
       finish_reason: why the text ended; None if the prompt was refused.
-      error: why there is no answer, or none that is whole.
+      error: why there is no answer, or only a part of one.
     """
 
     prompt_index: int
@@ -37,15 +37,15 @@ class Output:
 
     @classmethod
     def of(cls, output: RequestOutput) -> Output:
-        """From an engine's output."""
+        """Made from an engine's output."""
         return cls._ended(output.prompt_index, tuple(output.token_ids), output.finish_reason)
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> Output:
-        """From what `ssd-jax generate --json` wrote.
+        """Made from a line that `ssd-jax generate --json` wrote.
 
         Raises:
-          ValueError: something else.
+          ValueError: it is something else.
         """
         index = _id(line.get("prompt_index"), '"prompt_index"')
         if "error" in line:
@@ -64,7 +64,7 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What two runs said to one prompt; None where a run has no line for it."""
+    """The outputs of two runs for one prompt; None where a run has no line for it."""
 
     prompt_index: int
     a: Output | None
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def answers(self) -> list[Output]:
-        """Of the runs that answered."""
+        """Outputs of the runs that answered."""
         return [said for said in (self.a, self.b) if said is not None and said.error is None]
 
     @property
@@ -82,7 +82,7 @@ class Pair:
 
     @functools.cached_property
     def position(self) -> int | None:
-        """Index from 0 of the first output token that differs; one missing counts as different."""
+        """Index from 0 of the first output token that differs or is missing in one text."""
         if not self.compared:
             return None
         one, other = self.answers
@@ -117,8 +117,8 @@ def read_outputs(path: Path) -> dict[int, Output]:
     """The outputs of a file of JSON lines by prompt index.
 
     Raises:
-      InputError: the file cannot be read, has no output, one twice, or a line that is none; with
-        the line's number.
+      InputError: the file cannot be read, has no output, has one twice, or has a line that is
+        none, with its number.
     """
     outputs: dict[int, Output] = {}
     for line in read_json_lines(path, Output.of_line):

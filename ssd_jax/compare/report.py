@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> Counter[str]:
-        """How many findings have each verdict."""
+        """Number of findings by verdict."""
         return Counter(finding.verdict for finding in self.findings if finding.verdict)
 
     @property
@@ -187,7 +187,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _side(finding: Finding, place: int) -> str | Text | None:
-    """What one run says where they part."""
+    """What one run has where the two part."""
     output = (finding.pair.a, finding.pair.b)[place]
     token, text = finding.pair.tokens[place], finding.texts[place]
     if output is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ForkScorer:
-    """Scores of tokens under a loaded target; runs its compiled prefill, whatever the length.
+    """Scores tokens with a loaded target by its compiled prefill, whatever the length.
 
     Args:
       llm: the model; its programs are used, its engines are not.
@@ -92,14 +92,14 @@ def _scores(
     *,
     tokens: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Scores of a pair of tokens at one position; a score is what the best token has most of.
+    """Scores of a pair of tokens at one position; the best token has the highest score.
 
     Args:
       logits: [1, V] float32.
       sampling, history: of one row.
       position: [1] int32, of the token that the logits predict.
       rounding: how far a logit may be from its exact value.
-      tokens: how many ids exist.
+      tokens: number of ids that exist.
 
     Returns: scores [2]; the best score of a token that may be drawn; [2] whether each may stay, and
       whether it may go (see `Candidate`).
@@ -111,8 +111,8 @@ def _scores(
     noise = sampling.temperature[:, None] * keys.gumbel(key, allowed.shape[1])
     scores = (allowed + jnp.where(sampling.temperature[:, None] > 0, noise, 0.0))[0]
 
-    # A filter keeps a token the sooner, the higher it and the lower what stands above it; so
-    # rounding favours it most, or least, if these move apart. First row: nothing moves.
+    # A filter keeps a token the sooner, the higher it is and the lower the tokens above it are; so
+    # rounding favours it most, or least, if these move oppositely. First row: nothing moves.
     level = jnp.concatenate([jnp.zeros(1), jnp.repeat(allowed[0, pair], 2)])[:, None]
     move = rounding * jnp.array([0.0, 1.0, -1.0, 1.0, -1.0])[:, None]
     moved = allowed + jnp.where(allowed <= level, move, -move)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WARM_UP, ROUNDS = 4, 12
-"""Rounds that are left out at first, and rounds that are drawn, where nobody says otherwise."""
+"""Rounds that are left out at first, and rounds that are drawn, by default."""
 
 
 class _Style(NamedTuple):
@@ -42,7 +42,7 @@ _DRAFT = {
 }
 _EXPOSED = _Style("draft forward, not hidden", "#56B4E9")
 _TARGET_LANE, _DRAFT_LANE, _HEIGHT = 1.0, 0.0, 0.72
-_NARROW = 0.022  # of the width: a slice that has no room for a word
+_NARROW = 0.022  # of the width: a narrower slice has no room for a word
 
 
 def choose(engines: Sequence[EngineLanes], name: str | None) -> EngineLanes:
@@ -78,11 +78,11 @@ def window(engine: EngineLanes, first: int | None, count: int) -> list[Slice]:
 
 
 def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
-    """Draws these rounds into a file, whose name says the kind of picture.
+    """Draws these rounds into a file, whose ending names the kind of picture.
 
     Raises:
-      InputError: without matplotlib, or a kind that cannot be written.
-      OSError: a place that cannot be.
+      InputError: matplotlib is missing, or the kind cannot be written.
+      OSError: the file cannot be written there.
     """
     try:
         from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
 
 
 def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
-    """What is drawn, how much of the draft's work it hides, and what was committed."""
+    """The rounds that are drawn, the share of the draft's work hidden, and the tokens committed."""
     first, last = rounds[0], rounds[-1]
     parts = [f"{engine.name}, rounds {first.args['round']} to {last.args['round']}"]
     here, whole = engine.hidden_share(first.begin, last.end), engine.hidden_share()
@@ -140,7 +140,7 @@ def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
 
 
 class _Bar(NamedTuple):
-    """A slice, as far as it is drawn; `part` is one of another slice, and has no outline."""
+    """The drawn part of a slice; with `part` it lies on another bar and has no outline."""
 
     begin: float
     end: float
@@ -151,7 +151,7 @@ class _Bar(NamedTuple):
 
 
 def _bars(engine: EngineLanes, first: float, last: float) -> Iterator[_Bar]:
-    """What there is between two times."""
+    """The bars between two times."""
     for lane, slices in ((_TARGET_LANE, engine.target), (_DRAFT_LANE, engine.draft)):
         for each in slices:
             begin, end = max(each.begin, first), min(each.end, last)

@@ -15,7 +15,7 @@ from ssd_jax.system.files import read_json, shown
 
 
 class Slice(NamedTuple):
-    """Something that took time; milliseconds."""
+    """A span of work; times are in milliseconds."""
 
     name: str
     begin: float
@@ -29,18 +29,18 @@ class Slice(NamedTuple):
 
     @property
     def committed(self) -> int:
-        """Of a round: tokens of all rows."""
+        """Of a round: number of tokens of all rows."""
         return sum(len(row["tokens"]) for row in self.args.get("rows", ()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineLanes:
-    """One engine.
+    """The lanes of one engine.
 
     Attributes:
       name: such as "ssd k=4".
       target: prefills and rounds, by time.
-      draft: its work, by time; empty where it has no devices of its own.
+      draft: the draft's work, by time; empty where it has no devices of its own.
     """
 
     name: str
@@ -49,11 +49,11 @@ class EngineLanes:
 
     @property
     def rounds(self) -> list[Slice]:
-        """The target's slices that are no prefill."""
+        """The target's slices that are not prefills."""
         return [each for each in self.target if "round" in each.args]
 
     def hidden_share(self, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """Draft time beside target time / draft time, of work between two times; None without."""
+        """Share of draft time beside target time, between two times; None without draft time."""
         target = [(each.begin, each.end) for each in self.target]
         spans = [(max(s.begin, begin), min(s.end, end)) for s in self.draft]
         spans = [(first, last) for first, last in spans if first < last]
