@@ -1,12 +1,12 @@
-"""Devices to compile for without having them, and what they can do.
+"""Devices to compile for without having them, and their figures.
 
 Memory, bandwidth and arithmetic are those that Google and NVIDIA publish for each chip
 (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, the data sheets of H100 and H200
 with SXM); links of TPUs, those of "How to scale your model"
-(https://jax-ml.github.io/scaling-book/tpus), which also says what a hop takes.
+(https://jax-ml.github.io/scaling-book/tpus), which also gives the time of a hop.
 
-XLA asks a GPU what it has before it compiles for it: here a description answers instead, and the
-compiler, which can measure none, chooses tiles of products by rules of thumb. None of this has been
+XLA queries a GPU before it compiles for it. Here a description answers instead, and the compiler,
+which cannot measure, chooses the tiles of products by rules of thumb. None of this has been
 compared with a GPU.
 """
 
@@ -32,12 +32,12 @@ class Chip:
     """A kind of device, as JAX counts devices: a whole chip, of tpu7x one of its two halves.
 
     Attributes:
-      platform: JAX's name of it.
-      slices: the compiler's names of sets of devices, by their number; none of GPUs.
+      platform: JAX's name of the platform.
+      slices: the compiler's names of slices, by number of devices; none for GPUs.
       memory: bytes.
       bandwidth: of the memory, bytes/s.
       flops: multiplications and additions a second, in bfloat16.
-      link: bytes/s that a link carries in one direction; a device sends by two of them at once.
+      link: bytes/s that a link carries in one direction; a device sends over two at once.
       options: of the topology.
     """
 
@@ -51,7 +51,7 @@ class Chip:
 
 
 CHIPS: Mapping[str, Chip] = {
-    # Without the option libtpu has a device for each of the two cores of a chip, as no VM has.
+    # Without the option libtpu has a device for each of a chip's two cores, unlike any VM.
     "v4": Chip(
         slices={4: "v4:2x2x1", 8: "v4:2x2x2", 16: "v4:2x2x4"},
         options={"chip_config_name": "megacore"},
@@ -143,11 +143,11 @@ _OFFLINE = {
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds that a program takes at least, by what it waits for.
+    """Lower bounds of a program's seconds, by what it waits for.
 
     Attributes:
-      memory, arithmetic: the one hides behind the other.
-      links: nothing hides what devices send each other, for the next product waits for it.
+      memory, arithmetic: the shorter hides behind the longer.
+      links: transfers between devices, which nothing hides: the next product waits for them.
     """
 
     memory: float
@@ -156,7 +156,7 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """Of all together."""
+        """Seconds in all."""
         return max(self.memory, self.arithmetic) + self.links
 
     @property
@@ -167,14 +167,16 @@ class Roofline:
 
 
 def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
-    """Bounds of a program whose products each take so many passes in bfloat16."""
+    """Bounds of a program whose products each take `passes` passes in bfloat16."""
     links = sum(each.runs * _seconds(chip, each) for each in work.collectives)
     return Roofline(work.moved / chip.bandwidth, passes * work.flops / chip.flops, links)
 
 
 def _seconds(chip: Chip, each: Collective) -> float:
-    """Of one collective around a ring, both ways at once: of small arrays the hops take longest. A
-    sum that all get goes around twice."""
+    """Seconds of one collective around a ring, both ways at once.
+
+    For small arrays the hops take longest. An all-reduce goes around twice.
+    """
     if each.devices < 2:
         return 0.0
     sent = each.nbytes * (each.devices - 1) / each.devices / (2 * chip.link)
@@ -191,10 +193,10 @@ def chip_named(name: str) -> Chip:
 
 
 def devices(name: str, count: int = 1) -> list[Any]:
-    """Devices to compile for, of the smallest slice that has so many; nothing can run on them.
+    """`count` devices to compile for, of the smallest slice that has them; nothing runs on them.
 
     Raises:
-      InputError: no such chip, no slice or machine has so many, or its compiler is not installed.
+      InputError: no such chip, no slice or machine with so many, or its compiler is not installed.
     """
     chip = chip_named(name)
     if chip.platform == "gpu":

@@ -17,11 +17,11 @@ from ssd_jax.system.files import read_json, reading
 from ssd_jax.system.paths import user_path
 
 _CONFIG = "config.json"
-_PADDING = 0.01  # of a vocabulary: sizes of a family differ by so much
+_PADDING = 0.01  # of a vocabulary: sizes in a family differ by that much
 
 
 def known() -> Mapping[str, Mapping[str, Any]]:
-    """By name, the configurations of well-known models, which come with the package."""
+    """The package's configurations of well-known models, by name."""
     return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
 
 
@@ -64,11 +64,12 @@ def read_configuration(source: str) -> ModelConfig:
 
 
 def require_same_words(target: str, of: ModelConfig, draft: str, other: ModelConfig) -> None:
-    """Refuses a pair whose vocabularies differ by more than padding: its tokenizers are not there
-    to be compared.
+    """Refuses a pair whose vocabularies differ by more than padding.
+
+    There are no tokenizers to compare.
 
     Raises:
-      InputError: they do.
+      InputError: they differ by more.
     """
     if abs(of.vocab_size - other.vocab_size) > _PADDING * of.vocab_size:
         raise InputError(

@@ -1,6 +1,6 @@
 """Reads the text of an optimised HLO module: its instructions, trips of loops, copies, collectives.
 
-Only what `traffic` and the compile gates ask is read. XLA prints an instruction a line, and the
+Only what `traffic` and the compile gates need is read. XLA prints one instruction a line, and the
 computations that fusions and loops call as blocks before the entry.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 _BYTES = {"pred": 1, "bf16": 2, **{f"{kind}{8 * n}": n for kind in "suf" for n in (1, 2, 4, 8)}}
 _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+)\[([\d,]*)\](\{[^}]*\})?")
-_ON_CHIP = re.compile(r"S\([1-9]")  # of a layout: the memory that it is in; 0, the device's own
+_ON_CHIP = re.compile(r"S\([1-9]")  # memory space of a layout; 0 is the device's own memory
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -33,7 +33,7 @@ class Instruction:
       shape: of the result, as XLA prints it; of a tuple, all its parts.
       opcode: HLO's name of the operation.
       operands: names of instructions.
-      rest: whatever follows the opening bracket: operands, attributes, metadata.
+      rest: everything after the opening bracket: operands, attributes, metadata.
       root: whether it is the computation's result.
     """
 
@@ -46,17 +46,17 @@ class Instruction:
 
     @property
     def nbytes(self) -> int:
-        """Of the result, without padding."""
+        """Bytes of the result, without padding."""
         return sum(self.parts)
 
     @property
     def in_memory(self) -> int:
-        """Bytes of those parts of the result that are in the device's memory, not on the chip."""
+        """Bytes of the parts of the result that are in the device's memory, not on the chip."""
         return sum(self.parts_in_memory)
 
     @property
     def parts_in_memory(self) -> list[int]:
-        """`parts`, 0 for those on the chip."""
+        """`parts`, with 0 for those on the chip."""
         layouts = [layout for *_, layout in _SHAPE.findall(self.shape)]
         parts = zip(self.parts, layouts, strict=True)
         return [0 if _ON_CHIP.search(layout) else size for size, layout in parts]
@@ -71,13 +71,13 @@ class Instruction:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Of the result, or of its first part."""
+        """Dimensions of the result, or of its first part."""
         found = _SHAPE.search(self.shape)
         return () if found is None else tuple(map(int, filter(None, found[2].split(","))))
 
     @property
     def group(self) -> int | None:
-        """Devices that a collective joins; None where the text does not say."""
+        """Number of devices that a collective joins; None where the text does not say."""
         if found := _AXES.search(self.rest):
             sizes = {name: int(size) for name, size in _AXIS.findall(found[1])}
             return math.prod(sizes[name] for name, _ in _AXIS.findall(found[2]))
@@ -94,33 +94,35 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """The computations of a program, by name, and which of them is run."""
+    """The computations of a program, by name, and the name of its entry."""
 
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
 
     def instructions(self, *opcodes: str) -> Iterator[Instruction]:
-        """All of them, or those with one of these opcodes."""
+        """All instructions, or those with one of these opcodes."""
         for computation in self.computations.values():
             for each in computation:
                 if not opcodes or each.opcode in opcodes:
                     yield each
 
     def copies(self, at_least: int) -> list[Instruction]:
-        """Copies of so many bytes, alone or at the root of a fusion, also those that only change
-        the layout, and of parts that are brought to the chip."""
+        """Copies of at least so many bytes, alone or at the root of a fusion.
+
+        Those that only change the layout or bring parts to the chip are included.
+        """
         found = self.instructions("copy", "copy-start", "slice-start")
         return [each for each in found if each.nbytes >= at_least]
 
     def collectives(self) -> list[Instruction]:
-        """What devices send each other; each once, where it starts."""
+        """The collectives, each once, where it starts."""
         return [*self.instructions(*COLLECTIVES, *(f"{name}-start" for name in COLLECTIVES))]
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often the body of a while loop runs; None where the device finds out, so that on a
-        GPU the host waits for it in every iteration.
+        """Number of iterations of a while loop; None where only the device finds out.
 
-        One that counts up to a constant says so in its configuration or its condition.
+        Then, on a GPU, the host waits for the device in every iteration. A loop that counts up to a
+        constant says so in its configuration or its condition.
         """
         said = _TRIPS.search(loop.rest)
         if said is not None:

@@ -1,6 +1,6 @@
 """AR, SD and SSD on a slice: whether each fits, and how fast it could be at best.
 
-Pure arithmetic over what the compiler said of the programs; the estimate is that of `tuning`.
+Pure arithmetic over the compiler's figures of programs; the estimate is that of `tuning`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemoryShare:
     """Bytes of a device's memory, by what they are for.
 
     Attributes:
-      what: whose they are.
+      what: the mode and models that they belong to.
       running: the most that a program needs for itself while it runs.
       code: of all programs that were compiled.
       refused: whether one of the models cannot run there, whatever the sum.
@@ -44,12 +44,12 @@ class MemoryShare:
 
     @property
     def compiled(self) -> bool:
-        """Whether any program was; one for a GPU says nothing of its own size."""
+        """Whether any program was compiled; one for a GPU does not report its own size."""
         return bool(self.running or self.code)
 
     @property
     def total(self) -> int:
-        """Of all of them."""
+        """Bytes in all."""
         return self.weights + self.pages + self.running + self.code
 
     def fits(self, chip: Chip) -> bool:
@@ -63,7 +63,7 @@ class Mode:
 
     Attributes:
       name: "ar", "sd" or "ssd".
-      target, draft: of sd on the same devices, of ssd on others.
+      target, draft: on the same devices in sd, on different ones in ssd.
     """
 
     name: str
@@ -81,11 +81,11 @@ class Mode:
         return [[part] for part in self.parts] if self.name == "ssd" else [self.parts]
 
     def __str__(self) -> str:
-        """With the numbers of devices: "ssd 4 + 1"."""
+        """The name with the numbers of devices: "ssd 4 + 1"."""
         return f"{self.name} {' + '.join(str(len(group[0].devices)) for group in self.groups)}"
 
     def shares(self) -> list[MemoryShare]:
-        """What a device holds: one of each group of devices."""
+        """What a device of each group of devices holds."""
         return [
             _share(f"{self}: {' and '.join(part.role for part in group)}", group)
             for group in self.groups
@@ -105,8 +105,10 @@ class Mode:
         return None
 
     def rate(self, acceptance: float, sizes: Sizes, fan_out: FanOut) -> float:
-        """Tokens per second of all sequences, at most, where proposed tokens are accepted so often
-        and `fan_out` divides the branches."""
+        """Upper bound on the tokens per second of all sequences.
+
+        `acceptance` is the rate at which proposed tokens are accepted; `fan_out` divides branches.
+        """
         seen, k, rows = Guess(acceptance=acceptance), sizes.k, sizes.slots
         costs = self.costs(sizes)
         if self.name == "ar":
@@ -125,8 +127,10 @@ class Mode:
         return found.rate
 
     def costs(self, sizes: Sizes) -> Costs:
-        """Seconds of the parts of a round, at least; models on devices of their own take nothing
-        from each other."""
+        """Lower bounds of the seconds of the parts of a round.
+
+        Models on devices of their own do not slow each other down.
+        """
         k = sizes.k
         verify = {
             width: self.target.seconds("forward", width)
@@ -146,7 +150,7 @@ class Mode:
 
 
 def _share(what: str, parts: Sequence[ModelPart]) -> MemoryShare:
-    """Of parts on the same devices, whose programs run one after the other."""
+    """The share of parts on the same devices, whose programs run one after the other."""
     programs = [program for part in parts for program in part.programs.values()]
     return MemoryShare(
         what=what,
@@ -159,8 +163,7 @@ def _share(what: str, parts: Sequence[ModelPart]) -> MemoryShare:
 
 
 def splits(count: int, given: Split | None = None) -> list[Split]:
-    """Devices of target and draft to compare: those given, or those that both get by default, and
-    the draft on one of its own."""
+    """Splits to compare: the given one, or the default and the same with one draft device."""
     if given is not None:
         return [given]
     if count < 2:

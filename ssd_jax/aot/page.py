@@ -24,7 +24,7 @@ class _Row(NamedTuple):
 def build_page(
     modes: Sequence[Mode], chip: Chip, sizes: Sizes, fan_out: FanOut, *, title: str, where: str
 ) -> list[Table | str]:
-    """Everything that is known of a pair: tables, and lines between them.
+    """Everything that is known about a pair: tables, and lines between them.
 
     Args:
       modes: all that were asked about.

@@ -1,4 +1,4 @@
-"""Everything that is asked of a pair on a slice: its modes, with the programs of each compiled."""
+"""The modes of a pair of models on a slice, with the programs of each compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssd_jax.models.functional import FunctionalModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelPair:
-    """Two models, not loaded, and what they compute in."""
+    """Two models, not loaded, and their compute dtypes."""
 
     target: ModelConfig
     draft: ModelConfig

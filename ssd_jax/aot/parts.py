@@ -1,4 +1,4 @@
-"""A model on some devices: what it takes of each, and what one run of its programs costs."""
+"""A model on some devices: its memory on each, and the cost of one run of its programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.variants import named
 
 VARIANT = "sampled"
-"""Of programs that draw: rows at any temperature, without truncation and penalties."""
+"""The variant of programs that draw: rows at any temperature, no truncation or penalties."""
 
 _HELD = ("parameters", "pages")
 """Arguments of programs that stay on the devices, whatever runs."""
@@ -36,11 +36,11 @@ class Compiled:
 
     Attributes:
       work, bounds: of one run.
-      beside: bytes of arguments other than weights and pages, and of results that take the place
-        of none.
-      temporaries: bytes that it needs beside these while it runs.
+      beside: bytes of arguments other than weights and pages, and of results that take no
+        argument's place.
+      temporaries: bytes that it needs besides these while it runs.
       code: bytes of the program itself.
-      seconds: of a core, to trace and to compile it.
+      seconds: core-seconds to trace and compile it.
     """
 
     work: ProgramWork
@@ -59,9 +59,9 @@ class ModelPart:
       role: "target" or "draft".
       devices: their places in the slice.
       weights, pages: bytes on each.
-      programs: none where it was refused.
+      programs: empty where it was refused.
       refused: why it cannot run there; None where it can.
-      whole: what each device holds whole that is usually shared out, see `ShardingRules.whole`.
+      whole: usually sharded parts that each device holds whole; see `ShardingRules.whole`.
     """
 
     role: str
@@ -73,7 +73,7 @@ class ModelPart:
     whole: tuple[str, ...] = ()
 
     def seconds(self, *name: str | int) -> float:
-        """At least, of one run of a program, in the variant that was compiled of it."""
+        """Lower bound of one run of a program, in seconds, in the variant that was compiled."""
         known = self.programs
         return known[name if name in known else named(name, VARIANT)].bounds.seconds
 
@@ -87,7 +87,7 @@ def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
 
 
 def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
-    """Programs of a draft: what SD runs, and what it takes to branch."""
+    """Programs of a draft: those that SD runs and, with `branches`, those that branch."""
     names: list[Name] = [named((name, sizes.k), VARIANT) for name in ("start", "step")]
     if branches:
         names += [named((name, sizes.k), VARIANT) for name in ("expand", "grow")]
@@ -97,7 +97,7 @@ def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChipSlice:
-    """Devices of JAX that are not there, of a chip of this name."""
+    """JAX devices that are not there, of a chip of this name."""
 
     name: str
     devices: Sequence[object]
@@ -108,10 +108,10 @@ class ChipSlice:
         return chips.chip_named(self.name)
 
     def model(self, about: ModelConfig, dtype: str, places: Sequence[int]) -> FunctionalModel:
-        """A model over some of the devices, shared out between them.
+        """A model sharded over some of the devices.
 
         Raises:
-          InputError: nothing of it can be shared out.
+          InputError: nothing of it can be sharded.
         """
         own = [self.devices[place] for place in places]
         mesh = mesh_of(own)
@@ -136,7 +136,7 @@ def build(
     Args:
       role: "target" or "draft".
       places: of its devices in the slice.
-      done: told of each program.
+      done: called with the name of each compiled program.
     """
     count = len(places)
     part = ModelPart(
@@ -154,7 +154,7 @@ def build(
         )
         return dataclasses.replace(part, refused=too_large)
     specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)
-    # Products of bfloat16 that a product takes; int8 counts as bfloat16.
+    # bfloat16 products that a product takes; int8 counts as bfloat16.
     passes = 6 if model.execution.compute.name == "float32" else 1
     compiled = {}
     for name in names:
@@ -172,8 +172,9 @@ def build(
 def compile_program(
     spec: ProgramSpec, model: FunctionalModel, chip: Chip, passes: int = 1
 ) -> tuple[Compiled, Module]:
-    """Compiles a program for its model's devices, and reads what the compiler made of it; see
-    `chips.roofline` for `passes`.
+    """Compiles a program for its model's devices and reads the compiler's output.
+
+    See `chips.roofline` for `passes`.
 
     Raises:
       JaxRuntimeError: the compiler refuses it.

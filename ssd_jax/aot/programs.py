@@ -20,7 +20,7 @@ from ssd_jax.settings import SUPPORT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What programs are made for.
+    """The sizes that programs are made for.
 
     Attributes:
       slots: B.
@@ -38,7 +38,7 @@ class Sizes:
 
 
 def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
-    """Those that decode without a draft, and those that verify K tokens."""
+    """Programs that decode without a draft, and programs that verify K tokens."""
     found: dict[Name, ProgramSpec] = {}
     verification = Verification(widths=(0, sizes.k), support=SUPPORT)
     Programs(
@@ -54,7 +54,7 @@ def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
 
 
 def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
-    """Those that draft, and those that branch."""
+    """Programs that draft, and programs that branch."""
     found: dict[Name, ProgramSpec] = {}
     drafting = Drafting(
         k=sizes.k,
@@ -79,7 +79,7 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
 
 
 def _kept_in(found: dict[Name, ProgramSpec]) -> Compiler:
-    """A compiler that only takes note."""
+    """A compiler that only records its specs."""
 
     def take(
         specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None

@@ -1,9 +1,9 @@
 """What a program moves and computes, counted from its optimised HLO.
 
-XLA's own `cost_analysis` counts the body of a loop once, and with it one layer of all that are
-scanned. Here bodies count as often as they run, and only what goes to or comes from the device's
-memory counts as moved: what XLA keeps on the chip does not. Of an array that a fusion only slices,
-the slices count; of one that is updated in place, the update.
+XLA's own `cost_analysis` counts the body of a loop once, and so only one of all scanned layers.
+Here bodies count as often as they run, and only bytes to or from the device's memory count as
+moved, not those that XLA keeps on the chip. Of an array that a fusion only slices, the slices
+count; of one that is updated in place, the update.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LAYOUTS = ("bitcast", "copy", "convert")
 _CALLS = ("call", "call-start", "async-start")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""Which operand is written into the first one."""
+"""Index of the operand that is written into the first one."""
 
 _MOVES = {"copy-start": 0, "slice-start": 1}
-"""Which part of the result is where to; others are where from, which is an operand, and a flag."""
+"""Index of the destination in the result; other parts are the source, an operand, and a flag."""
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -39,13 +39,13 @@ _NUMBER = re.compile(r'"(\w+)":"?(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What devices send each other at one place of a program.
+    """A collective at one place of a program.
 
     Attributes:
-      nbytes: of the whole array that they share in the end.
-      devices: how many take part.
-      runs: how often.
-      reduces: whether all get the sum of what they have, not a part of it each.
+      nbytes: of the whole array that the devices share in the end.
+      devices: number that take part.
+      runs: number of runs.
+      reduces: whether all devices get the whole sum, not a part of it each.
     """
 
     nbytes: int
@@ -56,12 +56,12 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramWork:
-    """What one run of a program is for one device.
+    """The work of one run of a program on one device.
 
     Attributes:
       flops: of products, two for each multiply-add.
       moved: bytes to and from the device's memory.
-      collectives: what it sends and gets.
+      collectives: those that it takes part in.
     """
 
     flops: int
@@ -70,9 +70,9 @@ class ProgramWork:
 
 
 def count(module: Module, devices: int) -> ProgramWork:
-    """The work of a program of a mesh of so many devices.
+    """The work of a program on a mesh of so many devices.
 
-    A loop whose trips are unknown counts once, and of a conditional all sides do.
+    A loop whose trips are unknown counts once, and all sides of a conditional count.
     """
     flops = moved = 0
     collectives = []
@@ -89,7 +89,7 @@ Shapes = dict[str, Instruction]
 
 
 def _run(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Shapes, int]]:
-    """Instructions that run on their own, not within a fusion, and how often."""
+    """Instructions that run outside fusions, with their computation and number of runs."""
     shapes = {each.name: each for each in module.computations[name]}
     for each in shapes.values():
         if each.opcode == "while":
@@ -112,15 +112,17 @@ def _collective(each: Instruction, devices: int, runs: int) -> Collective:
 
 
 def _given(each: Instruction, parts: list[int]) -> list[int]:
-    """Of the parts of a collective's result those that it makes: where one starts, its operands may
-    stand before them, and flags behind."""
+    """The parts of a collective's result that it makes.
+
+    In the result of a start, operands may come before these parts, and flags after them.
+    """
     count = len(each.operands)
     started = each.opcode.endswith("-start") and len(parts) >= 2 * count
     return parts[count : 2 * count] if started else parts
 
 
 def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
-    """Bytes to and from memory of one instruction."""
+    """Bytes that one instruction moves to and from memory."""
     if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
         return 0
     if estimate := _estimated(each).get("bytes_accessed"):
@@ -139,7 +141,7 @@ def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
 
 
 def _alone(each: Instruction, operands: list[Instruction]) -> int:
-    """Of an instruction outside of fusions."""
+    """Bytes that an instruction outside of fusions moves."""
     read = [operand.in_memory for operand in operands]
     if each.opcode in _SLICES and read:
         return min(read[0], each.nbytes) + each.in_memory + sum(read[1:])
@@ -154,7 +156,7 @@ def _alone(each: Instruction, operands: list[Instruction]) -> int:
 
 
 def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -> int:
-    """Bytes of a value that a fused computation looks at: all, or what it cuts out of it."""
+    """Bytes of a value that a fused computation reads: all, or the slices that it takes."""
     total = 0
     for each in inside:
         if value.name not in each.operands:
@@ -173,7 +175,7 @@ def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -
 
 
 def _passed_on(module: Module, each: Instruction) -> bool:
-    """Whether an instruction within a fusion gives its operand on, in another layout or type."""
+    """Whether an instruction within a fusion only passes on its operand, in any layout or type."""
     if each.opcode != "fusion":
         return each.opcode in _LAYOUTS
     inside = module.computations[each.called("calls")]
@@ -181,7 +183,7 @@ def _passed_on(module: Module, each: Instruction) -> bool:
 
 
 def _written(module: Module, inside: tuple[Instruction, ...]) -> int:
-    """Bytes that a fused computation writes: its result, or what of it is new."""
+    """Bytes that a fused computation writes: its result, or the new part of it."""
     own = {each.name: each for each in inside}
     root = next(each for each in inside if each.root)
     parts = [own[name] for name in root.operands] if root.opcode == "tuple" else [root]
@@ -199,7 +201,7 @@ def _written(module: Module, inside: tuple[Instruction, ...]) -> int:
 
 
 def _flops(module: Module, each: Instruction, shapes: Shapes) -> int:
-    """Of an instruction and of all that is fused into it."""
+    """Flops of an instruction and of all that is fused into it."""
     if each.opcode == "dot":
         return _of_dot(each, shapes)
     if each.opcode == "convolution":
@@ -220,15 +222,17 @@ def _of_dot(each: Instruction, shapes: Shapes) -> int:
 
 
 def _of_sum(summed: Instruction, shapes: Shapes) -> int:
-    """Compilers have products with one row as products of elements that are summed."""
+    """Flops of a sum: compilers write products with one row as summed products of elements."""
     while summed.opcode in _LAYOUTS and summed.operands[0] in shapes:
         summed = shapes[summed.operands[0]]
     return 2 * math.prod(summed.dims) if summed.opcode == "multiply" else 0
 
 
 def _of_convolution(each: Instruction, shapes: Shapes) -> int:
-    """TPU compilers have products as convolutions, whose windows stand for dimensions of batches:
-    only where a window meets a value is anything multiplied."""
+    """Flops of a convolution, as which TPU compilers write products.
+
+    Windows stand for dimensions of batches: only where one meets a value is anything multiplied.
+    """
     labels = _LABELS.search(each.rest)
     assert labels is not None
     left, right = (shapes[name].dims for name in each.operands[:2])
@@ -244,7 +248,7 @@ def _of_convolution(each: Instruction, shapes: Shapes) -> int:
 
 
 def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
-    """Pairs of a result and a place of its window, along a dimension, that meet a value."""
+    """Number of pairs of a result and a place of its window, in a dimension, that meet a value."""
 
     def numbers(name: str, default: str) -> list[int]:
         parts = window[name].split("x") if name in window else [default] * (place + 1)
@@ -263,7 +267,7 @@ def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
 
 
 def _estimated(each: Instruction) -> dict[str, int]:
-    """What a kernel says of itself."""
+    """A kernel's own estimate of its cost."""
     found = _COST.search(each.rest) if each.opcode == "custom-call" else None
     return {name: int(value) for name, value in _NUMBER.findall(found[1])} if found else {}
 
