@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ssd_jax.llm import LLM
 
 Bar = Callable[..., contextlib.AbstractContextManager[Callable[..., None] | None]]
-"""Opens a progress bar: (label, *, unit); it is told (done, total) and maybe a text."""
+"""Opens a progress bar: (label, *, unit); the bar takes (done, total) and maybe a text."""
 
 Entry = dict[str, Any]
-"""What the manifest says of a shard; its scores are an entry of it, or None."""
+"""A shard's entry in the manifest; its scores are an entry within it, or None."""
 
 _REPORTED = 256
 """Tokens that are reported at once."""
@@ -44,11 +44,11 @@ Shards = list[list[Completion]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionJob:
-    """What generating needs.
+    """Inputs of generation.
 
     Attributes:
-      vocabulary: ids of the tokenizer.
-      limit: positions that the target was made for.
+      vocabulary: number of ids of the tokenizer.
+      limit: number of positions that the target was made for.
     """
 
     target: TargetSettings
@@ -68,7 +68,7 @@ class CompletionJob:
         """Refuses what the target cannot do.
 
         Raises:
-          InputError: completions beyond its context, or more likeliest tokens than it has.
+          InputError: completions beyond its context, or a `top_n` above its number of tokens.
         """
         settings = self.settings
         if self.context > self.limit:
@@ -85,10 +85,10 @@ class CompletionJob:
 
 
 class Report(NamedTuple):
-    """What was done since the last report.
+    """Progress since the last report.
 
     Attributes:
-      written: a shard whose file is written, by its place.
+      written: place and entry of a shard whose file is written.
     """
 
     tokens: int = 0
@@ -99,7 +99,7 @@ class Report(NamedTuple):
 def complete_shards(
     job: CompletionJob, shards: Iterable[tuple[int, list[Completion]]]
 ) -> Iterator[Report]:
-    """Generates shards by their places, one after the other; first says when it is ready.
+    """Generates shards by their places, one after the other; the first report says it is ready.
 
     Raises:
       InputError: a model that cannot be used.
@@ -114,7 +114,7 @@ def complete_shards(
         dtype=job.target.dtype,
         slots=job.settings.slots,
         context=job.context,
-        compile_cache=str(kept_in() or "off"),  # as whoever runs stages has set it
+        compile_cache=str(kept_in() or "off"),  # as the caller of the stages has set it
     )
     with LLM(config=config, load=False) as llm:
         with job.bar("loading weights, compiling", unit="bytes") as progress:

@@ -41,14 +41,14 @@ from ssd_jax.tuning.throughput import ar, best_sd, best_ssd, hit_rate
 
 FORMAT = 2
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
-"""Of the two texts of every prompt."""
+"""Temperatures of the two texts of every prompt."""
 
 
 def choose(prompts: Sequence[PromptIds], settings: EvaluateSettings) -> list[PromptIds]:
     """The held-out prompts that are completed, set by set.
 
     Raises:
-      InputError: a set that has none.
+      InputError: a set has none.
     """
     chosen = []
     for name in settings.sets or dict.fromkeys(prompt.set for prompt in prompts):
@@ -74,11 +74,10 @@ def plan_texts(job: CompletionJob) -> Shards:
 
 
 def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedModel]:
-    """Target and draft without their weights; the draft computes as it does beside the target if
-    nothing else is said.
+    """Target and draft without their weights; the draft has its default dtype beside the target.
 
     Raises:
-      InputError: a draft that is none, or of another target.
+      InputError: it is no draft, or one of another target.
     """
     theirs = open_model(target.source, target.dtype)
     dtype = dtype_of_draft(draft, target.dtype, platform=jax.default_backend())
@@ -90,11 +89,11 @@ def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedMo
 def evaluate(
     settings: EvaluateSettings, source: str, *, job: CompletionJob, manifest: Manifest, path: Path
 ) -> dict[str, Any]:
-    """The figures, which are also written; those that are there already are not made again.
+    """The figures, also written to `path`; figures that are there already are not made again.
 
     Args:
       source: of the draft, see `Config.draft`.
-      job, manifest: of the text, which is written.
+      job, manifest: of the text, which has been written.
 
     Raises:
       InputError: a draft that cannot be used, or a damaged file.
@@ -161,11 +160,12 @@ def figures(
     settings: EvaluateSettings,
     steps: StepCosts,
 ) -> dict[str, Any]:
-    """`sets`: by name, with `kinds`, empty where prompts have none; `mean`: over the sets that
-    are not apart, each counting alike.
+    """Figures as `sets`, by name, and `mean`: over the sets that are not apart, equally weighted.
+
+    Each set has `kinds`, which are empty where its prompts have none.
 
     Args:
-      judged: by the names of `TEMPERATURES`, one of each prompt.
+      judged: by the names of `TEMPERATURES`, one for each prompt.
     """
 
     def judged_at(places: Sequence[int]) -> dict[str, list[Judged]]:
@@ -195,7 +195,7 @@ def figures(
 def _of_set(
     judged: Mapping[str, Sequence[Judged]], settings: EvaluateSettings
 ) -> tuple[dict[str, Any], dict[str, MeasuredDraft]]:
-    """Figures of a set, and what predictions need."""
+    """Figures of a set, and the measured draft that predictions need."""
     chances = {
         "greedy": [(one.rank == 0).astype(float) for one in judged["greedy"]],
         "sampled": [one.kept.astype(float) for one in judged["sampled"]],
@@ -222,14 +222,14 @@ def _of_set(
 
 
 def mean_of(found: Sequence[Any]) -> Any:
-    """Number by number of dictionaries and tuples that are alike."""
+    """The mean of dictionaries and tuples of one structure, number by number."""
     return jax.tree.map(lambda *values: float(np.mean(values)), *found)
 
 
 def _predicted(
     measured: Mapping[str, MeasuredDraft], settings: EvaluateSettings, steps: StepCosts
 ) -> dict[str, Any]:
-    """Best K and M by Theorem 7, and how many times as fast as AR they make one text."""
+    """Best K and M by Theorem 7, and their speed-ups over AR for one text."""
     costs, alone, predicted = steps.costs, ar(steps.costs), {}
     for of, seen in measured.items():
         # One acceptance rate for all places, from the longest proposals.

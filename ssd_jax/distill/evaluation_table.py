@@ -16,8 +16,10 @@ _NAMES = ("set", "kind", "text", "rounds", "forward of")
 
 
 def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
-    """What `evaluate.evaluate` gives: agreement, tokens per call, both by kind of prompt where
-    there are kinds, costs, predictions."""
+    """Tables of what `evaluate.evaluate` returns.
+
+    Agreement, tokens per call, both by kind of prompt where there are kinds, costs, predictions.
+    """
     sets = {**document["sets"], "mean": document["mean"]}
     texts = [(name, of, found) for name, found in sets.items() for of in _TEXTS]
     agreement = [

@@ -1,6 +1,6 @@
 """Prompts that the target writes itself, as in Magpie (arXiv 2406.08464).
 
-Given what its chat template writes before a user's words, a chat model goes on with such words.
+Given what its chat template puts before a user's words, a chat model continues with such words.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ssd_jax.distill.shards import Sample
 from ssd_jax.errors import InputError
 
 SET = "magpie"
-"""What these prompts are counted under."""
+"""Set that these prompts are counted under."""
 
 _LEAST_WORDS = 3
 _GRAM = 4
 _MOST_SHARED = 0.75
-"""A turn is a repetition if more of its n-grams of words were in turns before it."""
+"""A turn is a repetition if a larger share of its n-grams of words were in earlier turns."""
 
 
 class UserTurn(NamedTuple):
-    """What is around a user's words.
+    """The tokens around a user's words.
 
     Attributes:
       before: token ids of the empty user prefix.
@@ -36,7 +36,7 @@ class UserTurn(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A turn that the target wrote, and why it is left out; empty if it is not."""
+    """A turn that the target wrote, and why it is left out (empty if it is kept)."""
 
     text: str
     fate: str
@@ -70,7 +70,7 @@ def _common(one: Sequence[int], two: Sequence[int]) -> list[int]:
 
 
 def read_turns(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[Written]:
-    """Turns in the order of their samples; of those that are much alike the first counts."""
+    """Turns in the order of their samples; of much the same turns the first is kept."""
     end = user_turn(tokenizer).end
     seen: set[tuple[str, ...]] = set()
     turns = []

@@ -32,7 +32,7 @@ class Manifest:
     Attributes:
       settings: JSON values by "section.key".
       inputs: digests of what it was made from, by name; "target" is the target's.
-      data: what it says of its files.
+      data: what it records of its files.
     """
 
     stage: str
@@ -65,14 +65,14 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Writes it; the old one stands until the new one is whole."""
+    """Writes the manifest; the old one stays until the new one is whole."""
     value = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     data = (json.dumps(value, indent=1) + "\n").encode()
     write_file(directory / MANIFEST, data, durable=True)
 
 
 def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
-    """Refuses to go on with other settings or from other inputs than a stage was begun with.
+    """Refuses to continue a stage with other settings or inputs than it was begun with.
 
     Inputs that `new` does not name are taken to be the same.
 
@@ -96,7 +96,7 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(name, new value, old value) where they differ; None stands for one that is not there."""
+    """(name, new value, old value) where they differ; None stands for a missing one."""
     both = [(name, new.get(name), old.get(name)) for name in sorted({*old, *new})]
     return [(name, now, before) for name, now, before in both if now != before]
 

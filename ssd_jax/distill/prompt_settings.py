@@ -22,8 +22,8 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
       path: a built-in set, or a file relative to the directory of the prompts.
       ids: which of its lines, such as 1-10,511-974; None is all.
       limit: most prompts that are taken, spread evenly over it; None is all.
-      tasks: of a plain text: tasks over its passages, instead of the passages; None is passages.
-      times: how often each prompt is there, to be completed with other temperatures and noise.
+      tasks: of a plain text: number of tasks over its passages, instead of these; None is passages.
+      times: copies of each prompt, which are completed with other temperatures and noise.
     """
 
     path: Annotated[str, Meta(min_length=1)]
@@ -39,7 +39,7 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def set(self) -> str:
-        """What its prompts are counted under."""
+        """Set that its prompts are counted under."""
         return self.path if self.tasks is None else f"{self.path}:tasks"
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def parse_ranges(text: str, where: str) -> tuple[range, ...]:
     """The ranges of a text such as "1-10,511-974"; both ends belong to a range.
 
     Raises:
-      InputError: no such text, or a range that ends before it begins, with `where` in front.
+      InputError: not such a text, or a range ends before it begins; with `where` in front.
     """
     ranges = []
     for part in text.split(","):

@@ -1,9 +1,9 @@
 """Stage *prompts*: token ids of the training and the held-out prompts, apart from each other.
 
-The split is by file: what is listed as held out never trains, nor does a training prompt that gives
-a held-out one away. It leaks if it shares `SPAN` consecutive tokens with a held-out text, or
-contains the whole of a held-out text of at most so many. That is judged on what the sets' authors
-wrote: a chat template and a system message are the same in every prompt.
+The split is by file: prompts listed as held out never train, nor do training prompts that leak one.
+A prompt leaks if it shares `SPAN` consecutive tokens with a held-out text, or contains the whole of
+a held-out text of at most `SPAN` tokens. Only what the sets' authors wrote is compared: a chat
+template and a system message are the same in every prompt.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PromptIds:
       set: built-in name or path, as the configuration has it; `PromptEntry.set`.
       index: its place among those of the set that the configuration chose, from 0.
       ids: what the target is given, chat template included.
-      kind: what the set calls its kind; empty if it names none.
+      kind: its kind as the set names it; empty if it names none.
       plain: whether it is a passage of plain text, which is itself worth learning.
     """
 
@@ -57,8 +57,9 @@ class PromptIds:
 
 
 class HeldOut:
-    """What held-out texts are known by: the spans of long ones, and short ones as text, whose first
-    and last tokens may differ with what is around them.
+    """Recognises held-out texts: long ones by their spans, short ones as text.
+
+    The first and last tokens of a short one may differ with the text around it.
 
     Args:
       texts: in tokens.
@@ -91,14 +92,16 @@ def _spans(tokens: Sequence[int]) -> Iterator[bytes]:
 
 
 def _has_words(text: str, part: str) -> bool:
-    """Whether a part of a text is there with no ASCII word cut at its ends."""
+    """Whether `part` occurs in a text with no ASCII word cut at its ends."""
     return re.search(rf"(?!\B\w){re.escape(part)}(?<!\w\B)", text, re.ASCII) is not None
 
 
 class _Candidate(NamedTuple):
-    """A prompt before the choice, and what is compared: `own` tokens of what is learnt from, if it
-    trains, and `hidden`, the texts that must not leak, if it is held out; `fate` says why it is
-    left out, whatever its length."""
+    """A prompt before the choice, with the tokens to compare.
+
+    If it trains, `own` are the tokens that are learnt from; if it is held out, `hidden` are the
+    texts that must not leak. `fate` says why it is left out, whatever its length.
+    """
 
     prompt: PromptIds
     own: list[int]
@@ -136,10 +139,10 @@ class PromptFiles:
     def prepare(
         self, tokenizer: Tokenizer, written: Sequence[Written] = ()
     ) -> tuple[dict[str, list[PromptIds]], dict[str, Any]]:
-        """The prompts of each split, and what was counted.
+        """The prompts of each split, and counts by set of what was kept and left out.
 
         Args:
-          written: by the target, to train with besides those of the files.
+          written: turns by the target, to train with besides the prompts of the files.
 
         Raises:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
@@ -180,7 +183,7 @@ class PromptFiles:
     def _read(
         self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
     ) -> list[_Candidate]:
-        """What an entry takes of a file, without any that have no tokens."""
+        """The prompts that an entry takes from a file, without those that have no tokens."""
         if entry in lines:
             read = [
                 _asked(entry.set, index, line, tokenizer) for index, line in enumerate(lines[entry])
@@ -206,7 +209,7 @@ class PromptFiles:
 
 
 def _tasks(entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
-    """Tasks over a text; its own spelling of their passages is compared, too."""
+    """Tasks over a text; their passages in its own spelling are compared, too."""
     assert entry.tasks is not None
     read = []
     for index, task in enumerate(make_tasks(text, entry.tasks, entry.path)):
@@ -256,7 +259,7 @@ def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[
 
 
 def read_prompts(directory: Path, split: str, sha256: str) -> list[PromptIds]:
-    """What `write_prompts` wrote of a split.
+    """The prompts that `write_prompts` wrote of a split.
 
     Raises:
       InputError: the file is gone or not the one that was written.

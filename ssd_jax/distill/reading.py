@@ -24,9 +24,9 @@ class Line(NamedTuple):
     """A prompt of a set.
 
     Attributes:
-      id: the number that the line names itself by, if it does.
-      further: what the user says later in the conversation, which is never asked.
-      kind: what the set calls its kind; empty if it names none.
+      id: the number that identifies the line, if it has one.
+      further: the user's later turns of the conversation, which are never asked.
+      kind: its kind as the set names it; empty if it names none.
     """
 
     prompt: PromptLine
@@ -36,12 +36,12 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, text: str, kind: str = "") -> Line:
-        """A line of nothing but what a user says."""
+        """A line with nothing but a user's words."""
         return cls(PromptLine(prompt=text), kind=kind)
 
     @property
     def own_text(self) -> str:
-        """What the set's authors wrote: no system message, nothing that the program put around."""
+        """What the set's authors wrote: no system message, nothing that this package adds."""
         content = self.prompt.content
         if isinstance(content, str):
             return content
@@ -61,7 +61,7 @@ def find(entry: PromptEntry, directory: Path) -> Path | None:
     """The file of an entry; None is a built-in set.
 
     Raises:
-      InputError: there is no such file, ids are asked of plain text, or tasks of another.
+      InputError: there is no such file, ids are asked of plain text, or tasks of another file.
     """
     if entry.path in BUILT_IN and entry.tasks is None:
         return None
@@ -83,7 +83,7 @@ def find(entry: PromptEntry, directory: Path) -> Path | None:
 
 
 def read_lines(entry: PromptEntry, path: Path | None) -> list[Line | BadLine]:
-    """The lines that an entry chooses, in order, bad ones of the file among them.
+    """The lines that an entry chooses, in order, with the bad ones of the file.
 
     Raises:
       InputError: a file that cannot be read, lines without ids, or a range without lines, which is
@@ -113,7 +113,7 @@ def read_lines(entry: PromptEntry, path: Path | None) -> list[Line | BadLine]:
 
 
 def read_plain(path: Path) -> str:
-    """A plain text file.
+    """The text of a plain text file.
 
     Raises:
       InputError: it cannot be read, or is not UTF-8, with the line.
@@ -123,8 +123,10 @@ def read_plain(path: Path) -> str:
 
 
 def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> list[list[int]]:
-    """A text cut into passages of `length` tokens, each with the tokens `before` any text in front;
-    a rest of less than half the length is dropped."""
+    """A text cut into passages of `length` tokens, each with the tokens `before` in front.
+
+    A rest of less than half the length is dropped.
+    """
     own = length - len(before)
     cut = [list(tokens[begin : begin + own]) for begin in range(0, len(tokens), own)]
     return [[*before, *part] for part in cut if 2 * len(part) >= own]

@@ -1,11 +1,11 @@
 """How many rounds speculation takes over given texts, and how they end: exact, without a draft run.
 
-Given the text y that comes out, the proposals of a round are accepted independently of each other:
-token y_i, if it is judged, was the proposal and accepted with chance a_i. That is 0 or 1 for greedy
-text, and min(1, q(y_i) / p(y_i)) for text drawn from p: it came with p(y_i), and as an accepted
-proposal with min(p, q)(y_i). So where rounds begin is a Markov chain over the text, and what is
-expected of it is a sum, not a sample. The first token of a text is the prompt's, no round's. What
-follows the end of a text is not counted. Pure NumPy.
+Given the output text y, the proposals of a round are accepted independently of each other: token
+y_i, if it is judged, was proposed and accepted with probability a_i. That is 0 or 1 for greedy
+text, and min(1, q(y_i) / p(y_i)) for text drawn from p: the token came with p(y_i), and as an
+accepted proposal with min(p, q)(y_i). So the beginnings of rounds are a Markov chain over the text,
+and its expectations are sums, not samples. The first token of a text belongs to the prompt, not to
+a round. What follows the end of a text is not counted. Pure NumPy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from ssd_jax.speculation.fan_out import After, Ranks, exponent
 
 _MOST_PREPARED = 16
-"""Places of a bonus token that are told apart."""
+"""Ranks of a bonus token that are told apart."""
 
 _TYPICAL = range(1, 5)
 """Bonus tokens that a fan-out prepares for one k; c of the power law is fitted to these."""
@@ -26,14 +26,14 @@ _TYPICAL = range(1, 5)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What is expected over all texts together.
+    """Expectations over all texts together.
 
     Attributes:
       committed: tokens, without each text's first.
       count: rounds.
       judged, accepted: [K] proposed tokens by place that were judged, and accepted.
-      corrected, added: [texts, positions] chances that the token at a position came from a round
-        that rejected a proposal there, and from one that accepted all of its own.
+      corrected, added: [texts, positions] probabilities that the token at a position came from a
+        round that rejected a proposal there, and from one that accepted all its proposals.
     """
 
     committed: int
@@ -45,7 +45,7 @@ class Rounds:
 
     @property
     def tokens_per_call(self) -> float:
-        """Committed tokens a forward of the target."""
+        """Committed tokens per target forward."""
         return self.committed / self.count if self.count else 0.0
 
     @property
@@ -59,7 +59,7 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
     """The rounds that proposals of K tokens take.
 
     Args:
-      chances: of each text [n] a_i; the first is of the token that the prompt gives, and unused.
+      chances: for each text, a_i [n]; the first, of the token that the prompt gives, is unused.
       tail: tokens of a proposal after a round in which all were accepted, and of the first one (the
         tail rule of SSD: K - 1, and K for K = 1); None is K.
     """
@@ -101,7 +101,7 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredDraft:
-    """What was found of a draft; see `throughput.Observations`.
+    """Measurements of a draft; see `throughput.Observations`.
 
     Attributes:
       by_length: by L from 1, rates of the places 1..L.
@@ -121,12 +121,12 @@ class MeasuredDraft:
 def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> tuple[float, float]:
     """c and r of the power law: F prepared bonus tokens miss with chance c F^-r.
 
-    Prepared are the draft's likeliest, but for the proposal that was rejected. Which one that was
-    is known of greedy text only: it was the likeliest. For sampled text none is left out, so that
-    its misses are somewhat overstated.
+    The draft's likeliest tokens are prepared, except the rejected proposal. That one is known for
+    greedy text only: it was the likeliest. For sampled text none is left out, so that its misses
+    are somewhat overstated.
 
     Args:
-      ranks: of each text [n], see `Judged.rank`.
+      ranks: for each text [n], see `Judged.rank`.
     """
     place = np.full(rounds.added.shape, _MOST_PREPARED)
     for row, own in enumerate(ranks):

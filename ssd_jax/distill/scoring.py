@@ -1,7 +1,7 @@
-"""What target and draft make of given texts, position by position: teacher forcing.
+"""Runs target and draft over given texts, position by position: teacher forcing.
 
-Texts run in chunks, the rows of forwards that are all of one size; the head is run over the
-positions that are asked for alone, a block of them at a time.
+Texts run in chunks, which are the rows of forwards of one size; the head runs over the requested
+positions only, a block of them at a time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ssd_jax.kernels.rows import map_rows
 from ssd_jax.models.functional import FunctionalModel, Parameters
 
 _CHUNK = 64
-"""Tokens of a row. A text is a chain of rows, the last one filled up."""
+"""Tokens of a row. A text is a chain of rows, the last one padded."""
 
 _ROWS = 64
-"""Of a forward, unless a text has more."""
+"""Rows of a forward, unless a text has more."""
 
 _HEAD_ROWS = 256
 """Positions whose logits are held at once."""
@@ -38,9 +38,9 @@ class _Batch(NamedTuple):
     """Rows of a forward, each one chunk of a text.
 
     Attributes:
-      texts: of which these are the chunks.
+      texts: indices of the texts whose chunks these are.
       table: pages of the row's text.
-      learnt: where in all tokens the learnt positions of the texts are.
+      learnt: places of the texts' learnt positions among all tokens.
     """
 
     texts: list[int]
@@ -76,7 +76,7 @@ class TextRunner:
         self._body, self._head = jax.jit(self._hidden), jax.jit(self._compared)
 
     def run(self, samples: Sequence[Sample], progress: Progress | None = None) -> list[np.ndarray]:
-        """What `compare` returns of the learnt positions, one sample after the other.
+        """What `compare` returns for the learnt positions, one sample after the other.
 
         Args:
           samples: without scores.
@@ -106,7 +106,7 @@ class TextRunner:
         return found
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[_Batch]:
-        """All texts, in an order of their own that leaves few rows empty."""
+        """Batches of all texts, in an order that leaves few rows empty."""
         pieces = [TextPiece(i, 0, -(-len(s.tokens) // _CHUNK)) for i, s in enumerate(samples)]
         outside = self._pages * BLOCK  # is not written
         for own in first_fit(pieces, self._rows):
@@ -149,9 +149,10 @@ def _places(sample: Sample) -> Int32[np.ndarray, "n"]:
 def load_scorer(
     target: TargetSettings, *, longest: int, top_n: int, progress: Progress | None = None
 ) -> TextRunner:
-    """The target with its weights, whose runs give its likeliest tokens at temperature 1: their ids
-    [rows, N] int32 and probabilities [rows, N] float32, likeliest first. Padding ids of the model
-    have no part in the distribution.
+    """Loads the target, whose runs return its likeliest tokens at temperature 1.
+
+    They are ids [rows, N] int32 and probabilities [rows, N] float32, likeliest first. Padding ids
+    of the model have no part in the distribution.
 
     Args:
       longest: tokens of the longest text.
@@ -173,7 +174,7 @@ def load_scorer(
 
 
 def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Iterator[Report]:
-    """Scores shards by their places, from their entries; first says when it is ready.
+    """Scores shards by their places, from their entries; the first report says it is ready.
 
     Raises:
       InputError: a model that cannot be used.
@@ -192,13 +193,13 @@ def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Ite
 
 
 class Judged(NamedTuple):
-    """Of each token of a completion [m], as p and q at temperature 1 have it.
+    """Figures of each token of a completion [m], from p and q at temperature 1.
 
     Attributes:
       rank: int32, its place in the draft's distribution, 0 being the likeliest (of equal ones the
         lowest id goes first); the number of ids that the draft can propose, if it is none of them.
-      kept: float32, min(1, q / p): how often it was proposed and accepted, given that it came.
-      overlap: float32, sum over all ids of min(p, q): how often any proposal is accepted there.
+      kept: float32, min(1, q / p): chance that it was proposed and accepted, given it came.
+      overlap: float32, sum over all ids of min(p, q): chance that a proposal is accepted there.
     """
 
     rank: Any
@@ -215,11 +216,11 @@ def judge(
     longest: int,
     progress: Progress | None = None,
 ) -> list[Judged]:
-    """What a draft would have made of texts; one of each, in order.
+    """Judges a draft by texts; one result for each text, in order.
 
     Args:
       texts: with a prompt and a completion of at least one token each.
-      tokens: ids of the tokenizer; columns of a head beyond them are padding.
+      tokens: number of ids of the tokenizer; columns of a head beyond them are padding.
       longest: tokens of the longest text that the programs are for.
     """
     ids = draft[0].output_ids
@@ -235,7 +236,7 @@ def judge(
 def _judged(
     theirs: jax.Array, own: jax.Array, ids: np.ndarray | None, following: jax.Array
 ) -> Judged:
-    """Of the target's logits, the draft's, whose columns are `ids`, and tokens that came."""
+    """Judges tokens that came, from logits of the target and the draft, whose columns are `ids`."""
     p = jax.nn.softmax(theirs)
     if ids is None:
         own = own[:, : p.shape[1]]

@@ -1,7 +1,7 @@
 """Settings of a distillation: a TOML file of sections, each a frozen dataclass.
 
-Types and limits are annotations, which msgspec checks as a section is read; what concerns several
-keys is checked in `__post_init__`.
+Types and limits are annotations, which msgspec checks as a section is read; rules over several
+keys are checked in `__post_init__`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.system.toml_settings import read_section, read_toml
 
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
-"""Of a draft from scratch."""
+"""Sizes of a draft from scratch."""
 
 Compute = Literal["bfloat16", "float32"]
 Part = Literal["frozen", "trained"]
@@ -40,7 +40,7 @@ class TargetSettings:
     Attributes:
       source: see `Config.target`.
       name: of the default directory of results; None is the configuration's. Configurations that
-        share it, and what they ask and generate, share the text.
+        share it, their prompts and [generate] share the text.
     """
 
     source: str = ""
@@ -57,15 +57,15 @@ class GenerateSettings:
     """Section [generate]: the target's own completions.
 
     Attributes:
-      completions: in all; None is one of each prompt. More than there are prompts go through them
-        again, with other temperatures and noise.
-      temperatures: taken in turn by each prompt, but 0 only once: it gives the same text again.
+      completions: number in all; None is one of each prompt. If there are more than prompts, these
+        are completed again, with other temperatures and noise.
+      temperatures: taken in turn by each prompt, but 0 only once: it repeats the text.
       seed: of the noise and of the order of prompts.
       slots: completions decoded together.
       shard_tokens: most tokens of a shard, prompts included; at least as many as all slots take.
-      top_n: likeliest tokens that are kept of each of the target's distributions; 0 keeps none.
-      processes: that generate and score shards side by side, each with weights and a share of the
-        cores of its own; at most one a core, and one where the target runs on an accelerator.
+      top_n: number of likeliest tokens kept of each distribution of the target; 0 keeps none.
+      processes: number that generate and score shards side by side, each with its own weights and
+        share of the cores; at most one a core, and one where the target runs on an accelerator.
     """
 
     completions: Count | None = None
@@ -84,8 +84,10 @@ class GenerateSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MagpieSettings(GenerateSettings):
-    """Section [magpie]: user turns that the target writes itself (arXiv 2406.08464), as prompts to
-    train. Keys are those of [generate]; a turn of more than `max_tokens` is left out."""
+    """Section [magpie]: user turns that the target writes (arXiv 2406.08464), as training prompts.
+
+    Keys are those of [generate]; a turn of more than `max_tokens` is left out.
+    """
 
     completions: Count = 10000
     max_tokens: Count = 128
@@ -110,7 +112,7 @@ class DraftSettings:
         is the target's own (for `head_dim`: hidden_size / num_heads).
       embedding: "frozen" is the target's embedding, which is then not stored; "trained" starts with
         it where the sizes allow it.
-      head: the same of the output head.
+      head: the same for the output head.
       output_size: ids that the draft can propose, the most frequent ones of the training texts and
         all that end a text; 0 is the whole vocabulary.
       store: how the trained matrices are stored.
@@ -159,10 +161,10 @@ class TrainSettings:
       accumulation: micro-batches of a step, one after another; divides `batch`.
       length: tokens of a row; texts are packed into rows, longer ones are cut.
       learning_rate: after `warmup` steps from 0; then a cosine down to `final_rate` times it.
-      weight_decay, beta1, beta2: of AdamW; weights of matrices alone decay.
+      weight_decay, beta1, beta2: of AdamW; only weights of matrices decay.
       clip: largest norm of all gradients together.
       cross_entropy, kl, acceptance: weights of the losses, see `losses`.
-      probabilities: "cached" are the target's top N that lie beside the texts; "live" runs the
+      probabilities: "cached" are the target's top N stored beside the texts; "live" runs the
         target on every batch.
       compute: dtype of products.
       chunk: tokens that go through the output head at once.
@@ -170,9 +172,9 @@ class TrainSettings:
       devices: number of devices that share a batch; 0 is all.
       seed: of the order of rows and of weights from scratch.
       save_every, evaluate_every: steps between checkpoints, and between looks at held-out text.
-      held_out: rows of held-out text that are looked at.
+      held_out: number of rows of held-out text that are looked at.
       max_seconds: of training in one run; it then stops with a checkpoint, from which the next run
-        goes on. 0 is no limit.
+        continues. 0 is no limit.
     """
 
     steps: Count
@@ -215,18 +217,18 @@ class TrainSettings:
 
     @property
     def compares(self) -> bool:
-        """Whether a loss needs the target's probabilities from beside the texts."""
+        """Whether a loss needs the target's probabilities stored beside the texts."""
         return self.probabilities == "cached" and bool(self.kl or self.acceptance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateSettings:
-    """Section [evaluate]: what a draft is judged by.
+    """Section [evaluate]: how a draft is judged.
 
     Attributes:
       sets: of the held-out prompts, as `prompts.held_out` names them; empty is all.
       apart: those of them that the mean leaves out.
-      prompts: of each set, spread evenly over it; all where it has fewer.
+      prompts: number from each set, spread evenly over it; all where it has fewer.
       seed: of the noise at temperature 1.
       ks: numbers of speculated tokens, ascending.
       budgets: numbers of branches, ascending.
@@ -261,8 +263,10 @@ class EvaluateSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """Everything that a configuration file says; sections are None that it does not have. `name` is
-    the file's, without its ending, `directory` where the prompt files are."""
+    """The contents of a configuration file; sections that it lacks are None.
+
+    `name` is the file's, without its ending; `directory` is where the prompt files are.
+    """
 
     name: str
     directory: Path
@@ -285,7 +289,7 @@ _OPTIONAL = {
 
 
 def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
-    """Reads a configuration file; `data` is where the prompt files are, whatever it says.
+    """Reads a configuration file; `data` overrides where the prompt files are.
 
     Raises:
       InputError: an unreadable file, or a bad section, key or value, with the section's name.
@@ -334,7 +338,7 @@ _FREE = {
     *("train.devices", "train.keep", "train.save_every", "train.max_seconds", "draft.store"),
     *("evaluate.apart", "evaluate.ks", "evaluate.budgets", "evaluate.repeats"),
 }
-"""What is made does not depend on these: where things are, how a run goes, what is shown of it."""
+"""Keys that results do not depend on: where things are, how a run goes, what is shown of it."""
 
 
 def recorded(section: str, settings: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shards: completions as token ids, and beside them what the target thought at each position.
+"""Shards: completions as token ids, and beside them the target's scores at each position.
 
 A shard is a safetensors file of flat arrays. Token ids are uint16 where the vocabulary allows,
 else uint32; probabilities are float16, whose rounding (1 in 2,000) is far below what a draft can
@@ -28,8 +28,8 @@ class Sample:
 
     Attributes:
       tokens: [n] int32, prompt then completion.
-      prompt_length: tokens of the prompt, whose own prediction is not to be learnt; 0 for a passage
-        of plain text, all of which is.
+      prompt_length: number of tokens of the prompt, whose prediction is not learnt; 0 for a passage
+        of plain text, all of which is learnt.
       top_ids: [n, N] as in the shard: the likeliest ids of the token after position i, likeliest
         first, by the target at temperature 1; None where they were not kept.
       top_probs: [n, N] float16, as in the shard: their probabilities, not renormalised; 0 at
@@ -53,7 +53,7 @@ def id_dtype(vocabulary: int) -> np.dtype:
 
 
 def encode_texts(samples: Sequence[Sample], vocabulary: int) -> bytes:
-    """A shard of samples without what the target thought of them."""
+    """A shard of samples without the target's scores."""
     return save(
         {
             "tokens": np.concatenate([s.tokens for s in samples]).astype(id_dtype(vocabulary)),
@@ -79,7 +79,7 @@ def decode_texts(data: bytes) -> list[Sample]:
 
 
 def with_scores(samples: Sequence[Sample], data: bytes) -> list[Sample]:
-    """The samples with what `encode_scores` encoded, in its types: training holds all of them."""
+    """The samples with scores from `encode_scores`, in its types: training holds all of them."""
     arrays = load(data)
     ends = np.cumsum([len(sample.learnt) for sample in samples])[:-1]
     parts = [np.split(arrays[name], ends) for name in ("ids", "probs")]
@@ -110,8 +110,9 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
 
 
 def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sample]:
-    """All samples in order. The manifest and the sizes of files are checked at once, each file when
-    its turn comes.
+    """All samples in order.
+
+    The manifest and the sizes of files are checked at once, each file when its turn comes.
 
     Args:
       target: digest of the target that they must be of; None is any.

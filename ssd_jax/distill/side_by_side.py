@@ -1,6 +1,6 @@
-"""Work on shards side by side, in processes with a share of the cores each.
+"""Works on shards side by side, in processes with a share of the cores each.
 
-A forward of many rows has parts that one core does, so that two engines on a core each generate
+A forward of many rows has parts that run on one core, so that two engines on one core each generate
 more than one engine on both.
 """
 
@@ -25,13 +25,15 @@ from ssd_jax.system.cores import pin, usable_cores
 from ssd_jax.system.host_memory import keep_freed_memory
 
 Work = Callable[[CompletionJob, Iterable[tuple[int, Any]]], Iterator[Report]]
-"""From shards by their places, each with what is to be done of it; the first report says that the
-work can begin. A function of a module."""
+"""Takes shards by their places, each with what is to be done of it; the first report says that the
+work can begin. It is a module's function."""
 
 
 def core_groups(processes: int) -> list[tuple[int, ...]]:
-    """Cores of each process, at most one process a core; none where processes cannot have cores of
-    their own, or would share an accelerator."""
+    """Cores of each process, at most one process a core.
+
+    Empty where processes cannot have cores of their own, or would share an accelerator.
+    """
     import jax
 
     cores = sorted(usable_cores())
@@ -43,11 +45,12 @@ def core_groups(processes: int) -> list[tuple[int, ...]]:
 
 
 def run(work: Work, job: CompletionJob, shards: Mapping[int, Any]) -> Iterator[Report]:
-    """Does the work by as many processes as the job asks for, or in this one; who is free takes the
-    next shard.
+    """Does the work in as many processes as the job asks for, or in this one.
+
+    A process that is free takes the next shard.
 
     Raises: what the work raises, here or there.
-      SsdError: a process that ended without a word.
+      SsdError: a process ended without an answer.
     """
     groups = core_groups(min(job.settings.processes, len(shards)))
     if len(groups) < 2:
@@ -86,11 +89,11 @@ class _Worker:
         theirs.close()
 
     def give(self, shard: tuple[int, Any] | None) -> None:
-        with contextlib.suppress(ConnectionError):  # `answer` says that it has ended
+        with contextlib.suppress(ConnectionError):  # `answer` reports that it has ended
             self.pipe.send(shard)
 
     def answer(self) -> Report | None:
-        """What it says next; None is that it is done."""
+        """Its next report; None if it is done."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionError):
@@ -118,7 +121,7 @@ def _no_bar(_label: str, *, unit: str) -> contextlib.nullcontext[None]:
 def _serve(
     pipe: Connection, work: Work, job: CompletionJob, cores: tuple[int, ...], store: str
 ) -> None:
-    """Answers with what becomes of shards; whatever fails is an answer, too."""
+    """Sends the reports of the work, then None; an exception is sent, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too; its starter ends it
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
@@ -136,7 +139,7 @@ def _serve(
 
 
 def _end_with_starter() -> None:
-    """However that ends: a shard's scores take minutes, which nobody would wait for."""
+    """Ends this process with its starter, however that ends; else it would work on for minutes."""
     starter = multiprocessing.parent_process()
     if starter is not None:
         starter.join()

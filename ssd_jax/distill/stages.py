@@ -1,6 +1,6 @@
 """The stages of a distillation, in order, each with a directory and a manifest of its own.
 
-What was begun is gone on with, what is finished is not done again, and neither is mixed with
+A stage that was begun is continued, one that is finished is not repeated, and neither is mixed with
 results of other settings.
 """
 
@@ -43,11 +43,11 @@ _SECTIONS = {
     "train": ("train", "draft"),
     "evaluate": ("target", "evaluate"),
 }
-"""Of a configuration, on which a stage's results depend."""
+"""Sections of a configuration that a stage's results depend on."""
 
 
 class Stopped(Exception):  # noqa: N818 (no error)
-    """A stage ended early, as it was asked to; its text says why."""
+    """A stage ended early on request; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Distillation:
     Attributes:
       work: directory of all stages.
       draft: source of the draft to evaluate; None is the trained one.
-      say, show: a line of what was done, a table of what was found.
+      say, show: print a line of what was done, and a table of what was found.
     """
 
     settings: DistillSettings
@@ -70,20 +70,19 @@ class Distillation:
 
     @property
     def own(self) -> Path:
-        """Of what belongs to this configuration's draft alone."""
+        """Directory of what belongs to this configuration's draft alone."""
         return self.work / self.settings.name
 
     def directory(self, stage: str) -> Path:
-        """Where a stage keeps its files; drafts share the text, training is a draft's own."""
+        """Where a stage keeps its files; drafts share the text, but not the training."""
         return (self.own if stage == "train" else self.work) / stage
 
     def plan(self, stage: str, inputs: dict[str, str]) -> Manifest:
-        """The manifest of a stage that is made from the target and `inputs`, as it was left or, not
-        written yet, as it begins.
+        """The manifest of a stage made from the target and `inputs`: as it was left, or a new one.
 
         Raises:
-          InputError: the configuration lacks a section of the stage, or it was begun with another
-            target, with other settings, or made from other inputs than these.
+          InputError: the configuration lacks a section of the stage, or the stage was begun with
+            another target, other settings or other inputs.
         """
         sections = {name: getattr(self.settings, name) for name in _SECTIONS[stage]}
         missing = [f"[{name}]" for name in sorted(sections) if sections[name] is None]
@@ -108,7 +107,7 @@ class Distillation:
     def start(self, stage: str, inputs: dict[str, str]) -> Manifest:
         """Makes the directory of a stage; returns what `plan` does.
 
-        The manifest is not written before there is something to go on with: bad input binds nobody.
+        The manifest is not written before there is something to continue: bad input binds no run.
         """
         manifest = self.plan(stage, inputs)
         self.directory(stage).mkdir(parents=True, exist_ok=True)
@@ -131,7 +130,7 @@ class Distillation:
         return manifest
 
     def start_of_prompts(self, stage: str, split: str) -> tuple[Manifest, list[PromptIds]]:
-        """The manifest of a stage that completes the prompts of a split, and these."""
+        """The manifest of a stage that completes the prompts of a split, and the prompts."""
         sha256 = self.finished("prompts", stage).data["sha256"][split]
         manifest = self.start(stage, {"prompts": sha256})
         return manifest, read_prompts(self.directory("prompts"), split, sha256)
@@ -139,7 +138,7 @@ class Distillation:
     def job(
         self, stage: str, settings: GenerateSettings, prompts: list[PromptIds]
     ) -> CompletionJob:
-        """What completes the prompts of a stage."""
+        """The job that completes the prompts of a stage."""
         return CompletionJob(
             target=self.settings.target,
             settings=settings,
@@ -185,16 +184,16 @@ def run(
     for name in chosen:
         directory = whole.directory(name).parent
         directory.mkdir(parents=True, exist_ok=True)
-        # One process on prompts and text, and one on a draft: those of a text can train together.
+        # One process on prompts and text, and one a draft: drafts of a text can train at once.
         with only_one(directory):
             STAGES[name](whole)
 
 
 def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) -> list[str]:
-    """The given stage, or those that the configuration has all sections of.
+    """The given stage, or all whose sections the configuration has.
 
     Raises:
-      InputError: the configuration has nothing for a stage, or nobody says which draft to evaluate.
+      InputError: the configuration has nothing for a stage, or no draft to evaluate is named.
     """
     name, trains = settings.name, bool(settings.prompts.train)
     if stage is None and not trains and settings.evaluate is not None and draft is None:
@@ -221,8 +220,7 @@ def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) 
 
 
 def _check_settings(whole: Distillation, name: str) -> None:
-    """Refuses other settings of any chosen stage, and an impossible draft, before the first one
-    runs."""
+    """Refuses changed settings of a stage, and an impossible draft, before any stage runs."""
     settings = whole.settings
     whole.plan(name, {})
     if name == "train" and settings.train is not None and settings.draft is not None:
@@ -359,7 +357,7 @@ def _evaluate(whole: Distillation) -> None:
 
 
 def _texts_digest(manifest: Manifest) -> str:
-    """Of texts and scores that a stage has generated."""
+    """Digest of the texts and scores that a stage has generated."""
     shards = manifest.data["shards"]
     files = [[shard["sha256"], shard["scores"] and shard["scores"]["sha256"]] for shard in shards]
     return digest(files)

@@ -20,11 +20,11 @@ Model = tuple[FunctionalModel, Parameters]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """Forwards with logits of every token, medians.
+    """Medians of forwards with logits of every token.
 
     Attributes:
       target_ms: of the target's forward of one token.
-      target, draft: by the number of tokens, paired ratios to that one.
+      target, draft: paired ratios to that forward, by the number of tokens.
     """
 
     target_ms: float
@@ -33,9 +33,11 @@ class StepCosts:
 
     @property
     def costs(self) -> Costs:
-        """For the predictions, in forwards of the target. Drafting is a forward of one token; a
-        forward of M branches is taken to cost what one of M tokens of a text does, and to take
-        nothing from the target."""
+        """Costs for the predictions, in forwards of the target.
+
+        Drafting is a forward of one token. A forward of M branches is assumed to cost as much as
+        one of M tokens of a text, and to take nothing from the target.
+        """
         return Costs(
             verify={tokens - 1: ratio for tokens, ratio in self.target.items()},
             draft=self.draft[1],

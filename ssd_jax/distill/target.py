@@ -1,4 +1,4 @@
-"""The target of a distillation, and the digest that what is made of it is known by."""
+"""The target of a distillation, and the digest that identifies what is made of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DistillTarget:
     Attributes:
       sha256: of its architecture, vocabulary, chat template (its source: what it writes may depend
         on the day), the tokens that begin and end a text, and the files that its weights came
-        from. What `ssd-jax convert` wrote of a checkpoint has the checkpoint's own.
+        from. What `ssd-jax convert` made of a checkpoint has the checkpoint's digest.
     """
 
     checkpoint: Checkpoint
@@ -37,7 +37,7 @@ def open_target(source: str, *, progress: Progress | None = None) -> DistillTarg
     tokenizer = checkpoint.tokenizer
     tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
     template = tokenizer.chat_template
-    # Jinja reads every line end as the same, and a copy of the file may have others.
+    # Jinja treats all line ends alike, and a copy of the file may have others.
     chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
     ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
     files = sorted(origin(checkpoint.path).values())

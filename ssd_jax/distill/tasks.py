@@ -1,7 +1,7 @@
 """Tasks made by templates over passages of plain text: summarise, translate, answer, and so on.
 
-The wordings are in `tasks.toml`. Which passages there are, and what is asked of which, is a
-function of the text, its name and the number of tasks alone.
+The wordings are in `tasks.toml`. The passages, and the tasks over each, are a function of the text,
+its name and the number of tasks alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ssd_jax.errors import InputError
 TEMPLATES = importlib.resources.files("ssd_jax.distill") / "tasks.toml"
 
 _GOALS = (25, 45, 70, 100)
-"""Words of passages, in turn."""
+"""Goals for the words of passages, in turn."""
 
 _FURTHER = 40
 """Words that a passage may go on beyond its goal to end with a paragraph."""
@@ -46,7 +46,7 @@ _SPELLINGS = [
         (r" ?\n ?", "\n"),
     )
 ]
-"""What WikiText writes otherwise than others: word-separated punctuation."""
+"""WikiText's own spellings, which set punctuation apart as words, and the usual ones."""
 
 
 class Task(NamedTuple):
@@ -89,11 +89,13 @@ def make_tasks(text: str, count: int, where: str) -> list[Task]:
 
 
 def cut(text: str) -> list[str]:
-    """Passages of whole sentences, which end with a paragraph where one ends nearby; they do not
-    run over a heading, and sentences with unknown words are left out."""
+    """Passages of whole sentences, which end with a paragraph where one ends nearby.
+
+    They do not cross a heading, and sentences with unknown words are left out.
+    """
     passages, held, goals = [], [], itertools.cycle(_GOALS)
     goal = next(goals)
-    for sentence in [*_SENTENCE.findall(text), _HEADINGS[0]]:  # the end is as a heading
+    for sentence in [*_SENTENCE.findall(text), _HEADINGS[0]]:  # the end acts as a heading
         heading = sentence.startswith(_HEADINGS)
         if not heading and _UNKNOWN not in sentence:
             held.append(sentence)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-# A description goes on where an error has named key and value.
+# A description continues an error that has named key and value.
 NotNegative = Annotated[int, Meta(ge=0, description="must be at least 0")]
 Count = Annotated[int, Meta(ge=1, description="must be at least 1")]
 Several = Annotated[int, Meta(ge=2, description="must be at least 2")]

@@ -29,8 +29,8 @@ class Checkpoints:
     """Checkpoints of one run in a directory.
 
     Args:
-      directory: made if need be; what a killed run left half-written there is removed.
-      made_with: JSON values that decide what is trained; a run with others cannot go on from here.
+      directory: made if needed; what a killed run left half-written there is removed.
+      made_with: JSON values that decide what is trained; a run with others cannot continue here.
 
     Raises:
       InputError: checkpoints of an earlier version are there.
@@ -65,10 +65,10 @@ class Checkpoints:
         """Writes the state after `step` steps, then removes the oldest ones.
 
         Raises:
-          SsdError: the disk is full; the checkpoints before are as they were.
+          SsdError: the disk is full; earlier checkpoints are as they were.
         """
         for later in self._manager.all_steps():
-            if later >= step:  # what could not be read, or training would not be here again
+            if later >= step:  # unreadable, or training would not be here again
                 self._manager.delete(later)
         leaves = {f"{i:05}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
         items = self._items.Composite(
@@ -76,7 +76,7 @@ class Checkpoints:
         )
         try:
             self._manager.save(step, args=items, force=True)
-        except (OSError, ValueError) as error:  # the latter is how tensorstore says it
+        except (OSError, ValueError) as error:  # tensorstore raises the latter
             raise SsdError(
                 f"{self._directory}: step_{step} cannot be written: {brief(error)}; make room "
                 "there: the same command goes on from the checkpoint before"
@@ -90,7 +90,7 @@ class Checkpoints:
 
         Raises:
           InputError: it was made with other settings, which are named, it is another draft's, or
-            there are some and all are damaged.
+            all checkpoints are damaged.
         """
         damage = ""
         items = self._items.Composite(

@@ -1,8 +1,7 @@
 """Texts to learn from: which are set aside, the rows they are packed into, the ids they use.
 
-What shares a row does not see each other, and is counted once. Which row is in which step is a
-function of (seed, step) alone, so that a run that was stopped goes on with the rows it would have
-had.
+Texts that share a row do not see each other, and count once. The rows of a step are a function of
+(seed, step) alone, so that a run that was stopped continues with the rows it would have had.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from ssd_jax.distill.shards import Sample
 from ssd_jax.errors import InputError
 
 PADDING = 0
-"""Segment of what is no text."""
+"""Segment of positions without text."""
 
 _OPEN_ROWS = 64
 """Rows that are being filled at a time."""
 
 _BEGINNING = 8
-"""Tokens by which a passage is known, and the fewest that it has: completions differ after it."""
+"""Tokens that identify a passage, and the fewest that it has: completions differ after it."""
 
 
 class PackedBatch(NamedTuple):
@@ -40,7 +39,7 @@ class PackedBatch(NamedTuple):
 
 
 class TextPiece(NamedTuple):
-    """Tokens `start` to `stop` of a text, which is known by its place among all."""
+    """Tokens `start` to `stop` of a text, which is identified by its place among all."""
 
     text: int
     start: int
@@ -65,7 +64,7 @@ class PackedTexts:
         return len(self.rows)
 
     def batch(self, rows: Sequence[int]) -> PackedBatch:
-        """These rows, in whatever types their texts are; a negative index is an empty row."""
+        """These rows, whatever types their texts have; a negative index is an empty row."""
         shape = (len(rows), self.length)
         made = PackedBatch(
             *np.zeros((3, *shape), np.int32),
@@ -108,13 +107,13 @@ class PackedTexts:
 
 
 def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> PackedTexts:
-    """Packs texts into rows, each where it first fits, in an order that the seed gives.
+    """Packs texts into rows by first fit, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
     is predicted once; a piece without anything that counts is left out.
 
     Args:
-      texts: with as many cached probabilities a position each, or all without.
+      texts: all with the same number of cached probabilities a position, or all without.
       length: tokens of a row.
       seed: of the order in which texts are placed.
       where: names the texts in errors.
@@ -139,7 +138,7 @@ def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> Pack
 
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
-    """Rows of a step: every row once, in an order of its own, before any row again."""
+    """Rows of a step: every row comes once, in an order of that epoch, before any comes again."""
     places = [divmod(index, count) for index in range(step * batch, (step + 1) * batch)]
     orders = {epoch: _order(count, seed, epoch) for epoch in {epoch for epoch, _ in places}}
     return [int(orders[epoch][place]) for epoch, place in places]
@@ -181,10 +180,10 @@ def first_fit(pieces: Sequence[TextPiece], length: int) -> list[list[TextPiece]]
 def set_aside(
     texts: Sequence[Sample], *, tokens: int, seed: int, where: str
 ) -> tuple[list[Sample], list[Sample]]:
-    """Texts to learn from, and others of at least `tokens` tokens together.
+    """Texts to learn from, and held-out texts of at least `tokens` tokens in all.
 
-    All completions of a prompt are on one side, and all of a passage of plain text, which is
-    known by how it begins.
+    All completions of a prompt are on one side, and so are all of a passage of plain text, which
+    is identified by its beginning.
 
     Raises:
       InputError: nothing would be left to learn from.
@@ -211,11 +210,11 @@ def set_aside(
 def most_frequent(
     texts: Iterable[Sample], *, count: int, size: int, always: Collection[int]
 ) -> np.ndarray:
-    """The ids that completions have most often: a draft's reduced output vocabulary.
+    """The most frequent ids of completions: a draft's reduced output vocabulary.
 
     Args:
       texts: whose completions are counted; plain text counts whole.
-      size: ids that the tokenizer has; later ones are padding.
+      size: number of ids of the tokenizer; later ones are padding.
       always: ids that are chosen however rare, such as those that end a text.
 
     Returns: [count] int32, ascending. Of equally frequent ids the lowest are chosen.

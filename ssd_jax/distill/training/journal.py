@@ -1,5 +1,7 @@
-"""How far training is: `metrics.jsonl`, one line a step and one for each look at held-out text, and
-a picture of it."""
+"""The progress of training: `metrics.jsonl`, and a picture of it.
+
+It has one line a step and one for each look at held-out text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ METRICS, PICTURE = "metrics.jsonl", "training.png"
 # Colours are those of Okabe and Ito.
 _TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
 _SMOOTHED = 50
-"""Steps that a smoothed line averages, at most; a tenth of all steps, at most."""
+"""Most steps that a smoothed line averages, which are at most a tenth of all steps."""
 
 
 class Journal:
@@ -28,8 +30,8 @@ class Journal:
 
     Args:
       path: the file; made if need be.
-      step: training goes on after this step (-1: it begins): what a killed run wrote of later ones
-        is dropped, as is a line that it wrote half.
+      step: training continues after this step (-1: it begins): what a killed run wrote of later
+        steps is dropped, as is a line that it wrote half.
     """
 
     def __init__(self, path: Path, *, step: int) -> None:
@@ -62,12 +64,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
-    """What sums over positions are a position, by the names that a journal has.
+    """Means per position from sums over positions, by their names in a journal.
 
     Args:
       sums: of a batch, or of several.
-      known: whether anything is known of the target's distribution; else what compares with it is
-        left out.
+      known: whether anything is known of the target's distribution; else figures that compare with
+        it are left out.
     """
     positions = max(float(sums.positions), 1.0)
     found = {"loss": sums.loss, "cross_entropy": sums.cross_entropy}
@@ -77,7 +79,7 @@ def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
 
 
 def picture_of(work: Path) -> str:
-    """Draws loss and, where known, acceptance by step, of a directory of training, if it can.
+    """Draws loss and, where known, acceptance by step of a directory of training, if possible.
 
     Returns: why there is no new picture; empty if there is one, or no step to draw.
     """

@@ -51,7 +51,7 @@ from ssd_jax.errors import InputError
 
 DRAFT, CHECKPOINTS = "draft", "checkpoints"
 _REMEMBERED = 0.95
-"""Share of a running mean that stays at each step."""
+"""Share of a running mean that is kept at each step."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -60,8 +60,9 @@ ShowStep = Callable[[int, int, str], None]
 
 
 def check(settings: TrainSettings, draft: DraftSettings, target: Checkpoint) -> None:
-    """Refuses, before any text is read, a draft that the target cannot have, and batches that the
-    devices cannot share.
+    """Refuses a draft that the target cannot have, and batches that the devices cannot share.
+
+    It is called before any text is read.
 
     Raises:
       InputError: the value, what it may be, and what to change.
@@ -97,7 +98,7 @@ class Stop:
     """Whether to stop at the next step: a time limit, SIGTERM, Ctrl-C.
 
     Attributes:
-      why: in words, once it is asked for.
+      why: the reason in words, once a stop is asked for.
     """
 
     def __init__(self, max_seconds: float) -> None:
@@ -113,9 +114,9 @@ class Stop:
 
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
-        """A signal asks to stop; the second one acts as it does elsewhere.
+        """Within, a signal asks to stop; the second one acts as it does elsewhere.
 
-        Does nothing outside the main thread, where signals cannot be taken.
+        Does nothing outside the main thread, where signals cannot be handled.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -139,7 +140,7 @@ class Result(NamedTuple):
     """Where training stands.
 
     Attributes:
-      stopped: why those are not all, in words; empty if they are.
+      stopped: why `step` is not the last one, in words; empty if it is.
       held_out: means at the last look at held-out text; empty without one.
       draft: directory of the draft checkpoint, as trained so far.
     """
@@ -262,7 +263,7 @@ class _Session:
     def train(
         self, state: State, first: int, stop: Stop, save: Callable[[int, State], None]
     ) -> tuple[State, int]:
-        """Steps until the last one or a stop, where it leaves a checkpoint."""
+        """Trains until the last step or a stop, and leaves a checkpoint there."""
         s = self._settings
         if self.progress is not None and first < s.steps:
             self.progress(first, s.steps, "compiling")

@@ -1,18 +1,18 @@
-"""What a draft is trained on, at one position: p is the target's distribution, q the draft's.
+"""The losses of a draft at one position: p is the target's distribution, q the draft's.
 
   cross entropy  -log q(next token)
   KL             sum over ids of p log(p / q)
   acceptance     1 - sum over ids of min(p, q): the chance that a proposal is rejected
 
-Of a cached p only the likeliest N ids are known. What lies outside the draft's vocabulary it cannot
-propose: that mass counts in no sum (but in `acceptance` as rejected), so that a position counts as
-much as the draft can do about it, and a next token outside it has no cross entropy. The mass of all
+Of a cached p only the likeliest N ids are known. The draft cannot propose ids outside its
+vocabulary: their mass counts in no sum (but in `acceptance` as rejected), so that a position counts
+as much as the draft can do about it, and a next token outside has no cross entropy. The mass of all
 other ids, r, is one bucket in KL, r log(r / what q gives to others), if the draft has any:
 renormalising the top N instead would teach q to be surer than p is, and a draft that is wrongly
 sure is drafted from, and waited for, too long. In `acceptance` and in its estimate the bucket
 counts as rejected, which makes both pessimistic by no more than r.
 
-Gradients with respect to the logits are written out: they need one exponential more, where those
+Gradients with respect to the logits are written out: they need one more exponential, while those
 that JAX derives read and write logits, the largest arrays of training, a dozen times.
 """
 
@@ -28,7 +28,7 @@ _SMALLEST = 1e-9
 
 
 class Weights(NamedTuple):
-    """How much each loss counts."""
+    """The weight of each loss."""
 
     cross_entropy: float
     kl: float
@@ -36,7 +36,7 @@ class Weights(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over positions that count, float32; divide by `positions`.
+    """Sums over positions that count, float32; divide by `positions`.
 
     `accepted` is sum(min(p, q)), `agreed` whether p's likeliest id is q's, alone or
     among equals.
@@ -62,10 +62,10 @@ def from_top(
 
     Args:
       logits: [n, V] float32, of the draft.
-      columns: [n, N] int32, of the draft's head, the likeliest ids of p; one beyond the last is
-        none of the draft's. N may be 0 where only cross entropy counts.
+      columns: [n, N] int32, of the draft's head, for the likeliest ids of p; one beyond the last
+        is an id that the draft lacks. N may be 0 where only cross entropy counts.
       probs: [n, N] float32, their p; 0 where nothing is known.
-      following: [n] int32, column of the next token; V: none.
+      following: [n] int32, column of the next token; V if it has none.
       counted: [n] bool.
 
     Returns: sums over positions, and the gradient [n, V] float32 of the summed loss.

@@ -1,4 +1,4 @@
-"""A draft to be trained: what it begins with, what of it is the target's, how it is run."""
+"""A draft to be trained: what it begins with, which parts are the target's, how it is run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Draft:
     """A draft without its arrays.
 
     Attributes:
-      tied: names of frozen tensors -> the target's.
+      tied: names of frozen tensors -> names of the target's.
       output_ids: [N] int32, ascending, of a reduced output vocabulary.
     """
 
@@ -120,7 +120,7 @@ def open_beginning(settings: DraftSettings, target: Checkpoint) -> Checkpoint | 
     """The draft that training begins with, if one is named.
 
     Raises:
-      InputError: it is none, is for another target, has other sizes than the settings describe, a
+      InputError: it is no draft, is for another target, has other sizes than the settings say, a
         part of its own that they freeze, or a head whose ids training text would change.
     """
     if not settings.begin:
@@ -152,10 +152,10 @@ def first_arrays(
     seed: int,
     begun: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What training begins with.
+    """The arrays that training begins with.
 
     Args:
-      target: whose tensors are read; only those that are needed.
+      target: its tensors are read; only those that are needed.
       seed: of weights from scratch.
       begun: see `open_beginning`.
 
@@ -183,7 +183,7 @@ def first_arrays(
 
 
 def _source(name: str, draft: Draft, settings: DraftSettings, target: ModelConfig) -> str | None:
-    """The target's tensor that a tensor begins as."""
+    """The target's tensor that a tensor begins as; None if it begins from scratch."""
     if name in draft.tied:
         return draft.tied[name]
     if name in (EMBEDDING, HEAD):
@@ -200,7 +200,7 @@ def _source(name: str, draft: Draft, settings: DraftSettings, target: ModelConfi
 
 
 def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> np.ndarray:
-    """Normal values; what is added to the residual stream is smaller the more layers add to it."""
+    """Normal values, smaller in matrices that add to the residual stream the more layers do."""
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith(".bias"):
@@ -221,7 +221,7 @@ def export(
     tokenizer: Tokenizer,
     acceptance: float | None = None,
 ) -> None:
-    """Writes the draft; one that lies there already is replaced once the new one is whole.
+    """Writes the draft; one that is there already is replaced once the new one is whole.
 
     Args:
       trained: float32 arrays by name.

@@ -1,8 +1,8 @@
 """One step of training as one program: gradients over all devices and micro-batches, an update.
 
 The output head is the widest product, and its logits would be the largest array by far: tokens go
-through it `chunk` at a time, each chunk's losses and gradients being done with before the next.
-Tokens that count come first, so that chunks of prompt and padding alone are skipped.
+through it `chunk` at a time, and each chunk's losses and gradients are done before the next. Tokens
+that count come first, so that chunks of prompt and padding alone are skipped.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Teacher:
         weights: Weights,
     ) -> tuple[Sums, jax.Array]:
         """Losses of the draft's logits [n, V] and their gradient; see `losses.from_top`.
-        `rows` and the ids `following` [n] are of the same positions."""
+
+        `rows` and the ids `following` [n] are of the same positions.
+        """
         columns = fixed.columns
         following = following if columns is None else columns[following]
         if self.live is None:
@@ -98,7 +100,7 @@ def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher
 
 
 _ROWS, _MICRO_ROWS = PartitionSpec(DATA_AXIS), PartitionSpec(None, DATA_AXIS)
-"""Of batches: their rows are spread over the devices, those of each micro-batch by themselves."""
+"""Specs of batches: their rows are spread over the devices, or those of each micro-batch."""
 
 
 class Untrained(NamedTuple):
@@ -134,8 +136,10 @@ class Trainer:
     mesh: Mesh
 
     def programs(self) -> tuple[Callable[..., tuple[State, StepReport]], Callable[..., Sums]]:
-        """`step(state, fixed, batch)`, which takes the state's memory, and `look(state, fixed,
-        batch)`, which only measures. A step's batch has a leading axis of micro-batches."""
+        """`step(state, fixed, batch)` and `look(state, fixed, batch)`, which only measures.
+
+        A step reuses the state's memory; its batch has a leading axis of micro-batches.
+        """
         whole = PartitionSpec()
 
         def over_devices(function: Callable[..., Any], batch: PartitionSpec) -> Callable[..., Any]:
@@ -158,7 +162,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW behind a limit on the gradient's norm."""
+        """AdamW after a limit on the gradient's norm."""
         s = self.settings
         return optax.chain(
             optax.clip_by_global_norm(s.clip),
@@ -172,7 +176,7 @@ class Trainer:
         )
 
     def first_state(self, trained: dict[str, np.ndarray]) -> State:
-        """Before the first step, on all devices."""
+        """The state before the first step, on all devices."""
         placed = self.everywhere(trained)
         return State(placed, self.everywhere(self.optimizer.init(placed)))
 
@@ -183,7 +187,7 @@ class Trainer:
         return self.everywhere(Untrained(frozen, ids, columns, target))  # type: ignore[return-value]
 
     def everywhere(self, tree: Any) -> Any:
-        """Arrays of a tree, whole on every device."""
+        """A tree's arrays, replicated on every device."""
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
     def spread(self, batch: PackedBatch, *, micro_batches: int | None = None) -> PackedBatch:
@@ -199,7 +203,7 @@ class Trainer:
     def _gradients(
         self, trained: Arrays, fixed: Untrained, batch: PackedBatch
     ) -> tuple[Sums, Arrays]:
-        """Sums over everything that counts in the whole batch, of losses and of gradients."""
+        """Sums of losses and of gradients over everything that counts in the whole batch."""
 
         def add(total: Any, micro: PackedBatch) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, self._of_batch(trained, fixed, micro)), None
@@ -253,8 +257,10 @@ class Trainer:
         *,
         learning: bool = True,
     ) -> tuple[Sums, jax.Array, jax.Array]:
-        """Sums of losses, and gradients at hidden [n, hidden] and at the head (or a zero); without
-        `learning` both are zeros, and no product is spent on them."""
+        """Sums of losses, and gradients at hidden [n, hidden] and at the head (or a zero).
+
+        Without `learning` both gradients are zeros, and no product is spent on them.
+        """
         head = trained.get(self.draft.head, fixed.frozen.get(self.draft.head))
         assert head is not None
         learns = learning and self.draft.head in trained
@@ -314,6 +320,6 @@ def schedule(settings: TrainSettings) -> optax.Schedule:
 
 
 def mesh_of(devices: int) -> Mesh:
-    """That many devices (0: all) in a row."""
+    """A mesh of that many devices (0: all) in a row."""
     chosen = jax.devices()[: devices or None]
     return Mesh(np.array(chosen), (DATA_AXIS,))
