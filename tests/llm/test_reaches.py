@@ -45,8 +45,8 @@ def used(monkeypatch):
 
     monkeypatch.setattr(Execution, "for_platform", as_on_gpus)
     monkeypatch.setattr(PagedPrograms, "reaching", noted)
-    monkeypatch.setattr(passes, "_SHORT", BLOCK)
-    for module in (passes, xla):
+    monkeypatch.setattr(paged_programs, "_SHORT", BLOCK)
+    for module in (paged_programs, xla):
         monkeypatch.setattr(module, "STATIC_BLOCK", BLOCK)
     return names
 
