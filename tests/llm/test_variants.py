@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices import expansion_programs, passes
+from ssd_jax.devices import expansion_programs, paged_programs
 from ssd_jax.models.execution import Execution
 from ssd_jax.testing import tiny
 
@@ -64,7 +64,7 @@ def test_texts_are_those_of_programs_that_decide(checkpoints, monkeypatch, mode)
         return dataclasses.replace(usual(platform, dtype, **choices), variants=elsewhere)
 
     monkeypatch.setattr(Execution, "for_platform", as_elsewhere)
-    for module in (passes, expansion_programs):
+    for module in (paged_programs, expansion_programs):
         fitting = module.fitting
 
         def noted(*arguments, fitting=fitting):
