@@ -97,6 +97,7 @@ class Leader:
         self._waiting: set[queue.SimpleQueue[Any]] = set()
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._failure: SsdError | None = None
+        self._failure_told = threading.Event()  # to all hosts that take it
         self._closed = self._decoding = False
         self._hosts: dict[int, _Host] = {}
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
@@ -334,6 +335,7 @@ class Leader:
             each.start()
         for each in telling:
             each.join(_TELLING * self._timeout / len(telling))
+        self._failure_told.set()
 
     def _name(self, index: int) -> str:
         name = self._hosts[index].name if index else own_name()
@@ -353,6 +355,7 @@ class Leader:
         """Ends a failed job at exit, since JAX would wait for processes that are gone."""
         self.close()
         if self._failure is not None:
+            self._failure_told.wait(_TELLING * self._timeout)  # it may be told by another thread
             flush()  # `leave` cannot while Python ends; if no one reads, `_stop` ends the process
             self._leave("", self._failure.exit_status)
 

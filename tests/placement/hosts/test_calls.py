@@ -280,6 +280,26 @@ def test_a_host_that_cannot_go_on_is_named_to_all(monkeypatch):
             leader.agree({})
 
 
+def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
+    """Its main thread hears of a failure while another thread still tells the followers."""
+    left: list[str] = []
+    with joined(monkeypatch, left) as (leader, follower):
+        tell = leader._tell
+
+        def tell_late(index, frame):
+            time.sleep(0.05)
+            left.append("told")
+            tell(index, frame)
+
+        monkeypatch.setattr(leader, "_tell", tell_late)
+        error = InputError("no such model")
+        threading.Thread(target=follower.fail, args=(error,), daemon=True).start()
+        wait_until(lambda: leader._failure is not None)
+        threading.Thread(target=leader._at_exit, daemon=True).start()
+        wait_until(lambda: len(left) == 3)
+    assert left[0] == "told"
+
+
 def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     monkeypatch.setattr(leaders, "_STRANGER", 0.2)
     texts, made = Texts(), []
