@@ -29,9 +29,11 @@ def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param
 def stack(layer: Layer, depth: int) -> Layer:
     """A layer whose parameters, without arrays yet, are the stacked ones of `depth` layers."""
     graph, state = nnx.split(layer)
-    return nnx.merge(
-        graph, jax.tree.map(lambda own: jax.ShapeDtypeStruct((depth, *own.shape), own.dtype), state)
-    )
+
+    def stacked(own: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((depth, *own.shape), own.dtype)
+
+    return nnx.merge(graph, jax.tree.map(stacked, state))
 
 
 def repeat(layer: Layer, depth: int) -> nnx.List[Layer]:
