@@ -4,7 +4,8 @@ Pure host code over integers, in arrays [B, ...] of a batch. A round takes these
 (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches that came
 true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, branches of its
 outcomes are expanded (`speculate`), and their tokens fill the cache (`gather`). Work that no
-proposal waits for, such as learning, is deferred until the target is busy (`_catch_up`).
+proposal waits for is deferred: learning until branches are asked for (`_catch_up`), the report of
+the draft's work until the target is busy (`proposal`).
 """
 
 from __future__ import annotations
