@@ -1,6 +1,7 @@
 """`tree_attention` on GPUs: the code around the Mosaic GPU kernel of `pallas_gpu_kernel.py`.
 
-The kernel computes a softmax for each part of the pages and for the branches; XLA merges them.
+The kernel computes a softmax for each part of the pages, in the last one with the branches; XLA
+merges them.
 """
 
 from __future__ import annotations
@@ -131,13 +132,12 @@ def _softmax(
     groups = pl.cdiv(tiles, _TILES)
     tiles = pl.cdiv(tiles, groups)  # tiles of a group
     capacity = page_table.shape[1] * kv_pages.shape[2]
-    branched = int(scratch is not None)  # branches are a separate part
     if parts is None:
         # The same for one token as for those of a verification.
         blocks = batch * kv_heads * (1 if groups <= 2 else groups)
-        parts = max(1, min(_CORES // blocks - branched, pl.cdiv(capacity, _LEAST * block)))
-    if parts + branched > _MERGED:
-        parts -= (parts + branched) % _FOLDED
+        parts = max(1, min(_CORES // blocks, pl.cdiv(capacity, _LEAST * block)))
+    if parts > _MERGED:
+        parts -= parts % _FOLDED
     padding = groups * tiles * ROWS - queries
     scaled = (q * head_dim**-0.5).astype(kv_pages.dtype)
     scaled = jnp.pad(scaled, ((0, 0), (0, 0), (0, padding), (0, 0)))
@@ -148,31 +148,31 @@ def _softmax(
         return jnp.pad(each, (*((0, 0),) * (values.ndim - 1), (0, padding)))
 
     M, own, branches = _branches(scratch, visible.shape, block, kv_pages)
+    branch_blocks = 0 if scratch is None else branches.shape[2] // block
     swizzle = 128
     transforms = (
         plgpu.TilingTransform((8, swizzle // kv_pages.dtype.itemsize)),
         plgpu.SwizzleTransform(swizzle),
     )
     memory = functools.partial(plgpu.SMEM, dtype=kv_pages.dtype, transforms=transforms)
-    each = parts + branched
-    sums = jax.ShapeDtypeStruct((each, batch, kv_heads, queries + padding), jnp.float32)
+    sums = jax.ShapeDtypeStruct((parts, batch, kv_heads, queries + padding), jnp.float32)
     maximum, total, output = plgpu.kernel(
-        functools.partial(kernel, parts=parts, M=M),
+        functools.partial(kernel, branch_blocks=branch_blocks, M=M),
         out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
         scratch_types=[
             memory((tiles, ROWS, head_dim)),
             memory((SLOTS, block, head_dim)),
             memory((SLOTS, block, head_dim)),
-            memory((tiles, ROWS, block)),
             plgpu.Barrier(num_barriers=tiles),
             plgpu.Barrier(num_barriers=SLOTS),
             plgpu.Barrier(num_barriers=SLOTS),
             plgpu.Barrier(num_arrivals=tiles, num_barriers=SLOTS),
             plgpu.Barrier(),
+            *([memory((tiles, ROWS, block))] if interpret else []),
         ],
-        grid=(groups, batch * each, kv_heads),
+        grid=(groups, batch * parts, kv_heads),
         grid_names=("tile", "part", "head"),
-        num_threads=tiles,
+        num_threads=tiles + 1,
         thread_name="thread",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True

@@ -1,15 +1,14 @@
 """The Mosaic GPU kernel of `pallas_gpu.py`: softmaxes over parts of a sequence's keys and values.
 
-A block of the grid is (group of tiles of queries, part and sequence, key/value head). The parts are
-those of the pages and, after them, the sequence's branches. Each tile has its own warpgroup. All
-warpgroups go over the part's positions, block by block, while the first one has the next blocks
-copied into a ring of slots that all of them read.
+A block of the grid is (group of tiles of queries, part and sequence, key/value head). A part is
+some blocks of positions; the last one has the sequence's branches, too. Each tile of queries has a
+warpgroup, which goes over the part block by block. One more warpgroup copies the blocks into a ring
+of slots that all others read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,6 @@ Ref = Any
 _load: Any = plgpu.load  # its signature differs before JAX 0.12
 _Sums: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
-_AHEAD = SLOTS - 2  # blocks being copied; a warpgroup may be a block behind the first
 
 
 def kernel(
@@ -51,14 +49,14 @@ def kernel(
     q_shared: Ref,
     k_shared: Ref,
     v_shared: Ref,
-    weights_shared: Ref,
     q_here: Ref,
     k_here: Ref,
     v_here: Ref,
     free: Ref,
     cleaned: Ref,
+    weights_shared: Ref | None = None,
     *,
-    parts: int,
+    branch_blocks: int,
     M: int,
 ) -> None:
     """One block of the grid.
@@ -72,118 +70,113 @@ def kernel(
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
         branch e % M, at depth e // M. Entries that no query sees are finite.
-      maximum, total: [parts or one more, B, kv_heads, Q] float32, of powers of two.
-      output: [parts or one more, B, kv_heads, Q, D] float32, not normalised.
-      q_shared, k_shared, v_shared, weights_shared: [tiles, ROWS, D], [SLOTS, block, D] twice,
-        [tiles, ROWS, block].
-      q_here, k_here, v_here: barriers of the copies to the first three.
+      maximum, total: [parts, B, kv_heads, Q] float32, of powers of two.
+      output: [parts, B, kv_heads, Q, D] float32, not normalised.
+      q_shared, k_shared, v_shared: [tiles, ROWS, D], and [SLOTS, block, D] twice.
+      q_here, k_here, v_here: barriers of the copies to these.
       free: barriers: all have read a slot.
       cleaned: barrier: unseen values in the last block are cleaned.
-      parts: number of parts that a prefix is cut into.
+      weights_shared: [tiles, ROWS, block], given if JAX interprets the kernel.
+      branch_blocks: number of blocks in `branches`; 0 if there are none.
       M: branches of a sequence.
     """
-    thread, head = lax.axis_index("thread"), lax.axis_index("head")
-    states, place = maximum.shape[0], lax.axis_index("part")  # of a sequence
-    part, b = lax.rem(place, states), lax.div(place, states)
-    tiles, _, head_dim = q_shared.shape
+    head, place = lax.axis_index("head"), lax.axis_index("part")
+    parts = maximum.shape[0]  # of a sequence
+    part, b = lax.rem(place, parts), lax.div(place, parts)
     block = k_shared.shape[1]
-    rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
-    plgpu.copy_gmem_to_smem(q.at[b, head, rows], q_shared.at[thread], q_here.at[thread])
 
-    def copy(source: Ref, slot: jax.Array) -> None:
-        """Copies keys and values that lie side by side, [block, 2 * D]."""
-        k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
-        plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_here.at[slot])
-        plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_here.at[slot])
+    def of_part(blocks: jax.Array) -> jax.Array:
+        """Number of the first `blocks` blocks in this part. They are dealt out in turn, so that
+        neither they nor a query's bits depend on other sequences' lengths."""
+        return lax.div(jnp.maximum(blocks - part + (parts - 1), 0), parts)
 
-    def reduce(
-        count: jax.Array | int,
-        plain: jax.Array | int,
-        fetch: Callable[[jax.Array], Ref],
-        visible: Callable[[jax.Array, jax.Array], jax.Array],
-        clean: Callable[[jax.Array, jax.Array], None],
-    ) -> None:
-        """Reduces `count` blocks.
+    def start(index: jax.Array) -> jax.Array:
+        """Position of the first entry of the part's block."""
+        return (part + index * parts) * block
 
-        Args:
-          plain: number of first blocks in which all queries see every position.
-          fetch: returns a block [block, 2 * D] by its number.
-          visible: returns the mask [ROWS, block] of a block, given its number and the columns.
-          clean: makes a block's values finite, given its number and slot.
-        """
+    limit = length[b]
+    plain = of_part(lax.div(whole[b], block))  # in which all queries see every position
+    in_pages = of_part(lax.div(limit + (block - 1), block))
+    count = in_pages + jnp.where(part == parts - 1, branch_blocks, 0)
+    tiles, _, head_dim = q_shared.shape
+    thread = lax.axis_index("thread")
 
-        @pl.when(thread == 0)
-        def _():
-            for index in map(jnp.int32, range(_AHEAD)):
-                pl.when(index < count)(partial(lambda i: copy(fetch(i), i), index))
+    @pl.when(thread == tiles)
+    def _():
+        _set_registers(tiles, copies=True)
 
+        def page_of(index: jax.Array) -> jax.Array:
+            at = jnp.minimum(lax.div(start(index), pages.shape[2]), table.shape[1] - 1)
+            return table[b, at]
+
+        def fill(index: jax.Array, page: jax.Array) -> jax.Array:
+            """Copies a block, and returns the page of the next one."""
+            slot = lax.rem(index, SLOTS)
+            pl.when(index >= SLOTS)(lambda: plgpu.barrier_wait(free.at[slot]))
+
+            def copy(source: Ref) -> None:
+                """Copies keys and values, which lie side by side, [block, 2 * D]."""
+                k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
+                plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_here.at[slot])
+                plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_here.at[slot])
+
+            @pl.when(index < in_pages)
+            def _():
+                within = pl.multiple_of(lax.rem(start(index), pages.shape[2]), block)
+                copy(pages.at[page, head, pl.ds(within, block)])
+
+            if branch_blocks:
+
+                @pl.when(index >= in_pages)
+                def _():
+                    entry = pl.multiple_of((index - in_pages) * block, block)
+                    copy(branches.at[b, head, pl.ds(entry, block)])
+
+            return page_of(index + 1)
+
+        lax.fori_loop(0, count, fill, page_of(jnp.int32(0)))
+
+    @pl.when(thread < tiles)
+    def _():
+        _set_registers(tiles, copies=False)
+        rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
+        plgpu.copy_gmem_to_smem(q.at[b, head, rows], q_shared.at[thread], q_here.at[thread])
+        reach, branch, depth = (
+            _load(values.at[b, rows], layout=_BY_ROW, optimized=False)
+            for values in (seen, own.at[0], own.at[1])
+        )
         plgpu.barrier_wait(q_here.at[thread])
 
-        def add_block(index: jax.Array, carry: Any, *, masked: bool = True) -> Any:
+        def add_block(index: jax.Array, carry: Any, *, visible: Any, clean: bool = False) -> Any:
             highest, sums, added = carry
-            slot, later = lax.rem(index, SLOTS), index + _AHEAD
-
-            @pl.when((thread == 0) & (later < count))
-            def _():
-                there = lax.rem(later, SLOTS)
-                pl.when(later >= SLOTS)(lambda: plgpu.barrier_wait(free.at[there]))
-                copy(fetch(later), there)
-
+            slot = lax.rem(index, SLOTS)
             plgpu.barrier_wait(k_here.at[slot])
-            q_tile, w_tile = q_shared.at[thread], weights_shared.at[thread]
-            scores = _product(q_tile, k_shared.at[slot].transpose((1, 0)), (ROWS, block))
-            if masked:
+            keys = k_shared.at[slot].transpose((1, 0))
+            scores = _product(q_shared.at[thread], keys, (ROWS, block))
+            if visible is not None:
                 layout = plgpu.Layout.WGMMA
                 column = plgpu.broadcasted_iota(jnp.int32, (ROWS, block), 1, layout=layout)
                 scores = jnp.where(visible(index, column), scores, MASKED)
             most = jnp.maximum(highest, scores.max(axis=1) * LOG2_E)
             kept = jnp.exp2(highest - most)
             weights = jnp.exp2(scores * LOG2_E - lax.broadcast_in_dim(most, scores.shape, [0]))
-            w_tile[...] = weights.astype(pages.dtype)  # JAX interprets no operand in registers
-            plgpu.commit_smem()
             plgpu.barrier_wait(v_here.at[slot])
-            if masked:
-                clean(index, slot)
-            added = added * lax.broadcast_in_dim(kept, added.shape, [0])
-            added = added + _product(w_tile, v_shared.at[slot], (ROWS, head_dim))
+            if clean:
+                clean_values(index, slot)
+            scaled = added * lax.broadcast_in_dim(kept, added.shape, [0])
+            values, w = v_shared.at[slot], weights.astype(pages.dtype)
+            if weights_shared is None:
+                added = pl.run_state(lambda to: plgpu.wgmma(to, w, values))(_Sums.init(scaled))
+            else:  # JAX interprets neither an operand in registers nor a sum that goes on
+                weights_shared[thread] = w
+                plgpu.commit_smem()
+                added = scaled + _product(weights_shared.at[thread], values, (ROWS, head_dim))
             pl.when(index + SLOTS < count)(lambda: plgpu.barrier_arrive(free.at[slot]))
             return most, sums * kept + weights.sum(axis=1), added
 
-        start = (
-            plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), _BY_ROW),
-            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _BY_ROW),
-            plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA),
-        )
-        found = lax.fori_loop(0, plain, partial(add_block, masked=False), start)
-        highest, sums, added = lax.fori_loop(plain, count, add_block, found)
-        maximum[part, b, head, rows] = highest
-        total[part, b, head, rows] = sums
-        output[part, b, head, rows] = added
-
-    @pl.when(part < parts)
-    def _():
-        limit = length[b]
-
-        def of_part(blocks: jax.Array) -> jax.Array:
-            """Number of the first `blocks` blocks in this part. They are dealt out in turn, so that
-            neither they nor a query's bits depend on other sequences' lengths."""
-            return lax.div(jnp.maximum(blocks - part + (parts - 1), 0), parts)
-
-        reach = _load(seen.at[b, rows], layout=_BY_ROW, optimized=False)
-
-        def fetch(index: jax.Array) -> Ref:
-            at = (part + index * parts) * block
-            page = table[b, lax.div(at, pages.shape[2])]
-            within = pl.ds(pl.multiple_of(lax.rem(at, pages.shape[2]), block), block)
-            return pages.at[page, head, within]
-
-        def visible(index: jax.Array, column: jax.Array) -> jax.Array:
-            behind = reach - (part + index * parts) * block
-            return column < lax.broadcast_in_dim(behind, column.shape, [0])
-
-        def clean(index: jax.Array, slot: jax.Array) -> None:
+        def clean_values(index: jax.Array, slot: jax.Array) -> None:
             """Zeroes values that no query sees: they may be NaN, which a weight of 0 would keep."""
-            inside = limit - (part + index * parts) * block
+            inside = limit - start(index)
 
             @pl.when(inside < block)
             def _():
@@ -197,33 +190,45 @@ def kernel(
 
                 plgpu.barrier_wait(cleaned)
 
-        count = of_part(lax.div(limit + (block - 1), block))
-        reduce(count, of_part(lax.div(whole[b], block)), fetch, visible, clean)
+        def in_prefix(index: jax.Array, column: jax.Array) -> jax.Array:
+            behind = reach - start(index)
+            return column < lax.broadcast_in_dim(behind, column.shape, [0])
 
-    if states > parts:
+        def in_branch(index: jax.Array, column: jax.Array) -> jax.Array:
+            entry = column + (index - in_pages) * block
+            its_branch, its_depth = lax.rem(entry, M), lax.div(entry, M)
+            its = its_branch == lax.broadcast_in_dim(branch, column.shape, [0])
+            return its & (its_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
 
-        @pl.when(part == parts)
-        def _():
-            branch, depth = (
-                _load(own.at[which, b, rows], layout=_BY_ROW, optimized=False) for which in (0, 1)
-            )
-
-            def visible(index: jax.Array, column: jax.Array) -> jax.Array:
-                entry = column + index * block
-                its_branch, its_depth = lax.rem(entry, M), lax.div(entry, M)
-                its = its_branch == lax.broadcast_in_dim(branch, column.shape, [0])
-                return its & (its_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
-
-            reduce(
-                branches.shape[2] // block,
-                0,
-                lambda index: branches.at[b, head, pl.ds(index * block, block)],
-                visible,
-                lambda _index, _slot: None,
-            )
+        found = (
+            plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), _BY_ROW),
+            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _BY_ROW),
+            plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA),
+        )
+        found = lax.fori_loop(0, plain, partial(add_block, visible=None), found)
+        masked = partial(add_block, visible=in_prefix, clean=True)
+        found = lax.fori_loop(plain, in_pages, masked, found)
+        if branch_blocks:
+            found = lax.fori_loop(in_pages, count, partial(add_block, visible=in_branch), found)
+        highest, sums, added = found
+        maximum[part, b, head, rows] = highest
+        total[part, b, head, rows] = sums
+        output[part, b, head, rows] = added
 
 
-def _product(a: Any, b: Ref, shape: tuple[int, int]) -> jax.Array:
+def _set_registers(tiles: int, *, copies: bool) -> None:
+    """Takes registers from the warpgroup that copies for those that compute.
+
+    A core has 512 a lane of a warpgroup. They are dealt out evenly, and one thread can have 255, so
+    that a single tile has enough.
+    """
+    if tiles > 1 and copies:
+        plgpu.set_max_registers(24, action="decrease")
+    elif tiles > 1:
+        plgpu.set_max_registers((512 - 24) // tiles // 8 * 8, action="increase")
+
+
+def _product(a: Ref, b: Ref, shape: tuple[int, int]) -> jax.Array:
     """a @ b, in float32."""
 
     def multiply(sums: Ref) -> jax.Array:
