@@ -84,10 +84,11 @@ def apart(
 ) -> tuple[Float[Array, "B R kv_heads d"], Float[Array, "B R kv_heads d"]]:
     """Keys and values in which a token with non-finite numbers affects only queries that see it.
 
-    All of its key becomes NaN; its value, which other queries multiply by 0, becomes 0.
+    Its key has NaN where either has no number, so that the scores are NaN; its value, which other
+    queries multiply by 0, has 0 there.
     """
-    sound = (jnp.isfinite(k) & jnp.isfinite(v)).all(axis=-1, keepdims=True)
-    return jnp.where(sound, k, jnp.nan), jnp.where(sound, v, 0.0)
+    sound = jnp.isfinite(v)
+    return jnp.where(jnp.isfinite(k) & sound, k, jnp.nan), jnp.where(sound, v, 0.0)
 
 
 def beside(

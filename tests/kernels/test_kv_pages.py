@@ -7,6 +7,7 @@ import pytest
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
+from ssd_jax.kernels.tree_attention.xla import tree_attention_xla
 
 WRITES = pytest.mark.parametrize("windows", [False, True], ids=["scatter", "windows"])
 
@@ -60,3 +61,23 @@ def test_cpu_writes_in_bit_storage_stay_in_place():
     write = jax.jit(lambda p, at, v: kv_pages.write(p, Contiguous(), at, v), donate_argnums=0)
     compiled = write.lower(pages, positions, values).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * 3 * 1024 * 64
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_a_token_without_numbers_shows_to_queries_that_see_it_alone(which, value):
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 1, 16, 1, 8), np.float32)
+    healthy = np.concatenate([k, v], axis=-1)
+    {"key": k, "value": v}[which][0, 9, 0, 3] = value
+    kv = jnp.concatenate(kv_pages.apart(jnp.asarray(k), jnp.asarray(v)), axis=-1)
+    q = jnp.ones((1, 2, 1, 8))
+    table, visible = jnp.zeros((1, 1), jnp.int32), jnp.array([[9, 10]])
+
+    def attend(entries):
+        pages = jnp.asarray(entries).transpose(0, 2, 1, 3)
+        return np.asarray(tree_attention_xla(q, pages, table, visible))[0]
+
+    found, wanted = attend(kv), attend(healthy)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    assert np.isnan(found[1]).all()
