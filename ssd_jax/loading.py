@@ -226,7 +226,7 @@ def _worker_settings(
     layout = placement.layout
     budgets = tuple(layout.branches_each(budget) for budget in config.budgets)
     hello = Hello(
-        model=draft.fingerprint,
+        model=draft.identity,
         **{**room, "slots": layout.slots_each(config.slots)},
         k=drafting.k,
         branches=max(budgets),

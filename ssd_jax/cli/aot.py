@@ -11,6 +11,8 @@ from ssd_jax.cli.loading import progress_bar
 from ssd_jax.compat import require_whole_programs
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
+from ssd_jax.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
+from ssd_jax.speculation.fan_out import LEAST_BUDGET
 
 _USED = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
@@ -32,6 +34,8 @@ _TEXTS = {
     "draft": "draft model, as for target",
     "dtype": "compute dtype",
     "draft_dtype": "compute dtype of the draft; default: dtype",
+    "k": f"tokens proposed per round, 1 to {MAX_K}; default {MODEL_K}",
+    "budget": f"branches per sequence, {LEAST_BUDGET} to {MAX_BUDGET}; default {BUDGET}",
 }
 """Help of settings that mean less here than in other commands."""
 

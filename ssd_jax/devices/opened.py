@@ -46,10 +46,9 @@ class OpenedModel:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Digest of configuration and vocabulary; two processes must agree on it.
+        """Digest of configuration and vocabulary.
 
-        For a draft checkpoint it covers its target, output ids and own weights too. Together with
-        `weights` it identifies the model that costs and acceptance belong to.
+        For a draft checkpoint it covers its target, output ids and own weights too.
         """
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
@@ -60,6 +59,15 @@ class OpenedModel:
         if self.checkpoint.digest is not None:
             about += f"\0{self.checkpoint.digest()}"
         return hashlib.sha256(about.encode()).hexdigest()
+
+    @property
+    def identity(self) -> str:
+        """What two processes with this model must agree on, and costs and acceptance belong to.
+
+        Raises:
+          InputError: tensor data that cannot be read.
+        """
+        return f"{self.fingerprint} {self.weights}"
 
     @functools.cached_property
     def weights(self) -> str:

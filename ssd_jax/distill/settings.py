@@ -171,6 +171,7 @@ class TrainSettings:
       rematerialise: run layers again for their gradients, which takes less memory.
       devices: number of devices that share a batch; 0 is all.
       seed: of the order of rows and of weights from scratch.
+      keep: number of newest checkpoints that stay on disk.
       save_every, evaluate_every: steps between checkpoints, and between looks at held-out text.
       held_out: number of rows of held-out text that are looked at.
       max_seconds: of training in one run; it then stops with a checkpoint, from which the next run

@@ -163,7 +163,7 @@ def _about(
         "processor": [cpu_model(), cpu_affinity(), sorted(usable_cores())],  # the draft's, too
         "surroundings": surroundings(device.client),
         "versions": versions(),
-        "models": [model and (model.fingerprint, model.weights) for model in (target, draft)],
+        "models": [model and model.identity for model in (target, draft)],
         "context": context,
         "widths": loaded.programs.widths,
         "exact": loaded.exact,

@@ -273,6 +273,22 @@ def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
     assert max(parts.controller.lengths()) == 2  # k = L starts a forward later
 
 
+@pytest.mark.parametrize("remote", [True, False])
+def test_the_drafts_work_is_reported_while_the_target_is_at_work(remote):
+    events = []
+
+    class Noted(FakeTarget):
+        def forward(self, *arguments):
+            events.append("forward")
+            return super().forward(*arguments)
+
+    parts = ssd(spell(LONG), target=Noted, remote=remote)
+    parts.controller._activity = lambda: events.append("report") or Activity()
+    parts.engine.add(request(max_tokens=12))
+    drain(parts.engine)
+    assert events == ["forward", "report"] * (len(events) // 2) != []
+
+
 def test_an_interrupted_rounds_work_is_not_the_next_requests():
     parts = ssd(spell(LONG), k=3)
     parts.controller._activity = lambda: Activity((Busy("grow", 0.0, 1.0, [0]),), 5)

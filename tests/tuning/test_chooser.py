@@ -247,7 +247,7 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
         return costs(0.5)
 
     monkeypatch.setattr("ssd_jax.tuning.chooser.measure", measure)
-    model = SimpleNamespace(fingerprint="f", weights="w")
+    model = SimpleNamespace(identity="f w")
     for dtype in ("int8", "native", "native"):
         config = Config(
             target="t", mode="auto", draft="d", dtype=dtype, compile_cache=str(tmp_path)
@@ -275,7 +275,7 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
 
     monkeypatch.setattr(chooser, "measure", measure)
     config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
-    model = SimpleNamespace(fingerprint="f", weights="w")
+    model = SimpleNamespace(identity="f w")
     exact, context = "distribution", 64
     parts = {
         "sources": (kept_programs, "_fixed"),

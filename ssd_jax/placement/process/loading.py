@@ -48,7 +48,7 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
         page_size=settings.hello.page_size or None,
         target=target,
     )
-    if opened.fingerprint != settings.hello.model:
+    if opened.identity != settings.hello.model:
         raise InputError(
             f"{settings.source} is another draft than the target's side has opened (or has changed "
             "since): name the same files at both ends, and start again"

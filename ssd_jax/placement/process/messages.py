@@ -103,7 +103,7 @@ class Hello(DraftMessage, frozen=True):
     """Opens a stream, with what the engine expects of the draft.
 
     Attributes:
-      model: fingerprint of the draft, see `OpenedModel`.
+      model: `OpenedModel.identity` of the draft.
       slots, context, tokens: B, most positions of a sequence, number of token ids.
       k, branches, support: K, M and N of the worker's programs.
       rule: rule of verification, "ratio" or "coupled".

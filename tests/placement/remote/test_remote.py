@@ -195,9 +195,10 @@ def test_an_engine_that_is_told_to_end_leaves_nothing_and_the_worker_serves_the_
     assert ids(outputs(llm, requests(llm, "coupled"), "ssd")) == expected
 
 
-def test_another_draft_is_refused_in_words_at_once(root, worker):
+@pytest.mark.parametrize("other", ["other", "other weights"])
+def test_another_draft_is_refused_in_words_at_once(root, worker, other):
     with pytest.raises(InputError, match=r"the draft worker at .* is another draft than the targ"):
-        opened(root, worker.address, draft=str(root / "other"))
+        opened(root, worker.address, draft=str(root / other))
 
 
 @pytest.mark.more

@@ -24,10 +24,12 @@ class Started(NamedTuple):
 
 
 def checkpoints(root):
-    """A directory of a target and a draft that often agree, and of another draft."""
+    """A directory of a target and a draft that often agree, and of two other drafts: another
+    model, and the same one with other weights."""
     tiny.write_checkpoint(root / "target", "qwen3")
     tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
     tiny.write_checkpoint(root / "other", "llama")
+    tiny.write_checkpoint(root / "other weights", "qwen3", noise=0.05)
     return root
 
 
