@@ -1,5 +1,6 @@
 """Attention by Pallas for GPUs: in the interpreter of JAX, and on a GPU where there is one."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -129,9 +130,17 @@ def test_only_queries_that_see_a_wrong_page_are_nan(interpret):
     )
 
 
-@pytest.mark.aot
-def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid():
-    check(WIDE, plgpu.InterpretGPUParams())
+@everywhere
+def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid(interpret):
+    check(WIDE, interpret)
+
+
+@everywhere
+@pytest.mark.parametrize(("queries", "head_dim"), [(25, 128), (45, 64)], ids=["2 tiles", "3"])
+def test_all_tiles_have_read_a_slot_before_it_is_filled_again(interpret, queries, head_dim):
+    visible = (tuple(range(640, 640 + queries)),)
+    shape = dataclasses.replace(WIDE, visible=visible, depths=40, head_dim=head_dim)
+    check(shape, interpret, parts=1)
 
 
 @everywhere
@@ -182,7 +191,6 @@ MUTANTS = {
         "copy_gmem_to_smem(v, v_shared.at[slot]",
         "copy_gmem_to_smem(v, v_shared.at[lax.rem(slot + 1, SLOTS)]",
     ),
-    "the page of the block before": ("return page_of(index + 1)", "return page_of(index)"),
     "keys of the first block": ("k_shared.at[slot].transpose", "k_shared.at[0].transpose"),
     "branches in every part": ("part == parts - 1", "part >= 0"),
     "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),

@@ -105,12 +105,7 @@ def kernel(
     def _():
         _set_registers(tiles, copies=True)
 
-        def page_of(index: jax.Array) -> jax.Array:
-            at = jnp.minimum(lax.div(start(index), pages.shape[2]), table.shape[1] - 1)
-            return table[b, at]
-
-        def fill(index: jax.Array, page: jax.Array) -> jax.Array:
-            """Copies a block, and returns the page of the next one."""
+        def fill(index: jax.Array, _: None) -> None:
             slot = lax.rem(index, SLOTS)
             pl.when(index >= SLOTS)(lambda: plgpu.barrier_wait(free.at[slot]))
 
@@ -122,6 +117,7 @@ def kernel(
 
             @pl.when(index < in_pages)
             def _():
+                page = table[b, lax.div(start(index), pages.shape[2])]
                 within = pl.multiple_of(lax.rem(start(index), pages.shape[2]), block)
                 copy(pages.at[page, head, pl.ds(within, block)])
 
@@ -132,9 +128,7 @@ def kernel(
                     entry = pl.multiple_of((index - in_pages) * block, block)
                     copy(branches.at[b, head, pl.ds(entry, block)])
 
-            return page_of(index + 1)
-
-        lax.fori_loop(0, count, fill, page_of(jnp.int32(0)))
+        lax.fori_loop(0, count, fill, None)
 
     @pl.when(thread < tiles)
     def _():
