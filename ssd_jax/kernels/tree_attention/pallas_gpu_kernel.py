@@ -101,8 +101,8 @@ def kernel(
     tiles, _, head_dim = q_shared.shape
     thread = lax.axis_index("thread")
 
-    @pl.when(thread == tiles)
-    def _():
+    def copy_blocks() -> None:
+        """Copies the part's blocks, each as soon as its slot is free."""
         _set_registers(tiles, copies=True)
 
         def fill(index: jax.Array, _: None) -> None:
@@ -130,8 +130,8 @@ def kernel(
 
         lax.fori_loop(0, count, fill, None)
 
-    @pl.when(thread < tiles)
-    def _():
+    def attend() -> None:
+        """Reduces the part for a tile of queries."""
         _set_registers(tiles, copies=False)
         rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
         plgpu.copy_gmem_to_smem(q.at[b, head, rows], q_shared.at[thread], q_here.at[thread])
@@ -208,6 +208,9 @@ def kernel(
         maximum[part, b, head, rows] = highest
         total[part, b, head, rows] = sums
         output[part, b, head, rows] = added
+
+    pl.when(thread == tiles)(copy_blocks)
+    pl.when(thread < tiles)(attend)
 
 
 def _set_registers(tiles: int, *, copies: bool) -> None:
