@@ -263,7 +263,7 @@ def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypa
     "other",
     [
         *("versions", "cpu_model", "cpu_affinity", "usable_cores"),
-        *("sources", "flags", "handlers", "weights", "exact", "context"),
+        *("sources", "flags", "handlers", "identity", "exact", "context"),
     ],
 )
 def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, monkeypatch, other):
@@ -291,8 +291,8 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
             open_chooser(loaded, model, None, context)
         if other in ("exact", "context"):
             exact, context = ("bitwise", 64) if other == "exact" else ("distribution", 128)
-        elif other == "weights":
-            model.weights = "others"
+        elif other == "identity":
+            model.identity = "f others"
         elif other in parts:
             monkeypatch.setattr(*parts[other], lambda: ("another",))
         else:
