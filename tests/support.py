@@ -363,7 +363,7 @@ def _cell(notes: list[Note | None]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Surveys, or with --page only writes the page; one that is interrupted keeps its notes."""
-    # As many threads has JAX then, and each of an interpreted GPU kernel's keeps one as it waits.
+    # JAX has as many threads then; an interpreted GPU kernel takes one for each of its own.
     jax.config.update("jax_num_cpu_devices", 8)
     notes = read()
     for note in survey(arguments) if arguments != ["--page"] else ():
