@@ -34,7 +34,8 @@ _HERE = Path(__file__).parent
 SOURCES = (_HERE / "linear" / "cpu.cc", _HERE / "tree_attention" / "cpu.cc")
 COMPILERS = ("c++", "g++", "clang++")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
-_FLAGS = ("-march=native" if _X86 else "-mcpu=native", "-std=c++17", "-O3", "-fPIC", "-w")
+_NATIVE = "-march=native" if _X86 else "-mcpu=native"
+_FLAGS = (_NATIVE, "-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-w")
 _SECONDS = 600.0
 _ERROR = re.compile(r":\d+: (fatal )?error: ")
 

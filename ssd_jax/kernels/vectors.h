@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -40,6 +42,23 @@ inline Floats LoadSome(const float* values, int64_t count) {
   if (count > 0) std::memcpy(&some, values, count * sizeof(float));
   return some;
 }
+
+// a * b + c, rounded once where the processor has an instruction for it. A compiler that may make it
+// of a product and a sum does so in some copies of a loop and not in others, and a row's bits would
+// depend on how many rows there are; so it may not (`-ffp-contract=off`).
+inline Floats MulAdd(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Floats MulAdd(Floats a, float b, Floats c) { return MulAdd(a, b - Floats{}, c); }
 
 #if defined(__AVX512F__)
 inline int32_t Sum(Ints x) { return _mm512_reduce_add_epi32((__m512i)x); }

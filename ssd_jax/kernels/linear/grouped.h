@@ -12,15 +12,6 @@
 
 namespace {
 
-// a * b + c: rounded once where that is how a processor has it, for any number of rows.
-inline Floats Fma(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
-  return a * b + c;
-#endif
-}
-
 inline float FromHalf(uint16_t bits) {
   _Float16 half;
   std::memcpy(&half, &bits, sizeof(half));
@@ -133,8 +124,8 @@ struct GroupScales {
 
   // A row's total with this group, whose integer sum is exact.
   Floats Add(Floats total, Ints sum, float unit, float moment) const {
-    total = Fma(scale * unit, __builtin_convertvector(sum, Floats), total);
-    if constexpr (kind.minima) total = Fma(minimum, moment - Floats{}, total);
+    total = MulAdd(scale * unit, __builtin_convertvector(sum, Floats), total);
+    if constexpr (kind.minima) total = MulAdd(minimum, moment, total);
     return total;
   }
 

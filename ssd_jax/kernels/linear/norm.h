@@ -14,7 +14,7 @@ inline void NormRow(const float* x, int64_t width, const float* weight, float ep
   Floats sums = {};
   for (int64_t k = 0; k < width; k += kLanes) {
     const Floats part = LoadSome(x + k, width - k);
-    sums += part * part;
+    sums = MulAdd(part, part, sums);
   }
   float sum = 0;
   for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];

@@ -66,7 +66,7 @@ inline Floats Dot2(Floats sums, Words w, uint32_t x) {
   const uint32_t words[2] = {x << 16, x & 0xffff0000u};
   float at[2];
   std::memcpy(at, words, sizeof(at));
-  return sums + (Floats)(w << 16) * at[0] + (Floats)(w & 0xffff0000u) * at[1];
+  return MulAdd((Floats)(w & 0xffff0000u), at[1], MulAdd((Floats)(w << 16), at[0], sums));
 #endif
 }
 

@@ -273,7 +273,7 @@ class Task {
     for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
       const Words words = chunks_.Read(key, chunk);
       for (int part = 0; part < chunks_.kParts; ++part, q += kLanes)
-        sum += chunks_.Part(words, part) * Load<Floats>(q);
+        sum = MulAdd(chunks_.Part(words, part), Load<Floats>(q), sum);
     }
     return Sum(sum);
   }

@@ -20,12 +20,12 @@ inline Floats Exp2(Floats x) {
   const Floats at = x < kSmallest ? Floats{} + kSmallest : x;
   const Floats whole = (at + kRound) - kRound, part = at - whole;
   Floats p = Floats{} + 0x1.41fbbcp-13f;
-  p = p * part + 0x1.5f3e54p-10f;
-  p = p * part + 0x1.3b2d4cp-7f;
-  p = p * part + 0x1.c6aee8p-5f;
-  p = p * part + 0x1.ebfbdcp-3f;
-  p = p * part + 0x1.62e430p-1f;
-  p = p * part + 1.0f;
+  p = MulAdd(p, part, Floats{} + 0x1.5f3e54p-10f);
+  p = MulAdd(p, part, Floats{} + 0x1.3b2d4cp-7f);
+  p = MulAdd(p, part, Floats{} + 0x1.c6aee8p-5f);
+  p = MulAdd(p, part, Floats{} + 0x1.ebfbdcp-3f);
+  p = MulAdd(p, part, Floats{} + 0x1.62e430p-1f);
+  p = MulAdd(p, part, Floats{} + 1.0f);
   const Floats scale = (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
   return x < kSmallest ? Floats{} : p * scale;
 }

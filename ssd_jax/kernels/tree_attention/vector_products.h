@@ -100,7 +100,7 @@ inline void Products(const float* q, int64_t width, const float* keys, float* sc
     for (int v = 0; v < kParts; ++v) key[v] = Load<Floats>(keys + d * kBlock + v * kLanes);
 #pragma GCC unroll 4
     for (int r = 0; r < kMany; ++r)
-      for (int v = 0; v < kParts; ++v) sums[r][v] += key[v] * q[r * width + d];
+      for (int v = 0; v < kParts; ++v) sums[r][v] = MulAdd(key[v], q[r * width + d], sums[r][v]);
   }
   for (int r = 0; r < kMany; ++r)
     for (int v = 0; v < kParts; ++v) Store(scores + r * kBlock + v * kLanes, sums[r][v]);
@@ -130,7 +130,7 @@ void AddValues(const Chunks<Number>& chunks, const float* weights, const Number*
 #pragma GCC unroll 4
       for (int r = 0; r < kMany; ++r)
         for (int p = 0; p < kParts; ++p)
-          total[r][p] += chunks.Part(words, p) * weights[r * kBlock + t];
+          total[r][p] = MulAdd(chunks.Part(words, p), weights[r * kBlock + t], total[r][p]);
     }
     for (int r = 0; r < kMany; ++r)
       for (int p = 0; p < kParts; ++p) Store(at + r * chunks.Width() + p * kLanes, total[r][p]);
