@@ -15,7 +15,7 @@ SamplingSource = Literal["none", "auto"]
 Prediction = Literal["plain", "noise"]
 Rule = Literal["ratio", "coupled"]
 Exactness = Literal["auto", "distribution", "bitwise"]
-AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "xla"]
+AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "pallas_mma", "xla"]
 LogprobsOf = Literal["raw", "processed"]
 
 VLLM = {

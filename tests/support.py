@@ -12,8 +12,10 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +37,12 @@ from ssd_jax.kernels.linear import cpu, packing
 from ssd_jax.kernels.linear import xla as linear
 from ssd_jax.kernels.linear.api import Packed
 from ssd_jax.kernels.linear.quantized import quantize
-from ssd_jax.kernels.tree_attention.api import BACKENDS, tree_attention, why_not
+from ssd_jax.kernels.tree_attention.api import (
+    BACKENDS,
+    ON_GPUS,
+    tree_attention,
+    why_not,
+)
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.system.environment import cpu_model
 from tests.aot import specs
@@ -91,6 +98,19 @@ class Place:
     platform: str
     mesh: Mesh | None = None
 
+    @property
+    def device(self) -> Any:
+        """One of its devices."""
+        return jax.devices()[0] if self.mesh is None else self.mesh.devices.flat[0]
+
+    def has(self, kernel: str) -> bool:
+        """Whether its devices have the instructions of a kernel for their platform."""
+        if kernel not in ON_GPUS:
+            return True
+        from ssd_jax.kernels.tree_attention.pallas_gpu import why_not_on
+
+        return why_not_on(self.device, kernel) is None
+
     def compile(self, function: Callable[..., Any], arguments: Any) -> jax.stages.Compiled:
         """For arguments like these."""
         sharding = self.mesh and NamedSharding(self.mesh, PartitionSpec())
@@ -134,17 +154,22 @@ def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..
     return function, (case.q, pages, case.table, case.visible, branches, case.ancestor)
 
 
-def attention_on_gpus() -> tuple[Callable[..., Any], Any]:
-    """The backend for GPUs, in the interpreter, and the same case."""
-    from jax.experimental.pallas import mosaic_gpu as plgpu
+def compile_attention(chip: str, backend: str) -> None:
+    """Compiles a kernel for GPUs, of which JAX takes those of one generation in a process."""
+    place = Place(chip, "gpu", mesh_of(chips.devices(chip)))
+    case = attention(backend)
+    with jax.default_device(place.device):  # whose instructions Mosaic takes
+        place.compile(*case)
 
-    from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
 
-    def function(q, pages, table, visible, branches, ancestor):
-        scratch, interpret = Scratch(branches, ancestor), plgpu.InterpretGPUParams()
-        return tree_attention_pallas_gpu(q, pages, table, visible, scratch, interpret=interpret)
+def alone(function: Callable[..., None], *arguments: str) -> Callable[[], None]:
+    """A call in a process of its own."""
 
-    return function, attention("reference")[1]
+    def run() -> None:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            pool.submit(function, *arguments).result()
+
+    return run
 
 
 def writing(windows: bool, kernels: Kernels | None = None) -> tuple[Callable[..., Any], Any]:
@@ -182,10 +207,13 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     state = "ran" if own else "compiled"
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments)) if own else None
-    for name in (*BACKENDS, "pallas_tpu", "pallas_gpu"):
-        if why_not(name, place.platform) is not None:
+    for name in (*BACKENDS, "pallas_tpu", *ON_GPUS):
+        if why_not(name, place.platform) is not None or not place.has(name):
             continue
-        yield f"attention: {name}", state, _try(place, *attention(name), wanted)
+        attempt = _try(place, *attention(name), wanted)
+        if name in ON_GPUS and not own:
+            attempt = alone(compile_attention, place.name, name)
+        yield f"attention: {name}", state, attempt
     written = np.asarray(writing(windows=False)[0](*writing(windows=False)[1])) if own else None
     for name, windows in (("scatter", False), ("windows", True)):
         yield f"KV writes: {name}", state, _try(place, *writing(windows), written)
@@ -209,7 +237,11 @@ def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
     function = attention("pallas_tpu", how)
     yield "attention: pallas_tpu", "interpreted", _try(place, *function, wanted)
     if compat.why_no_mosaic_gpu() is None:
-        yield "attention: pallas_gpu", "interpreted", _try(place, *attention_on_gpus(), wanted)
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        for name in ON_GPUS:
+            function = attention(name, Kernels(interpret=plgpu.InterpretGPUParams()))
+            yield f"attention: {name}", "interpreted", _try(place, *function, wanted)
     scatter, given = writing(windows=False)
     written = np.asarray(scatter(*given))
     yield "KV writes: pallas_tpu", "interpreted", _try(place, *writing(True, how), written)

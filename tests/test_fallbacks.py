@@ -114,7 +114,7 @@ def test_a_line_says_that_several_devices_have_nothing_compiled():
 def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
     monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
-    monkeypatch.setattr(pallas_gpu, "why_not_on", lambda _device: None)
+    monkeypatch.setattr(pallas_gpu, "why_not_on", lambda *_about: None)
     programs = FakePrograms("bfloat16", head_dim=64)
     programs.model.execution = Execution.for_platform("gpu", "bfloat16")
     (line,) = found("distribution", programs).lines

@@ -23,7 +23,7 @@ import numpy as np
 
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.kernels.kv_pages import Scratch
-from ssd_jax.kernels.tree_attention.api import tree_attention, why_not
+from ssd_jax.kernels.tree_attention.api import ON_GPUS, tree_attention, why_not
 from ssd_jax.system.environment import describe, headline
 
 BRANCHES, DEPTHS, PAGE = 24, 4, 256
@@ -31,7 +31,7 @@ FLOOR = 256 << 20
 """Bytes of pages that a program reads at least: four times an H200's cache."""
 REPEATS, IN_FLIGHT = 20, 5
 """Turns, and runs of a program in one: launches of all but the first are hidden."""
-BACKENDS = ("pallas_gpu", "xla_static")
+BACKENDS = (*ON_GPUS, "xla_static")
 
 
 class Shape(NamedTuple):
@@ -115,7 +115,7 @@ def ours(shape: Shape, given: Numbers, backend: str) -> Program:
 
     first = jnp.asarray(stored)
     once = np.asarray(attend(q, first), np.float32)
-    calls = shape.calls if backend == "pallas_gpu" else 1  # XLA's loops take long to compile
+    calls = shape.calls if backend in ON_GPUS else 1  # XLA's loops take long to compile
     stocks = [jnp.copy(first) for _ in range(calls)]
 
     def run(times: int) -> None:

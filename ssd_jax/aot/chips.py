@@ -1,9 +1,9 @@
 """Devices to compile for without having them, and their figures.
 
 Memory, bandwidth and arithmetic are those that Google and NVIDIA publish for each chip
-(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, the data sheets of H100 and H200
-with SXM); links of TPUs, those of "How to scale your model"
-(https://jax-ml.github.io/scaling-book/tpus), which also gives the time of a hop.
+(https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, the data sheets of GPUs with SXM);
+links of TPUs, those of "How to scale your model" (https://jax-ml.github.io/scaling-book/tpus),
+which also gives the time of a hop.
 
 XLA queries a GPU before it compiles for it. Here a description answers instead, and the compiler,
 which cannot measure, chooses the tiles of products by rules of thumb. None of this has been
@@ -88,30 +88,32 @@ CHIPS: Mapping[str, Chip] = {
         flops=1153e12,
         link=100e9,
     ),
-    # NVLink carries 450 GB/s in each direction to any other device of the machine.
+    # NVLink of H100 carries 450 GB/s in each direction to any other device of the machine.
+    "a100": Chip(platform="gpu", memory=85100068864, bandwidth=2039e9, flops=312e12, link=150e9),
     "h100": Chip(platform="gpu", memory=84929347584, bandwidth=3352e9, flops=989e12, link=225e9),
     "h200": Chip(platform="gpu", memory=150000000000, bandwidth=4800e9, flops=989e12, link=225e9),
+    "b200": Chip(platform="gpu", memory=191514411008, bandwidth=8000e9, flops=2250e12, link=450e9),
 }
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 
-_HOPPER = """
+_GPU = """
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: 233472
+  shared_memory_per_core: {shared}
   threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
+  core_count: {cores}
+  fpus_per_core: {fpus}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
   memory_bandwidth: {bandwidth}
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
+  l2_cache_size: {l2}
+  clock_rate_ghz: {clock}
   device_memory_size: {memory}
-  shared_memory_per_block_optin: 232448
-  cuda_compute_capability {{ major: 9 }}
+  shared_memory_per_block_optin: {shared_optin}
+  cuda_compute_capability {{ major: {major} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}
@@ -121,11 +123,23 @@ runtime_version {{ major: 13 }}
 device_description_str: "{name}"
 """
 
+
+def _described(name: str, chip: str, **about: float) -> str:
+    """XLA's description of a GPU, by default of Hopper."""
+    hopper = {"cores": 132, "fpus": 128, "clock": 1.98, "major": 9, "l2": 52428800}
+    hopper |= {"shared": 233472, "shared_optin": 232448}
+    own = {"memory": CHIPS[chip].memory, "bandwidth": int(CHIPS[chip].bandwidth)}
+    return _GPU.format(name=name, **hopper | own | about)
+
+
+_AMPERE = {"cores": 108, "fpus": 64, "clock": 1.41, "major": 8, "l2": 41943040}
+_AMPERE |= {"shared": 167936, "shared_optin": 166912}
+_BLACKWELL = {"cores": 148, "clock": 1.965, "major": 10, "l2": 132644864}
 GPUS = {
-    "h100": _HOPPER.format(
-        bandwidth=3352320000000, memory=84929347584, name="NVIDIA H100 80GB HBM3"
-    ),
-    "h200": _HOPPER.format(bandwidth=4800000000000, memory=150000000000, name="NVIDIA H200"),
+    "a100": _described("NVIDIA A100-SXM4-80GB", "a100", **_AMPERE),
+    "h100": _described("NVIDIA H100 80GB HBM3", "h100"),
+    "h200": _described("NVIDIA H200", "h200"),
+    "b200": _described("NVIDIA B200", "b200", **_BLACKWELL),
 }
 """XLA's description of each (`stream_executor.GpuTargetConfigProto` as text)."""
 

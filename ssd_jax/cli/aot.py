@@ -23,7 +23,7 @@ _FLAGS: settings.OwnFlags = {
         "str",
         None,
         "chip to compile for",
-        ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200"),
+        ("v4", "v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200"),
     ),
     "devices": ("int", None, "number of devices in the slice or GPU machine"),
 }

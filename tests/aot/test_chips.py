@@ -47,7 +47,7 @@ def test_a_sum_goes_around_twice_and_small_ones_take_hops():
 def test_a_chip_that_nobody_knows_is_refused_with_those_that_there_are():
     with pytest.raises(InputError, match="chip = 'v5' is unknown; did you mean 'v5"):
         chips.devices("v5")
-    with pytest.raises(InputError, match="one of v4, v5e, v5p, v6e, tpu7x, h100, h200"):
+    with pytest.raises(InputError, match="one of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200"):
         chips.devices("abacus")
 
 

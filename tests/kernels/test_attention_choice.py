@@ -42,6 +42,7 @@ def test_the_platform_and_the_user_choose(platform, devices, asked, chosen):
         ("tpu", 1, "cpu", "it needs a processor, and JAX has the platform tpu"),
         ("cpu", 4, "cpu", "it runs on one device, not 4"),
         ("cpu", 1, "pallas_gpu", "it needs a GPU, and JAX has the platform cpu"),
+        ("tpu", 1, "pallas_mma", "it needs a GPU, and JAX has the platform tpu"),
     ],
 )
 def test_what_is_asked_for_by_name_never_falls_back(platform, devices, asked, message):

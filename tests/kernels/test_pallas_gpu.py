@@ -1,6 +1,7 @@
 """Attention by Pallas for GPUs: in the interpreter of JAX, and on a GPU where there is one."""
 
 import dataclasses
+import types
 from pathlib import Path
 
 import jax
@@ -22,14 +23,24 @@ if OLD is not None:
 
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
-from ssd_jax.kernels.tree_attention import pallas_gpu, pallas_gpu_kernel  # noqa: E402
+from ssd_jax.kernels.tree_attention import (  # noqa: E402
+    pallas_gpu,
+    pallas_gpu_mma,
+    pallas_gpu_part,
+    pallas_gpu_wgmma,
+)
 from ssd_jax.kernels.tree_attention.xla import tree_attention_xla  # noqa: E402
 
+INTERPRETED = plgpu.InterpretGPUParams()
 HOW = [
-    pytest.param(plgpu.InterpretGPUParams(), marks=pytest.mark.aot, id="interpreted"),
-    pytest.param(None, marks=[pytest.mark.gpu, pytest.mark.shipped], id="gpu"),
+    pytest.param(name, interpret, marks=marks, id=f"{name}-{where}")
+    for name in pallas_gpu.KERNELS
+    for interpret, marks, where in [
+        (INTERPRETED, [pytest.mark.aot], "interpreted"),
+        (None, [pytest.mark.gpu, pytest.mark.shipped], "gpu"),
+    ]
 ]
-everywhere = pytest.mark.parametrize("interpret", HOW)
+everywhere = pytest.mark.parametrize(("name", "interpret"), HOW)
 SETTINGS = settings(max_examples=4, deadline=None, derandomize=True, database=None)
 
 EDGES = Shapes(  # empty rows, rows that end at edges of pages and blocks, more pages than one block
@@ -75,7 +86,7 @@ def shapes(draw):
     return cases.dataclasses.replace(found, head_dim=size, dtype="bfloat16")
 
 
-def attend(case, interpret, *, page_table=None, parts=None, shards=None):
+def attend(case, name, interpret, *, page_table=None, parts=None, shards=None):
     pages = jnp.concatenate([case.k_pages, case.v_pages], axis=-1)
     scratch = None
     if case.ancestor is not None:
@@ -84,16 +95,16 @@ def attend(case, interpret, *, page_table=None, parts=None, shards=None):
     table = jnp.asarray(case.table) if page_table is None else page_table
 
     def call(*arguments):
-        how = {"interpret": interpret, "parts": parts, "shards": shards}
+        how = {"name": name, "interpret": interpret, "parts": parts, "shards": shards}
         return pallas_gpu.tree_attention_pallas_gpu(*arguments, **how)
 
     arguments = jnp.asarray(case.q), pages, table, jnp.asarray(case.visible), scratch
     return np.asarray(jax.jit(call)(*arguments))
 
 
-def check(shape, interpret, **options):
+def check(shape, name, interpret, **options):
     case = hide_unseen(make(shape))
-    got = attend(case, interpret, **options)
+    got = attend(case, name, interpret, **options)
     np.testing.assert_allclose(got, expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
 
@@ -101,60 +112,60 @@ def check(shape, interpret, **options):
 @SETTINGS
 @given(shapes())
 @example(TREE)
-def test_it_is_near_float64(interpret, shape):
-    check(shape, interpret, parts=2)
+def test_it_is_near_float64(name, interpret, shape):
+    check(shape, name, interpret, parts=2)
 
 
 @everywhere
 @pytest.mark.parametrize("parts", [1, 3, 47, None])
-def test_parts_of_a_prefix_make_one_softmax(interpret, parts):
-    check(EDGES, interpret, parts=parts)
+def test_parts_of_a_prefix_make_one_softmax(name, interpret, parts):
+    check(EDGES, name, interpret, parts=parts)
 
 
 @everywhere
-def test_one_page_a_row_needs_no_table(interpret):
+def test_one_page_a_row_needs_no_table(name, interpret):
     case = make(Shapes(visible=((200,), (3,)), page_size=384, seed=4, dtype="bfloat16"))
     for pages in case[1:3]:
         pages[:] = np.nan_to_num(pages)
     own = case._replace(table=np.array([[1], [2]], np.int32))
-    got = attend(own, interpret, page_table=Contiguous(1))
+    got = attend(own, name, interpret, page_table=Contiguous(1))
     np.testing.assert_allclose(got, expected(own), rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
 
 @everywhere
-def test_only_queries_that_see_a_wrong_page_are_nan(interpret):
+def test_only_queries_that_see_a_wrong_page_are_nan(name, interpret):
     case = make(Shapes(visible=((5, 70), (64, 64)), page_size=64, dtype="bfloat16"))
     case.table[0, 1] = 99
     np.testing.assert_array_equal(
-        np.isnan(attend(case, interpret)).all(axis=(2, 3)), [[False, True], [False, False]]
+        np.isnan(attend(case, name, interpret)).all(axis=(2, 3)), [[False, True], [False, False]]
     )
 
 
 @everywhere
-def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid(interpret):
-    check(WIDE, interpret)
+def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid(name, interpret):
+    check(WIDE, name, interpret)
 
 
 @everywhere
 @pytest.mark.parametrize(("queries", "head_dim"), [(25, 128), (45, 64)], ids=["2 tiles", "3"])
-def test_all_tiles_have_read_a_slot_before_it_is_filled_again(interpret, queries, head_dim):
+def test_all_tiles_have_read_a_slot_before_it_is_filled_again(name, interpret, queries, head_dim):
     visible = (tuple(range(640, 640 + queries)),)
     shape = dataclasses.replace(WIDE, visible=visible, depths=40, head_dim=head_dim)
-    check(shape, interpret, parts=1)
+    check(shape, name, interpret, parts=1)
 
 
 @everywhere
 @pytest.mark.parametrize("parts", [3, None])
-def test_a_query_gives_the_same_bits_beside_others(interpret, parts):
+def test_a_query_gives_the_same_bits_beside_others(name, interpret, parts):
     """At the edges of blocks, from which on those beside it see one more."""
     lengths = (1, 63, 64, 65, 126, 127, 128, 129, 191, 192, 193, 255, 256)
     shape = Shapes(visible=((320,) * 5,), page_size=64, dtype="bfloat16", seed=6)
     case = make(shape)
     for length in lengths:
         among = length + np.arange(5, dtype=np.int32)[None]
-        several = attend(case._replace(visible=among), interpret, parts=parts)
+        several = attend(case._replace(visible=among), name, interpret, parts=parts)
         alone = case._replace(q=case.q[:, :1], visible=among[:, :1])
-        np.testing.assert_array_equal(attend(alone, interpret, parts=parts), several[:, :1])
+        np.testing.assert_array_equal(attend(alone, name, interpret, parts=parts), several[:, :1])
 
 
 def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
@@ -168,51 +179,74 @@ def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
     shape = Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2, dtype="bfloat16")
     case = hide_unseen(make(shape))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
-    got = attend(case, None, shards=shards)
+    got = attend(case, "pallas_gpu", None, shards=shards)
     np.testing.assert_allclose(got, expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
 
 MUTANTS = {
-    "a position too many": (
-        "column < lax.broadcast_in_dim(behind",
-        "column <= lax.broadcast_in_dim(behind",
-    ),
-    "blocks that are taken for seen": ("lax.div(whole[b], block)", "lax.div(limit, block)"),
-    "what nobody sees stays": ("row < inside, v", "row < block, v"),
-    "a sum that keeps the scale of an earlier maximum": ("sums * kept + w", "sums + w"),
-    "an output that does": ("added * lax.broadcast_in_dim(kept, added.shape, [0])", "added"),
-    "parts that overlap": (
-        "return (part + index * parts) * block",
-        "return (part + index) * block",
-    ),
-    "a part without its last block": ("blocks - part + (parts - 1)", "blocks - part"),
-    "tiles of the first group": ('lax.axis_index("tile") * tiles', "0 * tiles"),
-    "the slot of the next block": (
-        "copy_gmem_to_smem(v, v_shared.at[slot]",
-        "copy_gmem_to_smem(v, v_shared.at[lax.rem(slot + 1, SLOTS)]",
-    ),
-    "keys of the first block": ("k_shared.at[slot].transpose", "k_shared.at[0].transpose"),
-    "branches in every part": ("part == parts - 1", "part >= 0"),
-    "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
-    "queries of the first tile": ("* tiles + thread) * ROWS", "* tiles) * ROWS"),
-    "the tokens of other branches": ("its_branch == lax", "its_branch != lax"),
-    "a branch without its last token": ("its_depth <= lax", "its_depth < lax"),
+    pallas_gpu_part: {
+        "a position too many": (
+            "column < lax.broadcast_in_dim(behind",
+            "column <= lax.broadcast_in_dim(behind",
+        ),
+        "blocks that are taken for seen": (
+            "lax.div(entries.whole[self.b], block)",
+            "lax.div(self.limit, block)",
+        ),
+        "parts that overlap": ("self.part + index * self.parts", "self.part + index"),
+        "a part without its last block": ("self.part + (self.parts - 1)", "self.part"),
+        "branches in every part": ("self.part == self.parts - 1", "self.part >= 0"),
+        "the tokens of other branches": ("its_branch == lax", "its_branch != lax"),
+        "a branch without its last token": ("its_depth <= lax", "its_depth < lax"),
+    },
+    pallas_gpu_wgmma: {
+        "what nobody sees stays": ("row < inside, v", "row < block, v"),
+        "a total that keeps the scale of an earlier maximum": ("total * kept + w", "total + w"),
+        "an output that does": ("scaled(found.output, kept)", "found.output"),
+        "tiles of the first group": ('lax.axis_index("tile") * tiles', "0 * tiles"),
+        "the slot of the next block": (
+            "copy_gmem_to_smem(v, v_shared.at[slot]",
+            "copy_gmem_to_smem(v, v_shared.at[lax.rem(slot + 1, SLOTS)]",
+        ),
+        "keys of the first block": ("k_shared.at[slot].transpose", "k_shared.at[0].transpose"),
+        "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
+        "queries of the first tile": ("* tiles + thread) * ROWS", "* tiles) * ROWS"),
+    },
+    pallas_gpu_mma: {
+        "what nobody sees stays": ("row < part.inside(index), v", "row < block, v"),
+        "a total that keeps the scale of an earlier maximum": ("total * kept + w", "total + w"),
+        "an output that does": ("scaled(found.output, kept)", "found.output"),
+        "queries of the first tile": ('lax.axis_index("tile") * ROWS', "0 * ROWS"),
+        "the block that was read": ("jnp.minimum(index + 1, end - 1)", "jnp.minimum(index, end)"),
+        "the second block first": ("fetch(part.of_pages(0))", "fetch(part.of_pages(1))"),
+        "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
+    },
 }
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_is_caught(name, monkeypatch):
-    old, new = MUTANTS[name]
-    path = Path(pallas_gpu_kernel.__file__)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        pytest.param(module, name, id=f"{module.__name__.rpartition('_')[2]}-{name}")
+        for module, edits in MUTANTS.items()
+        for name in edits
+    ],
+)
+def test_every_mutant_is_caught(module, name, monkeypatch):
+    old, new = MUTANTS[module][name]
+    path = Path(module.__file__)
     text = path.read_text()
     assert text.count(old) == 1, "an edit must fit the source exactly once"
-    mutant = dict(vars(pallas_gpu_kernel))
+    mutant = dict(vars(module))
     exec(compile(text.replace(old, new), f"{path} mutant", "exec"), mutant)
-    monkeypatch.setattr(pallas_gpu, "kernel", mutant["kernel"])
+    changed = "Part" if module is pallas_gpu_part else "kernel"
+    kernel = pallas_gpu_wgmma if module is pallas_gpu_wgmma else pallas_gpu_mma
+    monkeypatch.setattr(kernel, changed, mutant[changed])
     shape = WIDE if "group" in name else TREE if "tile" in name else EDGES
+    backend = next(each for each, its in pallas_gpu.KERNELS.items() if its is kernel)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        check(shape, plgpu.InterpretGPUParams(), parts=2)
+        check(shape, backend, INTERPRETED, parts=2)
 
 
 def test_pages_and_devices_that_it_lacks():
@@ -226,5 +260,20 @@ def test_pages_and_devices_that_it_lacks():
     assert pallas_gpu.why_not(64, pages(48)) == "page_size = 48: it needs a multiple of 64"
     assert pallas_gpu.why_not(64, pages(dtype=jnp.float32)) == "pages of float32: it needs bfloat16"
     with pytest.raises(ValueError, match="does not take page_size = 48"):
-        attend(make(Shapes(visible=((5,),), page_size=48, dtype="bfloat16")), None)
-    assert "compute capability none: it needs 9.0" in pallas_gpu.why_not_on(jax.devices("cpu")[0])
+        attend(make(Shapes(visible=((5,),), page_size=48, dtype="bfloat16")), "pallas_mma", None)
+
+
+def test_gpus_that_have_a_kernels_instructions():
+    def why_not(capability, name):
+        return pallas_gpu.why_not_on(types.SimpleNamespace(compute_capability=capability), name)
+
+    assert why_not("9.0", "pallas_gpu") is why_not("9.0", "pallas_mma") is None
+    assert why_not("8.0", "pallas_mma") is why_not("10.0", "pallas_mma") is None
+    assert why_not("8.9", "pallas_gpu") == (
+        "a device of compute capability 8.9: it needs 9.0 (H100, H200); pallas_mma, which is to be "
+        "asked for by name, runs there"
+    )
+    assert why_not("7.5", "pallas_mma") == (
+        "a device of compute capability 7.5: it needs 8.0 to 10.3 (A100 to B200)"
+    )
+    assert "capability none: it needs 9.0" in pallas_gpu.why_not_on(jax.devices("cpu")[0])

@@ -28,7 +28,9 @@ BACKENDS = {
 }
 
 OWN = ("cpu", "pallas_tpu", "pallas_gpu")
-"""Kernels of this package, each for one platform."""
+"""Kernels of this package that are chosen by themselves, each for one platform."""
+
+ON_GPUS = ("pallas_gpu", "pallas_mma")
 
 
 def in_xla(platform: str) -> str:
@@ -41,7 +43,7 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
     """Why a backend cannot be used here, in one line, or None; see `backend`."""
     if name == "pallas_tpu" and platform != "tpu":
         return f"it needs a TPU, and JAX has the platform {platform}"
-    if name == "pallas_gpu":
+    if name in ON_GPUS:
         if platform not in ("gpu", "cuda"):
             return f"it needs a GPU, and JAX has the platform {platform}"
         return compat.why_no_mosaic_gpu()
@@ -82,11 +84,11 @@ def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: An
       pages: struct of the pages, see `PageArray`.
       device: the JAX device that runs it.
     """
-    if name != "pallas_gpu":
+    if name not in ON_GPUS:
         return None
     from ssd_jax.kernels.tree_attention import pallas_gpu
 
-    return pallas_gpu.why_not_on(device) or pallas_gpu.why_not(head_dim, pages)
+    return pallas_gpu.why_not_on(device, name) or pallas_gpu.why_not(head_dim, pages)
 
 
 def choice_line(name: str, platform: str, devices: int = 1, unread: str | None = None) -> str:
@@ -122,20 +124,19 @@ def tree_attention(
     its key has been written before. A query that sees nothing gets zeros; a query that would see a
     page or an entry of the scratch that does not exist gets NaN.
 
-    `backend` is one of `BACKENDS`, or "pallas_tpu" or "pallas_gpu", which are called as `kernels`
-    specifies.
+    `backend` is one of `BACKENDS`, or "pallas_tpu" or one of `ON_GPUS`, which are called as
+    `kernels` specifies.
 
     Raises:
       ValueError: the shapes do not fit each other, or the backend does not support them.
     """
     check_shapes(q, kv_pages, page_table, visible, scratch)
     shards, interpret = kernels or Kernels()
-    if backend == "pallas_gpu":
+    if backend in ON_GPUS:
         from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
 
-        return tree_attention_pallas_gpu(
-            q, kv_pages, page_table, visible, scratch, shards=shards, interpret=interpret or None
-        )
+        how: dict[str, Any] = {"name": backend, "shards": shards, "interpret": interpret or None}
+        return tree_attention_pallas_gpu(q, kv_pages, page_table, visible, scratch, **how)
     if backend == "pallas_tpu":
         from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 

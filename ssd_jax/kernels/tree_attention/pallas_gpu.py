@@ -1,7 +1,7 @@
-"""`tree_attention` on GPUs: the code around the Mosaic GPU kernel of `pallas_gpu_kernel.py`.
+"""`tree_attention` on GPUs: the code around the Mosaic GPU kernels.
 
-The kernel computes a softmax for each part of the pages, in the last one with the branches; XLA
-merges them.
+A kernel computes a softmax for each part of the pages, in the last one with the branches; XLA
+merges them. `pallas_gpu_wgmma.py` is for Hopper, `pallas_gpu_mma.py` for any GPU from Ampere on.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
+from ssd_jax.kernels.tree_attention import pallas_gpu_mma, pallas_gpu_wgmma
 from ssd_jax.kernels.tree_attention.bounds import in_range, known
-from ssd_jax.kernels.tree_attention.pallas_gpu_kernel import ROWS, SLOTS, kernel
+from ssd_jax.kernels.tree_attention.pallas_gpu_part import ROWS, Entries, Results
 
 POSITIONS = 64
 """Page sizes are multiples of this."""
 HEAD_DIMS = (64, 128)
-CAPABILITY = "9.0"
-"""Compute capability of GPUs with its products (wgmma): Hopper, not Ampere or Blackwell."""
+KERNELS = {"pallas_gpu": pallas_gpu_wgmma, "pallas_mma": pallas_gpu_mma}
+"""Modules by the names of their backends."""
 
-_BLOCK = 8192  # numbers of the keys of a block: 16 KiB
-_TILES = 3  # of 64 queries that share a block's keys and values; each has a warpgroup
-_LEAST = 4  # blocks of a part, so that it returns little compared with what it reads
+_FEW = 6  # tiles; for fewer queries parts are as for one
+_LEAST = 1 << 15  # numbers of a part's keys, so that it returns little beside what it reads
 _MERGED, _FOLDED = 16, 8  # most parts merged at once; number of parts that more are folded into
 _CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
-    """Why the kernel cannot read pages [pages, kv_heads, page_size, width], in one line; None if
-    it can."""
+    """Why the kernels cannot read pages [pages, kv_heads, page_size, width], in one line; None if
+    they can."""
     page_size, width = kv_pages.shape[2:]
     if head_dim not in HEAD_DIMS or width != 2 * head_dim:
         sizes = " or ".join(map(str, HEAD_DIMS))
@@ -48,12 +48,14 @@ def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | 
     return None
 
 
-def why_not_on(device: Any) -> str | None:
-    """Which of the kernel's instructions a JAX device lacks; None if it has them."""
+def why_not_on(device: Any, name: str = "pallas_gpu") -> str | None:
+    """Why a kernel does not run on a JAX device, in one line; None if it does."""
     capability = getattr(device, "compute_capability", "none")
-    if capability == CAPABILITY:
+    if capability in KERNELS[name].CAPABILITIES:
         return None
-    return f"a device of compute capability {capability}: it needs {CAPABILITY} (H100, H200)"
+    others = [each for each, its in KERNELS.items() if capability in its.CAPABILITIES]
+    hint = "".join(f"; {each}, which is to be asked for by name, runs there" for each in others)
+    return f"a device of compute capability {capability}: it needs {KERNELS[name].NEEDS}{hint}"
 
 
 def tree_attention_pallas_gpu(
@@ -63,6 +65,7 @@ def tree_attention_pallas_gpu(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
     *,
+    name: str = "pallas_gpu",
     parts: int | None = None,
     shards: HeadShards | None = None,
     interpret: Any = None,
@@ -72,8 +75,9 @@ def tree_attention_pallas_gpu(
     Pages that no query sees are not read; their numbers in the table may be out of range.
 
     Args:
-      parts: approximate number of parts that a prefix is dealt out to; None is enough to give every
-        core one.
+      name: of the kernel, among `KERNELS`.
+      parts: approximate number of parts that a prefix is dealt out to; None is enough to keep every
+        core busy.
       shards: given if several devices share the heads.
       interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, in an interpreter.
 
@@ -85,7 +89,7 @@ def tree_attention_pallas_gpu(
         raise ValueError(f"attention by Pallas on a GPU does not take {reason}")
     page_table = as_array(page_table, len(q))
     valid = in_range(kv_pages, page_table, visible, scratch)
-    attend = functools.partial(_attend, parts=parts, interpret=interpret)
+    attend = functools.partial(_attend, name=name, parts=parts, interpret=interpret)
     if shards is not None:
         attend = shards.map(attend, (2, 1, None, None, 1, None), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
@@ -101,6 +105,7 @@ def _attend(
     branches: Shaped[Array, "B kv_heads depths M width"] | None,
     ancestor: Int32[Array, "B R 2"] | None,
     *,
+    name: str,
     parts: int | None,
     interpret: Any,
 ) -> Float32[Array, "B R heads head_dim"]:
@@ -111,7 +116,7 @@ def _attend(
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
     scratch = None if branches is None or ancestor is None else Scratch(branches, ancestor)
-    output = _softmax(grouped, kv_pages, page_table, visible, scratch, parts, interpret)
+    output = _softmax(grouped, kv_pages, page_table, visible, scratch, name, parts, interpret)
     output = output.reshape(batch, kv_heads, rows, group, head_dim)
     return output.transpose(0, 2, 1, 3, 4).reshape(batch, rows, heads, head_dim)
 
@@ -122,20 +127,23 @@ def _softmax(
     page_table: Int32[Array, "B P"],
     visible: Int32[Array, "B R"],
     scratch: Scratch | None,
+    name: str,
     parts: int | None,
     interpret: Any,
 ) -> Float32[Array, "B kv_heads Q head_dim"]:
     """Calls the kernel, and merges what its parts return."""
+    kernel = KERNELS[name]
     batch, kv_heads, queries, head_dim = q.shape
-    block = math.gcd(kv_pages.shape[2], max(POSITIONS, _BLOCK // head_dim))
+    block = math.gcd(kv_pages.shape[2], kernel.BLOCK // head_dim)
     tiles = pl.cdiv(queries, ROWS)
-    groups = pl.cdiv(tiles, _TILES)
+    groups = pl.cdiv(tiles, kernel.TILES)
     tiles = pl.cdiv(tiles, groups)  # tiles of a group
     capacity = page_table.shape[1] * kv_pages.shape[2]
     if parts is None:
         # The same for one token as for those of a verification.
-        blocks = batch * kv_heads * (1 if groups <= 2 else groups)
-        parts = max(1, min(_CORES // blocks, pl.cdiv(capacity, _LEAST * block)))
+        blocks = batch * kv_heads * (1 if groups * tiles <= _FEW else groups)
+        at_a_time = _CORES * kernel.PER_CORE
+        parts = max(1, min(at_a_time // blocks, pl.cdiv(capacity * head_dim, _LEAST)))
     if parts > _MERGED:
         parts -= parts % _FOLDED
     padding = groups * tiles * ROWS - queries
@@ -149,36 +157,8 @@ def _softmax(
 
     M, own, branches = _branches(scratch, visible.shape, block, kv_pages)
     branch_blocks = 0 if scratch is None else branches.shape[2] // block
-    swizzle = 128
-    transforms = (
-        plgpu.TilingTransform((8, swizzle // kv_pages.dtype.itemsize)),
-        plgpu.SwizzleTransform(swizzle),
-    )
-    memory = functools.partial(plgpu.SMEM, dtype=kv_pages.dtype, transforms=transforms)
     sums = jax.ShapeDtypeStruct((parts, batch, kv_heads, queries + padding), jnp.float32)
-    maximum, total, output = plgpu.kernel(
-        functools.partial(kernel, branch_blocks=branch_blocks, M=M),
-        out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
-        scratch_types=[
-            memory((tiles, ROWS, head_dim)),
-            memory((SLOTS, block, head_dim)),
-            memory((SLOTS, block, head_dim)),
-            plgpu.Barrier(num_barriers=tiles),
-            plgpu.Barrier(num_barriers=SLOTS),
-            plgpu.Barrier(num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=tiles, num_barriers=SLOTS),
-            plgpu.Barrier(),
-            *([memory((tiles, ROWS, block))] if interpret else []),
-        ],
-        grid=(groups, batch * parts, kv_heads),
-        grid_names=("tile", "part", "head"),
-        num_threads=tiles + 1,
-        thread_name="thread",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
-        ),
-        interpret=interpret,
-    )(
+    entries = Entries(
         page_table,
         jnp.max(visible, axis=1),
         jnp.min(visible, axis=1),
@@ -188,6 +168,27 @@ def _softmax(
         kv_pages,
         branches,
     )
+
+    def body(*refs: Any) -> None:
+        inputs, rest = refs[: len(entries)], refs[len(entries) :]
+        results, memory = rest[: len(Results._fields)], rest[len(Results._fields) :]
+        about = {"branch_blocks": branch_blocks, "M": M, "interpret": interpret is not None}
+        kernel.kernel(Entries(*inputs), Results(*results), *memory, **about)
+
+    maximum, total, output = plgpu.kernel(
+        body,
+        out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
+        scratch_types=kernel.scratch(tiles, block, head_dim, kv_pages.dtype, interpret),
+        grid=(groups, batch * parts, kv_heads),
+        grid_names=("tile", "part", "head"),
+        num_threads=kernel.threads(tiles),
+        thread_name="thread",
+        kernel_name=name,
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
+        ),
+        interpret=interpret,
+    )(*entries)
     state = maximum, total[..., None], output
     _, total, output = _merged(*(x[:, :, :, :queries] for x in state))
     return output / jnp.where(total == 0, 1.0, total)

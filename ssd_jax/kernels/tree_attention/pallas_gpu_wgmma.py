@@ -1,0 +1,203 @@
+"""The Mosaic GPU kernel of `pallas_gpu.py` for Hopper: softmaxes over parts of a sequence.
+
+A block of the grid is (group of tiles of queries, part and sequence, key/value head). Each tile of
+queries has a warpgroup, which goes over the part block by block. One more warpgroup copies the
+blocks into a ring of slots that all others read.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
+    ROWS,
+    SUMS,
+    Entries,
+    Part,
+    Ref,
+    Results,
+    Softmax,
+    Visible,
+    load,
+    masked,
+    nothing,
+    scaled,
+    swizzled,
+    weigh,
+)
+
+CAPABILITIES = ("9.0",)
+NEEDS = "9.0 (H100, H200)"
+"""Compute capability of GPUs with `wgmma`."""
+BLOCK = 8192
+"""Numbers of the keys of a block: 16 KiB."""
+TILES = 3
+"""Most tiles of queries that share a block's keys and values."""
+PER_CORE = 1
+"""Blocks of the grid that a core runs at a time."""
+SLOTS = 4
+"""Blocks of keys and values in shared memory."""
+_Sums: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+
+
+def threads(tiles: int) -> int:
+    """Warpgroups of a block of the grid."""
+    return tiles + 1
+
+
+def scratch(tiles: int, block: int, head_dim: int, dtype: Any, interpret: Any) -> list[Any]:
+    """The kernel's shared memory and barriers."""
+    memory = partial(plgpu.SMEM, dtype=dtype, transforms=swizzled(head_dim, dtype))
+    return [
+        memory((tiles, ROWS, head_dim)),
+        memory((SLOTS, block, head_dim)),
+        memory((SLOTS, block, head_dim)),
+        plgpu.Barrier(num_barriers=tiles),
+        plgpu.Barrier(num_barriers=SLOTS),
+        plgpu.Barrier(num_barriers=SLOTS),
+        plgpu.Barrier(num_arrivals=tiles, num_barriers=SLOTS),
+        plgpu.Barrier(),
+        *([memory((tiles, ROWS, block))] if interpret else []),
+    ]
+
+
+def kernel(
+    entries: Entries,
+    results: Results,
+    q_shared: Ref,
+    k_shared: Ref,
+    v_shared: Ref,
+    q_here: Ref,
+    k_here: Ref,
+    v_here: Ref,
+    free: Ref,
+    cleaned: Ref,
+    weights_shared: Ref | None = None,
+    *,
+    branch_blocks: int,
+    M: int,
+    interpret: bool,
+) -> None:
+    """One block of the grid.
+
+    Args:
+      q_shared, k_shared, v_shared: [tiles, ROWS, D], and [SLOTS, block, D] twice.
+      q_here, k_here, v_here: barriers of the copies to these.
+      free: barriers: all have read a slot.
+      cleaned: barrier: unseen values in the last block are cleaned.
+      weights_shared: [tiles, ROWS, block], given if `interpret`.
+      branch_blocks, M: see `Part`.
+      interpret: whether JAX interprets the kernel.
+    """
+    tiles, _, head_dim = q_shared.shape
+    block, dtype = k_shared.shape[1], q_shared.dtype
+    part = Part(entries, results, block=block, branch_blocks=branch_blocks, M=M)
+    thread = lax.axis_index("thread")
+
+    def copy_blocks() -> None:
+        """Copies the part's blocks, each as soon as its slot is free."""
+        _set_registers(tiles, copies=True)
+
+        def fill(index: jax.Array, _: None) -> None:
+            slot = lax.rem(index, SLOTS)
+            pl.when(index >= SLOTS)(lambda: plgpu.barrier_wait(free.at[slot]))
+
+            def copy(source: Ref) -> None:
+                k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
+                plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_here.at[slot])
+                plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_here.at[slot])
+
+            pl.when(index < part.in_pages)(lambda: copy(part.of_pages(index)))
+            if branch_blocks:
+                pl.when(index >= part.in_pages)(lambda: copy(part.of_branches(index)))
+
+        lax.fori_loop(0, part.count, fill, None)
+
+    def attend() -> None:
+        """Reduces the part for a tile of queries."""
+        _set_registers(tiles, copies=False)
+        rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
+        q = entries.q.at[part.b, part.head, rows]
+        plgpu.copy_gmem_to_smem(q, q_shared.at[thread], q_here.at[thread])
+        in_pages, in_branches = part.views(rows)
+        plgpu.barrier_wait(q_here.at[thread])
+
+        def add_block(
+            index: jax.Array, found: Softmax, *, visible: Visible | None, clean: bool = False
+        ) -> Softmax:
+            slot = lax.rem(index, SLOTS)
+            plgpu.barrier_wait(k_here.at[slot])
+            keys = k_shared.at[slot].transpose((1, 0))
+            scores = _product(q_shared.at[thread], keys, (ROWS, block))
+            weights, most, kept = weigh(masked(scores, visible, index), found.highest)
+            plgpu.barrier_wait(v_here.at[slot])
+            if clean:
+                clean_values(index, slot)
+            output = scaled(found.output, kept)
+            values, w = v_shared.at[slot], weights.astype(dtype)
+            if not interpret:
+                output = pl.run_state(lambda to: plgpu.wgmma(to, w, values))(_Sums.init(output))
+            else:  # JAX interprets neither an operand in registers nor a sum that goes on
+                assert weights_shared is not None
+                weights_shared[thread] = w
+                plgpu.commit_smem()
+                output += _product(weights_shared.at[thread], values, (ROWS, head_dim))
+            pl.when(index + SLOTS < part.count)(lambda: plgpu.barrier_arrive(free.at[slot]))
+            return Softmax(most, found.total * kept + weights.sum(axis=1), output)
+
+        def clean_values(index: jax.Array, slot: jax.Array) -> None:
+            """Zeroes values that no query sees: they may be NaN, which a weight of 0 would keep."""
+            inside = part.inside(index)
+
+            @pl.when(inside < block)
+            def _():
+                @pl.when(thread == 0)
+                def _():
+                    v = load(v_shared.at[slot], layout=SUMS)
+                    row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=SUMS)
+                    v_shared[slot] = jnp.where(row < inside, v, jnp.zeros_like(v))
+                    plgpu.commit_smem()
+                    plgpu.barrier_arrive(cleaned)
+
+                plgpu.barrier_wait(cleaned)
+
+        found = nothing(head_dim)
+        found = lax.fori_loop(0, part.plain, partial(add_block, visible=None), found)
+        partly = partial(add_block, visible=in_pages, clean=True)
+        found = lax.fori_loop(part.plain, part.in_pages, partly, found)
+        if branch_blocks:
+            branching = partial(add_block, visible=in_branches)
+            found = lax.fori_loop(part.in_pages, part.count, branching, found)
+        part.store(rows, found)
+
+    pl.when(thread == tiles)(copy_blocks)
+    pl.when(thread < tiles)(attend)
+
+
+def _set_registers(tiles: int, *, copies: bool) -> None:
+    """Takes registers from the warpgroup that copies for those that compute.
+
+    A core has 512 a lane of a warpgroup. They are dealt out evenly, and one thread can have 255, so
+    that a single tile has enough.
+    """
+    if tiles > 1 and copies:
+        plgpu.set_max_registers(24, action="decrease")
+    elif tiles > 1:
+        plgpu.set_max_registers((512 - 24) // tiles // 8 * 8, action="increase")
+
+
+def _product(a: Ref, b: Ref, shape: tuple[int, int]) -> jax.Array:
+    """a @ b, in float32."""
+
+    def multiply(sums: Ref) -> jax.Array:
+        plgpu.wgmma(sums, a, b)
+        return sums[...]
+
+    return pl.run_scoped(multiply, _Sums(shape, jnp.float32))
