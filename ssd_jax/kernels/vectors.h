@@ -35,6 +35,16 @@ inline V Load(const void* from) {
   return v;
 }
 
+// v, which is to be in a register now. GCC 12 would put off a group's sums with AVX2, and spill what
+// they add; or read a vector again for each use of it.
+template <typename V>
+inline V Now(V v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 // The first kLanes of `count` values; zeros where there are fewer.
 inline Floats LoadSome(const float* values, int64_t count) {
   if (count >= kLanes) return Load<Floats>(values);

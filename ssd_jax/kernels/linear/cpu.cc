@@ -66,7 +66,7 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
       float y[kPanel];
       for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
         const auto units = [&](int i) {
-          const Ints whole = Load<Ints>(&sums[r + i][lane]) - 128 * x.sums[digit + r + i];
+          const Ints whole = Load<Ints>(&sums[r + i][lane]) - (128 - kTaken) * x.sums[digit + r + i];
           return __builtin_convertvector(whole, Floats);
         };
         Floats total = units(0);

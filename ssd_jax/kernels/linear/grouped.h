@@ -139,6 +139,12 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
                  float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.Steps();
   constexpr int kMany = Vectors(kRows, kRegisters / 2);
+  constexpr bool kSmall = kind.offset != 128;
+#if defined(SSD_JAX_PAIRS)
+  constexpr bool kPaired = kind.bits == 4;  // a group's sums of two fit 16 bits
+#else
+  constexpr bool kPaired = false;
+#endif
   for (int from = 0; from < kPanel / kLanes; from += kMany) {
     Floats totals[kRows][kMany] = {};
     const uint32_t* word = &x.words[first * x.width / 4];
@@ -156,7 +162,8 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
         for (int r = 0; r < kRows; ++r) {
           const int32_t sum = kind.inputs == 16 ? half[r] : half[r] + half[kRows + r];
 #pragma GCC unroll 8
-          for (int v = 0; v < kMany; ++v) sums[r][v] = Ints{} - kind.offset * sum;
+          for (int v = 0; v < kMany; ++v)
+            sums[r][v] = Ints{} - (kPaired ? 0 : kind.offset - (kSmall ? 0 : kTaken)) * sum;
         }
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kSteps; ++i) {
@@ -171,10 +178,20 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
           for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
             for (int v = 0; v < kMany; ++v) {
-              sums[r][v] = Dot4<kind.offset != 128>(sums[r][v], low[v], word[i * kRows + r]);
+              const auto x = Word(&word[i * kRows + r]);
+#if defined(SSD_JAX_PAIRS)
+              if constexpr (kind.Halves()) {
+                const Words y = Word(&word[(i + kSteps) * kRows + r]);
+                const Words both = Plus(Pairs(low[v], x), Pairs(high[v], y));
+                sums[r][v] = Now(kPaired ? (Ints)Plus((Words)sums[r][v], both)
+                                         : sums[r][v] + Joined(both));
+                continue;
+              }
+#endif
+              sums[r][v] = Now(Dot4<kSmall>(sums[r][v], low[v], x));
               if constexpr (kind.Halves())
                 sums[r][v] =
-                    Dot4<kind.offset != 128>(sums[r][v], high[v], word[(i + kSteps) * kRows + r]);
+                    Dot4<kSmall>(sums[r][v], high[v], Word(&word[(i + kSteps) * kRows + r]));
             }
           }
         }
@@ -183,6 +200,10 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
           const GroupScales<kind> own(block, w + kind.ValueBytes(), from + v);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
+#if defined(SSD_JAX_PAIRS)
+            if (kPaired)
+              sums[r][v] = Joined((Words)sums[r][v]) - kind.offset * (half[r] + half[kRows + r]);
+#endif
             totals[r][v] = own.Add(totals[r][v], sums[r][v], unit[r], moment[r]);
           }
         }

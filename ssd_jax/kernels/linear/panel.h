@@ -58,10 +58,27 @@ struct Ahead {
   const bool passing;
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define SSD_JAX_SPREAD  // words of activations are spread to all lanes before they are multiplied
+
+// The word at `from` in all lanes. (GCC 12 would read several words in advance, and spill them.)
+inline Words Word(const void* from) {
+  Words words;
+  asm("vpbroadcastd %1, %0" : "=x"(words) : "m"(*static_cast<const char(*)[4]>(from)));
+  return words;
+}
+#else
+inline uint32_t Word(const void* from) { return Load<uint32_t>(from); }
+#endif
+
 // sums[lane] += x[0] * w[2 lane] + x[1] * w[2 lane + 1], bfloat16.
-inline Floats Dot2(Floats sums, Words w, uint32_t x) {
+template <typename X>
+inline Floats Dot2(Floats sums, Words w, X x) {
 #if defined(__AVX512BF16__)
   return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
+#elif defined(SSD_JAX_SPREAD)
+  const Floats first = MulAdd((Floats)(w << 16), (Floats)(x << 16), sums);
+  return MulAdd((Floats)(w & 0xffff0000u), (Floats)(x & 0xffff0000u), first);
 #else
   const uint32_t words[2] = {x << 16, x & 0xffff0000u};
   float at[2];
@@ -70,28 +87,43 @@ inline Floats Dot2(Floats sums, Words w, uint32_t x) {
 #endif
 }
 
-// sums[lane] += the sum over i < 4 of w[4 lane + i] (unsigned) * x[i] (signed). Values of w that
-// are `small`, less than 64, cost less without VNNI.
-template <bool small>
-inline Ints Dot4(Ints sums, Words w, uint32_t x) {
+// Products of bytes, added to sums of two and then, where VNNI does not do all at once, to sums of
+// four. A sum of two fits 16 bits if the values of w are `small`, less than 64. If they are not, the
+// offset of weights is subtracted from them, and then the sign goes to x.
+#if defined(SSD_JAX_SPREAD) && !defined(__AVXVNNI__)
+#define SSD_JAX_PAIRS
+constexpr int kTaken = 128;  // offset of the values of w that are not small
+
+inline Words Pairs(Words w, Words x) { return (Words)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
+inline Words SignedPairs(Words w, Words x) {
+  const __m256i own = (__m256i)(w ^ 0x80808080u);
+  return Pairs((Words)_mm256_abs_epi8(own), (Words)_mm256_sign_epi8((__m256i)x, own));
+}
+inline Words Plus(Words a, Words b) { return (Words)_mm256_add_epi16((__m256i)a, (__m256i)b); }
+inline Ints Joined(Words pairs) {
+  return (Ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+}
+#else
+constexpr int kTaken = 0;
+#endif
+
+// sums[lane] += the sum over i < 4 of w[4 lane + i] (unsigned, less kTaken unless it is `small`) * x[i]
+// (signed, not -128).
+template <bool small, typename X>
+inline Ints Dot4(Ints sums, Words w, X x) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(x));
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, _mm256_set1_epi32(x));
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#if defined(__AVX512BW__)
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+#elif defined(__AVX512BW__)
   const __m512i at = _mm512_set1_epi32(x), ones = _mm512_set1_epi16(1);
   const auto part = [&](Words of) {  // two products of less than 2^14 fit 16 bits
     return (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)of, at), ones);
   };
-#else
-  const __m256i at = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
-  const auto part = [&](Words of) {
-    return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)of, at), ones);
-  };
-#endif
   if (small) return sums + part(w);
   return sums + part(w & 0x7f7f7f7fu) + part(w & 0x80808080u);
+#elif defined(SSD_JAX_PAIRS)
+  return sums + Joined(small ? Pairs(w, x) : SignedPairs(w, x));
 #else
   for (int i = 0; i < 32; i += 8)
     sums += (Ints)(w >> i & 255) * int32_t(static_cast<int8_t>(x >> i));
@@ -172,18 +204,29 @@ void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, ch
     for (int64_t step = 0; step < steps; ++step, line += kTile * kLine) {
       for (int64_t at = 0; at < kLine; at += 4, w += kStep) {
         if (first == 0 && at % (kLine * kAsked / kSteps) == 0) ahead.Step();
+        const auto add = [](Sums& sum, Words words, auto word) {
+          if constexpr (form == Form::kBfloat16)
+            sum = Dot2(sum, words, word);
+          else
+            sum = Dot4<false>(sum, words, word);
+        };
+#if defined(SSD_JAX_SPREAD)
+        Words words[kMany];
+        for (int v = 0; v < kMany; ++v) words[v] = Load<Words>(w + v * sizeof(Words));
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const Words word = Word(line + r * kLine + at);
+#pragma GCC unroll 8
+          for (int v = 0; v < kMany; ++v) add(sums[r][v], words[v], word);
+        }
+#else
 #pragma GCC unroll 8
         for (int v = 0; v < kMany; ++v) {
           const Words words = Load<Words>(w + v * sizeof(Words));
 #pragma GCC unroll 16
-          for (int r = 0; r < kRows; ++r) {
-            const uint32_t word = Load<uint32_t>(line + r * kLine + at);
-            if constexpr (form == Form::kBfloat16)
-              sums[r][v] = Dot2(sums[r][v], words, word);
-            else
-              sums[r][v] = Dot4<false>(sums[r][v], words, word);
-          }
+          for (int r = 0; r < kRows; ++r) add(sums[r][v], words, Word(line + r * kLine + at));
         }
+#endif
       }
     }
     for (int r = 0; r < kRows; ++r) std::memcpy(out + r * stride + first, sums[r], sizeof(sums[r]));

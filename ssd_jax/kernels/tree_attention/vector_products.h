@@ -97,7 +97,7 @@ inline void Products(const float* q, int64_t width, const float* keys, float* sc
   Floats sums[kMany][kParts] = {};
   for (int64_t d = 0; d < width; ++d) {
     Floats key[kParts];
-    for (int v = 0; v < kParts; ++v) key[v] = Load<Floats>(keys + d * kBlock + v * kLanes);
+    for (int v = 0; v < kParts; ++v) key[v] = Now(Load<Floats>(keys + d * kBlock + v * kLanes));
 #pragma GCC unroll 4
     for (int r = 0; r < kMany; ++r)
       for (int v = 0; v < kParts; ++v) sums[r][v] = MulAdd(key[v], q[r * width + d], sums[r][v]);
