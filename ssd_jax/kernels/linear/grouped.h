@@ -178,17 +178,17 @@ void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead a
           for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
             for (int v = 0; v < kMany; ++v) {
-              const auto x = Word(&word[i * kRows + r]);
+              const auto to_low = Word(&word[i * kRows + r]);
 #if defined(SSD_JAX_PAIRS)
               if constexpr (kind.Halves()) {
-                const Words y = Word(&word[(i + kSteps) * kRows + r]);
-                const Words both = Plus(Pairs(low[v], x), Pairs(high[v], y));
+                const Words to_high = Word(&word[(i + kSteps) * kRows + r]);
+                const Words both = Plus(Pairs(low[v], to_low), Pairs(high[v], to_high));
                 sums[r][v] = Now(kPaired ? (Ints)Plus((Words)sums[r][v], both)
                                          : sums[r][v] + Joined(both));
                 continue;
               }
 #endif
-              sums[r][v] = Now(Dot4<kSmall>(sums[r][v], low[v], x));
+              sums[r][v] = Now(Dot4<kSmall>(sums[r][v], low[v], to_low));
               if constexpr (kind.Halves())
                 sums[r][v] =
                     Dot4<kSmall>(sums[r][v], high[v], Word(&word[(i + kSteps) * kRows + r]));

@@ -88,8 +88,8 @@ inline Floats Dot2(Floats sums, Words w, X x) {
 }
 
 // Products of bytes, added to sums of two and then, where VNNI does not do all at once, to sums of
-// four. A sum of two fits 16 bits if the values of w are `small`, less than 64. If they are not, the
-// offset of weights is subtracted from them, and then the sign goes to x.
+// four. A sum of four fits 16 bits if the values of w are `small`, less than 64, and one of 16 if they
+// have four bits. If they are not small, the offset of weights is subtracted, and the sign goes to x.
 #if defined(SSD_JAX_SPREAD) && !defined(__AVXVNNI__)
 #define SSD_JAX_PAIRS
 constexpr int kTaken = 128;  // offset of the values of w that are not small
