@@ -190,7 +190,7 @@ MUTANTS = {
             "column <= lax.broadcast_in_dim(behind",
         ),
         "blocks that are taken for seen": (
-            "lax.div(entries.whole[self.b], block)",
+            "lax.div(operands.whole[self.b], block)",
             "lax.div(self.limit, block)",
         ),
         "parts that overlap": ("self.part + index * self.parts", "self.part + index"),
@@ -240,7 +240,7 @@ def test_every_mutant_is_caught(module, name, monkeypatch):
     assert text.count(old) == 1, "an edit must fit the source exactly once"
     mutant = dict(vars(module))
     exec(compile(text.replace(old, new), f"{path} mutant", "exec"), mutant)
-    changed = "Part" if module is pallas_gpu_part else "kernel"
+    changed = "SequencePart" if module is pallas_gpu_part else "kernel"
     kernel = pallas_gpu_wgmma if module is pallas_gpu_wgmma else pallas_gpu_mma
     monkeypatch.setattr(kernel, changed, mutant[changed])
     shape = WIDE if "group" in name else TREE if "tile" in name else EDGES

@@ -20,7 +20,7 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention import pallas_gpu_mma, pallas_gpu_wgmma
 from ssd_jax.kernels.tree_attention.bounds import in_range, known
-from ssd_jax.kernels.tree_attention.pallas_gpu_part import ROWS, Entries, Results
+from ssd_jax.kernels.tree_attention.pallas_gpu_part import ROWS, Operands, Results
 
 POSITIONS = 64
 """Page sizes are multiples of this."""
@@ -158,7 +158,7 @@ def _softmax(
     M, own, branches = _branches(scratch, visible.shape, block, kv_pages)
     branch_blocks = 0 if scratch is None else branches.shape[2] // block
     sums = jax.ShapeDtypeStruct((parts, batch, kv_heads, queries + padding), jnp.float32)
-    entries = Entries(
+    operands = Operands(
         page_table,
         jnp.max(visible, axis=1),
         jnp.min(visible, axis=1),
@@ -170,10 +170,10 @@ def _softmax(
     )
 
     def body(*refs: Any) -> None:
-        inputs, rest = refs[: len(entries)], refs[len(entries) :]
+        inputs, rest = refs[: len(operands)], refs[len(operands) :]
         results, memory = rest[: len(Results._fields)], rest[len(Results._fields) :]
         about = {"branch_blocks": branch_blocks, "M": M, "interpret": interpret is not None}
-        kernel.kernel(Entries(*inputs), Results(*results), *memory, **about)
+        kernel.kernel(Operands(*inputs), Results(*results), *memory, **about)
 
     maximum, total, output = plgpu.kernel(
         body,
@@ -188,7 +188,7 @@ def _softmax(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
         interpret=interpret,
-    )(*entries)
+    )(*operands)
     state = maximum, total[..., None], output
     _, total, output = _merged(*(x[:, :, :, :queries] for x in state))
     return output / jnp.where(total == 0, 1.0, total)

@@ -22,11 +22,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     ROWS,
     SUMS,
-    Entries,
-    Part,
+    Operands,
     Ref,
     Results,
-    Softmax,
+    SequencePart,
+    SoftmaxSoFar,
     Tile,
     Visible,
     load,
@@ -64,7 +64,7 @@ def scratch(tiles: int, block: int, head_dim: int, dtype: Any, interpret: Any) -
 
 
 def kernel(
-    entries: Entries,
+    operands: Operands,
     results: Results,
     kv_shared: Ref,
     weights_shared: Ref,
@@ -77,16 +77,16 @@ def kernel(
 
     Args:
       kv_shared, weights_shared: [block, 2 * D], [ROWS, block].
-      branch_blocks, M: see `Part`.
+      branch_blocks, M: see `SequencePart`.
       interpret: whether JAX interprets the kernel; it has no `mma`.
     """
     block, head_dim = kv_shared.shape[0], kv_shared.shape[1] // 2
     dtype = kv_shared.dtype
     left, right = (of(dtype) for of in (_PLGPU.Layout.MMA_LHS, _PLGPU.Layout.MMA_RHS))
     copied = plgpu.Layout.SMEM_GMEM_COPY(kv_shared.shape, dtype, 128)
-    part = Part(entries, results, block=block, branch_blocks=branch_blocks, M=M)
+    part = SequencePart(operands, results, block=block, branch_blocks=branch_blocks, M=M)
     rows = pl.ds(lax.axis_index("tile") * ROWS, ROWS)
-    q = load(entries.q.at[part.b, part.head, rows], layout=left, optimized=False)
+    q = load(operands.q.at[part.b, part.head, rows], layout=left, optimized=False)
     in_pages, in_branches = part.views(rows)
 
     def multiply(sums: Tile, a: Tile, b: Tile) -> Tile:
@@ -100,13 +100,13 @@ def kernel(
 
     def add_block(
         index: jax.Array,
-        carry: tuple[Softmax, Tile],
+        carry: tuple[SoftmaxSoFar, Tile],
         *,
         blocks: Callable[[jax.Array], Ref],
         end: jax.Array,
         visible: Visible | None,
         clean: bool = False,
-    ) -> tuple[Softmax, Tile]:
+    ) -> tuple[SoftmaxSoFar, Tile]:
         """Adds the fetched block, and fetches the one behind it: of `blocks`, before `end`."""
         found, kv = carry
         kv_shared[...] = kv  # a store waits for all warps, before and after
@@ -121,9 +121,9 @@ def kernel(
             row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=right)
             values = jnp.where(row < part.inside(index), values, jnp.zeros_like(values))
         output = multiply(scaled(found.output, kept), load(weights_shared, layout=left), values)
-        return Softmax(most, found.total * kept + weights.sum(axis=1), output), kv
+        return SoftmaxSoFar(most, found.total * kept + weights.sum(axis=1), output), kv
 
-    def add_branches(found: Softmax) -> Softmax:
+    def add_branches(found: SoftmaxSoFar) -> SoftmaxSoFar:
         add = partial(add_block, blocks=part.of_branches, end=part.count, visible=in_branches)
         first = fetch(part.of_branches(part.in_pages))
         return lax.fori_loop(part.in_pages, part.count, add, (found, first))[0]

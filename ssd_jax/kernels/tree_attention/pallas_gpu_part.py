@@ -40,7 +40,7 @@ def swizzled(width: int, dtype: Any) -> tuple[Any, Any]:
     return plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle)
 
 
-class Entries(NamedTuple):
+class Operands(NamedTuple):
     """The arguments of a kernel, in the GPU's memory.
 
     Attributes:
@@ -51,7 +51,7 @@ class Entries(NamedTuple):
       own: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
-        branch e % M, at depth e // M. Entries that no query sees are finite.
+        branch e % M, at depth e // M. Operands that no query sees are finite.
     """
 
     table: Ref
@@ -77,7 +77,7 @@ class Results(NamedTuple):
     output: Ref
 
 
-class Softmax(NamedTuple):
+class SoftmaxSoFar(NamedTuple):
     """The softmax of a tile of queries so far; see `Results`."""
 
     highest: Tile
@@ -89,26 +89,26 @@ Visible = Callable[[jax.Array, Tile], Tile]
 """From a block's index in the part and its columns [ROWS, block] to what each query sees."""
 
 
-class Part:
+class SequencePart:
     """The part that this block of the grid reduces, with axes "tile", "part" and "head".
 
     Args:
       block: positions a block.
-      branch_blocks: number of blocks in `entries.branches`; 0 if there are none.
+      branch_blocks: number of blocks in `operands.branches`; 0 if there are none.
       M: branches of a sequence.
     """
 
     def __init__(
-        self, entries: Entries, results: Results, *, block: int, branch_blocks: int, M: int
+        self, operands: Operands, results: Results, *, block: int, branch_blocks: int, M: int
     ) -> None:
-        self.entries, self.results = entries, results
+        self.operands, self.results = operands, results
         self.block, self.M = block, M
         self.head, place = lax.axis_index("head"), lax.axis_index("part")
         self.parts = results.maximum.shape[0]  # of a sequence
         self.part, self.b = lax.rem(place, self.parts), lax.div(place, self.parts)
-        self.limit = entries.length[self.b]
+        self.limit = operands.length[self.b]
         # Blocks in which all queries see every position, blocks of pages, and all.
-        self.plain = self._of_part(lax.div(entries.whole[self.b], block))
+        self.plain = self._of_part(lax.div(operands.whole[self.b], block))
         self.in_pages = self._of_part(lax.div(self.limit + (block - 1), block))
         last = self.part == self.parts - 1
         self.count = self.in_pages + jnp.where(last, branch_blocks, 0)
@@ -129,7 +129,7 @@ class Part:
     def of_pages(self, index: jax.Array | int) -> Ref:
         """A block of pages: keys and values side by side, [block, 2 * D]. A block behind all pages
         is one of the last page."""
-        table, pages = self.entries.table, self.entries.pages
+        table, pages = self.operands.table, self.operands.pages
         start = jnp.minimum(self._start(index), table.shape[1] * pages.shape[2] - self.block)
         page = table[self.b, lax.div(start, pages.shape[2])]
         within = pl.multiple_of(lax.rem(start, pages.shape[2]), self.block)
@@ -138,14 +138,14 @@ class Part:
     def of_branches(self, index: jax.Array) -> Ref:
         """A block of branches, likewise."""
         entry = pl.multiple_of((index - self.in_pages) * self.block, self.block)
-        return self.entries.branches.at[self.b, self.head, pl.ds(entry, self.block)]
+        return self.operands.branches.at[self.b, self.head, pl.ds(entry, self.block)]
 
     def views(self, rows: Any) -> tuple[Visible, Visible]:
         """What a tile's queries, `rows`, see of the pages and of the branches."""
-        entries = self.entries
+        operands = self.operands
         reach, branch, depth = (
             load(values.at[self.b, rows], layout=BY_ROW, optimized=False)
-            for values in (entries.seen, entries.own.at[0], entries.own.at[1])
+            for values in (operands.seen, operands.own.at[0], operands.own.at[1])
         )
 
         def in_pages(index: jax.Array, column: Tile) -> Tile:
@@ -160,15 +160,15 @@ class Part:
 
         return in_pages, in_branches
 
-    def store(self, rows: Any, found: Softmax) -> None:
+    def store(self, rows: Any, found: SoftmaxSoFar) -> None:
         """Writes a tile's softmax."""
         for result, value in zip(self.results, found, strict=True):
             result[self.part, self.b, self.head, rows] = value
 
 
-def nothing(head_dim: int) -> Softmax:
+def nothing(head_dim: int) -> SoftmaxSoFar:
     """The softmax of no entries."""
-    return Softmax(
+    return SoftmaxSoFar(
         plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), SUMS),

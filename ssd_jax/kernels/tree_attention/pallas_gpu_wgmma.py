@@ -19,11 +19,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     ROWS,
     SUMS,
-    Entries,
-    Part,
+    Operands,
     Ref,
     Results,
-    Softmax,
+    SequencePart,
+    SoftmaxSoFar,
     Visible,
     load,
     masked,
@@ -69,7 +69,7 @@ def scratch(tiles: int, block: int, head_dim: int, dtype: Any, interpret: Any) -
 
 
 def kernel(
-    entries: Entries,
+    operands: Operands,
     results: Results,
     q_shared: Ref,
     k_shared: Ref,
@@ -93,12 +93,12 @@ def kernel(
       free: barriers: all have read a slot.
       cleaned: barrier: unseen values in the last block are cleaned.
       weights_shared: [tiles, ROWS, block], given if `interpret`.
-      branch_blocks, M: see `Part`.
+      branch_blocks, M: see `SequencePart`.
       interpret: whether JAX interprets the kernel.
     """
     tiles, _, head_dim = q_shared.shape
     block, dtype = k_shared.shape[1], q_shared.dtype
-    part = Part(entries, results, block=block, branch_blocks=branch_blocks, M=M)
+    part = SequencePart(operands, results, block=block, branch_blocks=branch_blocks, M=M)
     thread = lax.axis_index("thread")
 
     def copy_blocks() -> None:
@@ -124,14 +124,14 @@ def kernel(
         """Reduces the part for a tile of queries."""
         _set_registers(tiles, copies=False)
         rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
-        q = entries.q.at[part.b, part.head, rows]
+        q = operands.q.at[part.b, part.head, rows]
         plgpu.copy_gmem_to_smem(q, q_shared.at[thread], q_here.at[thread])
         in_pages, in_branches = part.views(rows)
         plgpu.barrier_wait(q_here.at[thread])
 
         def add_block(
-            index: jax.Array, found: Softmax, *, visible: Visible | None, clean: bool = False
-        ) -> Softmax:
+            index: jax.Array, found: SoftmaxSoFar, *, visible: Visible | None, clean: bool = False
+        ) -> SoftmaxSoFar:
             slot = lax.rem(index, SLOTS)
             plgpu.barrier_wait(k_here.at[slot])
             keys = k_shared.at[slot].transpose((1, 0))
@@ -150,7 +150,7 @@ def kernel(
                 plgpu.commit_smem()
                 output += _product(weights_shared.at[thread], values, (ROWS, head_dim))
             pl.when(index + SLOTS < part.count)(lambda: plgpu.barrier_arrive(free.at[slot]))
-            return Softmax(most, found.total * kept + weights.sum(axis=1), output)
+            return SoftmaxSoFar(most, found.total * kept + weights.sum(axis=1), output)
 
         def clean_values(index: jax.Array, slot: jax.Array) -> None:
             """Zeroes values that no query sees: they may be NaN, which a weight of 0 would keep."""
