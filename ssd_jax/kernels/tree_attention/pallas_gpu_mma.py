@@ -37,7 +37,7 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     weigh,
 )
 
-CAPABILITIES = ("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3")
+CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3")
 NEEDS = "8.0 to 10.3 (A100 to B200)"
 """Compute capability of GPUs for which JAX compiles it."""
 BLOCK = 4096

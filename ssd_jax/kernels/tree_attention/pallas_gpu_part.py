@@ -51,7 +51,7 @@ class Operands(NamedTuple):
       own: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
-        branch e % M, at depth e // M. Operands that no query sees are finite.
+        branch e % M, at depth e // M. Entries that no query sees are finite.
     """
 
     table: Ref
