@@ -80,8 +80,7 @@ def widths_can_agree(compute: str) -> bool:
 
     From JAX 0.11 on, XLA on processors chooses kernels of float32 and int8 products by the number
     of rows: a few rows in hundreds differ in their last bits (0.11.2, 0.12.0.1), too few to be
-    found by checking some. Products of bfloat16 do not differ. With 0.10.2 all rows differ or none,
-    which a check finds: none with AVX-512, with AVX2 all from some twenty rows on in float32.
+    found by checking some. Products of bfloat16 do not differ, nor did any with 0.10.2.
     """
     import jax
 

@@ -3,9 +3,9 @@ the other rows."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float32, Int32, Shaped
 
 from ssd_jax.compat import maxima_one_by_one
+from ssd_jax.kernels.handlers import processor
 from ssd_jax.kernels.piece import Piece
 
 LONG = 4096
@@ -22,7 +23,6 @@ LONG = 4096
 _BLOCK = 128
 _SHORT = 16  # the smallest that is worth making
 _SHARES = 8  # devices that may share columns without a block being cut
-_COLUMNS = 8  # of ones, to sum with; XLA would turn one column back into a sum
 _ROWS = 2  # one row rounds differently
 
 
@@ -48,10 +48,20 @@ def _sum_by_product(x: jax.Array) -> jax.Array:
     if count < _ROWS:
         padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _ROWS - count), (0, 0)))
         return _sum_by_product(padded)[:count].reshape(*x.shape[:-1], 1)
-    ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
+    ones = jnp.ones((x.shape[-1], _columns()), jnp.float32)
     # Rows keep their axes: if they were flattened, devices that share an axis would exchange them.
     last = (((x.ndim - 1,), (0,)), ((), ()))
     return jax.lax.dot_general(x, ones, last, precision="highest")[..., :1]
+
+
+@functools.cache
+def _columns() -> int:
+    """Columns of ones, to sum with; XLA would turn one column back into a sum.
+
+    With AVX2, 8 columns get another kernel from some 90 rows on, and 16 do not (JAX 0.10.2 and
+    0.12.0.1); with AVX-512 8 do not.
+    """
+    return 8 if " avx512f " in processor() else 16
 
 
 def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
@@ -220,8 +230,8 @@ def largest(
     even = math.gcd(size, _BLOCK * _SHARES) // _SHARES
     return jax.lax.platform_dependent(
         values,
-        cpu=partial(_largest, count=count, width=_BLOCK),
-        default=partial(_largest, count=count, width=even if even >= _SHORT else _BLOCK),
+        cpu=functools.partial(_largest, count=count, width=_BLOCK),
+        default=functools.partial(_largest, count=count, width=even if even >= _SHORT else _BLOCK),
     )
 
 
