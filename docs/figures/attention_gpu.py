@@ -29,7 +29,7 @@ from ssd_jax.system.environment import describe, headline
 BRANCHES, DEPTHS, PAGE = 24, 4, 256
 FLOOR = 256 << 20
 """Bytes of pages that a program reads at least: four times an H200's cache."""
-REPEATS, IN_FLIGHT = 20, 5
+REPEATS, IN_FLIGHT = 10, 25
 """Turns, and runs of a program in one: launches of all but the first are hidden."""
 BACKENDS = (*ON_GPUS, "xla_static")
 

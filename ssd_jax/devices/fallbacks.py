@@ -13,7 +13,7 @@ from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing, why_not_kept
-from ssd_jax.kernels.tree_attention.api import choice_line
+from ssd_jax.kernels.tree_attention.api import OWN, choice_line
 from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
@@ -96,10 +96,12 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
     platform = jax.default_backend()
     found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
-        about = {"attention": f"pallas_{platform}", "size": page_size}
-        unread = [why_unread(m.execution, m.config.head_dim, device_of(m), **about) for m in models]
-        chosen = zip(found, unread, strict=True)
-        return [*dict.fromkeys(choice_line(name, platform, n, why) for (name, n), why in chosen)]
+        lines = []
+        for model, chosen in zip(models, found, strict=True):
+            place = model.execution, model.config.head_dim, device_of(model)
+            unread = {each: why_unread(*place, attention=each, size=page_size) for each in OWN}
+            lines.append(choice_line(chosen[0], platform, chosen[1], unread))
+        return [*dict.fromkeys(lines)]
     reasons = [
         why_missing() if size == 1 else f"the compiled ones run on one device, not {size}"
         for name, size in found

@@ -23,7 +23,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api
-from ssd_jax.kernels.tree_attention.api import backend, in_xla
+from ssd_jax.kernels.tree_attention.api import backends
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -119,13 +119,11 @@ def execution_for(
       InputError: attention that is asked for by name and is not possible.
     """
     linear = products.backend(platform, dtype, devices=devices)
-    chosen = backend(platform, devices=devices, asked=attention)
     for_platform = partial(Execution.for_platform, platform, dtype, linear=linear)
-    execution = for_platform(attention=chosen)
-    unread = why_unread(execution, head_dim, device, size=page_size or kv_pages.BLOCK)
-    if attention == "auto" and unread is not None:
-        return for_platform(attention=in_xla(platform))
-    return execution
+    found = backends(platform, devices=devices, asked=attention)
+    *preferred, last = [for_platform(attention=name) for name in found]
+    reads = partial(why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK)
+    return next((each for each in preferred if reads(each) is None), last)
 
 
 def why_unread(
@@ -217,7 +215,7 @@ def open_model(
     """
     platform = jax.default_backend()
     device, devices = (jax.devices()[0], 1) if mesh is None else (mesh.devices.flat[0], mesh.size)
-    backend(platform, devices=devices, asked=attention)  # before anything is read
+    backends(platform, devices=devices, asked=attention)  # before anything is read
     checkpoint = open_checkpoint(source, target=target, progress=progress)
     execution = execution_for(
         platform,

@@ -19,19 +19,19 @@ def compiler(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("platform", "devices", "asked", "chosen"),
+    ("platform", "devices", "asked", "found"),
     [
-        ("cpu", 1, "auto", "cpu"),
-        ("cpu", 2, "auto", "xla"),
-        ("tpu", 1, "auto", "pallas_tpu"),
-        ("tpu", 4, "pallas_tpu", "pallas_tpu"),
-        ("tpu", 4, "xla", "xla_static"),
-        ("cuda", 1, "xla", "xla_static"),
-        ("cpu", 1, "xla", "xla"),
+        ("cpu", 1, "auto", ["cpu", "xla"]),
+        ("cpu", 2, "auto", ["xla"]),
+        ("tpu", 1, "auto", ["pallas_tpu", "xla_static"]),
+        ("tpu", 4, "pallas_tpu", ["pallas_tpu"]),
+        ("tpu", 4, "xla", ["xla_static"]),
+        ("cuda", 1, "xla", ["xla_static"]),
+        ("cpu", 1, "xla", ["xla"]),
     ],
 )
-def test_the_platform_and_the_user_choose(platform, devices, asked, chosen):
-    assert api.backend(platform, devices=devices, asked=asked) == chosen
+def test_the_platform_and_the_user_choose(platform, devices, asked, found):
+    assert api.backends(platform, devices=devices, asked=asked) == found
 
 
 @pytest.mark.parametrize(
@@ -47,42 +47,48 @@ def test_the_platform_and_the_user_choose(platform, devices, asked, chosen):
 )
 def test_what_is_asked_for_by_name_never_falls_back(platform, devices, asked, message):
     with pytest.raises(InputError, match=message):
-        api.backend(platform, devices=devices, asked=asked)
+        api.backends(platform, devices=devices, asked=asked)
 
 
 def test_a_gpu_has_its_kernel_where_jax_compiles_it(monkeypatch):
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
-    assert api.backend("gpu") == "pallas_gpu"
-    assert api.backend("gpu", asked="xla") == "xla_static"
+    assert api.backends("gpu") == ["pallas_gpu", "pallas_mma", "xla_static"]
+    assert api.backends("gpu", asked="xla") == ["xla_static"]
     assert "not pallas_gpu: another was asked for" in api.choice_line("xla_static", "gpu")
-    line = api.choice_line("xla_static", "gpu", unread="head_dim = 80")
-    assert line.endswith("not pallas_gpu: head_dim = 80")
+    assert "not pallas_gpu: another was asked for" in api.choice_line("pallas_mma", "gpu")
+    assert "not pallas_mma: pallas_gpu is preferred" in api.choice_line("pallas_gpu", "gpu")
+    line = api.choice_line("xla_static", "gpu", unread={"pallas_mma": "head_dim = 80"})
+    assert line.endswith("not pallas_mma: head_dim = 80")
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: "it needs JAX 0.11")
-    assert api.backend("gpu") == "xla_static"
+    assert api.backends("gpu") == ["xla_static"]
     with pytest.raises(InputError, match="attention = 'pallas_gpu' is not possible: it needs JAX"):
-        api.backend("gpu", asked="pallas_gpu")
+        api.backends("gpu", asked="pallas_gpu")
     assert "not pallas_gpu: it needs JAX 0.11" in api.choice_line("xla_static", "gpu")
 
 
-HOPPER, ADA = (types.SimpleNamespace(compute_capability=c) for c in ("9.0", "8.9"))
+HOPPER, ADA, TURING = (
+    types.SimpleNamespace(compute_capability=each) for each in ("9.0", "8.9", "7.5")
+)
 
 
 @pytest.mark.parametrize(
-    ("device", "head_dim", "dtype", "reason"),
+    ("device", "head_dim", "dtype", "chosen", "reason"),
     [
-        (HOPPER, 128, "bfloat16", None),
-        (HOPPER, 64, "int8", None),
-        (ADA, 128, "bfloat16", r"capability 8\.9: it needs 9\.0"),
-        (HOPPER, 80, "bfloat16", r"head_dim = 80 .*: it needs 64 or 128"),
-        (HOPPER, 64, "float32", "pages of float32: it needs bfloat16"),
+        (HOPPER, 128, "bfloat16", "pallas_gpu", None),
+        (HOPPER, 64, "int8", "pallas_gpu", None),
+        (ADA, 128, "bfloat16", "pallas_mma", r"capability 8\.9: it needs 9\.0"),
+        (TURING, 128, "bfloat16", "xla_static", r"capability 7\.5: it needs 9\.0"),
+        (HOPPER, 80, "bfloat16", "xla_static", r"head_dim = 80 .*: it needs 64 or 128"),
+        (ADA, 64, "float32", "xla_static", r"capability 8\.9: it needs 9\.0"),
+        (HOPPER, 64, "float32", "xla_static", "pages of float32: it needs bfloat16"),
     ],
 )
-def test_a_model_or_gpu_that_the_kernel_lacks_has_attention_by_xla(
-    device, head_dim, dtype, reason, monkeypatch
+def test_a_model_or_gpu_that_the_kernels_lack_has_attention_by_xla(
+    device, head_dim, dtype, chosen, reason, monkeypatch
 ):
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
     execution = execution_for("gpu", dtype, head_dim, device=device)
-    assert execution.attention == ("pallas_gpu" if reason is None else "xla_static")
+    assert execution.attention == chosen
     found = why_unread(execution, head_dim, device, attention="pallas_gpu")
     assert found is None if reason is None else re.search(reason, found)
     named = execution_for("gpu", dtype, head_dim, device=device, attention="pallas_gpu")
@@ -101,7 +107,8 @@ def test_pages_of_a_size_that_the_kernel_lacks_have_attention_by_xla(monkeypatch
 def test_a_line_says_what_was_chosen_and_why_not_others():
     assert api.choice_line("pallas_tpu", "tpu") == (
         "attention is pallas_tpu; not cpu: it needs a processor, and JAX has the platform tpu; "
-        "not pallas_gpu: it needs a GPU, and JAX has the platform tpu"
+        "not pallas_gpu: it needs a GPU, and JAX has the platform tpu; "
+        "not pallas_mma: it needs a GPU, and JAX has the platform tpu"
     )
     assert "; not pallas_tpu: another was asked for;" in api.choice_line("xla_static", "tpu")
 

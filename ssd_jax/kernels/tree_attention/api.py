@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,10 +28,10 @@ BACKENDS = {
     "cpu": tree_attention_cpu,
 }
 
-OWN = ("cpu", "pallas_tpu", "pallas_gpu")
-"""Kernels of this package that are chosen by themselves, each for one platform."""
-
 ON_GPUS = ("pallas_gpu", "pallas_mma")
+
+OWN = ("cpu", "pallas_tpu", *ON_GPUS)
+"""Kernels of this package, the preferred one of a platform first."""
 
 
 def in_xla(platform: str) -> str:
@@ -40,7 +41,7 @@ def in_xla(platform: str) -> str:
 
 
 def why_not(name: str, platform: str, devices: int = 1) -> str | None:
-    """Why a backend cannot be used here, in one line, or None; see `backend`."""
+    """Why a backend cannot be used here, in one line, or None; see `backends`."""
     if name == "pallas_tpu" and platform != "tpu":
         return f"it needs a TPU, and JAX has the platform {platform}"
     if name in ON_GPUS:
@@ -54,9 +55,10 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
     return None
 
 
-def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
-    """The `backend` for `tree_attention`: the platform's own kernel, or XLA's where `why_not` gives
-    a reason against it.
+def backends(platform: str, *, devices: int = 1, asked: str = "auto") -> list[str]:
+    """The `backend`s for `tree_attention` that a platform has, the preferred one first: its own
+    kernels, unless `why_not` gives a reason against them, and XLA's. One that is asked for by name
+    is the only one.
 
     Args:
       platform: JAX's name of the platform.
@@ -68,13 +70,13 @@ def backend(platform: str, *, devices: int = 1, asked: str = "auto") -> str:
     """
     if asked == "auto":
         own = [name for name in OWN if why_not(name, platform, devices) is None]
-        return own[0] if own else in_xla(platform)
+        return [*own, in_xla(platform)]
     reason = why_not(asked, platform, devices)
     if reason is not None:
         raise InputError(
             f"attention = {asked!r} is not possible: {reason}; give auto, or leave it out"
         )
-    return in_xla(platform) if asked == "xla" else asked
+    return [in_xla(platform) if asked == "xla" else asked]
 
 
 def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any) -> str | None:
@@ -91,18 +93,22 @@ def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: An
     return pallas_gpu.why_not_on(device, name) or pallas_gpu.why_not(head_dim, pages)
 
 
-def choice_line(name: str, platform: str, devices: int = 1, unread: str | None = None) -> str:
+def choice_line(
+    name: str, platform: str, devices: int = 1, unread: Mapping[str, str | None] | None = None
+) -> str:
     """A line for the user: which backend computes attention, and why others do not.
 
     Args:
-      unread: the result of `why_unread` for the platform's own kernel.
+      unread: results of `why_unread` by backend.
     """
-    reasons = {each: why_not(each, platform, devices) for each in OWN}
-    others = [
-        f"not {each}: {why or unread or 'another was asked for'}"
-        for each, why in reasons.items()
-        if each != name
-    ]
+    own = OWN if name in OWN else (*OWN, name)
+
+    def why(other: str) -> str:
+        reason = why_not(other, platform, devices) or (unread or {}).get(other)
+        later = own.index(other) > own.index(name)
+        return reason or (f"{name} is preferred" if later else "another was asked for")
+
+    others = [f"not {each}: {why(each)}" for each in OWN if each != name]
     return "; ".join([f"attention is {name}", *others])
 
 

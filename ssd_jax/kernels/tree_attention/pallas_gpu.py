@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
@@ -20,7 +21,7 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention import pallas_gpu_mma, pallas_gpu_wgmma
 from ssd_jax.kernels.tree_attention.bounds import in_range, known
-from ssd_jax.kernels.tree_attention.pallas_gpu_part import ROWS, Operands, Results
+from ssd_jax.kernels.tree_attention.pallas_gpu_part import LOWEST, ROWS, Operands, Results
 
 POSITIONS = 64
 """Page sizes are multiples of this."""
@@ -54,7 +55,7 @@ def why_not_on(device: Any, name: str = "pallas_gpu") -> str | None:
     if capability in KERNELS[name].CAPABILITIES:
         return None
     others = [each for each, its in KERNELS.items() if capability in its.CAPABILITIES]
-    hint = "".join(f"; {each}, which is to be asked for by name, runs there" for each in others)
+    hint = "".join(f"; {each} runs there" for each in others)
     return f"a device of compute capability {capability}: it needs {KERNELS[name].NEEDS}{hint}"
 
 
@@ -189,32 +190,50 @@ def _softmax(
         ),
         interpret=interpret,
     )(*operands)
-    state = maximum, total[..., None], output
+    state = maximum[..., None], total[..., None], output
     _, total, output = _merged(*(x[:, :, :, :queries] for x in state))
     return output / jnp.where(total == 0, 1.0, total)
 
 
 def _merged(
-    maximum: Float32[Array, "parts *rows"],
+    maximum: Float32[Array, "parts *rows 1"],
     total: Float32[Array, "parts *rows 1"],
     output: Float32[Array, "parts *rows head_dim"],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Merges the softmaxes of parts, with maxima of powers of two, into one.
 
-    Written out, so that XLA's kernels for it wait for reads only once. Many parts are folded first,
-    since this is compiled for every layer: 32 at once made a program of 80 layers take a minute.
+    A few are written out, so that XLA's kernels wait for reads only once. Many are merged in two
+    steps, each of which has a thread for every number that it writes.
     """
     if len(maximum) > _MERGED:
-        folded = [x.reshape(_FOLDED, -1, *x.shape[1:]) for x in (maximum, total, output)]
-        return _merged(*_merged(*folded))
+        groups = [x.reshape(_FOLDED, -1, *x.shape[1:]) for x in (maximum, total, output)]
+        return _reduced(*_reduced(*(x.swapaxes(0, 1) for x in groups)))
     highest = functools.reduce(jnp.maximum, maximum)
-    weights = [jnp.exp2(each - highest)[..., None] for each in maximum]
+    weights = [jnp.exp2(each - highest) for each in maximum]
 
     def added(values: jax.Array) -> jax.Array:
         weighted = [weight * each for weight, each in zip(weights, values, strict=True)]
         return functools.reduce(jnp.add, weighted)
 
     return highest, added(total), added(output)
+
+
+def _reduced(
+    maximum: Float32[Array, "parts *rows _"],
+    total: Float32[Array, "parts *rows _"],
+    output: Float32[Array, "parts *rows head_dim"],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `_merged`, by one reduction, of which each result has the output's shape."""
+
+    def add(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        highest = jnp.maximum(one[0], other[0])
+        kept, added = jnp.exp2(one[0] - highest), jnp.exp2(other[0] - highest)
+        sums = (a * kept + b * added for a, b in zip(one[1:], other[1:], strict=True))
+        return highest, *sums
+
+    state = tuple(jnp.broadcast_to(x, output.shape) for x in (maximum, total, output))
+    nothing = jnp.float32(LOWEST), jnp.float32(0), jnp.float32(0)
+    return lax.reduce(state, nothing, add, (0,))
 
 
 def _branches(

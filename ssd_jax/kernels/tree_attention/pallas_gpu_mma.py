@@ -109,6 +109,10 @@ def kernel(
     ) -> tuple[SoftmaxSoFar, Tile]:
         """Adds the fetched block, and fetches the one behind it: of `blocks`, before `end`."""
         found, kv = carry
+        if clean:  # what no query sees may be NaN, which a weight of 0 would keep
+            # (Not as an operand: JAX numbers the rows of a right operand's layout wrongly.)
+            row = plgpu.broadcasted_iota(jnp.int32, kv.shape, 0, layout=copied)
+            kv = jnp.where(row < part.inside(index), kv, jnp.zeros_like(kv))
         kv_shared[...] = kv  # a store waits for all warps, before and after
         kv = fetch(blocks(jnp.minimum(index + 1, end - 1)))
         keys = load(kv_shared.at[:, pl.ds(0, head_dim)].transpose((1, 0)), layout=right)
@@ -117,9 +121,6 @@ def kernel(
         weights, most, kept = weigh(scores, found.highest)
         weights_shared[...] = weights.astype(dtype)
         values = load(kv_shared.at[:, pl.ds(head_dim, head_dim)], layout=right)
-        if clean:  # values that no query sees may be NaN, which a weight of 0 would keep
-            row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=right)
-            values = jnp.where(row < part.inside(index), values, jnp.zeros_like(values))
         output = multiply(scaled(found.output, kept), load(weights_shared, layout=left), values)
         return SoftmaxSoFar(most, found.total * kept + weights.sum(axis=1), output), kv
 
