@@ -12,6 +12,10 @@
 #include <arm_neon.h>
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define SSD_JAX_SPREAD  // numbers are spread to all lanes by loads, before they are multiplied
+#endif
+
 #if defined(__AVX512F__)
 #define SSD_JAX_VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -39,7 +43,7 @@ inline V Load(const void* from) {
 // they add; or read a vector again for each use of it.
 template <typename V>
 inline V Now(V v) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(SSD_JAX_SPREAD)
   asm("" : "+x"(v));
 #endif
   return v;

@@ -26,19 +26,32 @@ enum class Form { kBfloat16, kDigit, kDigits, kGroups };  // of activations
 inline int64_t Parts(int64_t value, int64_t of) { return (value + of - 1) / of; }
 inline int64_t RoundUp(int64_t value, int64_t to) { return Parts(value, to) * to; }
 
+// A number of bfloat16, as vectors multiply it.
+#if defined(SSD_JAX_SPREAD)
+typedef float Rounded;
+#else
+typedef uint16_t Rounded;
+#endif
+
 // Rows of one pass over a panel by vectors, with groups and without.
-constexpr int kTogether = kLanes == 16 ? 8 : 4, kMostTogether = kLanes == 16 ? 12 : 4;
+constexpr int kTogether = kLanes == 16 ? 8 : 4;
+constexpr int MostTogether(Form form) {
+  if (kLanes == 16) return 12;
+  return form == Form::kBfloat16 && sizeof(Rounded) == 4 ? 6 : 4;
+}
 
 // Rows that a pass over a panel is made for: more than 6 are even, which saves some compilation.
 inline int64_t InPass(int64_t rows, int64_t most = kTogether) {
   return rows < most && rows > 6 ? RoundUp(rows, 2) : std::min(rows, most);
 }
 
-constexpr int64_t kMostRows = 256;    // that are rounded, and then multiplied with all weights
-constexpr int64_t kTile = kTileRows;  // rows of activations are padded to them by zeros
-constexpr int64_t kLine = 64;         // bytes of a tile's row
+constexpr int64_t kMostRows = 256;  // that are rounded, and then multiplied with all weights
+constexpr int64_t kLine = 64;       // bytes of a tile's row
+// Rows of activations are padded to those of a tile by zeros. (The lines of 16 rows of floats would
+// lie too far from each other for the first cache.)
+constexpr int64_t kTile = sizeof(Rounded) == 4 ? 8 : kTileRows;
 
-// Where a byte of a row is among tiles: those of 16 rows, 64 bytes of each, lie one after the other.
+// Where a byte of a row is among tiles: kTile rows, 64 bytes of each, lie one after the other.
 inline int64_t TileAt(int64_t row, int64_t byte, int64_t row_bytes) {
   const int64_t tile = row / kTile * kTile * row_bytes + byte / kLine * kTile * kLine;
   return tile + row % kTile * kLine + byte % kLine;
@@ -127,7 +140,7 @@ struct Activations {
   const int64_t width, block;
   const bool tiles;
   int64_t first = 0, rows = 0;                            // of the block
-  Scratch<uint16_t> bfloat16{RoundUp(width, 32), kTile};  // in tiles
+  Scratch<Rounded> bfloat16{RoundUp(width, 32), kTile};   // in tiles
   Digits<1> digit{width};
   Digits<2> digits{width};
   // Passes of up to kTogether rows, what their rows have at one place of the width side by side.
@@ -183,9 +196,10 @@ struct Activations {
     }
   }
 
-  // A row's first bytes of bfloat16; those of the next rows of a tile are 64 bytes apart.
+  // A row's first numbers of bfloat16; those of the next rows of a tile are 64 bytes apart.
   const char* Bfloat16(int64_t row) const {
-    return reinterpret_cast<const char*>(&bfloat16[0]) + TileAt(row, 0, 2 * RoundUp(width, 32));
+    const int64_t bytes = sizeof(Rounded) * RoundUp(width, 32);
+    return reinterpret_cast<const char*>(&bfloat16[0]) + TileAt(row, 0, bytes);
   }
 
   // How many rows, the first ones, tiles may multiply with groups.
@@ -203,14 +217,20 @@ struct Activations {
   }
 
   void MakeBfloat16(int64_t row, const float* x) const {
-    const int64_t padded = RoundUp(width, 32);
+    const int64_t padded = RoundUp(width, 32), size = sizeof(Rounded);
     for (int64_t k = 0; k < padded; k += kLanes) {
+      Rounded* to = &bfloat16[TileAt(row, size * k, size * padded) / size];
       const Floats part = LoadSome(x + k, width - k);
       const Words bits = (Words)part, even = bits >> 16 & 1;
       const Words rounded = part == part ? bits + 0x7fffu + even : bits | 0x400000u;
-      typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-      const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
-      std::memcpy(&bfloat16[TileAt(row, 2 * k, 2 * padded) / 2], &halves, sizeof(halves));
+      if constexpr (size == 4) {
+        const Words wide = rounded & 0xffff0000u;
+        std::memcpy(to, &wide, sizeof(wide));
+      } else {
+        typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+        const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
+        std::memcpy(to, &halves, sizeof(halves));
+      }
     }
   }
 

@@ -38,10 +38,11 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
   const char* from = w.Panel(panel);
   alignas(64) float sums[2 * kTile][kPanel];
   for (int64_t row = 0, many, pass = 0; row < x.rows; row += many, ++pass) {
-    many = PassRows(row, x.rows - row, tiles);
-    const Ahead ahead(from, w.panel_bytes, kAsked, pass, Passes(x.rows, tiles), w.stays);
+    many = PassRows(Form::kBfloat16, row, x.rows - row, tiles);
+    const int64_t passes = Passes(Form::kBfloat16, x.rows, tiles);
+    const Ahead ahead(from, w.panel_bytes, kAsked, pass, passes, w.stays);
     float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
-    const bool whole = lanes == kPanel && many == Written(many, tiles);
+    const bool whole = lanes == kPanel && many == Written(Form::kBfloat16, many, tiles);
     Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0],
                           4 * (whole ? w.outputs : kPanel));
     for (int64_t r = 0; r < many && !whole; ++r)
@@ -58,8 +59,9 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
   const char *from = w.Panel(panel), *scales = from + steps * kSteps;
   alignas(64) int32_t sums[2 * kTile][kPanel];
   for (int64_t digit = 0, many, pass = 0; digit < digits; digit += many, ++pass) {
-    many = PassRows(digit, digits - digit, tiles);
-    const Ahead ahead(from, w.panel_bytes, kAsked, pass, Passes(digits, tiles), w.stays);
+    many = PassRows(Form::kDigits, digit, digits - digit, tiles);
+    const int64_t passes = Passes(Form::kDigits, digits, tiles);
+    const Ahead ahead(from, w.panel_bytes, kAsked, pass, passes, w.stays);
     Sums<Form::kDigits>(x.Row(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
     for (int64_t r = 0; r < many; r += kMany) {
       const int64_t row = (digit + r) / kMany;

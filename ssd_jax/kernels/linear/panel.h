@@ -16,9 +16,9 @@
 
 namespace {
 
-constexpr int64_t kPanel = 32;             // outputs of one panel
-constexpr int64_t kStep = 4 * kPanel;      // bytes of a panel's step: one word an output
-constexpr int64_t kSteps = kTile * kStep;  // bytes of a panel that meet a line of a tile
+constexpr int64_t kPanel = 32;                 // outputs of one panel
+constexpr int64_t kStep = 4 * kPanel;          // bytes of a panel's step: one word an output
+constexpr int64_t kSteps = kLine / 4 * kStep;  // bytes of a panel that meet a line of words
 
 constexpr int64_t kAhead = 4096;        // bytes that are asked of memory ahead of use
 constexpr int64_t kAsked = kSteps / 4;  // bytes for which they are asked at a time
@@ -58,15 +58,11 @@ struct Ahead {
   const bool passing;
 };
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define SSD_JAX_SPREAD  // words of activations are spread to all lanes before they are multiplied
-
-// The word at `from` in all lanes. (GCC 12 would read several words in advance, and spill them.)
-inline Words Word(const void* from) {
-  Words words;
-  asm("vpbroadcastd %1, %0" : "=x"(words) : "m"(*static_cast<const char(*)[4]>(from)));
-  return words;
-}
+#if defined(SSD_JAX_SPREAD)
+// The word or number at `from` in all lanes. (GCC 12 would read several in advance, and spill them;
+// it would keep sums in memory if the instruction that reads were written in assembler.)
+inline Words Word(const void* from) { return Now((Words)_mm256_set1_epi32(Load<int32_t>(from))); }
+inline Floats Float(const void* from) { return Now((Floats)_mm256_set1_ps(Load<float>(from))); }
 #else
 inline uint32_t Word(const void* from) { return Load<uint32_t>(from); }
 #endif
@@ -76,9 +72,6 @@ template <typename X>
 inline Floats Dot2(Floats sums, Words w, X x) {
 #if defined(__AVX512BF16__)
   return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
-#elif defined(SSD_JAX_SPREAD)
-  const Floats first = MulAdd((Floats)(w << 16), (Floats)(x << 16), sums);
-  return MulAdd((Floats)(w & 0xffff0000u), (Floats)(x & 0xffff0000u), first);
 #else
   const uint32_t words[2] = {x << 16, x & 0xffff0000u};
   float at[2];
@@ -197,39 +190,73 @@ template <Form form, int kRows>
 void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, char* out,
                 int64_t stride) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
-  constexpr int kMany = Vectors(kRows, kRegisters - 8);  // those left hold weights and words
+  constexpr bool kFloats = form == Form::kBfloat16 && sizeof(Rounded) == 4;
+  // Registers that are left hold weights and words.
+  constexpr int kMany = Vectors(kRows, kFloats && kRows != 3 ? 12 : kRegisters - 8);
   for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
     Sums sums[kRows][kMany] = {};
     const char *w = panel + first, *line = x;
-    for (int64_t step = 0; step < steps; ++step, line += kTile * kLine) {
+    for (int64_t step = 0; step < steps; ++step, line += (kFloats ? 2 : 1) * kTile * kLine) {
       for (int64_t at = 0; at < kLine; at += 4, w += kStep) {
         if (first == 0 && at % (kLine * kAsked / kSteps) == 0) ahead.Step();
-        const auto add = [](Sums& sum, Words words, auto word) {
-          if constexpr (form == Form::kBfloat16)
-            sum = Dot2(sum, words, word);
-          else
-            sum = Dot4<false>(sum, words, word);
-        };
 #if defined(SSD_JAX_SPREAD)
-        Words words[kMany];
-        for (int v = 0; v < kMany; ++v) words[v] = Load<Words>(w + v * sizeof(Words));
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          const Words word = Word(line + r * kLine + at);
+        if constexpr (kFloats) {  // a word's two numbers one after the other, each with all sums
+          const char* from = line + 2 * at / kLine * kTile * kLine + 2 * at % kLine;
+          Words words[kMany];
 #pragma GCC unroll 8
-          for (int v = 0; v < kMany; ++v) add(sums[r][v], words[v], word);
+          for (int v = 0; v < kMany; ++v) words[v] = Load<Words>(w + v * sizeof(Words)) << 16;
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+            const Floats number = Float(from + r * kLine);
+#pragma GCC unroll 8
+            for (int v = 0; v < kMany; ++v)
+              sums[r][v] = MulAdd((Floats)words[v], number, sums[r][v]);
+          }
+#pragma GCC unroll 8
+          for (int v = 0; v < kMany; ++v)
+            words[v] = Load<Words>(w + v * sizeof(Words)) & 0xffff0000u;
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+            const Floats number = Float(from + r * kLine + 4);
+#pragma GCC unroll 8
+            for (int v = 0; v < kMany; ++v)
+              sums[r][v] = MulAdd((Floats)words[v], number, sums[r][v]);
+          }
+        } else {
+          Words words[kMany];
+          for (int v = 0; v < kMany; ++v) words[v] = Load<Words>(w + v * sizeof(Words));
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+            const Words word = Word(line + r * kLine + at);
+#pragma GCC unroll 8
+            for (int v = 0; v < kMany; ++v) sums[r][v] = Dot4<false>(sums[r][v], words[v], word);
+          }
         }
 #else
 #pragma GCC unroll 8
         for (int v = 0; v < kMany; ++v) {
           const Words words = Load<Words>(w + v * sizeof(Words));
 #pragma GCC unroll 16
-          for (int r = 0; r < kRows; ++r) add(sums[r][v], words, Word(line + r * kLine + at));
+          for (int r = 0; r < kRows; ++r) {
+            const auto word = Word(line + r * kLine + at);
+            if constexpr (form == Form::kBfloat16)
+              sums[r][v] = Dot2(sums[r][v], words, word);
+            else
+              sums[r][v] = Dot4<false>(sums[r][v], words, word);
+          }
         }
 #endif
       }
     }
-    for (int r = 0; r < kRows; ++r) std::memcpy(out + r * stride + first, sums[r], sizeof(sums[r]));
+#pragma GCC unroll 16  // so that no sum has an address, and all stay in registers
+    for (int r = 0; r < kRows; ++r) {
+      char* to = out + r * stride + first;
+#pragma GCC unroll 8
+      for (int v = 0; v < kMany; ++v) {
+        const Sums sum = sums[r][v];
+        std::memcpy(to + v * sizeof(sum), &sum, sizeof(sum));
+      }
+    }
   }
 }
 
@@ -245,20 +272,21 @@ void WithRows(int64_t rows, F run) {
 
 // Rows of the next pass over a panel, of the `rows` that are left from a row on, and how many passes
 // `rows` from the first one on take. Vectors stay within a tile, whose passes get about as many each.
-inline int64_t PassRows(int64_t row, int64_t rows, bool tiles) {
+inline int64_t PassRows(Form form, int64_t row, int64_t rows, bool tiles) {
   if (tiles) return std::min(2 * kTile, rows);
-  const int64_t left = std::min(kTile - row % kTile, rows), passes = Parts(left, kMostTogether);
+  const int64_t left = std::min(kTile - row % kTile, rows);
+  const int64_t passes = Parts(left, MostTogether(form));
   return std::min(left, RoundUp(Parts(left, passes), 2));
 }
-inline int64_t Passes(int64_t rows, bool tiles) {
+inline int64_t Passes(Form form, int64_t rows, bool tiles) {
   if (tiles) return Parts(rows, 2 * kTile);
-  const int64_t whole = Parts(kTile, kMostTogether), last = Parts(rows % kTile, kMostTogether);
-  return rows / kTile * whole + last;
+  const int64_t most = MostTogether(form);
+  return rows / kTile * Parts(kTile, most) + Parts(rows % kTile, most);
 }
 
 // Rows that a pass of so many writes.
-inline int64_t Written(int64_t rows, bool tiles) {
-  return tiles ? RoundUp(rows, kTile) : InPass(rows, kMostTogether);
+inline int64_t Written(Form form, int64_t rows, bool tiles) {
+  return tiles ? RoundUp(rows, kTile) : InPass(rows, MostTogether(form));
 }
 
 // Sums of the rows of a pass with a panel, [Written(rows), kPanel] of 4 bytes; a row of `out` is so
@@ -268,7 +296,7 @@ void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead a
           void* out, int64_t stride) {
   char* to = static_cast<char*>(out);
   if (!tiles)
-    WithRows<kMostTogether>(
+    WithRows<MostTogether(form)>(
         rows, [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
   else if (rows > kTile)
     TileSums<form, 2>(x, steps, panel, ahead, to, stride);
