@@ -144,7 +144,8 @@ def _softmax(
         # The same for one token as for those of a verification.
         blocks = batch * kv_heads * (1 if groups * tiles <= _FEW else groups)
         at_a_time = _CORES * kernel.PER_CORE
-        parts = max(1, min(at_a_time // blocks, pl.cdiv(capacity * head_dim, _LEAST)))
+        worth = min(pl.cdiv(capacity * head_dim, _LEAST), _MERGED * _FOLDED)
+        parts = max(1, min(at_a_time // blocks, worth))
     if parts > _MERGED:
         parts -= parts % _FOLDED
     padding = groups * tiles * ROWS - queries
