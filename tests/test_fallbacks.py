@@ -118,10 +118,12 @@ def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
     programs = FakePrograms("bfloat16", head_dim=64)
     programs.model.execution = Execution.for_platform("gpu", "bfloat16")
     (line,) = found("distribution", programs).lines
-    assert line.endswith("not pallas_gpu: another was asked for")
+    asked = "another was asked for"
+    assert line.endswith(f"not pallas_gpu: {asked}; not pallas_mma: {asked}")
     programs.paging = Paging(size=48, total=4)
     (line,) = found("distribution", programs, draft=programs.model).lines
-    assert line.endswith("not pallas_gpu: page_size = 48: it needs a multiple of 64")
+    size = "page_size = 48: it needs a multiple of 64"
+    assert line.endswith(f"not pallas_gpu: {size}; not pallas_mma: {size}")
 
 
 def test_native_weights_that_are_not_used_as_they_are_are_told():
