@@ -32,12 +32,13 @@ typedef float Rounded;
 #else
 typedef uint16_t Rounded;
 #endif
+constexpr bool kWide = sizeof(Rounded) == sizeof(float);
 
 // Rows of one pass over a panel by vectors, with groups and without.
 constexpr int kTogether = kLanes == 16 ? 8 : 4;
 constexpr int MostTogether(Form form) {
   if (kLanes == 16) return 12;
-  return form == Form::kBfloat16 && sizeof(Rounded) == 4 ? 6 : 4;
+  return form == Form::kBfloat16 && kWide ? 6 : 4;
 }
 
 // Rows that a pass over a panel is made for: more than 6 are even, which saves some compilation.
@@ -49,7 +50,7 @@ constexpr int64_t kMostRows = 256;  // that are rounded, and then multiplied wit
 constexpr int64_t kLine = 64;       // bytes of a tile's row
 // Rows of activations are padded to those of a tile by zeros. (The lines of 16 rows of floats would
 // lie too far from each other for the first cache.)
-constexpr int64_t kTile = sizeof(Rounded) == 4 ? 8 : kTileRows;
+constexpr int64_t kTile = kWide ? 8 : kTileRows;
 
 // Where a byte of a row is among tiles: kTile rows, 64 bytes of each, lie one after the other.
 inline int64_t TileAt(int64_t row, int64_t byte, int64_t row_bytes) {
@@ -223,7 +224,7 @@ struct Activations {
       const Floats part = LoadSome(x + k, width - k);
       const Words bits = (Words)part, even = bits >> 16 & 1;
       const Words rounded = part == part ? bits + 0x7fffu + even : bits | 0x400000u;
-      if constexpr (size == 4) {
+      if constexpr (kWide) {
         const Words wide = rounded & 0xffff0000u;
         std::memcpy(to, &wide, sizeof(wide));
       } else {

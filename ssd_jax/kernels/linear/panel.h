@@ -190,7 +190,7 @@ template <Form form, int kRows>
 void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, char* out,
                 int64_t stride) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
-  constexpr bool kFloats = form == Form::kBfloat16 && sizeof(Rounded) == 4;
+  constexpr bool kFloats = form == Form::kBfloat16 && kWide;
   // Registers that are left hold weights and words.
   constexpr int kMany = Vectors(kRows, kFloats && kRows != 3 ? 12 : kRegisters - 8);
   for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
@@ -202,26 +202,22 @@ void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, ch
 #if defined(SSD_JAX_SPREAD)
         if constexpr (kFloats) {  // a word's two numbers one after the other, each with all sums
           const char* from = line + 2 * at / kLine * kTile * kLine + 2 * at % kLine;
-          Words words[kMany];
+          const auto add = [&](auto second) {
+            Floats numbers[kMany];
 #pragma GCC unroll 8
-          for (int v = 0; v < kMany; ++v) words[v] = Load<Words>(w + v * sizeof(Words)) << 16;
+            for (int v = 0; v < kMany; ++v) {
+              const Words words = Load<Words>(w + v * sizeof(Words));
+              numbers[v] = (Floats)(second ? words & 0xffff0000u : words << 16);
+            }
 #pragma GCC unroll 16
-          for (int r = 0; r < kRows; ++r) {
-            const Floats number = Float(from + r * kLine);
+            for (int r = 0; r < kRows; ++r) {
+              const Floats number = Float(from + r * kLine + 4 * second);
 #pragma GCC unroll 8
-            for (int v = 0; v < kMany; ++v)
-              sums[r][v] = MulAdd((Floats)words[v], number, sums[r][v]);
-          }
-#pragma GCC unroll 8
-          for (int v = 0; v < kMany; ++v)
-            words[v] = Load<Words>(w + v * sizeof(Words)) & 0xffff0000u;
-#pragma GCC unroll 16
-          for (int r = 0; r < kRows; ++r) {
-            const Floats number = Float(from + r * kLine + 4);
-#pragma GCC unroll 8
-            for (int v = 0; v < kMany; ++v)
-              sums[r][v] = MulAdd((Floats)words[v], number, sums[r][v]);
-          }
+              for (int v = 0; v < kMany; ++v) sums[r][v] = MulAdd(numbers[v], number, sums[r][v]);
+            }
+          };
+          add(std::false_type());
+          add(std::true_type());
         } else {
           Words words[kMany];
           for (int v = 0; v < kMany; ++v) words[v] = Load<Words>(w + v * sizeof(Words));
