@@ -111,9 +111,9 @@ struct Digits {
     sums.Resize(block);
   }
 
-  // First bytes of a digit; those of the next digits of a tile are 64 bytes apart.
-  const char* Row(int64_t digit) const {
-    return reinterpret_cast<const char*>(&tiles[0]) + TileAt(digit, 0, padded);
+  // A digit's bytes from a line on; those of the next digits of a tile are 64 bytes apart.
+  const char* Row(int64_t digit, int64_t line) const {
+    return reinterpret_cast<const char*>(&tiles[TileAt(digit, line * kLine, padded)]);
   }
 
   // Each digit is what those before it leave.
@@ -197,10 +197,11 @@ struct Activations {
     }
   }
 
-  // A row's first numbers of bfloat16; those of the next rows of a tile are 64 bytes apart.
-  const char* Bfloat16(int64_t row) const {
-    const int64_t bytes = sizeof(Rounded) * RoundUp(width, 32);
-    return reinterpret_cast<const char*>(&bfloat16[0]) + TileAt(row, 0, bytes);
+  // A row's numbers of bfloat16 from 32 * step on; those of the next rows of a tile are 64 bytes apart.
+  const char* Bfloat16(int64_t row, int64_t step) const {
+    const int64_t size = sizeof(Rounded), at = 32 * step * size;
+    const int64_t bytes = size * RoundUp(width, 32);
+    return reinterpret_cast<const char*>(&bfloat16[TileAt(row, at, bytes) / size]);
   }
 
   // How many rows, the first ones, tiles may multiply with groups.

@@ -35,18 +35,25 @@ constexpr int64_t kLongest = 65000;  // inputs; int32 sums of more could overflo
 
 void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
   const int64_t steps = RoundUp(x.width, 32) / 32, lanes = w.Lanes(panel);
-  const char* from = w.Panel(panel);
+  const int64_t passes = Passes(Form::kBfloat16, x.rows, tiles);
+  const bool once = Once(Form::kBfloat16, x.rows, passes, tiles);
+  const int64_t part = PartSteps(Form::kBfloat16, steps, kSteps, x.rows, once);
+  float* y = w.y + x.first * w.outputs + panel * kPanel;
   alignas(64) float sums[2 * kTile][kPanel];
-  for (int64_t row = 0, many, pass = 0; row < x.rows; row += many, ++pass) {
-    many = PassRows(Form::kBfloat16, row, x.rows - row, tiles);
-    const int64_t passes = Passes(Form::kBfloat16, x.rows, tiles);
-    const Ahead ahead(from, w.panel_bytes, kAsked, pass, passes, w.stays);
-    float* y = w.y + (x.first + row) * w.outputs + panel * kPanel;
-    const bool whole = lanes == kPanel && many == Written(Form::kBfloat16, many, tiles);
-    Sums<Form::kBfloat16>(x.Bfloat16(row), steps, many, from, ahead, tiles, whole ? y : sums[0],
-                          4 * (whole ? w.outputs : kPanel));
-    for (int64_t r = 0; r < many && !whole; ++r)
-      std::memcpy(y + r * w.outputs, sums[r], lanes * sizeof(float));
+  for (int64_t begin = 0; begin < steps; begin += part) {
+    const int64_t count = std::min(part, steps - begin);
+    const char* from = w.Panel(panel) + begin * kSteps;
+    for (int64_t row = 0, many, pass = 0; row < x.rows; row += many, ++pass) {
+      many = PassRows(Form::kBfloat16, row, x.rows - row, tiles);
+      const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.stays);
+      float(*own)[kPanel] = sums + row % (2 * kTile);
+      const bool whole = lanes == kPanel && many == Written(Form::kBfloat16, many, tiles);
+      Sums<Form::kBfloat16>(x.Bfloat16(row, begin), count, many, from, ahead, tiles,
+                            whole ? y + row * w.outputs : *own, 4 * (whole ? w.outputs : kPanel),
+                            begin > 0);
+      for (int64_t r = 0; r < many && !whole && begin + count == steps; ++r)
+        std::memcpy(y + (row + r) * w.outputs, own[r], lanes * sizeof(float));
+    }
   }
 }
 
@@ -56,26 +63,36 @@ template <int kMany, Digits<kMany> Activations::* kOf>
 void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool tiles) {
   const Digits<kMany>& x = rows.*kOf;
   const int64_t steps = x.padded / 64, lanes = w.Lanes(panel), digits = kMany * rows.rows;
-  const char *from = w.Panel(panel), *scales = from + steps * kSteps;
+  const int64_t passes = Passes(Form::kDigits, digits, tiles);
+  const bool once = Once(Form::kDigits, digits, passes, tiles);
+  const int64_t part = PartSteps(Form::kDigits, steps, kSteps, digits, once);
+  const char* scales = w.Panel(panel) + steps * kSteps;
   alignas(64) int32_t sums[2 * kTile][kPanel];
-  for (int64_t digit = 0, many, pass = 0; digit < digits; digit += many, ++pass) {
-    many = PassRows(Form::kDigits, digit, digits - digit, tiles);
-    const int64_t passes = Passes(Form::kDigits, digits, tiles);
-    const Ahead ahead(from, w.panel_bytes, kAsked, pass, passes, w.stays);
-    Sums<Form::kDigits>(x.Row(digit), steps, many, from, ahead, tiles, sums, 4 * kPanel);
-    for (int64_t r = 0; r < many; r += kMany) {
-      const int64_t row = (digit + r) / kMany;
-      float y[kPanel];
-      for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
-        const auto units = [&](int i) {
-          const Ints whole = Load<Ints>(&sums[r + i][lane]) - (128 - kTaken) * x.sums[digit + r + i];
-          return __builtin_convertvector(whole, Floats);
-        };
-        Floats total = units(0);
-        if constexpr (kMany == 2) total += units(1) / kDigit;
-        Store(y + lane, total * x.scales[row] * Load<Floats>(scales + 4 * lane));
+  for (int64_t begin = 0; begin < steps; begin += part) {
+    const int64_t count = std::min(part, steps - begin);
+    const char* from = w.Panel(panel) + begin * kSteps;
+    for (int64_t digit = 0, many, pass = 0; digit < digits; digit += many, ++pass) {
+      many = PassRows(Form::kDigits, digit, digits - digit, tiles);
+      const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.stays);
+      int32_t(*own)[kPanel] = sums + digit % (2 * kTile);
+      Sums<Form::kDigits>(x.Row(digit, begin), count, many, from, ahead, tiles, own, 4 * kPanel,
+                          begin > 0);
+      for (int64_t r = 0; r < many && begin + count == steps; r += kMany) {
+        const int64_t row = (digit + r) / kMany;
+        float y[kPanel];
+        for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+          const auto units = [&](int i) {
+            const Ints whole =
+                Load<Ints>(&own[r + i][lane]) - (128 - kTaken) * x.sums[digit + r + i];
+            return __builtin_convertvector(whole, Floats);
+          };
+          Floats total = units(0);
+          if constexpr (kMany == 2) total += units(1) / kDigit;
+          Store(y + lane, total * x.scales[row] * Load<Floats>(scales + 4 * lane));
+        }
+        std::memcpy(w.y + (rows.first + row) * w.outputs + panel * kPanel, y,
+                    lanes * sizeof(float));
       }
-      std::memcpy(w.y + (rows.first + row) * w.outputs + panel * kPanel, y, lanes * sizeof(float));
     }
   }
 }
@@ -85,16 +102,23 @@ template <const Grouped& kind>
 void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
   const int64_t lanes = w.Lanes(panel), tiled = kTiled<kind> ? x.TiledRows() : 0;
   const int64_t passes = (tiled > 0) + Parts(x.rows - tiled, kTogether);
-  const char* from = w.Panel(panel);
+  const int64_t blocks = x.width / kind.block;
+  const bool once = passes == 1 && (tiled > 0 || Sweeps(Form::kGroups, InPass(x.rows)) == 1);
+  const int64_t part = PartSteps(Form::kGroups, blocks, kind.BlockBytes(), x.rows, once);
   alignas(64) float out[kMostRows][kPanel];
-  int64_t pass = 0;
-  const auto ahead = [&] {
-    return Ahead(from, w.panel_bytes, kind.GroupBytes(), pass++, passes, w.stays);
-  };
-  if (tiled > 0) GroupedTiles<kind>(x, tiled, from, ahead(), out);
-  for (int64_t row = tiled; row < x.rows; row += kTogether)
-    WithRows(x.rows - row,
-             [&](auto many) { GroupedRows<kind, many()>(x, row, from, ahead(), out + row); });
+  for (int64_t begin = 0; begin < blocks; begin += part) {
+    const int64_t end = std::min(begin + part, blocks), bytes = (end - begin) * kind.BlockBytes();
+    const char* from = w.Panel(panel) + begin * kind.BlockBytes();
+    int64_t pass = 0;
+    const auto ahead = [&] {
+      return Ahead(from, bytes, kind.GroupBytes(), pass++, passes, once, w.stays);
+    };
+    if (tiled > 0) GroupedTiles<kind>(x, tiled, from, ahead(), out);
+    for (int64_t row = tiled; row < x.rows; row += kTogether)
+      WithRows(x.rows - row, [&](auto many) {
+        GroupedRows<kind, many()>(x, row, begin, end, from, ahead(), out + row);
+      });
+  }
   for (int64_t r = 0; r < x.rows; ++r)
     std::memcpy(w.y + (x.first + r) * w.outputs + panel * kPanel, out[r], lanes * sizeof(float));
 }

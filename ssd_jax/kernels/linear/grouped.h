@@ -132,31 +132,35 @@ struct GroupScales {
   Floats scale, minimum;
 };
 
-// A pass of kRows rows with a panel of a kind whose groups have scales: the integer sum of each
-// group is exact, and groups are added in their order.
+// A pass of kRows rows with superblocks [begin, end) of a panel of a kind whose groups have scales: the
+// integer sum of each group is exact, and groups are added in their order to those of `out` before.
 template <const Grouped& kind, int kRows>
-void GroupedRows(const Activations& x, int64_t first, const char* panel, Ahead ahead,
-                 float (*out)[kPanel]) {
+void GroupedRows(const Activations& x, int64_t first, int64_t begin, int64_t end, const char* part,
+                 Ahead ahead, float (*out)[kPanel]) {
   constexpr int64_t kSteps = kind.Steps();
-  constexpr int kMany = Vectors(kRows, kRegisters / 2);
+  constexpr int kMany = Vectors(Form::kGroups, kRows);
   constexpr bool kSmall = kind.offset != 128;
 #if defined(SSD_JAX_PAIRS)
   constexpr bool kPaired = kind.bits == 4;  // a group's sums of two fit 16 bits
 #else
   constexpr bool kPaired = false;
 #endif
+  const int64_t at = first * x.width + begin * kind.block * kRows;
+  ahead.Begin(Sweeps(Form::kGroups, kRows));
   for (int from = 0; from < kPanel / kLanes; from += kMany) {
     Floats totals[kRows][kMany] = {};
-    const uint32_t* word = &x.words[first * x.width / 4];
-    const float* unit = &x.group_scales[first * x.width / kGroup];
-    const float* moment = &x.group_sums[first * x.width / kGroup];
-    const int32_t* half = &x.half_sums[first * x.width / 16];
-    const char* w = panel;
-    for (int64_t blocks = x.width / kind.block; blocks > 0; --blocks) {
+    for (int r = 0; r < kRows && begin > 0; ++r)
+      std::memcpy(totals[r], out[r] + kLanes * from, sizeof(totals[r]));
+    const uint32_t* word = &x.words[at / 4];
+    const float* unit = &x.group_scales[at / kGroup];
+    const float* moment = &x.group_sums[at / kGroup];
+    const int32_t* half = &x.half_sums[at / 16];
+    const char* w = part;
+    for (int64_t blocks = end - begin; blocks > 0; --blocks) {
       const char* block = w;
       w += kind.SharedBytes();
       for (int64_t k = 0; k < kind.block; k += kind.inputs, w += kind.GroupBytes()) {
-        if (from == 0) ahead.Step();
+        ahead.Step();
         Ints sums[kRows][kMany];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {

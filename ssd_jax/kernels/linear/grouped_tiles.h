@@ -133,6 +133,7 @@ template <const Grouped& kind>
 void GroupedTiles(const Activations& x, int64_t rows, const char* panel, Ahead ahead,
                   float (*out)[kPanel]) {
   Piece<kind> piece;
+  ahead.Begin(1);
   std::memset(out, 0, rows * sizeof(*out));
   for (int64_t k = 0; k < x.width; k += piece.kGroups * kGroup) {
     const int64_t groups = std::min(piece.kGroups, (x.width - k) / kGroup);

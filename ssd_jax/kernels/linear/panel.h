@@ -35,14 +35,27 @@ constexpr int kNear = 2, kPassing = kNear;
 constexpr int kNear = 3, kPassing = 0;
 #endif
 
-// What a pass over a panel asks of memory: its share of what is read after the panel, so that no
-// pass waits for all of it. A step is for `step_bytes` of the panel.
+// Steps of a part of a panel that has so many. All passes take a part before the next one, so that it
+// comes from memory while they compute, and stays in the first cache from pass to pass and from sweep
+// to sweep. A part is all of the panel if that is read `once`, if sums of more rows would not stay, or
+// with vectors of 64 bytes, which sweep once.
+inline int64_t PartSteps(Form form, int64_t steps, int64_t step_bytes, int64_t rows, bool once) {
+  if (once || rows > kTile || kLanes == 16) return steps;
+  const int64_t most = form == Form::kBfloat16 ? 4096 : 20480;  // bytes
+  return Parts(steps, Parts(steps * step_bytes, most));
+}
+
+// What a pass over a part of a panel asks of memory: its share of what is read after the part, so
+// that no pass waits for all of it. A step is for `step_bytes` of the panel.
 struct Ahead {
-  Ahead(const char* panel, int64_t bytes, int64_t step_bytes, int64_t pass, int64_t passes,
+  Ahead(const char* part, int64_t bytes, int64_t step_bytes, int64_t pass, int64_t passes, bool once,
         bool stays)
-      : at(panel + kAhead + bytes - bytes / passes + pass * (bytes / passes)),
-        share(RoundUp(step_bytes / passes, kLine)),
-        passing(passes == 1 && !stays) {}
+      : at(part + kAhead + (once ? 0 : bytes) + pass * (bytes / passes)),
+        share(step_bytes / passes),
+        passing(once && !stays) {}
+
+  // Begins a pass that goes over the part so many times.
+  void Begin(int sweeps) { share = RoundUp(share / sweeps, kLine); }
 
   void Step() {
     for (const char* end = at + share; at < end; at += kLine) {
@@ -54,7 +67,7 @@ struct Ahead {
   }
 
   const char* at;
-  const int64_t share;  // bytes
+  int64_t share;  // bytes
   const bool passing;
 };
 
@@ -130,13 +143,19 @@ constexpr int kRegisters = 32;
 constexpr int kRegisters = 16;
 #endif
 
-// Vectors of a panel whose sums of so many rows stay in `most` registers, a power of two. A row's sum
-// with a vector waits for the one before it, so that many together keep the multipliers busy.
-constexpr int Vectors(int rows, int most) {
+// Vectors of a panel that a pass of so many rows takes together, a power of two: their sums stay in
+// registers, of which others hold weights and words. A row's sum with a vector waits for the one before
+// it, so that many together keep the multipliers busy.
+constexpr int Vectors(Form form, int rows) {
+  const bool floats = form == Form::kBfloat16 && kWide;
+  const int most = form == Form::kGroups ? kRegisters / 2 : floats && rows != 3 ? 12 : kRegisters - 8;
   int vectors = kPanel / kLanes;
   while (vectors > 1 && vectors * rows > most) vectors /= 2;
   return vectors;
 }
+
+// How often the pass goes over a part, each time over other vectors.
+constexpr int Sweeps(Form form, int rows) { return kPanel / kLanes / Vectors(form, rows); }
 
 #if defined(SSD_JAX_TILES)
 
@@ -144,6 +163,7 @@ constexpr int Vectors(int rows, int most) {
 template <Form form, int kHeight>
 void TileSums(const char* x, int64_t steps, const char* w, Ahead ahead, char* out, int64_t stride) {
   const char* below = x + steps * kTile * kLine;
+  ahead.Begin(1);
 #define MULTIPLY(to, a, b)                                    \
   if constexpr (form == Form::kBfloat16)                      \
     _tile_dpbf16ps(to, a, b);                                 \
@@ -185,20 +205,29 @@ void TileSums(const char*, int64_t, const char*, Ahead, char*, int64_t) {}
 
 #endif
 
-// Sums of kRows rows of a tile with a panel, a word of each row at a time.
+// Sums of kRows rows of a tile with a part of a panel, a word of each row at a time; with `more` they
+// are added to those of `out`.
 template <Form form, int kRows>
-void VectorSums(const char* x, int64_t steps, const char* panel, Ahead ahead, char* out,
-                int64_t stride) {
+void VectorSums(const char* x, int64_t steps, const char* part, Ahead ahead, char* out,
+                int64_t stride, bool more) {
   using Sums = std::conditional_t<form == Form::kBfloat16, Floats, Ints>;
   constexpr bool kFloats = form == Form::kBfloat16 && kWide;
-  // Registers that are left hold weights and words.
-  constexpr int kMany = Vectors(kRows, kFloats && kRows != 3 ? 12 : kRegisters - 8);
+  constexpr int kMany = Vectors(form, kRows);
+  ahead.Begin(Sweeps(form, kRows));
   for (int64_t first = 0; first < kStep; first += kMany * sizeof(Sums)) {
     Sums sums[kRows][kMany] = {};
-    const char *w = panel + first, *line = x;
+    if (more) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kMany; ++v)
+          sums[r][v] = Load<Sums>(out + r * stride + first + v * sizeof(Sums));
+      }
+    }
+    const char *w = part + first, *line = x;
     for (int64_t step = 0; step < steps; ++step, line += (kFloats ? 2 : 1) * kTile * kLine) {
       for (int64_t at = 0; at < kLine; at += 4, w += kStep) {
-        if (first == 0 && at % (kLine * kAsked / kSteps) == 0) ahead.Step();
+        if (at % (kLine * kAsked / kSteps) == 0) ahead.Step();
 #if defined(SSD_JAX_SPREAD)
         if constexpr (kFloats) {  // a word's two numbers one after the other, each with all sums
           const char* from = line + 2 * at / kLine * kTile * kLine + 2 * at % kLine;
@@ -280,24 +309,30 @@ inline int64_t Passes(Form form, int64_t rows, bool tiles) {
   return rows / kTile * Parts(kTile, most) + Parts(rows % kTile, most);
 }
 
+// Whether all rows together go over a panel once.
+inline bool Once(Form form, int64_t rows, int64_t passes, bool tiles) {
+  return passes == 1 && (tiles || Sweeps(form, InPass(rows, MostTogether(form))) == 1);
+}
+
 // Rows that a pass of so many writes.
 inline int64_t Written(Form form, int64_t rows, bool tiles) {
   return tiles ? RoundUp(rows, kTile) : InPass(rows, MostTogether(form));
 }
 
-// Sums of the rows of a pass with a panel, [Written(rows), kPanel] of 4 bytes; a row of `out` is so
-// many bytes.
+// Sums of the rows of a pass with a part of a panel, [Written(rows), kPanel] of 4 bytes; a row of `out`
+// is so many bytes. With `more` they are added to those of `out`; tiles take no part but all.
 template <Form form>
-void Sums(const char* x, int64_t steps, int64_t rows, const char* panel, Ahead ahead, bool tiles,
-          void* out, int64_t stride) {
+void Sums(const char* x, int64_t steps, int64_t rows, const char* part, Ahead ahead, bool tiles,
+          void* out, int64_t stride, bool more) {
   char* to = static_cast<char*>(out);
   if (!tiles)
     WithRows<MostTogether(form)>(
-        rows, [&](auto many) { VectorSums<form, many()>(x, steps, panel, ahead, to, stride); });
+        rows,
+        [&](auto many) { VectorSums<form, many()>(x, steps, part, ahead, to, stride, more); });
   else if (rows > kTile)
-    TileSums<form, 2>(x, steps, panel, ahead, to, stride);
+    TileSums<form, 2>(x, steps, part, ahead, to, stride);
   else
-    TileSums<form, 1>(x, steps, panel, ahead, to, stride);
+    TileSums<form, 1>(x, steps, part, ahead, to, stride);
 }
 
 // A packed weight, and where its products go.
