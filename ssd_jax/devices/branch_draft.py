@@ -188,7 +188,7 @@ class BranchDraft(PagedRole):
         self._forwards, self._heard = 1, None
         for _ in range(1, forwards):
             self.grow(lowered)
-        self._told.copy_to_host_async()
+        device.begin_read(self._told)
 
     def grow(self, lowered: Int[np.ndarray, "B K"]) -> None:
         """Runs one more forward of all branches; see `protocols.BranchingDraft.expand`."""

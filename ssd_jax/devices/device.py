@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from ssd_jax.errors import DeviceError
@@ -23,6 +24,13 @@ def run(program: Callable[..., Any], *arguments: Any) -> Any:
         return program(*arguments)
     except Exception as error:
         raise _named(error) from error
+
+
+def begin_read(array: jax.Array) -> None:
+    """Starts to copy an array that will be read; a processor's is where it is read (and the call
+    would take it 100 microseconds)."""
+    if next(iter(array.sharding.device_set)).platform != "cpu":
+        array.copy_to_host_async()
 
 
 def read(array: Any) -> np.ndarray:

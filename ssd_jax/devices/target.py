@@ -36,7 +36,7 @@ class PendingOutcome:
         self._packed = packed
         self._logprobs = logprobs
         for array in jax.tree.leaves((packed, logprobs)):
-            array.copy_to_host_async()
+            device.begin_read(array)
 
     def ready(self) -> bool:
         """See `protocols.Pending.ready`."""
