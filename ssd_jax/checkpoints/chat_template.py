@@ -116,7 +116,7 @@ class _Child:
             if self._process is None:
                 self._process = self._started()
             try:
-                answer = self._answer(self._process, request, _WALL_SECONDS)
+                answer = self._answer(request, _WALL_SECONDS)
             except BaseException:  # after an interrupt, an answer that belongs to no one is left
                 self._drop()
                 raise
@@ -152,7 +152,7 @@ class _Child:
             theirs.close()
         self._end = weakref.finalize(self, owned(_end), process, self._link)
         self._end.atexit = False  # threads may render at exit; the socket closes with this process
-        if self._answer(process, None, _START_SECONDS) is None:
+        if self._answer(None, _START_SECONDS) is None:
             self._end()
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
@@ -160,21 +160,17 @@ class _Child:
             )
         return process
 
-    def _answer(
-        self, process: subprocess.Popen[bytes], request: bytes | None, seconds: float
-    ) -> bytes | None:
-        """The answer to a request, or to none; None if the process has ended, or had to be."""
-        limit = threading.Timer(seconds, process.kill)
-        limit.daemon = True
-        limit.start()
+    def _answer(self, request: bytes | None, seconds: float) -> bytes | None:
+        """The answer to a request, or to none; None if the process has ended, or is to be ended.
+
+        This needs no thread, which could not be started while the program ends.
+        """
         try:
             if request is not None:
                 self._link.send_bytes(request)
-            return self._link.recv_bytes(4 * MOST_TEXT + 1)
+            return self._link.recv_bytes(4 * MOST_TEXT + 1) if self._link.poll(seconds) else None
         except (EOFError, OSError):
             return None
-        finally:
-            limit.cancel()
 
     def _drop(self) -> None:
         self._end()

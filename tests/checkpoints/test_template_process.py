@@ -64,6 +64,19 @@ def test_hostile_templates_end_in_one_line(source):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit memory")
+def test_a_process_that_does_nothing_is_ended_and_the_next_conversation_is_rendered(monkeypatch):
+    template = made("<{{ messages[0].content }}>")
+    assert say(template, "a") == "<a>"
+    stopped = process(template)
+    monkeypatch.setattr(chat_template, "_WALL_SECONDS", 0.2)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    with pytest.raises(InputError, match="it took more than"):
+        say(template, "b")
+    monkeypatch.undo()
+    assert stopped.poll() is not None
+    assert say(template, "c") == "<c>"
+
+
 def test_memory_is_limited(monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 20.0)
     with pytest.raises(InputError, match="it took too much memory"):
