@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -116,7 +117,7 @@ class _Child:
             if self._process is None:
                 self._process = self._started()
             try:
-                answer = self._answer(request, _WALL_SECONDS)
+                answer = self._answer(self._process, request, _WALL_SECONDS)
             except BaseException:  # after an interrupt, an answer that belongs to no one is left
                 self._drop()
                 raise
@@ -152,7 +153,7 @@ class _Child:
             theirs.close()
         self._end = weakref.finalize(self, owned(_end), process, self._link)
         self._end.atexit = False  # threads may render at exit; the socket closes with this process
-        if self._answer(None, _START_SECONDS) is None:
+        if self._answer(process, None, _START_SECONDS) is None:
             self._end()
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
@@ -160,17 +161,22 @@ class _Child:
             )
         return process
 
-    def _answer(self, request: bytes | None, seconds: float) -> bytes | None:
-        """The answer to a request, or to none; None if the process has ended, or is to be ended.
-
-        This needs no thread, which could not be started while the program ends.
-        """
+    def _answer(
+        self, process: subprocess.Popen[bytes], request: bytes | None, seconds: float
+    ) -> bytes | None:
+        """The answer to a request, or to none; None if the process has ended, or had to be."""
+        limit = threading.Timer(seconds, process.kill)
+        limit.daemon = True
+        with contextlib.suppress(RuntimeError):  # from Python 3.12 on none starts as programs end
+            limit.start()
         try:
             if request is not None:
                 self._link.send_bytes(request)
-            return self._link.recv_bytes(4 * MOST_TEXT + 1) if self._link.poll(seconds) else None
+            return self._link.recv_bytes(4 * MOST_TEXT + 1)
         except (EOFError, OSError):
             return None
+        finally:
+            limit.cancel()
 
     def _drop(self) -> None:
         self._end()

@@ -64,14 +64,15 @@ def test_hostile_templates_end_in_one_line(source):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit memory")
-def test_a_process_that_does_nothing_is_ended_and_the_next_conversation_is_rendered(monkeypatch):
+@pytest.mark.parametrize("length", [1, 1 << 21])  # the longer request is more than a socket holds
+def test_a_process_that_does_nothing_is_ended_and_another_one_renders(monkeypatch, length):
     template = made("<{{ messages[0].content }}>")
     assert say(template, "a") == "<a>"
     stopped = process(template)
     monkeypatch.setattr(chat_template, "_WALL_SECONDS", 0.2)
     os.kill(stopped.pid, signal.SIGSTOP)
     with pytest.raises(InputError, match="it took more than"):
-        say(template, "b")
+        say(template, "b" * length)
     monkeypatch.undo()
     assert stopped.poll() is not None
     assert say(template, "c") == "<c>"
