@@ -55,7 +55,7 @@ class RowLookup(NamedTuple):
     """One row of a `CacheLookup` that had an outcome.
 
     `rank` is None where no branch was prepared for the outcome, or none was proposed for another
-    reason.
+    reason. `wasted` are the tokens of all branches, less those that became the proposal.
     """
 
     k: int
@@ -64,12 +64,13 @@ class RowLookup(NamedTuple):
     wasted: int
 
 
-def row_lookup(lookup: CacheLookup | None, row: int) -> RowLookup | None:
-    """The look-up of one row; None where the row had no outcome."""
+def row_lookup(lookup: CacheLookup | None, row: int, proposed: int) -> RowLookup | None:
+    """The look-up of a row that has proposed so many tokens; None where it had no outcome."""
     if lookup is None or lookup.k[row] < 0:
         return None
-    rank = int(lookup.rank[row])
-    k, prepared, wasted = (int(each[row]) for each in (lookup.k, lookup.prepared, lookup.wasted))
+    k, prepared, rank = (int(each[row]) for each in (lookup.k, lookup.prepared, lookup.rank))
+    used = proposed if lookup.branch[row] >= 0 else 0
+    wasted = int(lookup.lengths[row].sum()) - used
     return RowLookup(k, prepared, None if rank < 0 else rank, wasted)
 
 

@@ -125,7 +125,7 @@ class RoundLog:
             )
             if drafted is not None:
                 known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
-                known.lookup = row_lookup(drafted.lookup, row)
+                known.lookup = row_lookup(drafted.lookup, row, known.proposed)
             about = known.source, known.proposed, accepted
             traced.append(RowTrace(row, state.request_id, *about, tokens))
             state.record(outcomes, row, tokens, known)

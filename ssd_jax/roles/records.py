@@ -80,7 +80,7 @@ class CacheLookup(NamedTuple):
     k: Row  # accepted tokens; -1 in rows without an outcome
     prepared: Row  # number of branches for this k
     rank: Row  # place of t* among their bonus tokens, from 0; -1 where it is none of them
-    wasted: Row  # tokens of all branches, less those that become the proposal
+    lengths: Int32[np.ndarray, "B M"]  # tokens of all branches; M is 0 if there are none
 
 
 Absence = Literal["late", "stale", "dead"]

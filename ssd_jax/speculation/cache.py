@@ -44,15 +44,14 @@ class SpeculationCache:
         """Finds the branches of outcomes: k accepted tokens (-1: none), then `bonus`."""
         # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
-        found = [(-1, 0, -1)] * len(k)
-        wasted = np.zeros(len(k), np.int32)
+        found, lengths = [(-1, 0, -1)] * len(k), np.zeros((len(k), 0), np.int32)
         if self.branches is not None:
+            lengths = self.branches.lengths
             for row, (accepted, token) in enumerate(zip(k.tolist(), bonus.tolist(), strict=True)):
                 if accepted >= 0:
                     found[row] = self._find(self.branches.bonus[row], row, accepted, token)
-            wasted = self.branches.lengths.sum(axis=1, dtype=np.int32)
         branch, prepared, rank = np.array(found, np.int32).T.copy()
-        return CacheLookup(branch, k, prepared, rank, wasted)
+        return CacheLookup(branch, k, prepared, rank, lengths)
 
     def _find(
         self, bonus: Shaped[np.ndarray, "M"], row: int, k: int, token: int

@@ -4,8 +4,8 @@ Pure host code over integers, in arrays [B, ...] of a batch. A round takes these
 (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches that came
 true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, branches of its
 outcomes are expanded (`speculate`), and their tokens fill the cache (`gather`). Work that no
-proposal waits for is deferred: learning until branches are asked for (`_catch_up`), the report of
-the draft's work until the target is busy (`proposal`).
+proposal waits for is deferred: what the policies learn until branches are asked for (`_catch_up`);
+the report of the draft's work and the plan of later rounds until the target is busy (`proposal`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ssd_jax.roles.records import (
 )
 from ssd_jax.speculation.backup import BackupKind, make
 from ssd_jax.speculation.cache import SpeculationCache
-from ssd_jax.speculation.fan_out import After, FanOut
+from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.sequence_state import RoundState, SequenceState
 from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
@@ -99,12 +99,13 @@ class Controller:
         self._forwards = 0  # planned for the last expansion
         self._later: deque[Callable[[], None]] = deque()
         self._pace, self._clock = pace or Pace(), clock
-        self._plan = tuner.plan(rows=1, steps=self._pace.steps)
+        self._plan = self._next_plan = tuner.plan(rows=1, steps=self._pace.steps)
+        self._taught: list[VerificationStats] = []  # that the tuner has not observed yet
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
         self._last: dict[int, SequenceState] = {}  # rows of the last round, which began at `_began`
         self._began = 0.0
         self._work: list[Activity] = []  # of the draft, not reported yet
-        self._to_tell: Callable[[], None] | None = None  # reports it, once the target is at work
+        self._behind: Callable[[], None] | None = None  # what is done once the target is at work
         self._forwarded: float | None = None  # when the last forward of this expansion ended
 
     def open(self, opening: SlotOpening) -> None:
@@ -161,15 +162,15 @@ class Controller:
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
         seconds, tokens = self._clock() - asked, int(waited.max())
-        self._to_tell = functools.partial(self._tell_work, drafted, tokens, seconds)
+        self._behind = functools.partial(self._work_behind, drafted, tokens, seconds)
         return drafted
 
     def proposal(self) -> Any:
         """See `protocols.Drafter.proposal`."""
-        proposal, tell = self._draft.proposal(), self._to_tell
-        self._to_tell = None
-        if tell is not None:
-            tell()
+        proposal, behind = self._draft.proposal(), self._behind
+        self._behind = None
+        if behind is not None:
+            behind()
         return proposal
 
     def speculate(self) -> None:
@@ -180,7 +181,7 @@ class Controller:
         if not self._live.any():
             return
         live = {slot: self._states[slot] for slot in np.flatnonzero(self._live).tolist()}
-        self._plan = self._tuner.plan(rows=len(live), steps=self._pace.steps)
+        self._plan = self._next_plan
         asking = {slot: each for slot, each in live.items() if each.asks_confidence}
         if asking:
             confidence = self._draft.confidence()
@@ -256,12 +257,11 @@ class Controller:
             verified = each.verified(count - 1, int(lookup.prepared[slot]), rank)
             each.fan_out.observe(verified)
             if each.teaches:
-                self._tuner.observe(verified)
+                self._taught.append(verified)
 
     def _promote(self, this: RoundState, missed: list[int]) -> None:
         """Makes records of the branches that came true, and of backups in all other rows."""
         batch, branches = this.batch, self._cache.branches
-        this.lookup.wasted[:] -= this.lengths
         tokens = np.zeros((self._draft.slots, self._draft.k), np.int32)
         if missed:
             self._catch_up()
@@ -346,7 +346,7 @@ class Controller:
         branches = self._cache.branches
         assert branches is not None
         # The look-up stands: a row that missed has its backup by now.
-        this.lookup = lookup._replace(wasted=branches.lengths.sum(axis=1, dtype=np.int32))
+        this.lookup = lookup._replace(lengths=branches.lengths)
         self._count_won(this, branches)
 
     def _count_won(self, this: RoundState, branches: BranchTokens) -> None:
@@ -372,6 +372,14 @@ class Controller:
     def _usual(self, this: RoundState) -> float:
         """Tokens that a round of these rows commits in all, by their recent rounds."""
         return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
+
+    def _work_behind(self, drafted: Drafted, tokens: int, seconds: float) -> None:
+        """Does what no dispatch waits for; the arguments are those of `_tell_work`."""
+        self._tell_work(drafted, tokens, seconds)
+        for verified in self._taught:
+            self._tuner.observe(verified)
+        self._taught.clear()
+        self._next_plan = self._tuner.plan(rows=len(drafted.sources), steps=self._pace.steps)
 
     def _tell_work(self, drafted: Drafted, tokens: int, seconds: float) -> None:
         """Reports the draft's work; tells the pace the cost of just-in-time drafts.

@@ -49,7 +49,7 @@ ONE = ([[2, 2, 2, 0]], [[5, 6, 7, 5, 8, 9]])
 def test_the_outcome_finds_its_branch(outcome, branch, rank):
     found = look_up(cache_of(*ONE), outcome)
     assert (found.branch[0], found.rank[0], found.prepared[0]) == (branch, rank, 2)
-    assert found.wasted[0] == M * K
+    assert found.lengths.tolist() == [[K] * M]
 
 
 @pytest.mark.parametrize("outcome", [(0, 7), (1, 6), (2, 5), (3, 5), (-1, 5)])
@@ -72,7 +72,7 @@ def test_rows_are_looked_up_each_by_itself():
     assert found.branch.tolist() == [2, -1, 3, 3]
     assert found.rank.tolist() == [0, -1, 0, 3]
     assert found.prepared.tolist() == [1, 0, 1, 4]
-    assert found.wasted.tolist() == [6, 0, 3, 8]
+    assert found.lengths.tolist() == lengths
 
 
 def test_of_branches_for_the_same_outcome_the_lowest_counts():
@@ -86,13 +86,13 @@ def test_what_was_not_filled_finds_nothing():
     found.prepare(np.array(ONE[0]))
     assert not found.held(0)
     nothing = look_up(found, (0, 5))
-    assert (nothing.branch[0], nothing.prepared[0], nothing.wasted[0]) == (-1, 0, 0)
+    assert (nothing.branch[0], nothing.prepared[0], nothing.lengths.size) == (-1, 0, 0)
 
 
 def test_later_tokens_of_the_same_branches_replace_earlier_ones():
     found = cache_of(*ONE, [[1] * M])
     found.branches = told(ONE[1])
-    assert look_up(found, (0, 5)).wasted[0] == M * K
+    assert look_up(found, (0, 5)).lengths.tolist() == [[K] * M]
 
 
 def test_it_agrees_with_looking_at_every_branch():

@@ -369,7 +369,8 @@ def branches(bonus, lengths):
 
 def looked_up(controller, row):
     drafted = Controller.propose(controller, batch_of([row], 1))
-    return drafted.sources[0], int(drafted.lengths[0]), row_lookup(drafted.lookup, 0)
+    length = int(drafted.lengths[0])
+    return drafted.sources[0], length, row_lookup(drafted.lookup, 0, length)
 
 
 def test_look_ups_name_k_rank_and_the_tokens_that_did_not_win():

@@ -69,9 +69,10 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
     parts.engine.add(request(max_tokens=60))
     (output,) = outputs(drain(parts.engine)).values()
     assert output.text == LONG[:60]
-    # The plan of a round is made in the one before; the first in the beginning.
+    # A plan is made while a round is verified, and is that of the next round's branches, of which
+    # the one after it proposes tokens. The first plan is made in the beginning.
     lengths = parts.controller.lengths()
-    for length, plan in zip(lengths, tuner.plans[1:], strict=False):
+    for length, plan in zip(lengths, [tuner.plans[0], *tuner.plans], strict=False):
         assert length <= plan.k
     assert len(set(lengths)) > 1
     assert [each.length for each in tuner.seen] == [0, *lengths[: len(tuner.seen) - 1]]

@@ -161,10 +161,12 @@ class RemoteDraft:
             found = promoted(self._texts, asked, teach)
         if link is not None:
             winner = asked.winner.copy()
-            winner[anew + gone] = -1
+            for slot in anew + gone:
+                winner[slot] = -1
             self._records = found._replace(winner=winner)
             self._owners, self._unsent = self._epochs.copy(), True
-            self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (asked.limit > 0))
+            if self._sampled.any():
+                self._asked_q = np.flatnonzero(self._sampled & (winner >= 0) & (asked.limit > 0))
         self._confidence[:] = UNKNOWN
         self._promotion = None
 

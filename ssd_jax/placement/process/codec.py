@@ -7,6 +7,7 @@ that another program sends can become anything else, nor take far more memory th
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import typing
 from typing import Any
@@ -83,6 +84,24 @@ def decode(data: bytes, about: Hello) -> Any:
         raise ProtocolError(f"no message: {error}") from None
     fields, sizes = msgspec.structs.asdict(packed), about.sizes
     fields |= {name: of.read(name, fields[name], sizes) for name, of in packed.arrays.items()}
+    _check_ranges({name: (of, fields[name]) for name, of in packed.arrays.items()}, sizes)
     message = packed.kind(**fields)
     message.check(about)
     return message
+
+
+def _check_ranges(arrays: dict[str, tuple[Entries, np.ndarray]], sizes: dict[str, int]) -> None:
+    """Raises: ProtocolError: an entry is not within the range of its array."""
+    checked = [(name, *each) for name, each in arrays.items() if each[0].dtype == "i4"]
+    checked = [each for each in checked if each[2].size]
+    if not checked:
+        return
+    # Two operations on all entries together: on each array by itself they take twice as long.
+    entries = np.concatenate([array for _, _, array in checked], axis=None)
+    begins = [0, *itertools.accumulate(array.size for _, _, array in checked[:-1])]
+    lows = np.minimum.reduceat(entries, begins).tolist()
+    highs = np.maximum.reduceat(entries, begins).tolist()
+    for (name, of, _), low, high in zip(checked, lows, highs, strict=True):
+        end = of.high if isinstance(of.high, int) else sizes[of.high]
+        if low < of.low or high >= end:
+            raise ProtocolError(f"{name} from {low} to {high}, not {of.low} to {end - 1}")

@@ -272,6 +272,9 @@ class Connection:
         """An answer arranged by slots, ready to be used; each answer covers one more forward."""
         before = 0 if self._told is None else self._told.branches.forwards
         about, slots = self._hello, message.slots
+        if slots.tolist() == [*range(about.slots)]:
+            of_all = message.bonus, message.lengths, message.tokens, message.confidence
+            return Told(message.epochs, BranchTokens(*of_all, before + 1), message.complete)
         branches = no_branches(about.slots, about.branches, about.k, before + 1)
         epochs = np.full(about.slots, -1, np.int32)
         epochs[slots] = message.epochs

@@ -30,14 +30,17 @@ class HostProposals:
 
     def put(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Proposes the first `lengths` [B] of these tokens [B, K], each with probability 1."""
-        self.tokens, self.lengths = np.where(self._used(lengths), tokens, 0), lengths
+        self.tokens, self.lengths = np.zeros_like(tokens), lengths
+        for slot, length in enumerate(lengths.tolist()):
+            self.tokens[slot, :length] = tokens[slot, :length]
         self._probs = None
 
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
         if self._probs is None:
             support, q = np.full(self._shape, -1, np.int32), np.zeros(self._shape, np.float32)
-            used = self._used(self.lengths)
-            support[..., 0], q[..., 0] = np.where(used, self.tokens, -1), used
+            for slot, length in enumerate(self.lengths.tolist()):
+                support[slot, :length, 0] = self.tokens[slot, :length]
+                q[slot, :length, 0] = 1
             self._probs = support, q
         return self._probs
 
@@ -51,7 +54,7 @@ class HostProposals:
         told = (rows >= 0) & (places >= 0)
         taken, rows, places = slots[told], rows[told], places[told]
         tokens, lengths = self.tokens[taken], self.lengths[taken]
-        used = self._used(lengths)
+        used = np.arange(self._shape[1]) < lengths[:, None]
         support = np.where(used[..., None], winner.support[places], -1)
         q = np.where(used[..., None], winner.q[places], 0)
         fits = (winner.tokens[rows] == tokens) & self._are_probs(tokens, support, q)
@@ -66,9 +69,6 @@ class HostProposals:
     def now(self) -> Proposal:
         """The proposal as known now, in arrays that only `put_q` writes to."""
         return Proposal(self.tokens, self.lengths, *self._known())
-
-    def _used(self, lengths: np.ndarray) -> np.ndarray:
-        return np.arange(self._shape[1]) < lengths[:, None]
 
     def _are_probs(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> np.ndarray:
         """Which rows of q [..., N] are distributions over their supports that give their tokens."""

@@ -157,6 +157,25 @@ def test_arrays_of_any_shape_in_any_place_are_refused(message):
                 again(replace(message, **{name: array}))
 
 
+@pytest.mark.parametrize(
+    "message", [PREFILL, WINNER, SPECULATIONS, ROUND], ids=lambda m: type(m).__name__
+)
+def test_a_number_out_of_range_is_refused_with_the_name_of_its_array(message):
+    for name in message.__struct_fields__:
+        array = getattr(message, name)
+        if not isinstance(array, np.ndarray) or name in ("support", "q"):  # checked when used
+            continue
+        unlimited = name in ("epochs", "lowered")
+        for place, number in itertools.product(range(array.size), (-(2**31), 2**31 - 1)):
+            changed = array.astype(np.int32)
+            changed.flat[place] = number
+            if number > 0 and unlimited:
+                assert getattr(again(replace(message, **{name: changed})), name).max() == number
+                continue
+            with pytest.raises(ProtocolError, match=f"^{name} from .* not "):
+                again(replace(message, **{name: changed}))
+
+
 def test_noise_is_refused():
     rng = np.random.default_rng(2)
     for size in range(200):
