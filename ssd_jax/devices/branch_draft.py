@@ -34,7 +34,9 @@ class _Branches:
 class BranchDraft(PagedRole):
     """See `protocols.BranchingDraft`. Calls only dispatch, except those that read results.
 
-    An expansion runs the programs of `menu` with the fewest branches that hold its fan-outs.
+    An expansion runs the programs of `menu` with the fewest branches that hold its fan-outs. A
+    promotion is dispatched with what needs it, an expansion as a rule: the target's forward, which
+    is dispatched between the two, then does not wait for that.
 
     Args:
       menu: programs for one or more M, over the same base.
@@ -61,6 +63,7 @@ class BranchDraft(PagedRole):
         self._heard: BranchTokens | None = None  # the same on the host
         self._forwards = 0  # of the expansion
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
+        self._promotion: Promotion | None = None  # not dispatched yet
         self._tokens: np.ndarray | None = None  # of the records; None where only the device knows
 
     @property
@@ -73,22 +76,35 @@ class BranchDraft(PagedRole):
         menu = [*self._menu, _Branches(programs)]
         self._menu = sorted(menu, key=lambda each: each.programs.branches)
 
+    def open(self, opening: SlotOpening) -> None:
+        """See `protocols.BranchingDraft.open`."""
+        self._settle()
+        super().open(opening)
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """See `protocols.BranchingDraft.set_pages`."""
+        self._settle()
+        super().set_pages(slot, pages)
+
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """See `protocols.BranchingDraft.prefill`."""
+        self._settle()
         self._run_prefill(slot, tokens, offset)
 
     def promote(self, promotion: Promotion) -> None:
         """See `protocols.BranchingDraft.promote`. Any number of tokens may have been committed."""
         room, committed = self.k + 1, np.asarray(promotion.committed)
         while committed.shape[1] > room:  # too many: count the first ones beforehand
+            self._settle()
             nothing = no_promotion(self.slots, self.k)
-            self._promote(nothing._replace(committed=committed[:, :room]))
+            self._promotion = nothing._replace(committed=committed[:, :room])
             committed = committed[:, room:]
+        self._settle()
         padded = np.full((self.slots, room), -1, np.int32)
         padded[:, : committed.shape[1]] = committed
         self._position, self._pending = promotion.position, promotion.pending
         self._tokens = self._known(promotion)
-        self._promote(promotion._replace(committed=padded))
+        self._promotion = promotion._replace(committed=padded)
 
     def _known(self, promotion: Promotion) -> Int32[np.ndarray, "B K"] | None:
         """The tokens of the new records, as far as the host knows them; None if it does not."""
@@ -100,7 +116,11 @@ class BranchDraft(PagedRole):
             tokens[won] = self._heard.tokens[won, promotion.winner[won]]
         return tokens
 
-    def _promote(self, promotion: Promotion) -> None:
+    def _settle(self) -> None:
+        """Dispatches the promotion that was put off, if there is one."""
+        promotion, self._promotion = self._promotion, None
+        if promotion is None:
+            return
         held = self._held
         self._pages, self._history, self._record = device.run(
             held.programs["promote"],
@@ -116,6 +136,7 @@ class BranchDraft(PagedRole):
         """See `protocols.BranchingDraft.draft`; drafts nothing while its programs are missing."""
         if not self._base.drafts:
             return lambda: np.zeros_like(limits)
+        self._settle()
         rows, self._tokens = limits > 0, None
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._pending
@@ -143,14 +164,16 @@ class BranchDraft(PagedRole):
         They are on the host, so that the target's forward does not wait for `promote`, except for
         tokens that were drafted just in time.
         """
-        return self._record.proposal.tokens if self._tokens is None else self._tokens
+        return self.proposal().tokens if self._tokens is None else self._tokens
 
     def proposal(self) -> Any:
         """See `protocols.BranchingDraft.proposal`."""
+        self._settle()
         return self._record.proposal
 
     def confidence(self) -> Int32[np.ndarray, "B K"]:
         """See `protocols.BranchingDraft.confidence`."""
+        self._settle()
         return device.read(self._record.confidence)
 
     def expand(
@@ -163,6 +186,7 @@ class BranchDraft(PagedRole):
         skip: Int[np.ndarray, "B F"] | None = None,
     ) -> None:
         """See `protocols.BranchingDraft.expand`."""
+        self._settle()
         skip = np.zeros_like(counts) if skip is None else skip
         sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
         most = counts.sum(axis=1).max()
@@ -209,7 +233,8 @@ class BranchDraft(PagedRole):
         return self._told is None or self._told.is_ready()
 
     def finish(self) -> None:
-        """Waits for all that was dispatched."""
+        """Waits for all that was asked."""
+        self._settle()
         jax.block_until_ready(self._pages)
 
     def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:

@@ -206,7 +206,8 @@ class Rounds:
 
     def _forwards_since(self) -> list[int]:
         """Forwards that ran since the last call."""
-        jax.block_until_ready((self._draft._pages, self._draft._held.expansion))
+        self._draft.finish()
+        jax.block_until_ready(self._draft._held.expansion)
         jax.effects_barrier()
         since = list(self._ran)
         self._ran.clear()

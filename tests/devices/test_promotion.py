@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import branch_draft
+from ssd_jax.devices.paged_role import PagedRole
+from ssd_jax.roles.records import SlotOpening
+from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Seen
 from tests.devices.branch_script import (
@@ -191,3 +194,28 @@ def test_at_the_end_of_the_context_nothing_is_written_elsewhere(draft):
         for one, run in zip(whole, draft.plain([one.whole for one in whole]), strict=True):
             assert_as_plain(one, run, lowered=LOWERED, c=draft.c)
     assert start == CONTEXT - 1
+
+
+def check_an_earlier_promotion_leaves_a_new_request_alone(draft):
+    rounds, slot = draft.rounds(), 0
+    seen = rounds.run({slot: REQUESTS[slot]})
+    own, prompt = rounds._draft, REQUESTS[slot].prompt
+    told = no_promotion(SLOTS, K)
+    told.position[slot], told.pending[slot] = len(prompt), seen.told.bonus[slot, 0]
+    told.committed[slot, 0], told.winner[slot], told.limit[slot] = told.pending[slot], 0, 1
+    own.promote(told)
+    own.open(SlotOpening(slot, REQUESTS[slot].params, slot))
+    own.prefill(slot, prompt[:2], 0)
+    own.finish()
+    assert not np.array(own._history.output)[slot].any()
+
+
+def test_a_promotion_that_was_put_off_comes_before_the_slots_next_request(draft):
+    check_an_earlier_promotion_leaves_a_new_request_alone(draft)
+
+
+def test_a_promotion_that_comes_after_it_is_caught(draft, monkeypatch):
+    monkeypatch.setattr(branch_draft.BranchDraft, "open", PagedRole.open)
+    monkeypatch.setattr(branch_draft.BranchDraft, "prefill", PagedRole._run_prefill)
+    with pytest.raises(AssertionError):
+        check_an_earlier_promotion_leaves_a_new_request_alone(draft)
