@@ -16,9 +16,8 @@ from ssd_jax.devices.draft_programs import UNSEEN, Asked
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening, no_branches
 from ssd_jax.roles.records import promotion as no_promotion
-from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 
 
@@ -108,12 +107,12 @@ class BranchDraft(PagedRole):
 
     def _known(self, promotion: Promotion) -> Int32[np.ndarray, "B K"] | None:
         """The tokens of the new records, as far as the host knows them; None if it does not."""
-        won = np.flatnonzero(promotion.winner >= 0)
-        if won.size and self._heard is None:
-            return None
-        tokens = promotion.tokens.copy()
-        if self._heard is not None:
-            tokens[won] = self._heard.tokens[won, promotion.winner[won]]
+        tokens, heard = promotion.tokens.copy(), self._heard
+        for slot, winner in enumerate(promotion.winner.tolist()):
+            if winner >= 0:
+                if heard is None:
+                    return None
+                tokens[slot] = heard.tokens[slot, winner]
         return tokens
 
     def _settle(self) -> None:
@@ -243,14 +242,14 @@ class BranchDraft(PagedRole):
         It waits for all that was dispatched: on the same devices the outcome comes after that.
         """
         if self._heard is None or self._heard.forwards != self._forwards:
-            told = device.read(self._told)
-            nothing = np.array([-1, 0, *[0] * self.k, *[UNKNOWN] * self.k], np.int32)
-            room = np.tile(nothing, (self.slots, self.branches, 1))  # for the most branches
-            room[:, : told.shape[1]] = told
-            tokens, confidence = np.split(room[..., 2:], 2, axis=-1)
-            self._heard = BranchTokens(
-                room[..., 0], room[..., 1], tokens, confidence, self._forwards
-            )
+            told, places = device.read(self._told), 2 + self.k
+            heard = told[..., 0], told[..., 1], told[..., 2:places], told[..., places:]
+            self._heard = BranchTokens(*heard, self._forwards)
+            if told.shape[1] < self.branches:  # there is room for the most
+                room = no_branches(self.slots, self.branches, self.k, self._forwards)
+                for whole, few in zip(room[:4], heard, strict=True):
+                    whole[:, : told.shape[1]] = few
+                self._heard = room
         return self._heard
 
 

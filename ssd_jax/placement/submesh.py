@@ -84,7 +84,7 @@ class SubmeshDraft:
         self._awaited = False  # the draft is expanding them
         # Proposals of rounds without the draft.
         self._alone = HostProposals(draft.slots, draft.k, support, tokens)
-        self._sent: Any = None
+        self._sent: Any = None  # this round's proposal on the target's devices
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
@@ -108,7 +108,7 @@ class SubmeshDraft:
 
     def promote(self, promotion: Promotion) -> None:
         """See `protocols.BranchingDraft.promote`."""
-        self._serving, self._awaited = self._usable(), False
+        self._serving, self._awaited, self._sent = self._usable(), False, None
         told = promoted(self._texts, promotion, self._teach if self._serving else None)
         if self._serving:
             self._draft.promote(told)
@@ -127,12 +127,13 @@ class SubmeshDraft:
 
     def tokens(self) -> Any:
         """See `protocols.BranchingDraft.tokens`, on the host or on the way to the target."""
-        self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
-        tokens = self._draft.tokens() if self._serving else self._sent.tokens
-        return tokens if isinstance(tokens, np.ndarray) else self._sent.tokens
+        tokens = self._draft.tokens() if self._serving else self._alone.tokens
+        return tokens if isinstance(tokens, np.ndarray) else self.proposal().tokens
 
     def proposal(self) -> Any:
         """See `protocols.BranchingDraft.proposal`: what is on the way; nothing is waited for."""
+        if self._sent is None:
+            self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
         return self._sent
 
     def expand(
@@ -147,6 +148,7 @@ class SubmeshDraft:
         """See `protocols.BranchingDraft.expand`."""
         if not self._serving:
             return
+        self.proposal()  # on its way before the draft is busy
         self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards, skip=skip)
         self._awaited = True
         for slot in np.flatnonzero(counts.any(axis=1)):

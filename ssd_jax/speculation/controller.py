@@ -297,7 +297,9 @@ class Controller:
             state = self._states[slot]
             self._later.append(functools.partial(state.begin, 0, "miss", (), made=True))
         moved = told.position != IDLE
-        told = told._replace(committed=np.where(moved[:, None], self._untold, -1))
+        committed = self._untold.copy()
+        committed[~moved] = -1
+        told = told._replace(committed=committed)
         # Even if the call fails, the branches are gone.
         self._cache.branches = None
         self._live[:], self._expanded[:], self._absent = False, False, None
