@@ -312,6 +312,28 @@ def test_a_round_blocks_on_the_outcome_alone(many, reads, backup):
     assert rounds > 20
 
 
+def test_the_targets_forward_comes_before_all_that_is_dispatched_for_the_draft(many, monkeypatch):
+    """But for tokens that are drafted just in time."""
+    engine, draft = engine_of(many, backup="none")
+    inner, order = draft._draft, []
+    forward, send, settle = engine._target.forward, draft._send, inner._settle
+
+    def settling():
+        if inner._promotion is not None:
+            order.append("p")
+        settle()
+
+    monkeypatch.setattr(engine._target, "forward", lambda *to: (order.append("f"), forward(*to))[1])
+    monkeypatch.setattr(draft, "_send", lambda what: (order.append("s"), send(what))[1])
+    monkeypatch.setattr(inner, "_settle", settling)
+    found = run(engine, requests(many, "coupled")[:1])
+    assert hit_rates(found)[0] > 0
+    prompt, *rounds = "".join(order).split("f")
+    assert prompt == "ps"
+    assert len(rounds) > 2
+    assert set(rounds) <= {"ps"}
+
+
 def slow(draft, calls):
     """Branches that are there only at the n-th look, n of `calls`, one a round, then at once; never
     before the outcome."""
