@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,13 +152,12 @@ class Controller:
         missed = [slot for slot, source in this.sources.items() if source != "hit"]
         self._wait(this)
         waited = self._just_in_time(this, missed)
-        self._promote(this, missed)
+        branches, given = self._cache.branches, self._promote(this, missed)
         asked = self._clock()
         if waited.any():
             found = self._draft.draft(waited, lowered=self._lowered("miss"))()
             this.lengths = np.where(waited > 0, found, this.lengths)
-            for slot in np.flatnonzero(waited).tolist():
-                this.states[slot].length = int(this.lengths[slot])
+        self._later.append(functools.partial(self._begin_records, this, branches, given))
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
         seconds, tokens = self._clock() - asked, int(waited.max())
@@ -250,7 +249,8 @@ class Controller:
                 each.stats.round(count, hit=each.after == "hit", empty=not each.length, found=hit)
             if lookup.k[slot] < 0:
                 continue
-            each.backup.extend(batch.tokens[slot, :count].tolist())
+            if hit:
+                each.backup.extend(batch.tokens[slot, :count].tolist())
             if each.length:
                 each.stats.observe(count - 1, each.length)
             rank = int(lookup.rank[slot]) if hit else None
@@ -259,30 +259,35 @@ class Controller:
             if each.teaches:
                 self._taught.append(verified)
 
-    def _promote(self, this: RoundState, missed: list[int]) -> None:
-        """Makes records of the branches that came true, and of backups in all other rows."""
-        batch, branches = this.batch, self._cache.branches
-        tokens = np.zeros((self._draft.slots, self._draft.k), np.int32)
-        if missed:
-            self._catch_up()
+    def _promote(self, this: RoundState, missed: list[int]) -> dict[int, int]:
+        """Makes records of the branches that came true, and of backups in all other rows.
+
+        Returns: the number of the backup's tokens, by slot.
+        """
+        batch = this.batch
+        tokens, given = np.zeros((self._draft.slots, self._draft.k), np.int32), {}
         for slot in missed:
-            each = this.states[slot]
-            found = each.backup.propose(int(batch.position[slot]), int(this.limit[slot]))
-            this.lengths[slot] = len(found)
+            backup, count = this.states[slot].backup, int(batch.counts[slot])
+            if this.lookup.k[slot] >= 0:
+                backup.extend(batch.tokens[slot, :count].tolist())
+            found = backup.propose(int(batch.position[slot]), int(this.limit[slot]))
+            this.lengths[slot] = given[slot] = len(found)
             tokens[slot, : len(found)] = found
-            each.begin(len(found), "miss", (), made=not found)
-        if branches is not None:
-            self._later.append(functools.partial(self._begin_won, this, branches))
         for slot in this.states if self._prompted else ():
             self._prompted.pop(slot, None)
         told = (batch.position, batch.pending, self._untold, this.lookup.branch, tokens)
         self._begin(Promotion(*told, limit=this.lengths))
+        return given
 
-    def _begin_won(self, this: RoundState, branches: BranchTokens) -> None:
-        """Tells each row that hit of the branch that has become its record."""
+    def _begin_records(
+        self, this: RoundState, branches: BranchTokens | None, given: Mapping[int, int]
+    ) -> None:
+        """Tells each row of its record; `given` are the backup's tokens in rows that missed."""
         for slot, each in this.states.items():
             winner, length = this.lookup.branch[slot], int(this.lengths[slot])
-            if winner >= 0:
+            if slot in given:
+                each.begin(length, "miss", (), made=not given[slot])
+            elif branches is not None:
                 confidence = branches.confidence[slot, winner, :length].tolist()
                 each.begin(length, "hit", confidence, made=True)
 
@@ -323,6 +328,8 @@ class Controller:
         if branches is None:
             return
         self._count_won(this, branches)
+        if branches.forwards >= self._forwards:
+            return
         for slot in this.states:
             # Its tokens once its expansion is complete; branches of k = L start one forward later.
             most = min(self._forwards - (lookup.k[slot] == self._lengths[slot]), this.limit[slot])
@@ -330,7 +337,6 @@ class Controller:
             more[slot] = max(int(most - this.lengths[slot]), 0) if hit else 0
         if not any(more.values()):
             return
-        self._catch_up()
         self._gather_work()
         expected = [
             each.expected(int(this.lengths[slot]), more[slot]) for slot, each in this.states.items()
@@ -363,7 +369,6 @@ class Controller:
         """Number of tokens to wait for in each row without a hit."""
         waited = np.zeros(self._draft.slots, np.int32)
         if missed and self._backup in ("auto", "draft"):
-            self._catch_up()
             forwards = int(this.limit[missed].max())
             if self._backup == "auto":
                 worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]

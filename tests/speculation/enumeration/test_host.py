@@ -159,21 +159,22 @@ def test_what_is_waited_for_depends_on_the_clock():
     assert {0, 1, 2} == {length for each in lengths for length in each}
 
 
-WHERE = {"beside": replace(HOST, slots=2), "after": replace(HOST, forward=seconds(0.8))}
+WHERE = {"beside": (replace(HOST, slots=2), 5), "after": (replace(HOST, forward=seconds(0.8)), 4)}
+"""Hosts, and tokens of each text: as many as show what the same noise would do."""
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("host", WHERE.values(), ids=WHERE)
-def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_timed(host):
-    law, _ = law_of(host, [(0, 0), (0, 0)], 4)
-    alone = autoregressive(FAIR.target, PROMPT, 4)
+@pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)
+def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_timed(host, tokens):
+    law, _ = law_of(host, [(0, 0), (0, 0)], tokens)
+    alone = autoregressive(FAIR.target, PROMPT, tokens)
     assert law == {(a, b): alone[a] * alone[b] for a in alone for b in alone}
 
 
-@pytest.mark.parametrize("host", WHERE.values(), ids=WHERE)
-def test_with_the_same_noise_the_second_would_be_biased(host):
-    law, _ = law_of(host, [(0, 0), (0, 0)], 4, Same)
-    alone = autoregressive(FAIR.target, PROMPT, 4)
+@pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)
+def test_with_the_same_noise_the_second_would_be_biased(host, tokens):
+    law, _ = law_of(host, [(0, 0), (0, 0)], tokens, Same)
+    alone = autoregressive(FAIR.target, PROMPT, tokens)
     assert of_row(law, 0) == alone
     assert of_row(law, 1) != alone
 
