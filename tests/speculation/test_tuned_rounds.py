@@ -80,6 +80,31 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
     assert all(each.accepted == each.length for each in tuner.seen)
 
 
+@pytest.mark.parametrize("asks_first", [False, True])
+def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
+    """Neither of the tuner nor, unless branches are asked for first, of the policies."""
+    parts, tuner = restless(fan_out="measured", wrong=lambda position: position % 3 == 0)
+    parts.controller.asks_first = asks_first
+    steps, forward, learn = [], parts.target.forward, MeasuredFanOut.observe
+    monkeypatch.setattr(
+        parts.target, "forward", lambda *to: (steps.append("forward"), forward(*to))[1]
+    )
+    for name in ("plan", "observe"):
+        real = getattr(tuner, name)
+        monkeypatch.setattr(
+            tuner, name, lambda *of, to=name, do=real, **by: (steps.append(to), do(*of, **by))[1]
+        )
+    monkeypatch.setattr(
+        MeasuredFanOut, "observe", lambda *of: (steps.append("learn"), learn(*of))[1]
+    )
+    parts.engine.add(request(max_tokens=40))
+    drain(parts.engine)
+    rounds = " ".join(steps).split("forward")[1:]
+    assert len(rounds) > 5
+    expected = " observe plan learn " if asks_first else " learn observe plan "
+    assert rounds[1:-2] == [expected] * (len(rounds) - 3)
+
+
 def test_a_fixed_plan_is_what_was_always_done():
     parts = ssd(spell(LONG), k=3, budget=8)
     same = ssd(spell(LONG), k=3, budget=8, tuner=FixedTuner(SpeculationPlan(k=3, budget=8)))
