@@ -152,12 +152,12 @@ class Controller:
         missed = [slot for slot, source in this.sources.items() if source != "hit"]
         self._wait(this)
         waited = self._just_in_time(this, missed)
-        branches, given = self._cache.branches, self._promote(this, missed)
+        lowered = self._lowered("miss") if waited.any() else None
+        self._promote(this, missed)
         asked = self._clock()
-        if waited.any():
-            found = self._draft.draft(waited, lowered=self._lowered("miss"))()
+        if lowered is not None:
+            found = self._draft.draft(waited, lowered=lowered)()
             this.lengths = np.where(waited > 0, found, this.lengths)
-        self._later.append(functools.partial(self._begin_records, this, branches, given))
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
         seconds, tokens = self._clock() - asked, int(waited.max())
@@ -217,6 +217,7 @@ class Controller:
             if position > known[slot]:
                 k[slot], known[slot] = count - 1, int(position)
                 self._untold[slot, : batch.tokens.shape[1]] = batch.tokens[slot]
+                self._states[slot].backup.extend(batch.tokens[slot, :count].tolist())
         lookup = self._cache.look_up(k, batch.pending)
         states = {slot: self._states[slot] for slot in batch.slots}
         sources = dict.fromkeys(states, "hit")
@@ -249,8 +250,6 @@ class Controller:
                 each.stats.round(count, hit=each.after == "hit", empty=not each.length, found=hit)
             if lookup.k[slot] < 0:
                 continue
-            if hit:
-                each.backup.extend(batch.tokens[slot, :count].tolist())
             if each.length:
                 each.stats.observe(count - 1, each.length)
             rank = int(lookup.rank[slot]) if hit else None
@@ -259,25 +258,20 @@ class Controller:
             if each.teaches:
                 self._taught.append(verified)
 
-    def _promote(self, this: RoundState, missed: list[int]) -> dict[int, int]:
-        """Makes records of the branches that came true, and of backups in all other rows.
-
-        Returns: the number of the backup's tokens, by slot.
-        """
-        batch = this.batch
+    def _promote(self, this: RoundState, missed: list[int]) -> None:
+        """Makes records of the branches that came true, and of backups in all other rows."""
+        batch, branches = this.batch, self._cache.branches
         tokens, given = np.zeros((self._draft.slots, self._draft.k), np.int32), {}
         for slot in missed:
-            backup, count = this.states[slot].backup, int(batch.counts[slot])
-            if this.lookup.k[slot] >= 0:
-                backup.extend(batch.tokens[slot, :count].tolist())
+            backup = this.states[slot].backup
             found = backup.propose(int(batch.position[slot]), int(this.limit[slot]))
             this.lengths[slot] = given[slot] = len(found)
             tokens[slot, : len(found)] = found
+        self._later.append(functools.partial(self._begin_records, this, branches, given))
         for slot in this.states if self._prompted else ():
             self._prompted.pop(slot, None)
         told = (batch.position, batch.pending, self._untold, this.lookup.branch, tokens)
         self._begin(Promotion(*told, limit=this.lengths))
-        return given
 
     def _begin_records(
         self, this: RoundState, branches: BranchTokens | None, given: Mapping[int, int]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.speculation.backup import NgramBackup
 from tests.engine.test_engine import LONG, drain, outputs, request, spell
 from tests.engine.test_preemption import SIZE, Paged
 from tests.speculation.fake_branches import FakeBranchingDraft
@@ -81,14 +82,32 @@ def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_e
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("at", [2, 3, 4])
 @pytest.mark.parametrize("call", sorted({*CALLS} - {"draft"}))
-def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(call, at, remote):
-    """What the draft did not take, it is told again."""
-    parts = ssd(spell(LONG), draft=breaking(call, at), backup="ngram", remote=remote)
-    parts.engine.add(request())
+def test_a_request_goes_on_where_an_error_of_the_draft_interrupted_it(
+    call, at, remote, monkeypatch
+):
+    """What the draft did not take, it is told again; the backup knows the text in each round."""
+    propose, lacks = NgramBackup.propose, []
+
+    def noting(self, start, count):
+        lacks.append(start + 1 - len(self._text))
+        return propose(self, start, count)
+
+    monkeypatch.setattr(NgramBackup, "propose", noting)
+    rank = dict.fromkeys((6, 9, 14, 15), None)
+    parts = ssd(
+        spell(LONG),
+        draft=breaking(call, at),
+        backup="ngram",
+        remote=remote,
+        rank=lambda _, position: rank.get(position, 0),
+    )
+    for size in (1, 3):
+        parts.engine.add(request([65] * size))
     with pytest.raises(RuntimeError, match="out of order"):
         drain(parts.engine)
-    (output,) = outputs(drain(parts.engine)).values()
-    assert output.text == LONG
+    found = outputs(drain(parts.engine))
+    assert [output.text for output in found.values()] == [LONG] * 2
+    assert set(lacks) == {0}
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -107,6 +126,18 @@ def test_after_an_interrupt_the_cache_hits_again(call, at, remote):
     for output in done.values():
         assert output.text == LONG
         assert output.metrics["hit_rate"] > 0.3
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_after_a_draft_that_failed_branches_are_of_the_empty_record(at):
+    """The step after it may decode nothing, and asks for branches all the same."""
+    settings = {"backup": "draft", "rank": lambda prompt, position: 0 if position % 5 else None}
+    parts = ssd(spell(LONG), draft=breaking("draft", at), **settings)
+    parts.engine.add(request())
+    with pytest.raises(RuntimeError, match="out of order"):
+        drain(parts.engine)
+    parts.controller.speculate()  # the scripted draft refuses branches behind another L
+    assert parts.controller._states[0].length == 0
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
