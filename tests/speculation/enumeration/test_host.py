@@ -164,7 +164,14 @@ WHERE = {"beside": (replace(HOST, slots=2), 5), "after": (replace(HOST, forward=
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)
+@pytest.mark.parametrize(
+    ("host", "tokens"),
+    [
+        pytest.param(*WHERE["beside"], marks=pytest.mark.slow, id="beside"),
+        pytest.param(WHERE["beside"][0], 4, id="beside, shorter"),
+        pytest.param(*WHERE["after"], id="after"),
+    ],
+)
 def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_timed(host, tokens):
     law, _ = law_of(host, [(0, 0), (0, 0)], tokens)
     alone = autoregressive(FAIR.target, PROMPT, tokens)
