@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ from jaxtyping import Bool, Float32, Int32
 
 Array = jax.Array | np.ndarray
 """The arrays of a proposal that comes from the host may still be on the host."""
+
+_LINE = 512
 
 
 class Proposal(NamedTuple):
@@ -73,9 +76,41 @@ def of_token(proposal: Proposal) -> Float32[jax.Array, "B K"]:
 def dense(
     support: Int32[Array, "B N"], q: Float32[Array, "B N"], vocab: int
 ) -> Float32[jax.Array, "B {vocab}"]:
-    """q over the whole vocabulary, from one position's support and q."""
+    """q over the whole vocabulary, from one position's support and finite q."""
+    return jax.lax.platform_dependent(
+        support,
+        q,
+        tpu=functools.partial(by_product, vocab=vocab),
+        default=functools.partial(by_scatter, vocab=vocab),
+    )
+
+
+def by_scatter(
+    support: Int32[Array, "B N"], q: Float32[Array, "B N"], *, vocab: int
+) -> Float32[jax.Array, "B {vocab}"]:
+    """`dense` by a scatter."""
     rows = jnp.arange(support.shape[0])[:, None]
     ids = jnp.where(support < 0, vocab, support)
     # XLA would merge positive zeros with any other zeros of this shape, and read those from memory.
     nothing = jnp.full((support.shape[0], vocab), -0.0, jnp.float32)
     return nothing.at[rows, ids].add(q, mode="drop")
+
+
+def by_product(
+    support: Int32[Array, "B N"], q: Float32[Array, "B N"], *, vocab: int
+) -> Float32[jax.Array, "B {vocab}"]:
+    """`dense` by a product of lines [H, N] of `_LINE` ids and places in a line [N, _LINE].
+
+    For TPUs, which scatter one element after the other, or through memory. Every element of the
+    product is q of one id plus zeros, so nothing is rounded.
+    """
+    line, place = support // _LINE, support % _LINE  # padding has line -1
+    lines = line[:, :, None] == jnp.arange(-(-vocab // _LINE))
+    places = place[:, :, None] == jnp.arange(_LINE)
+    found = jnp.einsum(
+        "bnh,bnl->bhl",
+        jnp.where(lines, q[:, :, None], 0.0),
+        places.astype(jnp.float32),
+        precision="highest",
+    )
+    return found.reshape(support.shape[0], -1)[:, :vocab]
