@@ -48,7 +48,7 @@ aot: $(VENV)-aot/.cuda
 
 # A few of them, in a minute or two.
 aot-quick: $(VENV)-aot/.test
-	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest -m 'aot and not slow' $(PYTEST_FLAGS)
+	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest $(PARALLEL) -m 'aot and not slow' $(PYTEST_FLAGS)
 
 $(VENV)-aot/.test: pyproject.toml
 	$(AOT_PYTHON) -m venv $(VENV)-aot

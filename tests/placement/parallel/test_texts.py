@@ -88,7 +88,7 @@ def alone(inline):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_parts_have_the_branches_of_one_draft(inline, alone, parts):
     assert said(inline, parts) == alone
 
