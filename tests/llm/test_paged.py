@@ -64,8 +64,8 @@ def expected(pair):
 PAGE = 2 * 2 * 2 * 128 * 2 * 8 * 4
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("there", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # `test_preemption.py` has it for what CI runs, with fewer pages
+@pytest.mark.parametrize("there", [False, True])
 def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
     """With pages for one long request and two short ones at a time."""
     llm = opened(pair, there=there, kv_memory=str(7 * PAGE))

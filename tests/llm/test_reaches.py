@@ -76,7 +76,9 @@ def expected(checkpoints):
     return texts(checkpoints, "ar")
 
 
-@pytest.mark.parametrize("name", cases(SETTINGS, "ar"))
+@pytest.mark.parametrize(
+    "name", [*cases(["ar", "sd", "ssd, pages"], "ar"), pytest.param("ssd", marks=pytest.mark.slow)]
+)
 def test_texts_are_the_same_and_short_ones_read_little(checkpoints, expected, used, name):
     assert texts(checkpoints, name) == expected
     kinds = {"ar": {"forward"}, "sd": {"forward", "start", "step"}}
