@@ -24,6 +24,7 @@ _BLOCK = 128
 _SHORT = 16  # the smallest that is worth making
 _SHARES = 8  # devices that may share columns without a block being cut
 _ROWS = 2  # one row rounds differently
+_AT_ONCE = 64  # rows; a TPU copies blocks, padded to 128 columns, before it takes some of them
 
 
 def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
@@ -228,10 +229,12 @@ def largest(
         return best, ids
     # If several devices share the columns, no block lies on two of them.
     even = math.gcd(size, _BLOCK * _SHARES) // _SHARES
+    width = even if even >= _SHORT else _BLOCK
     return jax.lax.platform_dependent(
         values,
         cpu=functools.partial(_largest, count=count, width=_BLOCK),
-        default=functools.partial(_largest, count=count, width=even if even >= _SHORT else _BLOCK),
+        tpu=functools.partial(_largest, count=count, width=width, at_once=_AT_ONCE),
+        default=functools.partial(_largest, count=count, width=width),
     )
 
 
@@ -243,12 +246,31 @@ def _whole(few: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
     return jax.lax.with_sharding_constraint(few, PartitionSpec())
 
 
-def _largest(values: jax.Array, *, count: int, width: int) -> tuple[jax.Array, jax.Array]:
+def _largest(
+    values: jax.Array, *, count: int, width: int, at_once: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """See `largest`; blocks are taken from `at_once` rows at a time, if given."""
     rows, size = values.shape
     padding = ((0, 0), (0, -size % width))
-    blocks = jnp.pad(values, padding, constant_values=-jnp.inf).reshape(rows, -1, width)
-    block = _whole(jnp.sort(jax.lax.top_k(_whole(row_max(blocks)[..., 0]), count)[1]))
-    few = _whole(jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(rows, -1))
+    padded = jnp.pad(values, padding, constant_values=-jnp.inf)
+    maxima = row_max(padded.reshape(rows, -1, width))[..., 0]
+    block = _whole(jnp.sort(jax.lax.top_k(_whole(maxima), count)[1]))
+    few = _whole(_taken(padded, block, width, at_once).reshape(rows, -1))
     best, place = jax.lax.top_k(few, count)
     ids = jnp.take_along_axis(block, place // width, axis=1) * width + place % width
     return best, ids.astype(jnp.int32)
+
+
+def _taken(
+    values: Float32[Array, "n V"], block: Int32[Array, "n c"], width: int, at_once: int | None
+) -> Float32[Array, "n c {width}"]:
+    """Blocks of each row, `at_once` rows at a time."""
+
+    def of_row(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return row[0].reshape(-1, width)[row[1]]
+
+    rows = len(values)
+    if at_once is None or rows <= at_once:
+        blocks = values.reshape(rows, -1, width)
+        return jnp.take_along_axis(blocks, block[:, :, None], axis=1)
+    return jax.lax.map(of_row, (values, block), batch_size=at_once)

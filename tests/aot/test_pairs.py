@@ -42,6 +42,9 @@ Draws at a temperature pass over them for p, its scores, the support of q and th
 holds blocks of 32 of them is padded to 128 lanes.
 """
 
+LEAN = ("v5e", "v6e")
+"""Where the branches of 16 sequences hold a tenth of the pages at most, logits or not."""
+
 SPILL = ("v4", "v5p", "h100", "h200")
 """Where activations go through memory, up to `PASSES` times a layer: elsewhere they stay on the
 chip."""
@@ -67,6 +70,7 @@ class Case:
 
     def __init__(self, chip, target, slots, context, name):
         self.role = "target" if name in ("forward", "accept") else "draft"
+        self.slots = slots
         source = target if self.role == "target" else PAIRS[target]
         self.places = tuple(range(DEVICES if self.role == "target" else DEVICES // 2))
         self.slice_ = slice_of(chip)
@@ -102,7 +106,9 @@ def gates(case):
     page = {case.sizes.context, 2 * case.about.head_dim}
     passes, held = DRAWN.get(case.name[0], (8, 3))
     spilled = case.activations if case.slice_.name in SPILL else 0
-    allowed = pages // 10 + (held + bool(spilled)) * case.logits + spilled
+    allowed = pages // 10
+    if case.slice_.name not in LEAN or case.name[0] not in ("expand", "grow") or case.slots != 16:
+        allowed += (held + bool(spilled)) * case.logits + spilled
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + own - case.chip.memory),

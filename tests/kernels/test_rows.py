@@ -20,6 +20,7 @@ from ssd_jax.kernels.rows import (
     row_sum,
     take_rows,
 )
+from tests.sampling.edits import Edit, edited
 from tests.selection import cases
 
 pytestmark = pytest.mark.shipped
@@ -206,6 +207,30 @@ def test_blocks_of_any_width_have_the_largest(width, size):
     expected, order = jax.lax.top_k(values, 9)
     np.testing.assert_array_equal(best, expected)
     np.testing.assert_array_equal(ids, order)
+
+
+def few_at_once(at_once):
+    """Whether blocks that are taken from so many rows at a time have the largest values."""
+    x = rows_of_size(3001)
+    found = jax.jit(lambda x: _largest(x, count=9, width=32, at_once=at_once))(x)
+    return all(map(np.array_equal, found, ordered(x, 9)))
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 8, 15, 16, None])
+def test_blocks_may_be_taken_from_a_few_rows_at_a_time(at_once):
+    assert few_at_once(at_once)
+
+
+TAKEN = {
+    "rows of others": ("map(of_row, (values,", "map(of_row, (values[::-1],"),
+    "the block before": ("[row[1]]", "[row[1] - 1]"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_flaws_in_taking_blocks_are_caught(name):
+    with edited([Edit(kernel_rows, "_taken", *TAKEN[name])]):
+        assert not few_at_once(5)
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
