@@ -77,12 +77,11 @@ def dense(
     support: Int32[Array, "B N"], q: Float32[Array, "B N"], vocab: int
 ) -> Float32[jax.Array, "B {vocab}"]:
     """q over the whole vocabulary, from one position's support and finite q."""
-    return jax.lax.platform_dependent(
-        support,
-        q,
-        tpu=functools.partial(by_product, vocab=vocab),
-        default=functools.partial(by_scatter, vocab=vocab),
-    )
+    scatter = functools.partial(by_scatter, vocab=vocab)
+    if support.shape[1] * (_lines(vocab) + _LINE) > vocab:  # factors larger than the product
+        return scatter(support, q)
+    product = functools.partial(by_product, vocab=vocab)
+    return jax.lax.platform_dependent(support, q, tpu=product, default=scatter)
 
 
 def by_scatter(
@@ -105,7 +104,7 @@ def by_product(
     product is q of one id plus zeros, so nothing is rounded.
     """
     line, place = support // _LINE, support % _LINE  # padding has line -1
-    lines = line[:, :, None] == jnp.arange(-(-vocab // _LINE))
+    lines = line[:, :, None] == jnp.arange(_lines(vocab))
     places = place[:, :, None] == jnp.arange(_LINE)
     found = jnp.einsum(
         "bnh,bnl->bhl",
@@ -114,3 +113,7 @@ def by_product(
         precision="highest",
     )
     return found.reshape(support.shape[0], -1)[:, :vocab]
+
+
+def _lines(vocab: int) -> int:
+    return -(-vocab // _LINE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,3 +64,12 @@ def test_ids_that_do_not_exist_are_left_out():
     support, q = np.array([[7, 10, 600]], np.int32), np.full((1, 3), 0.25, np.float32)
     for way in WAYS.values():
         np.testing.assert_array_equal(way(support, q, vocab=10)[0, [7, 8, 9]], [0.25, 0, 0])
+
+
+@pytest.mark.parametrize("support", [64, 128_256])
+def test_a_product_is_chosen_only_where_its_factors_are_small(support):
+    """On TPUs; a support may be the whole vocabulary."""
+    structs = (jax.ShapeDtypeStruct((2, support), dtype) for dtype in (jnp.int32, jnp.float32))
+    spread = jax.jit(lambda support, q: proposal.dense(support, q, 128_256))
+    text = spread.trace(*structs).lower(lowering_platforms=("tpu",)).as_text()
+    assert ("dot_general" in text, "scatter" in text) == (support == 64, support != 64)
