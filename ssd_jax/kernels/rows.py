@@ -224,7 +224,7 @@ def largest(
     largest maxima, so only these blocks are searched.
     """
     size = values.shape[1]
-    if size < 2 * count * _BLOCK:
+    if count == 0 or size < 2 * count * _BLOCK:
         best, ids = jax.lax.top_k(values, count)
         return best, ids
     # If several devices share the columns, no block lies on two of them.

@@ -193,6 +193,14 @@ def test_largest_is_top_k_and_takes_the_lowest_of_equals(size, count):
     np.testing.assert_array_equal(ids, jax.lax.top_k(x, count)[1])
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_largest_may_be_asked_for_nothing(platform):
+    search = jax.jit(lambda x: largest(x, 0))
+    x = rows_of_size(3001).repeat(8, axis=0)  # more than a TPU takes at once
+    assert [found.shape for found in search(x)] == [(len(x), 0)] * 2
+    assert "sort" not in search.trace(x).lower(lowering_platforms=(platform,)).as_text()
+
+
 def test_largest_may_take_all_there_are():
     x = rows_of_size(40)
     np.testing.assert_array_equal(largest(jnp.asarray(x), 40)[1], ordered(x, 40)[1])
