@@ -46,7 +46,7 @@ support: $(VENV)/.test
 aot: $(VENV)-aot/.cuda
 	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest -m aot $(PYTEST_FLAGS)
 
-# A few of them, in a minute or two.
+# A few of them, in some three minutes.
 aot-quick: $(VENV)-aot/.test
 	JAX_PLATFORMS=cpu $(VENV)-aot/bin/python -m pytest $(PARALLEL) -m 'aot and not slow' $(PYTEST_FLAGS)
 

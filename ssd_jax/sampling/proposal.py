@@ -100,8 +100,8 @@ def by_product(
 ) -> Float32[jax.Array, "B {vocab}"]:
     """`dense` by a product of lines [H, N] of `_LINE` ids and places in a line [N, _LINE].
 
-    For TPUs, which scatter one element after the other, or through memory. Every element of the
-    product is q of one id plus zeros, so nothing is rounded.
+    For TPUs, of which v6e scatters through memory. Every element of the product is q of one id plus
+    zeros, so nothing is rounded.
     """
     line, place = support // _LINE, support % _LINE  # padding has line -1
     lines = line[:, :, None] == jnp.arange(_lines(vocab))

@@ -106,9 +106,8 @@ def gates(case):
     page = {case.sizes.context, 2 * case.about.head_dim}
     passes, held = DRAWN.get(case.name[0], (8, 3))
     spilled = case.activations if case.slice_.name in SPILL else 0
-    allowed = pages // 10
-    if case.slice_.name not in LEAN or case.name[0] not in ("expand", "grow") or case.slots != 16:
-        allowed += (held + bool(spilled)) * case.logits + spilled
+    lean = case.slice_.name in LEAN and case.name[0] in ("expand", "grow") and case.slots == 16
+    beside = 0 if lean else (held + bool(spilled)) * case.logits + spilled
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + own - case.chip.memory),
@@ -121,7 +120,7 @@ def gates(case):
             for each in module.copies(1 << 20)
             if page <= {*each.dims} and each.shape.lstrip("(").startswith("bf16")
         ],
-        "no temporary of their size": compiled.temporaries // allowed,
+        "no temporary of their size": compiled.temporaries // (pages // 10 + beside),
         "logits stay where they are made": _sent(case),
     }
     if case.name[0] in ("forward", "start", "expand", "grow"):
