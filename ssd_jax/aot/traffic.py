@@ -35,6 +35,7 @@ _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _NUMBER = re.compile(r'"(\w+)":"?(\d+)')
+_SCOPE = re.compile(r'op_name="[^"]*/(bytes_accessed)\.(\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,9 +268,12 @@ def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
 
 
 def _estimated(each: Instruction) -> dict[str, int]:
-    """A kernel's own estimate of its cost."""
-    found = _COST.search(each.rest) if each.opcode == "custom-call" else None
-    return {name: int(value) for name, value in _NUMBER.findall(found[1])} if found else {}
+    """A kernel's own estimate of its cost, or what the scope of its call says."""
+    if each.opcode != "custom-call":
+        return {}
+    found = _COST.search(each.rest)
+    numbers = _NUMBER.findall(found[1]) if found else _SCOPE.findall(each.rest)
+    return {name: int(value) for name, value in numbers}
 
 
 def _parameters(inside: tuple[Instruction, ...]) -> dict[int, Instruction]:

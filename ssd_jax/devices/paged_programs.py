@@ -155,12 +155,14 @@ class PagedPrograms:
         told: Sequence[str] = (),
         either: Sequence[str] = (),
         beside: Sequence[Any] = (),
+        options: tuple[tuple[str, bool], ...] = (),
     ) -> ProgramSpec:
         """A function to compile for the `structs` that its parameters are named after.
 
         Args:
           told, either: parameters, see `Packing`, where the platform takes one array.
           beside: what it depends on besides `made_from`.
+          options: the compiler's.
           results: what it returns: names of structs, "slots" for anything with the slots in front,
             "read" if the host reads it as well, or "whole" for what every device has whole.
         """
@@ -181,7 +183,8 @@ class PagedPrograms:
             told = either = ()
         donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
         made_from = f"{self.made_from} with {beside}" if beside else self.made_from
-        return ProgramSpec(function, arguments, donated, laid_out, gathered, host, both, made_from)
+        layout = laid_out, gathered, host, both
+        return ProgramSpec(function, arguments, donated, *layout, options, made_from)
 
     def prompt_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
         """`prefill` of every width; `remember` and `recall` where slots share pages."""
@@ -223,7 +226,8 @@ class PagedPrograms:
 
         kept = ("pages", "history")
         results = (*kept, "logits" if with_logits else "whole")
-        return self.spec(prefill, self._prompt_structs(width), kept, results, told=_PROMPT)
+        structs, options = self._prompt_structs(width), model.execution.chunk_options
+        return self.spec(prefill, structs, kept, results, told=_PROMPT, options=options)
 
     def _note_spec(self, width: int, *, output: bool) -> ProgramSpec:
         """`recall` if `output`, else `remember`."""

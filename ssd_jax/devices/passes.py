@@ -95,7 +95,11 @@ def promote(
     if isinstance(pages, list):
         return [copy(layer, branch, table) for layer, branch in zip(pages, scratch, strict=True)]
     assert not isinstance(scratch, list)
-    count = pages.shape[0] // scratch.shape[0]  # scanned layers lie one after another
+    count = pages.shape[0] // scratch.shape[0]  # layers lie one after another
+    if not model.execution.scan_layers:
+        for index, branches in enumerate(scratch):
+            pages = copy(pages, branches, kv_pages.of_layer(table, index, count))
+        return pages
 
     def body(pages: jax.Array, layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, branches = layer

@@ -35,6 +35,7 @@ class ProgramSpec(NamedTuple):
       results: shardings of the results, each a tree or one for a whole tree; None without a mesh.
       gathered: indices of results that every device has whole in the end.
       told, either: arguments on the host, and arguments on the host or the device; see `Packing`.
+      options: the compiler's, by name.
       made_from: decides, with the program's name, what the function computes, and for which shapes;
         empty where that is unknown: the function is then compiled at every start.
     """
@@ -46,6 +47,7 @@ class ProgramSpec(NamedTuple):
     gathered: Collection[int] = ()
     told: tuple[int, ...] = ()
     either: tuple[int, ...] = ()
+    options: tuple[tuple[str, bool], ...] = ()
     made_from: str = ""
 
     def compile(self, mesh: Mesh | None, name: Name | None = None) -> Program:
@@ -70,14 +72,15 @@ class ProgramSpec(NamedTuple):
             return self._built(mesh)
         devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
         shapes = [(each.shape, str(each.dtype)) for each in jax.tree.leaves(self.arguments)]
-        called = shapes, self.donate, sorted(self.gathered), self.told, self.either
+        called = shapes, self.donate, sorted(self.gathered), self.told, self.either, self.options
         made_from = f"{name} of {self.made_from} for {called}"
         return kept_programs.compiled(made_from, devices, functools.partial(self._built, mesh))
 
     def _built(self, mesh: Mesh | None) -> jax.stages.Compiled:
+        options: Any = dict(self.options) or None
         if mesh is None:
             jitted = jax.jit(self.function, donate_argnums=self.donate)
-            return jitted.lower(*self.arguments).compile()
+            return jitted.lower(*self.arguments).compile(options)
         everywhere = NamedSharding(mesh, PartitionSpec())
 
         def placed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -98,7 +101,7 @@ class ProgramSpec(NamedTuple):
             pairs = enumerate(results)
             results = tuple(everywhere if i in self.gathered else kept for i, kept in pairs)
         jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=results)
-        return jitted.lower(*arguments).compile()
+        return jitted.lower(*arguments).compile(options)
 
 
 def _of_slots(sharding: NamedSharding) -> PartitionSpec:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
@@ -44,17 +45,19 @@ class Contiguous:
 
 PageTable = Int32[Array, "B P"] | Contiguous
 PageArray = Shaped[Array, "pages kv_heads page_size width"]
-"""Keys and values in storage dtype; when layers are scanned, layer after layer."""
+"""Keys and values in storage dtype; of all layers, layer after layer, if they share an array."""
 
 
 def as_array(page_table: PageTable, rows: int) -> Int32[Array, "B P"]:
     """The page table of B rows as an array."""
     if isinstance(page_table, Contiguous):
-        return page_table.first + jnp.arange(rows, dtype=jnp.int32)[:, None]
+        return page_table.first + jnp.asarray(np.arange(rows, dtype=np.int32)[:, None])
     return page_table
 
 
-def of_layer(page_table: PageTable, layer: Int32[Array, ""], pages_per_layer: int) -> PageTable:
+def of_layer(
+    page_table: PageTable, layer: Int32[Array, ""] | int, pages_per_layer: int
+) -> PageTable:
     """The page table of one layer, where one array holds the pages of all layers in order."""
     if isinstance(page_table, Contiguous):
         return dataclasses.replace(page_table, first=page_table.first + layer * pages_per_layer)

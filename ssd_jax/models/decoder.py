@@ -8,7 +8,7 @@ their [B, R] shape back for attention.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +43,7 @@ BranchArray = Shaped[Array, "*layers B kv_heads depths M width"]
 
 AllPages = list[PageArray] | PageArray
 AllBranches = list[BranchArray] | BranchArray
-"""One array a layer, or one for all layers when scanned."""
+"""One array a layer, or one for all layers."""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 """From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k
@@ -192,12 +192,10 @@ class CausalLM(nnx.Module):
         branches: Any = None if tree is None else tree.branches
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
+        run: Any = _scan
         if isinstance(layers, nnx.List):
-            assert isinstance(pages, list)
-            x, pages, branches = _unroll(layers, x, pages, branches, step)
-        else:
-            assert not isinstance(pages, list)
-            x, pages, branches = _scan(layers, x, pages, branches, step)
+            run = _unroll if isinstance(pages, list) else _unroll_together
+        x, pages, branches = run(layers, x, pages, branches, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
@@ -262,6 +260,24 @@ def _unroll(
         written.append(own)
         grown.append(branch)
     return x, written, None if branches is None else grown
+
+
+def _unroll_together(
+    layers: Sequence[DecoderLayer],
+    x: Stream,
+    pages: PageArray,
+    branches: BranchArray | None,
+    step: Step,
+) -> tuple[Stream, PageArray, BranchArray | None]:
+    """As `_unroll`, where one array has the pages of all layers, and another the branches."""
+    grown, pages_per_layer = [], pages.shape[0] // len(layers)
+    for index, layer in enumerate(layers):
+        table = kv_pages.of_layer(step.page_table, index, pages_per_layer)
+        branch = None if branches is None else branches[index]
+        own_step = step._replace(page_table=table)
+        x, (pages, branch) = _layer(*nnx.split(layer), x, pages, branch, own_step)
+        grown.append(branch)
+    return x, pages, None if branches is None else jnp.stack(grown)
 
 
 def _scan(

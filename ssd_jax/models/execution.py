@@ -23,11 +23,14 @@ class Execution:
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
+      few_arrays: whether a layer's parameters share arrays (see `bundles.of_rows`), unless they are
+        sharded, and the pages of all layers one, without a scan.
       attention: backend of `tree_attention`, see there.
       kernels: how Pallas kernels are called, if attention uses them.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
+      chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
         `chunks_of`.
       one_array: whether a dispatch transfers its host arrays as one, see `devices.packing`.
@@ -38,11 +41,13 @@ class Execution:
     digits: int = 2
     min_rows: int = 1
     scan_layers: bool = False
+    few_arrays: bool = False
     attention: str = "xla"
     kernels: Kernels | None = None
     window_writes: bool = False
     linear: str = "xla"
     variants: tuple[str, ...] = ("any",)
+    chunk_options: tuple[tuple[str, bool], ...] = ()
     prefill_chunks: tuple[int, ...] = (32, 128)
     one_array: bool = False
 
@@ -60,6 +65,11 @@ class Execution:
     def page_width(self, head_dim: int) -> int:
         """Width of a key and its value in the pages."""
         return kv_pages.lanes(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
+
+    @property
+    def pages_together(self) -> bool:
+        """Whether one array has the pages of all layers, and another the branches."""
+        return self.scan_layers or self.few_arrays
 
     @property
     def writing(self) -> Kernels | None:
@@ -90,7 +100,8 @@ class Execution:
         one token and needs no more; padded to three tokens it costs the same, and other sums then
         do not depend on the number of tokens.) On an H200, XLA's product of one row takes a quarter
         longer than one of eight. Except on CPU, a branch on the device stops the host, so the host
-        chooses among programs itself, and every array of a call is a transfer.
+        chooses among programs itself, and every array of a call is a transfer. On TPUs, XLA copies
+        all pages for a scatter. On GPUs a call takes two microseconds for each array.
 
         Args:
           platform: JAX's name of the platform.
@@ -100,6 +111,8 @@ class Execution:
         compute = jnp.dtype({"native": "bfloat16", "w8a8": "int8"}.get(dtype, dtype))
         cpu = platform == "cpu"
         attention = attention or ("pallas_tpu" if platform == "tpu" else in_xla(platform))
+        # From rows of an array, XLA picks slower kernels than cuBLAS has for chunks.
+        options = () if platform in ("cpu", "tpu") else (("xla_gpu_enable_triton_gemm", False),)
         padded = cpu and linear == "xla" and compute != jnp.float32
         return cls(
             compute=compute,
@@ -107,11 +120,13 @@ class Execution:
             digits=1 if dtype == "w8a8" else 2,
             min_rows=3 if padded else 8 if platform in ("gpu", "cuda") else 1,
             scan_layers=platform == "tpu",
+            few_arrays=platform not in ("cpu", "tpu"),
             attention=attention,
             kernels=Kernels() if attention.startswith("pallas") else None,
-            window_writes=not cpu,
+            window_writes=platform == "tpu",
             linear=linear,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
+            chunk_options=options,
             prefill_chunks=(32, 128) if cpu else (64, 512),
             one_array=not cpu,
         )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,10 +22,11 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.kernels.piece import Piece
+from ssd_jax.models import bundles
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.decoder import AllPages, CausalLM, DecoderLayer
+from ssd_jax.models.decoder import AllPages, CausalLM
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Axes, Embedding, Matrix, RMSNorm
+from ssd_jax.models.layers import Axes, Embedding, Matrix
 from ssd_jax.models.sharding import (
     DATA_AXIS,
     PAGES_AXES,
@@ -42,7 +42,6 @@ _EMBEDDING = "model.embed_tokens."
 _SCALE = "_scale"
 """Suffix to a weight's name: the scales of its int8 rows."""
 _CACHE = 2**25  # bytes of weights that stay in the cache shared by cores
-_ALIGNMENT = 64  # bytes; of tensors in a bundle
 
 
 class FunctionalModel:
@@ -58,8 +57,7 @@ class FunctionalModel:
         None where row v is token v. They are constants in a draft's programs.
       stored: by tensor name, the kind of each weight that is packed as its checkpoint stores it,
         where weights are packed.
-      bundles: by name, the bytes of each parameter that holds a layer's packed tensors.
-      pieces: the bundle of each such tensor, and its first byte there.
+      bundles: parameters that hold several tensors.
     """
 
     def __init__(
@@ -92,13 +90,20 @@ class FunctionalModel:
                 each.digits = execution.digits
         self._graph, state = nnx.split(module)
         self._flat = {_joined(path): variable for path, variable in nnx.to_flat_state(state)}
+        tensors = {name: self._tensors(name) for name in self._flat}
         self._variables = {
-            tensor: variable
-            for name, variable in self._flat.items()
-            for tensor in self._tensors(name)
+            tensor: variable for name, variable in self._flat.items() for tensor in tensors[name]
         }
         self._treedef = jax.tree.structure(state)
-        self.bundles, self.pieces = _bundle(module, self._packed) if self._packed else ({}, {})
+        structs = {name: variable.get_value() for name, variable in self._flat.items()}
+        if execution.scan_layers:
+            self.bundles = bundles.of_layers(structs, tensors)
+        elif self._packed:
+            self.bundles = bundles.of_bytes(structs, self._packed)
+        elif execution.few_arrays and (mesh is None or mesh.shape[TENSOR_AXIS] == 1):
+            self.bundles = bundles.of_rows(structs)
+        else:
+            self.bundles = bundles.Bundles({}, {})
 
     @functools.cached_property
     def made_from(self) -> str:
@@ -148,17 +153,8 @@ class FunctionalModel:
         rows = jax.jit(quantize, out_shardings=placed)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
-    def stacked(self) -> list[tuple[str, jax.ShapeDtypeStruct, list[str]]]:
-        """Name, struct and tensors (one a layer) of each parameter of scanned layers."""
-        return [
-            (name, self._struct_of(variable), tensors)
-            for name, variable in self._flat.items()
-            if (tensors := self._tensors(name)) != [name]
-        ]
-
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
-        """The flat parameter list, from loaded tensors, `stacked` ones and `bundles` (see
-        `stacks.Stacks`)."""
+        """The flat parameter list, from loaded tensors and `bundles` (see `stacks.Stacks`)."""
         return [arrays[name] for name in self._parameters]
 
     @property
@@ -196,16 +192,24 @@ class FunctionalModel:
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Structs of the bundles, by name."""
-        bytes_, axes = jnp.dtype(jnp.uint8), (None,)
-        return {name: self._struct((n,), bytes_, axes) for name, n in self.bundles.items()}
+        stacks = {name: variable.axes for name, variable in self._flat.items()}
+        return {
+            name: self._struct_of(struct, stacks.get(name, (None,)))
+            for name, struct in self.bundles.structs.items()
+        }
+
+    @property
+    def packs(self) -> bool:
+        """Whether weights are packed; bundles then have their bytes."""
+        return bool(self._packed)
 
     def page_structs(self, count: int, page_size: int) -> Any:
         """Structs of `AllPages`: `count` pages a layer, each of `page_size` positions."""
         c, e = self.config, self.execution
-        per_array = count * c.num_layers if e.scan_layers else count
+        per_array = count * c.num_layers if e.pages_together else count
         shape = (per_array, self.kv_heads, page_size, e.page_width(c.head_dim))
         struct = self._struct(shape, e.pages, PAGES_AXES)
-        return struct if e.scan_layers else [struct] * c.num_layers
+        return struct if e.pages_together else [struct] * c.num_layers
 
     def new_pages(self, count: int, page_size: int) -> AllPages:
         """Zeroed pages laid out as `page_structs`."""
@@ -216,7 +220,7 @@ class FunctionalModel:
         c, e = self.config, self.execution
         shape = (rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
         axes = ("slots", "kv_heads", None, None, None)
-        if e.scan_layers:
+        if e.pages_together:
             return self._struct((c.num_layers, *shape), e.pages, axes)
         return [self._struct(shape, e.pages, axes)] * c.num_layers
 
@@ -224,23 +228,27 @@ class FunctionalModel:
         """The module over these parameters; call it while tracing."""
         named = dict(zip(self._parameters, parameters, strict=True))
         leaves = []
-        for name in self._flat:
-            bundle, at = self.pieces.get(name, (None, 0))
-            leaves.append(named[name] if bundle is None else Piece(named[bundle], at))
+        for name, variable in self._flat.items():
+            bundle, at = self.bundles.pieces.get(name, (None, 0))
+            if bundle is None:
+                leaves.append(named[name])
+            elif self.packs:
+                leaves.append(Piece(named[bundle], at))
+            else:
+                leaves.append(named[bundle][at : at + variable.get_value().shape[0]])
         return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
 
     @functools.cached_property
     def _parameters(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The entries of the flat parameter list by name; bundles come first."""
-        return self.bundle_structs() | {
-            name: self._struct_of(variable)
-            for name, variable in self._flat.items()
-            if name not in self.pieces
-        }
+        structs = self.bundle_structs()
+        for name, variable in self._flat.items():
+            if name not in structs and name not in self.bundles.pieces:
+                structs[name] = self._struct_of(variable.get_value(), variable.axes)
+        return structs
 
-    def _struct_of(self, variable: nnx.Variable) -> jax.ShapeDtypeStruct:
-        value = variable.get_value()
-        return self._struct(value.shape, value.dtype, variable.axes)
+    def _struct_of(self, struct: jax.ShapeDtypeStruct, axes: Axes) -> jax.ShapeDtypeStruct:
+        return self._struct(struct.shape, struct.dtype, axes)
 
     def _struct(self, shape: tuple[int, ...], dtype: jnp.dtype, axes: Axes) -> jax.ShapeDtypeStruct:
         stacked = (None,) * (len(shape) - len(axes))  # the leading layer axis is not sharded
@@ -279,33 +287,6 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
     for matrix in packed.values():
         matrix.stays = stays
     return packed
-
-
-def _bundle(
-    module: CausalLM, packed: Container[str]
-) -> tuple[dict[str, int], dict[str, tuple[str, int]]]:
-    """Puts the `packed` weights and each layer's own norms into one array of bytes a layer.
-
-    Every array argument of a program costs the host about a microsecond, and the products of a
-    layer take nine.
-
-    Returns: see `FunctionalModel.bundles` and `pieces`.
-    """
-    sizes, pieces = {}, {}
-    for layer_path, layer in nnx.iter_modules(module):
-        if not isinstance(layer, DecoderLayer):
-            continue
-        bundle, end = _joined(layer_path), 0
-        for path, each in nnx.iter_modules(layer):
-            if not isinstance(each, Matrix | RMSNorm):
-                continue
-            name = _joined((bundle, *path, "weight"))
-            if name in packed or (isinstance(each, RMSNorm) and len(path) == 1):
-                pieces[name] = bundle, end
-                value = each.weight.get_value()
-                end += math.ceil(value.size * value.dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
-        sizes[bundle] = end
-    return sizes, pieces
 
 
 _pack_int8 = jax.jit(lambda weight: pack_int8(*quantize(weight)))

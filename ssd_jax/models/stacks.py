@@ -14,62 +14,59 @@ from ssd_jax.system.huge_pages import HugePages
 
 
 class Stacks:
-    """Parameters that are filled tensor by tensor, in the order of loading.
+    """A model's bundles, filled tensor by tensor, in the order of loading.
 
-    The stack of a scanned parameter is allocated on its devices when its first layer arrives, and
-    updated in place: devices hold at most the weights and one more tensor, where stacking lists
-    would hold the weights twice. A bundle (see `FunctionalModel`) is filled in host memory.
+    A bundle is allocated on its devices when its first tensor arrives, and updated in place: they
+    hold at most the weights and one more tensor, where joining lists would hold the weights twice.
+    Packed weights are filled in host memory.
 
     Args:
-      pages: memory that bundles are allocated in.
+      pages: memory that packed weights are allocated in.
     """
 
     def __init__(self, model: FunctionalModel, pages: HugePages) -> None:
         self._arrays: dict[str, jax.Array] = {}
         self._model = model
-        self._places = {
-            name: (stack, layer, struct)
-            for stack, struct, names in model.stacked()
-            for layer, name in enumerate(names)
-        }
-        self._bundles = {name: pages.room(nbytes) for name, nbytes in model.bundles.items()}
+        self._structs = model.bundle_structs()
+        packed = self._structs if model.packs else {}
+        self._rooms = {name: pages.room(struct.size) for name, struct in packed.items()}
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
         """As `FunctionalModel.prepare`, but keeps arrays that belong here and returns the rest."""
         kept = {}
         for part, values in self._model.prepare(name, array).items():
-            if part in self._places:
-                self._put(part, values)
-            elif part in self._model.pieces:
-                bundle, at = self._model.pieces[part]
-                stored = np.asarray(values).reshape(-1).view(np.uint8)
-                self._bundles[bundle][at : at + values.nbytes] = stored
-            else:
+            bundle, at = self._model.bundles.pieces.get(part, (None, 0))
+            if bundle is None:
                 kept[part] = values
+            elif bundle in self._rooms:
+                stored = np.asarray(values).reshape(-1).view(np.uint8)
+                self._rooms[bundle][at : at + values.nbytes] = stored
+            else:
+                self._put(bundle, values, at)
         return kept
 
     def arrays(self) -> dict[str, jax.Array]:
-        """All stacks and bundles, by name, for `FunctionalModel.assemble`."""
-        structs = self._model.bundle_structs()
+        """All bundles, by name, for `FunctionalModel.assemble`."""
         made = {
-            name: jax.device_put(self._bundles[name], s.sharding) for name, s in structs.items()
+            name: jax.device_put(room, self._structs[name].sharding)
+            for name, room in self._rooms.items()
         }
         return self._arrays | made
 
-    def _put(self, name: str, values: jax.Array) -> None:
-        stack, layer, struct = self._places[name]
+    def _put(self, bundle: str, values: jax.Array, at: int) -> None:
+        struct = self._structs[bundle]
         with self._lock:
-            if stack not in self._arrays:
-                self._arrays[stack] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
-            written = _writer(struct.sharding)(self._arrays.pop(stack), values, layer)
-            self._arrays[stack] = jax.block_until_ready(written)
+            if bundle not in self._arrays:
+                self._arrays[bundle] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
+            written = _writer(struct.sharding)(self._arrays.pop(bundle), values, at)
+            self._arrays[bundle] = jax.block_until_ready(written)
 
 
 @functools.cache
 def _writer(sharding: jax.sharding.Sharding | None):
-    return jax.jit(
-        lambda stack, values, layer: stack.at[layer].set(values),
-        donate_argnums=0,
-        out_shardings=sharding,
-    )
+    def write(bundle: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
+        rows = values.reshape(-1, *bundle.shape[1:])  # a whole layer is one row of a stack
+        return jax.lax.dynamic_update_slice_in_dim(bundle, rows, at, 0)
+
+    return jax.jit(write, donate_argnums=0, out_shardings=sharding)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -20,7 +21,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Rounds, Seen
 from tests.devices.plain_draft import Plain, Speculation
-from tests.models.golden import FLOAT32, ON_ACCELERATORS, parameters
+from tests.models.golden import FLOAT32, parameters
 from tests.sampling.rows import QUICKLY
 
 SLOTS, K, M, CONTEXT, SUPPORT = 3, 4, 7, 128, 12
@@ -113,7 +114,7 @@ class Draft:
 def compiled(
     path: Path,
     *,
-    scan: bool = False,
+    there: Mapping[str, Any] = {},
     c: float = 1.0,
     quickly: bool = True,
     fewer: tuple[int, ...] = (),
@@ -122,15 +123,14 @@ def compiled(
     """A checkpoint's draft.
 
     Args:
-      scan: as on accelerators, where layers are scanned.
+      there: fields of `Execution`, as on an accelerator.
       fewer: smaller numbers of branches to have programs for, too.
       quickly: without the compiler's optimisations, which take longer than all rounds.
       drafted: fields of `Drafting`.
     """
     checkpoint = open_checkpoint(str(path))
     execution = dataclasses.replace(FLOAT32, prefill_chunks=(32,))
-    if scan:
-        execution = dataclasses.replace(execution, **ON_ACCELERATORS)
+    execution = dataclasses.replace(execution, **there)
     model = FunctionalModel(checkpoint.config, execution)
     settings = {"k": K, "support": SUPPORT, "rule": "ratio", "branches": M, "saguaro_c": c}
     drafting = Drafting(**(settings | drafted))

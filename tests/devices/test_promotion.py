@@ -108,7 +108,7 @@ def test_the_output_is_counted_once(script):
             np.testing.assert_array_equal(seen.output[slot], counts)
 
 
-@pytest.fixture(params=["unrolled_draft", "scanned_draft"])
+@pytest.fixture(params=["unrolled_draft", "scanned_draft", "joined_draft"])
 def draft(request):
     return request.getfixturevalue(request.param)
 

@@ -13,7 +13,7 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.execution import Execution
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_ACCELERATORS
+from tests.models.golden import ON_GPUS, ON_TPUS
 from tests.placement.test_submesh import ids
 
 CONTEXT = 512
@@ -31,17 +31,17 @@ def pair(tmp_path_factory):
     return [str(root / "0.0"), str(root / "0.04")]
 
 
-def opened(pair, *, there=False, **settings):
+def opened(pair, *, there=None, **settings):
+    """`there` are fields of `Execution`, as on an accelerator."""
     usual = Execution.for_platform
 
     def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **ON_ACCELERATORS)
+        return dataclasses.replace(usual(platform, compute, **choices), **(there or {}))
 
     defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
     defaults |= {"context": CONTEXT, "slots": 3, "k": "3", "budget": "8", "dtype": "float32"}
     with pytest.MonkeyPatch.context() as patch:
-        if there:
-            patch.setattr(Execution, "for_platform", as_there)
+        patch.setattr(Execution, "for_platform", as_there)
         return LLM(pair[0], compile_cache="off", **defaults | settings)
 
 
@@ -64,8 +64,13 @@ def expected(pair):
 PAGE = 2 * 2 * 2 * 128 * 2 * 8 * 4
 
 
-@pytest.mark.slow  # `test_preemption.py` has it for what CI runs, with fewer pages
-@pytest.mark.parametrize("there", [False, True])
+SLOW = pytest.mark.slow  # `test_preemption.py` has it for what CI runs, with fewer pages
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    "there", [pytest.param({}, marks=SLOW), pytest.param(ON_TPUS, marks=SLOW), ON_GPUS]
+)
 def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
     """With pages for one long request and two short ones at a time."""
     llm = opened(pair, there=there, kv_memory=str(7 * PAGE))

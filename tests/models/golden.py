@@ -18,12 +18,13 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
 FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
-ON_ACCELERATORS: dict[str, Any] = {
+ON_TPUS: dict[str, Any] = {
     "scan_layers": True,
     "window_writes": True,
     "attention": "xla_static",
     "one_array": True,
 }
+ON_GPUS: dict[str, Any] = {"few_arrays": True, "attention": "xla_static", "one_array": True}
 
 
 class Runner:

@@ -1,7 +1,8 @@
-"""A layer's packed weights lie in one array, and the model is the same."""
+"""Tensors of a layer share arrays, and the model is the same."""
 
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,9 +10,11 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models import functional
+from ssd_jax.models.bundles import Bundles
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.models.stacks import Stacks
 from ssd_jax.system.huge_pages import HugePages
 from ssd_jax.testing import tiny
@@ -19,38 +22,44 @@ from tests.models.golden import Runner, parameters
 from tests.models.test_golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
 
-pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+packs = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+KINDS = [pytest.param("of_bytes", marks=packs), "of_rows"]
 
 
-def packed_model(name, dtype="bfloat16"):
+def packed_model(name, dtype="bfloat16", kind="of_bytes"):
+    """A model whose layers lie in bytes, or in rows as on a GPU."""
     checkpoint = open_checkpoint(str(GOLDENS / name))
     execution = Execution.for_platform("cpu", dtype, linear="cpu")
+    if kind == "of_rows":
+        execution = Execution.for_platform("gpu", dtype)
     return checkpoint, FunctionalModel(checkpoint.config, execution)
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", cases(NAMES, "qwen3"))
-def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, dtype):
+def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, dtype, kind):
     tokens, _ = golden(name)
 
     def logits(model):
         return Runner(model, parameters(checkpoint, model), slots=2)(tokens)
 
-    checkpoint, model = packed_model(name, dtype)
+    checkpoint, model = packed_model(name, dtype, kind)
     together = logits(model)
-    monkeypatch.setattr(functional, "_bundle", lambda *_: ({}, {}))
-    _, apart = packed_model(name, dtype)
+    monkeypatch.setattr(functional.bundles, kind, lambda *_: Bundles({}, {}))
+    _, apart = packed_model(name, dtype, kind)
     assert len(apart.parameter_structs()) > len(model.parameter_structs())
     np.testing.assert_array_equal(logits(apart), together)
 
 
+@packs
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_has_one_array_for_all_products(name):
     checkpoint, model = packed_model(name)
     layers = checkpoint.config.num_layers
-    assert len(model.bundles) == layers
-    assert set(Counter(bundle for bundle, _ in model.pieces.values()).values()) == {9}
+    assert len(model.bundles.structs) == layers
+    assert set(Counter(bundle for bundle, _ in model.bundles.pieces.values()).values()) == {9}
     found = parameters(checkpoint, model)
     for array, struct in zip(found, model.parameter_structs(), strict=True):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
@@ -58,28 +67,56 @@ def test_a_layer_has_one_array_for_all_products(name):
         assert array.unsafe_buffer_pointer() % 64 == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_gpu_a_layer_has_an_array_for_each_type_and_width(name, dtype):
+    checkpoint, model = packed_model(name, dtype, "of_rows")
+    c = checkpoint.config
+    widths = {c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim}
+    vectors = 1  # norms, biases and scales
+    assert len(model.bundles.structs) == (len(widths) + vectors) * c.num_layers
+    of_no_layer = [name for name in model.wanted() if ".layers." not in name]
+    scales = len(model.parameter_structs()) - len(model.bundles.structs) - len(of_no_layer)
+    assert scales == (dtype == "int8")
+    found = parameters(checkpoint, model)
+    for array, struct in zip(found, model.parameter_structs(), strict=True):
+        assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
+
+
+@pytest.mark.parametrize(("shape", "joined"), [((2, 1), True), ((1, 2), False)])
+def test_weights_that_are_sharded_stay_apart(shape, joined):
+    config = ModelConfig.from_hf(tiny.config("llama"))
+    mesh = mesh_of(jax.devices()[:2], data=shape[0])
+    model = FunctionalModel(config, Execution.for_platform("gpu", "float32"), mesh=mesh)
+    assert bool(model.bundles.structs) == joined
+
+
+@packs
 def test_programs_read_bundles_where_they_were_filled():
     """A copy would be all weights again."""
     _, model = packed_model(NAMES[0])
     stacks = Stacks(model, HugePages())
     assert [array.unsafe_buffer_pointer() for array in stacks.arrays().values()] == [
-        room.ctypes.data for room in stacks._bundles.values()
+        room.ctypes.data for room in stacks._rooms.values()
     ]
 
 
-def test_a_tensor_in_the_place_of_another_is_seen():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_in_the_place_of_another_is_seen(kind):
     """What the first test is for: two norms of a layer change places."""
     name = NAMES[0]
     tokens, _ = golden(name)
-    checkpoint, model = packed_model(name)
+    checkpoint, model = packed_model(name, kind=kind)
     want = Runner(model, parameters(checkpoint, model), slots=2)(tokens)
-    one, other = [each for each in model.pieces if each.endswith("layernorm.weight")][:2]
-    model.pieces[one], model.pieces[other] = model.pieces[other], model.pieces[one]
+    pieces = model.bundles.pieces
+    one, other = [each for each in pieces if each.endswith("layernorm.weight")][:2]
+    pieces[one], pieces[other] = pieces[other], pieces[one]
     loaded = parameters(checkpoint, model)
-    _, model = packed_model(name)
+    _, model = packed_model(name, kind=kind)
     assert (Runner(model, loaded, slots=2)(tokens) != want).any()
 
 
+@packs
 def test_an_embedding_that_is_looked_up_in_is_not_read_however_it_is_stored():
     config = ModelConfig.from_hf(
         tiny.config("llama", hidden_size=256, intermediate_size=256, tie_word_embeddings=False)

@@ -14,7 +14,7 @@ from ssd_jax.models.config import FAMILIES
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
-from tests.models.golden import FLOAT32, ON_ACCELERATORS, Runner, our_logits, runner
+from tests.models.golden import FLOAT32, ON_GPUS, ON_TPUS, Runner, our_logits, runner
 from tests.selection import cases
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
@@ -40,7 +40,7 @@ def test_logits_equal_the_oracle(name):
 
 
 @pytest.mark.parametrize("name", cases(NAMES, "llama3-scaled", "qwen3"))
-@pytest.mark.parametrize("changes", [ON_ACCELERATORS, {"attention": "reference"}])
+@pytest.mark.parametrize("changes", [ON_TPUS, ON_GPUS, {"attention": "reference"}])
 def test_as_on_accelerators_and_with_reference_attention_logits_are_the_same(name, changes):
     tokens, expected = golden(name)
     got = runner(GOLDENS / name, slots=tokens.shape[0], **changes)(tokens)
@@ -95,7 +95,7 @@ def test_bfloat16_on_cpu_is_close_and_pads_rows_without_effect():
     assert np.abs(got - expected[:, :12]).mean() < 0.03 * spread
 
 
-@pytest.mark.parametrize("changes", [{}, ON_ACCELERATORS])
+@pytest.mark.parametrize("changes", [{}, ON_TPUS, ON_GPUS])
 def test_a_sharded_model_gives_the_same_logits(changes):
     tokens, expected = golden("llama3-scaled")
     checkpoint = open_checkpoint(str(GOLDENS / "llama3-scaled"))

@@ -1,6 +1,7 @@
 """Layers that are scanned are loaded straight into the arrays that hold them all."""
 
 import gc
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -54,11 +55,12 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
     for array, struct in zip(found, model.parameter_structs(), strict=True):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
         assert struct.sharding is None or array.sharding.is_equivalent_to(struct.sharding, 3)
-    names = {stack: layers for stack, _, layers in model.stacked()}
-    assert {len(layers) for layers in names.values()} == {LAYERS}
-    arrays = dict(zip(model._flat, found, strict=True))
+    counts = Counter(stack for stack, _ in model.bundles.pieces.values())
+    assert set(counts.values()) == {LAYERS}
+    arrays = dict(zip(model._parameters, found, strict=True))
     for layer in (0, 7, LAYERS - 1):
-        name = names["model.layers.mlp.up_proj.weight"][layer]
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        assert model.bundles.pieces[name] == ("model.layers.mlp.up_proj.weight", layer)
         parts = model.prepare(name, jnp.asarray(source.read(name), model.execution.floating))
         stack = arrays["model.layers.mlp.up_proj.weight"][layer]
         np.testing.assert_array_equal(np.asarray(stack), np.asarray(parts[name]))
@@ -69,7 +71,7 @@ def test_a_stack_of_one_layer_is_loaded_from_tensors_as_checkpoints_have_them():
     name = "model.layers.0.mlp.up_proj.weight"
     assert model.wanted()[name].shape == (512, 128)
     found = load_parameters(Random(model), model, where="here")
-    stack = dict(zip(model._flat, found, strict=True))["model.layers.mlp.up_proj.weight"]
+    stack = dict(zip(model._parameters, found, strict=True))["model.layers.mlp.up_proj.weight"]
     np.testing.assert_array_equal(np.asarray(stack), Random(model).read(name)[None])
 
 
@@ -95,7 +97,8 @@ def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
 def test_a_stack_stays_where_it_is_while_layers_come():
     model = made("float32", 0)
     stacks, places = Stacks(model, HugePages()), set()
-    for name in next(layers for _, _, layers in model.stacked()):
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
         assert stacks.prepare(name, jnp.ones(model.wanted()[name].shape)) == {}
         (stack,) = stacks.arrays().values()
         places.add(stack.unsafe_buffer_pointer())

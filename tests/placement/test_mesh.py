@@ -16,7 +16,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_ACCELERATORS
+from tests.models.golden import ON_TPUS
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320}
 
@@ -43,7 +43,7 @@ def opened(pair, mesh, *, there, **settings):
     usual = Execution.for_platform
 
     def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **ON_ACCELERATORS)
+        return dataclasses.replace(usual(platform, compute, **choices), **ON_TPUS)
 
     defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
     defaults |= {"context": 320, "slots": 4, "k": "3", "budget": "8", "dtype": "float32"}

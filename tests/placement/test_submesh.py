@@ -30,7 +30,7 @@ from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import SAMPLED, outputs, requests
-from tests.models.golden import ON_ACCELERATORS
+from tests.models.golden import ON_TPUS
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
 
@@ -69,7 +69,7 @@ def split(root):
     usual = Execution.for_platform
 
     def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **ON_ACCELERATORS)
+        return dataclasses.replace(usual(platform, compute, **choices), **ON_TPUS)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Execution, "for_platform", as_there)

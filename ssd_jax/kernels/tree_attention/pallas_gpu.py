@@ -177,7 +177,10 @@ def _softmax(
         about = {"branch_blocks": branch_blocks, "M": M, "interpret": interpret is not None}
         kernel.kernel(Operands(*inputs), Results(*results), *memory, **about)
 
-    maximum, total, output = plgpu.kernel(
+    read = page_table.size * math.prod(kv_pages.shape[1:]) * kv_pages.dtype.itemsize
+    moved = read + sum(each.size * each.dtype.itemsize for each in (scaled, branches))
+    moved += parts * batch * kv_heads * (queries + padding) * (head_dim + 2) * 4
+    call = plgpu.kernel(
         body,
         out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
         scratch_types=kernel.scratch(tiles, block, head_dim, kv_pages.dtype, interpret),
@@ -190,7 +193,10 @@ def _softmax(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
         interpret=interpret,
-    )(*operands)
+    )
+    # JAX does not tell XLA what such kernels cost.
+    with jax.named_scope(f"bytes_accessed.{moved}"):
+        maximum, total, output = call(*operands)
     state = maximum[..., None], total[..., None], output
     _, total, output = _merged(*(x[:, :, :, :queries] for x in state))
     return output / jnp.where(total == 0, 1.0, total)
