@@ -26,6 +26,7 @@ from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
@@ -213,6 +214,7 @@ class Loaded:
 
     def _controller(self, k: int) -> Controller:
         config, draft = self.config, self.branching()
+        on_accelerator = self.programs.model.execution.one_array
         # No clock records the work of a draft in this process.
         activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
@@ -229,7 +231,8 @@ class Loaded:
             lowers=config.saguaro_c not in (None, 1),
             rule=config.verify,
             elsewhere=not isinstance(draft, BranchDraft),
-            asks_first=self.worker is not None,
+            # Threads of a target on processors would keep a message behind its dispatch waiting.
+            order=Order(first=self.worker is not None, changes=on_accelerator),
             activity=activity,
             put_off=self.grows,
         )

@@ -201,11 +201,12 @@ class Engine:
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
             self._log.mark("propose")
-            if drafter is not None and drafter.asks_first:
+            asks_first = drafter is not None and drafter.asks_first
+            if drafter is not None and asks_first:
                 drafter.speculate()
             dispatched = self._log.dispatched()
             logits = target.forward(pending_tokens, lengths, drafted)
-            if drafter is not None and not drafter.asks_first:
+            if drafter is not None and not asks_first:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
             outcome = target.accept(logits, proposal)

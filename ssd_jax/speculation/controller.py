@@ -34,6 +34,7 @@ from ssd_jax.roles.records import (
 from ssd_jax.speculation.backup import BackupKind, make
 from ssd_jax.speculation.cache import SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
+from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.sequence_state import RoundState, SequenceState
 from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
@@ -53,7 +54,7 @@ class Controller:
       lowers: whether the draft's Saguaro sampling uses D, which is computed only then.
       rule: of the verification, "ratio" or "coupled".
       elsewhere: the draft has devices of its own.
-      asks_first: see `protocols.Drafter`.
+      order: decides whether it asks first, see `protocols.Drafter`; by default it never does.
       activity: returns what such a draft has done since the last call. Without it the draft's speed
         is unknown, and the controller waits for everything that it can.
       pace: decides what to wait for.
@@ -73,14 +74,14 @@ class Controller:
         lowers: bool = True,
         rule: str = "ratio",
         elsewhere: bool = False,
-        asks_first: bool = False,
+        order: Order | None = None,
         activity: Callable[[], Activity] | None = None,
         pace: Pace | None = None,
         put_off: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         waits = elsewhere or put_off or activity is not None or pace is not None
-        self.k, self.on_device, self.asks_first = k, not elsewhere, asks_first
+        self.k, self.on_device = k, not elsewhere
         self.timed = rule == "ratio" and (waits or not isinstance(tuner, FixedTuner))
         self._draft, self._activity, self._lowers = draft, activity, lowers
         self._tuner, self._fan_out = tuner, fan_out
@@ -98,7 +99,9 @@ class Controller:
         self._lengths = np.zeros(rows, np.int32)  # L of the records
         self._forwards = 0  # planned for the last expansion
         self._later: deque[Callable[[], None]] = deque()
-        self._pace, self._clock = pace or Pace(), clock
+        self._pace, self._order, self._clock = pace or Pace(), order or Order(first=False), clock
+        self.asks_first = self._order.first
+        self._ready = 0.0  # when the target's forward could be dispatched
         self._plan = self._next_plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._taught: list[VerificationStats] = []  # that the tuner has not observed yet
         self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
@@ -160,12 +163,15 @@ class Controller:
             this.lengths = np.where(waited > 0, found, this.lengths)
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
-        seconds, tokens = self._clock() - asked, int(waited.max())
-        self._behind = functools.partial(self._work_behind, drafted, tokens, seconds)
+        self._ready, tokens = self._clock(), int(waited.max())
+        seconds = self._ready - asked
+        self._behind = functools.partial(self._work_behind, this, drafted, tokens, seconds)
         return drafted
 
     def proposal(self) -> Any:
         """See `protocols.Drafter.proposal`."""
+        if self.asks_first:
+            self._order.delayed(self._clock() - self._ready)
         proposal, behind = self._draft.proposal(), self._behind
         self._behind = None
         if behind is not None:
@@ -193,12 +199,15 @@ class Controller:
             if forks is not None:
                 counts[slot, : len(forks)], follow[slot] = forks, not each.made
                 most = max(most, each.most_forwards())
+        if not self.asks_first:
+            self._order.delayed(self._clock() - self._ready)
         self._live[:] = False
         expanded = np.asarray(counts.any(axis=1))
         if not expanded.any():
             return
         forwards = self._forwards = min(self._plan.forwards, most)
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
+        self._ready = self._clock()
         self._cache.prepare(counts)
         self._expanding.append(self._plan.budget)
         self._expanded, self._forwarded = expanded, None
@@ -322,7 +331,8 @@ class Controller:
         if branches is None:
             return
         self._count_won(this, branches)
-        if branches.forwards >= self._forwards:
+        this.through = branches.forwards >= self._forwards
+        if this.through:
             return
         for slot in this.states:
             # Its tokens once its expansion is complete; branches of k = L start one forward later.
@@ -374,9 +384,14 @@ class Controller:
         """Tokens that a round of these rows commits in all, by their recent rounds."""
         return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
-    def _work_behind(self, drafted: Drafted, tokens: int, seconds: float) -> None:
+    def _work_behind(self, this: RoundState, drafted: Drafted, tokens: int, seconds: float) -> None:
         """Does what no dispatch waits for; the arguments are those of `_tell_work`."""
         self._tell_work(drafted, tokens, seconds)
+        spans = () if drafted.activity is None else drafted.activity.spans
+        ends = [s.end for s in spans if s.what in FORWARDS and s.end <= this.began]
+        if ends:
+            self._order.ended(this.began - max(ends) if this.through else 0.0)
+            self.asks_first = self._order.first
         for verified in self._taught:
             self._tuner.observe(verified)
         self._taught.clear()

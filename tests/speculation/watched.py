@@ -12,6 +12,7 @@ from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from ssd_jax.testing.by_row import DraftRow, rows_of
@@ -97,7 +98,7 @@ def ssd(
         rule=rule,
         pace=pace,
         elsewhere=remote,
-        asks_first=remote,
+        order=Order(first=remote),
         put_off=pages is not None and pages.grows,
     )
     engine = Engine(verifying, Letters, frozenset({EOS}), drafter=controller, clock=Clock(),

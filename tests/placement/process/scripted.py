@@ -17,6 +17,7 @@ from ssd_jax.roles.records import Outcomes
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.testing.fakes import Silent
@@ -133,7 +134,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
         backup=backup,
         tokens=128,
         elsewhere=True,
-        asks_first=True,
+        order=Order(first=True),
         activity=draft.activity,
         pace=pace or Patient(),
     )
