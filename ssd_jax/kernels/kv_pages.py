@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
@@ -51,7 +50,7 @@ PageArray = Shaped[Array, "pages kv_heads page_size width"]
 def as_array(page_table: PageTable, rows: int) -> Int32[Array, "B P"]:
     """The page table of B rows as an array."""
     if isinstance(page_table, Contiguous):
-        return page_table.first + jnp.asarray(np.arange(rows, dtype=np.int32)[:, None])
+        return page_table.first + jnp.arange(rows, dtype=jnp.int32)[:, None]
     return page_table
 
 

@@ -109,21 +109,21 @@ class Execution:
           linear, attention: see above; attention None is Pallas on TPUs, else XLA.
         """
         compute = jnp.dtype({"native": "bfloat16", "w8a8": "int8"}.get(dtype, dtype))
-        cpu = platform == "cpu"
+        cpu, gpu = platform == "cpu", platform in ("gpu", "cuda", "rocm")
         attention = attention or ("pallas_tpu" if platform == "tpu" else in_xla(platform))
         # From rows of an array, XLA picks slower kernels than cuBLAS has for chunks.
-        options = () if platform in ("cpu", "tpu") else (("xla_gpu_enable_triton_gemm", False),)
+        options = (("xla_gpu_enable_triton_gemm", False),) if gpu else ()
         padded = cpu and linear == "xla" and compute != jnp.float32
         return cls(
             compute=compute,
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             digits=1 if dtype == "w8a8" else 2,
-            min_rows=3 if padded else 8 if platform in ("gpu", "cuda") else 1,
+            min_rows=3 if padded else 8 if gpu else 1,
             scan_layers=platform == "tpu",
-            few_arrays=platform not in ("cpu", "tpu"),
+            few_arrays=gpu,
             attention=attention,
             kernels=Kernels() if attention.startswith("pallas") else None,
-            window_writes=platform == "tpu",
+            window_writes=not (cpu or gpu),
             linear=linear,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
             chunk_options=options,

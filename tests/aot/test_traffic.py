@@ -251,3 +251,11 @@ ENTRY %m (x: f32[8,64], w: f32[8,64]) -> f32[8] {{
 }}
 """
     assert counted(text).flops == (2 * 8 * 64 if "multiply" in turned else 0)
+
+
+def test_a_kernel_counts_as_the_scope_of_its_call_says():
+    kernel = '%o = f32[8]{0} custom-call(%pages), custom_call_target="mosaic_gpu_v2"'
+    about = ', metadata={op_name="jit(f)/bytes_accessed.640/pallas_gpu/mpmd_map"}'
+    head = "ENTRY %m (pages: f32[64,128]) -> f32[8] {\n  %pages = f32[64,128]{1,0} parameter(0)\n"
+    assert counted(f"{head}  ROOT {kernel}{about}\n}}\n").moved == 640
+    assert counted(f"{head}  ROOT {kernel}\n}}\n").moved == 64 * 128 * 4 + 8 * 4

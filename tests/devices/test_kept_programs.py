@@ -268,13 +268,26 @@ def test_why_there_are_no_handlers_makes_no_other_program(monkeypatch):
     assert said[0] != said[1] == said[2]
 
 
-@pytest.mark.parametrize("change", [{"donate": (0,)}, {"shape": (8,)}, {"told": (0,)}])
+OPTIONS = (("xla_cpu_enable_fast_math", False),)
+
+
+@pytest.mark.parametrize(
+    "change", [{"donate": (0,)}, {"shape": (8,)}, {"told": (0,)}, {"options": OPTIONS}]
+)
 def test_other_arguments_are_another_program_whatever_it_is_made_from(store, change):
     for about in ({}, change, {}, change):
         struct = jax.ShapeDtypeStruct(about.get("shape", (4,)), jnp.int32)
         spec = ProgramSpec(lambda x, y: (x + 1, y), (struct, struct), made_from="the same")
         spec._replace(**{n: v for n, v in about.items() if n != "shape"}).compile(None, ("a",))
     assert len(made(store.directory)) == 2
+
+
+@pytest.mark.parametrize("told", [(), (0,)])
+def test_the_compiler_gets_its_options(told):
+    struct = jax.ShapeDtypeStruct((4,), jnp.int32)
+    spec = ProgramSpec(lambda x: x, (struct,), told=told, options=(("no_such_option", True),))
+    with pytest.raises(Exception, match="no_such_option"):
+        spec.compile(None)
 
 
 @pytest.mark.parametrize("what", ["source", "flags", "setting", "processor", "devices"])

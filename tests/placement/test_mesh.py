@@ -16,7 +16,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_TPUS
+from tests.models.golden import ON_GPUS, ON_TPUS
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320}
 
@@ -39,17 +39,16 @@ def pairs(tmp_path_factory):
 
 
 def opened(pair, mesh, *, there, **settings):
-    """Any mode of a pair; `there` with all choices but the dtype as on accelerators."""
+    """Any mode of a pair; `there` are fields of `Execution`, as on an accelerator."""
     usual = Execution.for_platform
 
     def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **ON_TPUS)
+        return dataclasses.replace(usual(platform, compute, **choices), **there)
 
     defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
     defaults |= {"context": 320, "slots": 4, "k": "3", "budget": "8", "dtype": "float32"}
     with pytest.MonkeyPatch.context() as patch:
-        if there:
-            patch.setattr(Execution, "for_platform", as_there)
+        patch.setattr(Execution, "for_platform", as_there)
         return LLM(pair[0], mesh=mesh, compile_cache="off", logprobs=2, **defaults | settings)
 
 
@@ -68,9 +67,10 @@ ODD = [("llama", 3, "data=4,tensor=2")]  # attention is whole on every device
 CASES = [
     (*case, there, verify)
     for case in (*EVEN, *SHARED, *ODD)
-    for there in (False, True)
+    for there in ({}, ON_TPUS)
     for verify in ("ratio", "coupled")
 ]
+CASES += [(*case, ON_GPUS, "coupled") for case in (*EVEN, *ODD)]
 
 
 @pytest.mark.slow  # the planted faults below have grids by default
@@ -86,7 +86,7 @@ def test_every_mode_says_what_one_device_says(pairs, family, heads, mesh, there,
 @pytest.mark.slow  # `test_submesh.py` has groups of both roles
 def test_a_target_in_groups_takes_proposals_of_a_draft_elsewhere(pairs):
     pair = pairs("qwen3", 1)
-    spread = opened(pair, "data=2,tensor=2", there=True, draft_placement="submesh")
+    spread = opened(pair, "data=2,tensor=2", there=ON_TPUS, draft_placement="submesh")
     assert said(spread, "ssd") == said(spread, "ar")
 
 
@@ -115,7 +115,7 @@ def heads_in_turns(self, name, array):
 )
 def test_planted_faults_are_seen(pairs, where, name, fault, monkeypatch):
     pair = pairs("qwen2", 2)
-    ar = {"mode": "ar", "there": True, "draft": None, "draft_placement": None}
+    ar = {"mode": "ar", "there": ON_TPUS, "draft": None, "draft_placement": None}
     ar |= {"k": None, "budget": None}
     right = said(opened(pair, None, **ar), "ar")
     assert said(opened(pair, "data=2,tensor=4", **ar), "ar") == right
