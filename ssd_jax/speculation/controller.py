@@ -206,6 +206,7 @@ class Controller:
         if not expanded.any():
             return
         forwards = self._forwards = min(self._plan.forwards, most)
+        self._order.asked(self._clock(), forwards)
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
         self._ready = self._clock()
         self._cache.prepare(counts)
@@ -331,8 +332,7 @@ class Controller:
         if branches is None:
             return
         self._count_won(this, branches)
-        this.through = branches.forwards >= self._forwards
-        if this.through:
+        if branches.forwards >= self._forwards:
             return
         for slot in this.states:
             # Its tokens once its expansion is complete; branches of k = L start one forward later.
@@ -387,11 +387,8 @@ class Controller:
     def _work_behind(self, this: RoundState, drafted: Drafted, tokens: int, seconds: float) -> None:
         """Does what no dispatch waits for; the arguments are those of `_tell_work`."""
         self._tell_work(drafted, tokens, seconds)
-        spans = () if drafted.activity is None else drafted.activity.spans
-        ends = [s.end for s in spans if s.what in FORWARDS and s.end <= this.began]
-        if ends:
-            self._order.ended(this.began - max(ends) if this.through else 0.0)
-            self.asks_first = self._order.first
+        self._order.outcome(this.began)
+        self.asks_first = self._order.first
         for verified in self._taught:
             self._tuner.observe(verified)
         self._taught.clear()
@@ -425,6 +422,7 @@ class Controller:
             return ()
         activity = self._activity()
         self._work.append(activity)
+        self._order.worked(activity.spans)
         # A span belongs to the last expansion or to the one before; it does not say which.
         same = len(self._expanding) == 2 and len(set(self._expanding)) == 1
         branches = self._expanding[-1] if same else None

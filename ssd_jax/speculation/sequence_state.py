@@ -103,7 +103,6 @@ class RoundState:
       limit: most tokens to propose.
       states: of its rows, by slot.
       lengths: L of its proposals; before `_promote` only of those that hit.
-      through: whether the draft had done all its work when it began.
     """
 
     began: float
@@ -113,4 +112,3 @@ class RoundState:
     sources: dict[int, str]
     lookup: CacheLookup
     lengths: Int32[np.ndarray, "B"]
-    through: bool = False

@@ -50,35 +50,66 @@ def test_an_order_that_does_not_change_stays(first):
     assert after(order, *[0] * 20, *[5] * 20) == first
 
 
-@pytest.mark.parametrize(("spare", "changes"), [(5.0, True), (0.5, False)])
-def test_the_controller_changes_the_order_when_the_draft_has_time(spare, changes):
-    """By a clock on which a dispatch takes a second."""
-    parts, now, order = ssd(spell(LONG), remote=True), 100.0, []
+def told(order, *rounds):
+    """The order after rounds of a second: when each forward ended, of two that were asked for."""
+    for number, ends in enumerate(rounds):
+        order.asked(number, 2)
+        order.worked([Busy("prefill", number, number + 0.99)])
+        order.worked([Busy("grow", number, number + end) for end in ends])
+        order.asked(number + 1, 2)
+        order.outcome(number + 0.9)
+        order._asked.clear()
+    return order.first
+
+
+def test_time_to_spare_is_from_the_last_forward_to_the_outcome():
+    assert not told(asking(300), *[(0.1, 0.5)] * 8)
+    assert told(asking(300), *[(0.1, 0.7)] * 20)
+
+
+def test_a_draft_that_has_not_done_all_forwards_has_none_to_spare():
+    assert told(asking(300), *[(0.1,)] * 20)
+    assert told(asking(300), *[(0.1, 0.95)] * 20)
+
+
+def test_forwards_of_the_next_branches_do_not_count():
+    order = asking(300)
+    for number in range(20):
+        order.worked([Busy("grow", number, number + 0.1)])
+        order.asked(number, 1)
+        order.worked([Busy("grow", number + 0.01, number + 0.5)])
+        order.outcome(number - 0.05)
+    assert not order.first
+
+
+@pytest.mark.parametrize(("seconds", "changes"), [(0.5, True), (1000.0, False)])
+def test_the_controller_changes_the_order_when_the_draft_has_time(seconds, changes):
+    """By a clock that goes on by a second with each look."""
+    parts, now, calls, asked = ssd(spell(LONG), remote=True), 100.0, [], []
+
+    class Noted(Order):
+        def asked(self, at, forwards):
+            asked.append((at, forwards))
+            super().asked(at, forwards)
 
     def clock():
         nonlocal now
         now += 1.0
         return now
 
-    forward, speculate, propose = (
-        parts.target.forward, parts.controller.speculate, parts.controller.propose,
-    )  # fmt: skip
+    def activity():
+        spans = [Busy("grow", at, at + seconds) for at, forwards in asked for _ in range(forwards)]
+        asked.clear()
+        return Activity(tuple(spans))
 
-    def proposes(batch):
-        nonlocal ended
-        ended = now + 1.0 - spare  # which is before the next look at the clock
-        return propose(batch)
-
-    ended = 0.0
-    parts.controller._clock = clock
-    parts.controller._order = Order(first=True, changes=True)
-    parts.controller._activity = lambda: Activity((Busy("grow", ended - 1.0, ended),))
-    parts.controller.propose = proposes
-    parts.target.forward = lambda *to: (order.append("f"), forward(*to))[1]
-    parts.controller.speculate = lambda: (order.append("s"), speculate())[1]
+    forward, speculate = parts.target.forward, parts.controller.speculate
+    parts.controller._clock, parts.controller._activity = clock, activity
+    parts.controller._order = Noted(first=True, changes=True)
+    parts.target.forward = lambda *to: (calls.append("f"), forward(*to))[1]
+    parts.controller.speculate = lambda: (calls.append("s"), speculate())[1]
     parts.engine.add(request(max_tokens=40))
     (output,) = outputs(drain(parts.engine)).values()
     assert output.text == LONG[:40]
-    said = "".join(order)
+    said = "".join(calls)
     assert said.startswith("ssfsfsf")
-    assert ("ffs" in said) == changes
+    assert ("ff" in said) == changes

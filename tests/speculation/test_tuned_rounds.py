@@ -10,6 +10,7 @@ from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import Drafted
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
+from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
@@ -84,7 +85,7 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
 def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
     """Neither of the tuner nor, unless branches are asked for first, of the policies."""
     parts, tuner = restless(fan_out="measured", wrong=lambda position: position % 3 == 0)
-    parts.controller.asks_first = asks_first
+    parts.controller.asks_first, parts.controller._order = asks_first, Order(first=asks_first)
     steps, forward, learn = [], parts.target.forward, MeasuredFanOut.observe
     monkeypatch.setattr(
         parts.target, "forward", lambda *to: (steps.append("forward"), forward(*to))[1]
