@@ -23,8 +23,8 @@ class Execution:
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
-      few_arrays: whether a layer's parameters share arrays (see `bundles.of_rows`), unless they are
-        sharded, and the pages of all layers one, without a scan.
+      few_arrays: whether a layer's parameters share arrays (see `bundles.of_rows`), and the pages
+        of all layers one, without a scan.
       attention: backend of `tree_attention`, see there.
       kernels: how Pallas kernels are called, if attention uses them.
       window_writes: how keys and values are written, see `kv_pages.write`.

@@ -96,12 +96,14 @@ class FunctionalModel:
         }
         self._treedef = jax.tree.structure(state)
         structs = {name: variable.get_value() for name, variable in self._flat.items()}
+        axes = {name: variable.axes for name, variable in self._flat.items()}
         if execution.scan_layers:
-            self.bundles = bundles.of_layers(structs, tensors)
+            self.bundles = bundles.of_layers(structs, axes, tensors)
         elif self._packed:
             self.bundles = bundles.of_bytes(structs, self._packed)
-        elif execution.few_arrays and (mesh is None or mesh.shape[TENSOR_AXIS] == 1):
-            self.bundles = bundles.of_rows(structs)
+        elif execution.few_arrays:
+            devices = 1 if mesh is None else mesh.shape[TENSOR_AXIS]
+            self.bundles = bundles.of_rows(structs, axes, self.rules, devices)
         else:
             self.bundles = bundles.Bundles({}, {})
 
@@ -192,10 +194,9 @@ class FunctionalModel:
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Structs of the bundles, by name."""
-        stacks = {name: variable.axes for name, variable in self._flat.items()}
         return {
-            name: self._struct_of(struct, stacks.get(name, (None,)))
-            for name, struct in self.bundles.structs.items()
+            name: self._struct_of(bundle.struct, bundle.axes)
+            for name, bundle in self.bundles.arrays.items()
         }
 
     @property
@@ -235,7 +236,8 @@ class FunctionalModel:
             elif self.packs:
                 leaves.append(Piece(named[bundle], at))
             else:
-                leaves.append(named[bundle][at : at + variable.get_value().shape[0]])
+                shape = variable.get_value().shape
+                leaves.append(self.bundles.arrays[bundle].piece(named[bundle], at, shape))
         return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
 
     @functools.cached_property

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.models.bundles import Bundle
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.system.huge_pages import HugePages
 
@@ -59,14 +60,12 @@ class Stacks:
         with self._lock:
             if bundle not in self._arrays:
                 self._arrays[bundle] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
-            written = _writer(struct.sharding)(self._arrays.pop(bundle), values, at)
-            self._arrays[bundle] = jax.block_until_ready(written)
+            write = _writer(self._model.bundles.arrays[bundle], struct.sharding)
+            self._arrays[bundle] = jax.block_until_ready(
+                write(self._arrays.pop(bundle), values, at)
+            )
 
 
 @functools.cache
-def _writer(sharding: jax.sharding.Sharding | None):
-    def write(bundle: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
-        rows = values.reshape(-1, *bundle.shape[1:])  # a whole layer is one row of a stack
-        return jax.lax.dynamic_update_slice_in_dim(bundle, rows, at, 0)
-
-    return jax.jit(write, donate_argnums=0, out_shardings=sharding)
+def _writer(bundle: Bundle, sharding: jax.sharding.Sharding | None):
+    return jax.jit(bundle.filled, donate_argnums=0, out_shardings=sharding)

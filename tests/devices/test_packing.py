@@ -18,6 +18,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
+from tests.models.golden import ON_GPUS, ON_TPUS
 from tests.placement.test_mesh import SHAPE, opened
 
 
@@ -145,11 +146,11 @@ APART = {"draft_placement": "submesh", "target_devices": "1"}
 @pytest.mark.parametrize(
     ("mesh", "there", "settings"),
     [
-        (None, True, {"kv_memory": "64MiB"}),
-        pytest.param("data=2,tensor=2", False, {"kv_memory": "64MiB"}, marks=pytest.mark.slow),
-        pytest.param("data=2,tensor=2", True, {"kv_memory": "64MiB"}, marks=pytest.mark.slow),
-        pytest.param(None, True, {}, marks=pytest.mark.slow),
-        pytest.param(None, True, APART, marks=pytest.mark.slow),
+        (None, ON_GPUS, {"kv_memory": "64MiB"}),
+        pytest.param("data=2,tensor=2", {}, {"kv_memory": "64MiB"}, marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2", ON_TPUS, {"kv_memory": "64MiB"}, marks=pytest.mark.slow),
+        pytest.param(None, ON_TPUS, {}, marks=pytest.mark.slow),
+        pytest.param(None, ON_TPUS, APART, marks=pytest.mark.slow),
     ],
 )
 def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there, settings):
@@ -172,7 +173,7 @@ def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there,
 def test_a_proposal_of_the_host_is_one_array_and_the_same(pair, monkeypatch):
     alone = {"draft_placement": None, "budget": None}
     with one_array():
-        llm = opened(pair, None, there=False, mode="sd", draft="ngram", **alone)
+        llm = opened(pair, None, there={}, mode="sd", draft="ngram", **alone)
     found, expected = (
         [one.token_ids for one in outputs(llm, requests(llm, "coupled"), mode)]
         for mode in ("sd", "ar")

@@ -58,7 +58,7 @@ def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, d
 def test_a_layer_has_one_array_for_all_products(name):
     checkpoint, model = packed_model(name)
     layers = checkpoint.config.num_layers
-    assert len(model.bundles.structs) == layers
+    assert len(model.bundles.arrays) == layers
     assert set(Counter(bundle for bundle, _ in model.bundles.pieces.values()).values()) == {9}
     found = parameters(checkpoint, model)
     for array, struct in zip(found, model.parameter_structs(), strict=True):
@@ -74,21 +74,29 @@ def test_on_a_gpu_a_layer_has_an_array_for_each_type_and_width(name, dtype):
     c = checkpoint.config
     widths = {c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim}
     vectors = 1  # norms, biases and scales
-    assert len(model.bundles.structs) == (len(widths) + vectors) * c.num_layers
+    assert len(model.bundles.arrays) == (len(widths) + vectors) * c.num_layers
     of_no_layer = [name for name in model.wanted() if ".layers." not in name]
-    scales = len(model.parameter_structs()) - len(model.bundles.structs) - len(of_no_layer)
+    scales = len(model.parameter_structs()) - len(model.bundles.arrays) - len(of_no_layer)
     assert scales == (dtype == "int8")
     found = parameters(checkpoint, model)
     for array, struct in zip(found, model.parameter_structs(), strict=True):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
 
 
-@pytest.mark.parametrize(("shape", "joined"), [((2, 1), True), ((1, 2), False)])
-def test_weights_that_are_sharded_stay_apart(shape, joined):
-    config = ModelConfig.from_hf(tiny.config("llama"))
-    mesh = mesh_of(jax.devices()[:2], data=shape[0])
-    model = FunctionalModel(config, Execution.for_platform("gpu", "float32"), mesh=mesh)
-    assert bool(model.bundles.structs) == joined
+@pytest.mark.parametrize(("heads", "arrays"), [(2, 4), (1, 4), (3, 5)])
+def test_devices_that_share_a_model_have_equal_parts_of_each_tensor(heads, arrays):
+    """Of two, each has a part of queries, keys, values and channels; three heads it has whole."""
+    queries = 8 if heads < 3 else 9
+    settings = {"num_attention_heads": queries, "num_key_value_heads": heads, "head_dim": 4}
+    config = ModelConfig.from_hf(tiny.config("llama", intermediate_size=96, **settings))
+    mesh = mesh_of(jax.devices()[:2])
+    model = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"), mesh=mesh)
+    assert len(model.bundles.arrays) == arrays * config.num_layers
+    whole = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"))
+    assert bytes_per_device(model.parameter_structs()) < bytes_per_device(whole.parameter_structs())
+    for name, bundle in model.bundles.arrays.items():
+        shard = model.bundle_structs()[name].sharding.shard_shape(bundle.struct.shape)
+        assert bundle.devices == 1 or shard[0] == 1
 
 
 @packs
