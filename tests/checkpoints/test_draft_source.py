@@ -179,7 +179,7 @@ def test_what_two_processes_must_agree_on_has_the_map_in_it(tmp_path, draft, tar
 
 
 def test_a_draft_trained_again_is_another_one_to_costs_and_workers(tmp_path, draft, target):
-    """Same target, same map, same place; one value of one tensor, or another tie."""
+    """Same target, same map, same place; one value of one tensor."""
     tensors = tiny_drafts.own()
     changed = tensors[Q_PROJ].copy()
     changed[-1, -1] += 1

@@ -95,12 +95,17 @@ def test_chat_template_can_be_switched_off(generate):
 @pytest.mark.more
 def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     path = tmp_path / "settings.toml"
-    path.write_text('max_tokens = 2\nignore_eos = true\nstop = ["never-there"]\nslots = 4\n')
-    _, out, _ = generate(f"--config={path}", "--prompt=hello", "--json")
-    assert len(json.loads(out)["token_ids"]) == 5  # --max_tokens stands on the command line
-    path.write_text("ignore_eos = true\nmin_tokens = 3\ntemperature = 0.5\n")
-    status, _, _ = generate(f"--config={path}", "--prompt=hello", "--json")
-    assert status == 0
+    path.write_text("max_tokens = 2\nignore_eos = true\ntemperature = 2.0\nseed = 4\nslots = 4\n")
+
+    def said(*arguments):
+        status, out, _ = generate("--prompt=hello", "--json", *arguments)
+        assert status == 0
+        return json.loads(out)["token_ids"]
+
+    sampled = said("--ignore_eos", "--temperature=2", "--seed=4")
+    assert said(f"--config={path}") == sampled  # COMMON has --max_tokens
+    assert len(sampled) == 5
+    assert said(f"--config={path}", "--temperature=0") == said("--ignore_eos") != sampled
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +12,10 @@ import pytest
 from ssd_jax.devices.packing import Packing
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
-from ssd_jax.models.execution import Execution
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_GPUS, ON_TPUS
+from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
 from tests.placement.test_mesh import SHAPE, opened
 
 
@@ -126,19 +123,6 @@ def counts_of(llm, mode, monkeypatch):
     return counts
 
 
-@contextlib.contextmanager
-def one_array():
-    """Programs of a processor, but handed over to as on accelerators."""
-    usual = Execution.for_platform
-
-    def as_there(*arguments, **choices):
-        return dataclasses.replace(usual(*arguments, **choices), one_array=True)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Execution, "for_platform", as_there)
-        yield
-
-
 APART = {"draft_placement": "submesh", "target_devices": "1"}
 
 
@@ -154,7 +138,7 @@ APART = {"draft_placement": "submesh", "target_devices": "1"}
     ],
 )
 def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there, settings):
-    with one_array():
+    with execution_as(one_array=True):
         llm = opened(pair, mesh, there=there, backup="draft", **settings)
     for mode in llm.modes:
         assert max(counts_of(llm, mode, monkeypatch)) == 1, mode
@@ -172,7 +156,7 @@ def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there,
 @pytest.mark.more
 def test_a_proposal_of_the_host_is_one_array_and_the_same(pair, monkeypatch):
     alone = {"draft_placement": None, "budget": None}
-    with one_array():
+    with execution_as(one_array=True):
         llm = opened(pair, None, there={}, mode="sd", draft="ngram", **alone)
     found, expected = (
         [one.token_ids for one in outputs(llm, requests(llm, "coupled"), mode)]

@@ -84,8 +84,9 @@ _ABOUT = ("cmdline", "stat")
 def gone(pids):
     end = time.monotonic() + 30
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        said = [Path(f"/proc/{pid}/{file}").read_text() for pid in left for file in _ABOUT]
-        assert time.monotonic() < end, f"a process was left: {said}"
+        if time.monotonic() > end:
+            said = [Path(f"/proc/{pid}/{file}").read_text() for pid in left for file in _ABOUT]
+            raise AssertionError(f"a process was left: {said}")
         time.sleep(0.1)
 
 

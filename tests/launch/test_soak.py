@@ -19,7 +19,8 @@ from ssd_jax import SamplingParams
 from tests.launch.test_local import children, gone
 from tests.llm.test_paged import opened as opened_here
 from tests.placement.remote.proxy import Proxy
-from tests.placement.remote.workers import checkpoints, eventually, opened, start
+from tests.placement.remote.workers import checkpoints, opened, start
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 SECONDS = 300

@@ -13,7 +13,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from ssd_jax.tuning import chooser
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.test_speculative import outputs, requests, run
 from tests.speculation.tuners import Restless
 
 pytestmark = pytest.mark.more  # tests/tuning has the choice, tests/speculation the rounds
@@ -50,15 +50,6 @@ def engine_with(llm, mode, tuner):
     roles = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner).roles(mode, 3)
     decoder = llm.tokenizer.open_stream
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
-
-
-def run(engine, asked):
-    found = {}
-    for each in asked:
-        engine.add(each)
-    while engine.has_work:
-        found |= {e.prompt_index: e.output for e in engine.step() if e.output is not None}
-    return [found[each.index] for each in asked]
 
 
 @pytest.mark.parametrize("mode", [pytest.param("sd", marks=pytest.mark.slow), "ssd"])

@@ -136,13 +136,14 @@ def test_a_presence_penalty_forbids_what_was_said(llm):
 
 
 def test_a_repetition_penalty_counts_the_prompt_too(llm):
-    prompt = [65, 66, 67]
-    bias = {65: 50.0, 66: 49.0, 68: 1000.0}
-    free = SamplingParams(max_tokens=1, logit_bias=bias | {68: 0.0})
-    assert llm.generate([prompt], free)[0].token_ids == [65]
-    # Penalties come before the bias, so only the unpenalised part of a logit is divided.
-    params = SamplingParams(max_tokens=3, logit_bias=bias, frequency_penalty=400.0)
-    assert llm.generate([prompt], params)[0].token_ids[:3] == [68, 68, 68]
+    def first(penalty, bias):
+        params = SamplingParams(max_tokens=1, logit_bias=bias, repetition_penalty=penalty)
+        return llm.generate([[65]], params)[0].token_ids
+
+    # Penalties come before the bias. They divide the logit of 65, or multiply it below 0.
+    behind, ahead = {65: 1000.0, 68: 1010.0}, {65: 1010.0, 68: 1000.0}
+    assert (first(1.0, behind), first(1.0, ahead)) == ([68], [65])
+    assert (first(1e-5, behind), first(1e5, ahead)) in (([65], [65]), ([68], [68]))
 
 
 def test_a_logit_bias_of_an_unknown_token_is_refused(llm):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.engine.page_stock import PageStock, Taken
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.models.execution import Execution
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_GPUS, ON_TPUS
+from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
 from tests.placement.test_submesh import ids
 
 CONTEXT = 512
@@ -33,15 +30,9 @@ def pair(tmp_path_factory):
 
 def opened(pair, *, there=None, **settings):
     """`there` are fields of `Execution`, as on an accelerator."""
-    usual = Execution.for_platform
-
-    def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **(there or {}))
-
     defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
     defaults |= {"context": CONTEXT, "slots": 3, "k": "3", "budget": "8", "dtype": "float32"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Execution, "for_platform", as_there)
+    with execution_as(**(there or {})):
         return LLM(pair[0], compile_cache="off", **defaults | settings)
 
 

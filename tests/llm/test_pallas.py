@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import pytest
 
@@ -11,10 +9,10 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write_tpu
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.llm import LLM
-from ssd_jax.models.execution import Execution
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs
+from tests.models.golden import execution_as
 
 SETTINGS = {"slots": 2, "context": 128, "compile_cache": "off", "dtype": "float32"}
 SSD = {"mode": "ssd", "k": "2", "budget": "4", "draft_placement": "inline", "verify": "coupled"}
@@ -29,16 +27,10 @@ def pair(tmp_path_factory):
 
 
 def opened(pair, *, pallas, **settings):
-    usual = Execution.for_platform
-
-    def as_on_tpus(platform, compute, **choices):
-        there = {"scan_layers": True, "window_writes": True, "attention": "xla_static"}
-        if pallas:
-            there |= {"attention": "pallas_tpu", "kernels": Kernels(interpret=True)}
-        return dataclasses.replace(usual(platform, compute, **choices), **there)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Execution, "for_platform", as_on_tpus)
+    there = {"scan_layers": True, "window_writes": True, "attention": "xla_static"}
+    if pallas:
+        there |= {"attention": "pallas_tpu", "kernels": Kernels(interpret=True)}
+    with execution_as(**there):
         return LLM(pair[0], draft=pair[1], **SETTINGS | SSD | settings)
 
 

@@ -15,7 +15,7 @@ from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.test_speculative import outputs, requests, run
 from tests.selection import cases
 
 FACTORS = {
@@ -141,12 +141,7 @@ def by_policy(llm, asked, **policy):
     decoder, eos_ids = llm.tokenizer.open_stream, llm.tokenizer.eos_ids
     engine = Engine(roles.target, decoder, eos_ids, drafter=roles.drafter)
     Comparing(engine)
-    for each in asked:
-        engine.add(each)
-    found = {}
-    while engine.has_work:
-        found |= {e.prompt_index: e.output for e in engine.step() if e.output is not None}
-    return [found[each.index] for each in asked]
+    return run(engine, asked)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +197,7 @@ def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_b
         np.testing.assert_array_equal(accepted, judged)
 
 
-def test_with_a_just_in_time_draft_every_round_accepts_what_sd_accepts(many):
+def test_with_a_just_in_time_draft_rounds_accept_nearly_what_sd_accepts(many):
     """Branches of k < L and just-in-time drafts are the same function of the text.
 
     Greedy alone: sampled drafts differ, since rounds start elsewhere.
@@ -213,7 +208,8 @@ def test_with_a_just_in_time_draft_every_round_accepts_what_sd_accepts(many):
     for one, other in zip(sd, spoken, strict=True):
         assert one.token_ids == other.token_ids
         # A branch of k = L proposes one token less.
-        assert other.metrics["acceptance_length"] <= one.metrics["acceptance_length"] + 1e-9
+        lengths = (each.metrics["acceptance_length"] for each in (one, other))
+        assert 0 <= next(lengths) - next(lengths) < 1
 
 
 def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many, alone):

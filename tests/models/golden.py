@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import load_parameters
@@ -25,6 +28,19 @@ ON_TPUS: dict[str, Any] = {
     "one_array": True,
 }
 ON_GPUS: dict[str, Any] = {"few_arrays": True, "attention": "xla_static", "one_array": True}
+
+
+@contextlib.contextmanager
+def execution_as(**there) -> Iterator[None]:
+    """Within, models are opened with these fields of `Execution`, as on an accelerator."""
+    usual = Execution.for_platform
+
+    def as_there(platform, compute, **choices):
+        return dataclasses.replace(usual(platform, compute, **choices), **there)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Execution, "for_platform", as_there)
+        yield
 
 
 class Runner:

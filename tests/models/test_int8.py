@@ -1,7 +1,5 @@
 """Whole int8 models of every family: close to the oracle, whatever the layout and the width."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,18 +13,12 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from tests.models.golden import Runner, parameters, runner
+from tests.models.test_golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
 
-GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
-NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/logits.npz"))
 INT8 = Execution.for_platform("cpu", "int8")
 ERROR = 0.05
 """Most mean error of a logit, in standard deviations of the logits; 0.024 to 0.035 was seen."""
-
-
-def golden(name):
-    with np.load(GOLDENS / name / "logits.npz") as stored:
-        return stored["tokens"].astype(np.int32), stored["logits"]
 
 
 def error(got, expected):

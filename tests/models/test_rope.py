@@ -15,15 +15,6 @@ CONFIG = dataclasses.replace(ModelConfig.from_hf(tiny.config("llama")), head_dim
 POSITIONS = jnp.array([[0, 1, 5], [7, 100, 4000]], jnp.int32)
 
 
-@pytest.fixture
-def optimised():
-    """Programs as users get them."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.mark.parametrize("head_dim", [2, 6, 64])
 def test_angles_are_products_of_positions_and_frequencies(head_dim):
     config = dataclasses.replace(CONFIG, head_dim=head_dim)
@@ -33,7 +24,8 @@ def test_angles_are_products_of_positions_and_frequencies(head_dim):
     np.testing.assert_allclose(found.sin, np.sin(angles), atol=3e-4)
 
 
-def test_what_rotates_twice_computes_cosines_once(optimised):
+@pytest.mark.shipped
+def test_what_rotates_twice_computes_cosines_once():
     """XLA on CPU would compute them where they are used, for every element there."""
 
     def layers(x, positions):

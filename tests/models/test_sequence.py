@@ -110,13 +110,19 @@ def test_the_gradients_of_a_product_are_those_of_its_operands():
     np.testing.assert_allclose(rounded[1], exact[1], atol=0.05)
 
 
-@pytest.mark.parametrize(("inside", "outside"), [(48, 144), (144, 48)])
-def test_bfloat16_gradients_of_wide_and_narrow_products_run(inside, outside):
+@pytest.mark.parametrize(
+    ("rows", "inside", "outside"),
+    [
+        *((rows, *pair) for rows in (64, 100, 192) for pair in ((48, 144), (144, 48))),
+        *((rows, 64, 64) for rows in (1, 2, 63, 500)),
+    ],
+)
+def test_bfloat16_gradients_of_wide_and_narrow_products_run(rows, inside, outside):
     """On CPU some forms of a bfloat16 product compile and then cannot run."""
     rng = np.random.default_rng(7)
     x, weight, seed = (
         rng.normal(size=s).astype(np.float32)
-        for s in [(192, inside), (outside, inside), (192, outside)]
+        for s in [(rows, inside), (outside, inside), (rows, outside)]
     )
 
     @jax.jit

@@ -3,7 +3,6 @@ accelerators."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -12,11 +11,10 @@ import pytest
 
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.llm import LLM
-from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing import tiny
 from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_GPUS, ON_TPUS
+from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320}
 
@@ -40,15 +38,9 @@ def pairs(tmp_path_factory):
 
 def opened(pair, mesh, *, there, **settings):
     """Any mode of a pair; `there` are fields of `Execution`, as on an accelerator."""
-    usual = Execution.for_platform
-
-    def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **there)
-
     defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
     defaults |= {"context": 320, "slots": 4, "k": "3", "budget": "8", "dtype": "float32"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Execution, "for_platform", as_there)
+    with execution_as(**there):
         return LLM(pair[0], mesh=mesh, compile_cache="off", logprobs=2, **defaults | settings)
 
 

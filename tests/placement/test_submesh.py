@@ -19,7 +19,6 @@ from ssd_jax.devices import branch_draft
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.loaded import Loaded
-from ssd_jax.models.execution import Execution
 from ssd_jax.placement import submesh as submesh_draft
 from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.sampling.params import SamplingParams
@@ -29,8 +28,8 @@ from ssd_jax.testing import tiny
 from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import SAMPLED, outputs, requests
-from tests.models.golden import ON_TPUS
+from tests.llm.test_speculative import SAMPLED, outputs, requests, run
+from tests.models.golden import ON_TPUS, execution_as
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
 
@@ -66,13 +65,7 @@ def many(root):
 def split(root):
     """Four devices a role; heads, channels and vocabulary are cut in four. All else is as on
     accelerators."""
-    usual = Execution.for_platform
-
-    def as_there(platform, compute, **choices):
-        return dataclasses.replace(usual(platform, compute, **choices), **ON_TPUS)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Execution, "for_platform", as_there)
+    with execution_as(**ON_TPUS):
         return opened(root, "llama", heads=4, slots=4, verify="coupled", draft_placement="submesh")
 
 
@@ -84,17 +77,6 @@ def engine_of(llm, **settings):
     draft = roles.drafter._draft
     draft.patience = PATIENCE
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter), draft
-
-
-def run(engine, asked):
-    found = {}
-    for each in asked:
-        engine.add(each)
-    while engine.has_work:
-        for event in engine.step():
-            if event.output is not None:
-                found[event.prompt_index] = event.output
-    return [found[each.index] for each in asked]
 
 
 def ids(found):

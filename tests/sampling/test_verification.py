@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.params import NO_TOKEN
-from ssd_jax.sampling.proposal import Proposal, as_point_mass_where, blank
+from ssd_jax.sampling.proposal import Proposal, as_point_mass_where
 from ssd_jax.sampling.variants import VARIANTS
 from ssd_jax.sampling.verification import commit
 from tests.sampling.evidence import ALPHA, p_value
@@ -196,20 +196,6 @@ def test_min_tokens_ends_within_a_block():
     )
     # Position 11 may not be 2; position 12 may.
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (2, 2)
-
-
-def test_nothing_proposed_is_plain_sampling():
-    proposal = blank(3, 0, 1)
-    outcome = verify(
-        jnp.log(jnp.asarray(TARGET[:3], jnp.float32))[:, None],
-        proposal,
-        rows({"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.0}),
-        jnp.zeros(3, jnp.int32),
-        nothing_said(3, VOCAB),
-        tokens=VOCAB,
-    )
-    assert outcome.accepted.tolist() == [0, 0, 0]
-    assert outcome.bonus.tolist() == [0, 3, 0]
 
 
 @pytest.mark.parametrize(

@@ -238,32 +238,11 @@ def test_only_what_is_asked_for_is_prepared():
     assert prepared(mode="auto", k="3", budget="8") == ("ssd", 3, (8,), True)
 
 
-def test_costs_of_a_dtype_are_kept_apart_from_those_of_others(tmp_path, monkeypatch):
-    """The models are the same files, and so are all their sizes."""
-    measured = []
-
-    def measure(loaded, _context):
-        measured.append(loaded.config.dtype)
-        return costs(0.5)
-
-    monkeypatch.setattr("ssd_jax.tuning.chooser.measure", measure)
-    model = SimpleNamespace(identity="f w")
-    for dtype in ("int8", "native", "native"):
-        config = Config(
-            target="t", mode="auto", draft="d", dtype=dtype, compile_cache=str(tmp_path)
-        )
-        loaded = SimpleNamespace(
-            config=config, programs=SimpleNamespace(widths=WIDTHS), exact="distribution"
-        )
-        open_chooser(loaded, model, None, 64)
-    assert measured == ["int8", "native"]
-
-
 @pytest.mark.parametrize(
     "other",
     [
         *("versions", "cpu_model", "cpu_affinity", "usable_cores"),
-        *("sources", "flags", "handlers", "identity", "exact", "context"),
+        *("sources", "flags", "handlers", "identity", "exact", "context", "dtype"),
     ],
 )
 def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, monkeypatch, other):
@@ -293,6 +272,8 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
             exact, context = ("bitwise", 64) if other == "exact" else ("distribution", 128)
         elif other == "identity":
             model.identity = "f others"
+        elif other == "dtype":  # of the same files, and all sizes are the same
+            config = dataclasses.replace(config, dtype="int8")
         elif other in parts:
             monkeypatch.setattr(*parts[other], lambda: ("another",))
         else:

@@ -74,8 +74,8 @@ def said(inline, parts, verify="coupled"):
         patch.setattr(Loaded, "branching", lambda _loaded: draft(parts))
         llm._engines.pop(("ssd", 3), None)
         found = outputs(llm, requests(llm, verify), "ssd")
-    names = ("rounds", "hit_rate", "acceptance_length", "acceptance_rate")
-    return ids(found), [[output.metrics.get(name) for name in names] for output in found]
+    names = ("hit_rate", "acceptance_length", "acceptance_by_position")
+    return ids(found), [[output.metrics[name] for name in names] for output in found]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ SIGNALS = {
 
 
 def command() -> list[str]:
-    """What starts a draft worker that can break; see `worker.supervisor.COMMAND`."""
+    """What starts a draft worker that can break; see `placement.process.supervisor.COMMAND`."""
     code = (
         f"import sys; sys.path.insert(0, {str(_ROOT)!r});"
         "from tests.placement.process import faults; faults.install();"

@@ -17,7 +17,8 @@ from tests.placement.process.script import SETTINGS, ScriptedDraft
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
 from tests.placement.process.test_faults import Stuck
-from tests.placement.process.test_supervisor import eventually, linux, working
+from tests.placement.process.test_supervisor import linux, working
+from tests.waiting import eventually
 
 
 def test_the_limit_is_twice_as_long_each_time_that_it_is_reached():

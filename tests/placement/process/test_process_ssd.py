@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -24,11 +23,12 @@ from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
 from ssd_jax.testing import tiny
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.test_speculative import outputs, requests, run
 from tests.placement.process.fake_worker import command
 from tests.selection import cases
 from tests.speculation.paces import Hasty, Moody, Patient
 from tests.speculation.tuners import Restless
+from tests.waiting import eventually
 
 PATIENCE = 120.0  # no answer is late here, however busy the machine is
 
@@ -83,17 +83,6 @@ def engine_of(llm, *, pace=None, **settings):
 def remote(llm):
     """The draft of the newest engine."""
     return llm.loaded.worker.drafts[-1]
-
-
-def run(engine, asked):
-    found = {}
-    for each in asked:
-        engine.add(each)
-    while engine.has_work:
-        for event in engine.step():
-            if event.output is not None:
-                found[event.prompt_index] = event.output
-    return [found[each.index] for each in asked]
 
 
 @pytest.mark.parametrize("backup", cases(["none", "ngram", "draft"], "draft"))
@@ -242,13 +231,6 @@ def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike,
     assert again["dead"] + again["late"] + again["stale"] <= 1
     assert output.metrics["hit_rate"] > 0.3
     assert (draft.counters["connections"] > before["connections"]) == (how == "killed")
-
-
-def eventually(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it never happens"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

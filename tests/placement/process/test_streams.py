@@ -26,6 +26,7 @@ from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import connecting, served
 from tests.placement.process.test_session import ROUND
+from tests.waiting import eventually
 
 
 def serving(**settings):
@@ -34,13 +35,6 @@ def serving(**settings):
         lambda called: DraftSession(HELLO, ScriptedDraft, called), HELLO, TOKEN, **settings
     )
     return connecting(running.address, running.stop)
-
-
-def eventually(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never happens"
-        time.sleep(0.02)
 
 
 def test_many_engines_have_streams_at_the_same_time():

@@ -21,6 +21,7 @@ from ssd_jax.placement.process.supervisor import Supervisor
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, request, run_of, text
+from tests.waiting import eventually
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
 
@@ -48,13 +49,6 @@ def ended(pid):
     except (FileNotFoundError, ProcessLookupError):
         return True
     return stat.rpartition(")")[2].split()[0] == "Z"
-
-
-def eventually(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never happens"
-        time.sleep(0.02)
 
 
 @linux
@@ -351,16 +345,6 @@ def test_a_worker_that_hangs_is_ended_once_and_another_is_started():
         supervisor.end(address)  # of an engine that has not noticed yet
         time.sleep(0.3)
         assert supervisor.pid == second
-
-
-@pytest.mark.more
-def test_a_worker_of_a_model_that_is_not_there_says_so(tmp_path):
-    missing = str(tmp_path / "no-model")
-    worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=missing))
-    worker.supervisor.start()
-    with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
-        worker.supervisor.wait_ready()
-    worker.close()
 
 
 def test_a_worker_whose_program_is_not_there():

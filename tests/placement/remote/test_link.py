@@ -19,7 +19,7 @@ from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.remote.proxy import Proxy
 from tests.placement.remote.scripted import FAR, serving
-from tests.placement.remote.workers import eventually
+from tests.waiting import eventually
 
 ROUND = 0.002
 """Seconds of a forward of the target, so that an engine without a draft does not spin."""

@@ -25,13 +25,13 @@ from tests.placement.remote.scripted import FAR
 from tests.placement.remote.workers import (
     checkpoints,
     command,
-    eventually,
     hits,
     listening,
     opened,
     start,
     started,
 )
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

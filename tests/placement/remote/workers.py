@@ -6,7 +6,6 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 from typing import NamedTuple
 
 from ssd_jax.llm import LLM
@@ -81,10 +80,3 @@ def opened(root, address, **settings):
 
 def hits(found):
     return sum(output.metrics["hit_rate"] or 0 for output in found)
-
-
-def eventually(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
