@@ -26,7 +26,7 @@ from ssd_jax.placement.process.messages import (
     VersionError,
 )
 
-VERSION = 8
+VERSION = 9
 _START = b"SSD" + bytes([VERSION])
 
 

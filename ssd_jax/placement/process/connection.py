@@ -269,13 +269,12 @@ class Connection:
         return self._told is not None and self._told.complete
 
     def _arranged(self, message: Speculations) -> Told:
-        """An answer arranged by slots, ready to be used; each answer covers one more forward."""
-        before = 0 if self._told is None else self._told.branches.forwards
-        about, slots = self._hello, message.slots
+        """An answer arranged by slots, ready to be used."""
+        about, slots, forwards = self._hello, message.slots, message.forwards
         if slots.tolist() == [*range(about.slots)]:
             of_all = message.bonus, message.lengths, message.tokens, message.confidence
-            return Told(message.epochs, BranchTokens(*of_all, before + 1), message.complete)
-        branches = no_branches(about.slots, about.branches, about.k, before + 1)
+            return Told(message.epochs, BranchTokens(*of_all, forwards), message.complete)
+        branches = no_branches(about.slots, about.branches, about.k, forwards)
         epochs = np.full(about.slots, -1, np.int32)
         epochs[slots] = message.epochs
         for name in ("bonus", "lengths", "tokens", "confidence"):

@@ -125,6 +125,8 @@ class _Drafts:
         """Adds programs that load late: just-in-time drafts, and these numbers of branches."""
         sys.setswitchinterval(_BESIDE)
         self._menu[0].base.complete()
+        if not budgets:
+            run_once(self._of(self._menu))
         for branches in reversed(budgets):
             programs = ExpansionPrograms(self._menu[0].base, branches, self._menu[0])
             run_once(self._of([programs]))

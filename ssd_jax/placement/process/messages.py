@@ -320,13 +320,19 @@ class Winner(RoundAnswer, frozen=True):
 
 
 class Speculations(RoundAnswer, frozen=True):
-    """The branches so far; see `roles.BranchTokens`. No more follow after `complete`."""
+    """The branches after `forwards`; see `roles.BranchTokens`. No more follow after `complete`."""
 
     complete: bool
+    forwards: Count
     bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]
     lengths: Annotated[np.ndarray, Entries("R M", 0, "K+1")]
     tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
     confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
+
+    def check(self, about: Hello) -> None:
+        """See `DraftMessage.check`."""
+        super().check(about)
+        _within("forwards", self.forwards, about.k + 2)
 
 
 MESSAGES = Hello, Wanted, Welcome, Refused, Open, MorePages, Prefill, Round, Winner, Speculations

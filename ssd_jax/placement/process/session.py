@@ -149,7 +149,7 @@ class DraftSession:
             return
         if not forked.any():  # every round that asks for branches gets an answer
             about = self._about
-            none = no_branches(about.slots, about.branches, about.k)
+            none = no_branches(about.slots, about.branches, about.k, message.forwards)
             yield self._speculations(message, forked, none, complete=True)
             return
         if not promoted.any():
@@ -237,7 +237,7 @@ class DraftSession:
         self, message: Round, rows: np.ndarray, branches: BranchTokens, *, complete: bool
     ) -> Speculations:
         slots = np.flatnonzero(rows)
-        bonus, lengths, tokens, confidence, *_ = branches
+        bonus, lengths, tokens, confidence, forwards, _ = branches
         return Speculations(
             number=message.number,
             work=self._take_work(),
@@ -246,6 +246,7 @@ class DraftSession:
             received=self._received,
             sent=self._clock(),
             complete=complete,
+            forwards=forwards,
             bonus=bonus[slots],
             lengths=lengths[slots],
             tokens=tokens[slots],

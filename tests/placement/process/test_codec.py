@@ -47,6 +47,7 @@ SPECULATIONS = Speculations(
     number=8,
     work=(),
     complete=True,
+    forwards=2,
     slots=np.array([1], np.int32),
     epochs=np.array([1], np.int32),
     received=3.0,
@@ -151,7 +152,7 @@ def test_arrays_of_any_shape_in_any_place_are_refused(message):
     names = [n for n in message.__struct_fields__ if isinstance(getattr(message, n), np.ndarray)]
     shapes = [(), (0,), (1,), (0, 2**40), (1, 1), (1, 0, 3), (2, 3, 4, 1)]
     for name, shape in itertools.product(names, shapes):
-        array = np.zeros(shape, np.int32)
+        array = np.zeros(shape, getattr(message, name).dtype)
         if shape != getattr(message, name).shape:
             with pytest.raises(ProtocolError):
                 again(replace(message, **{name: array}))

@@ -48,6 +48,11 @@ def test_drafts_that_there_are_and_will_be_get_programs_of_fewer_branches(drafts
     ]  # just-in-time drafts first: there is nothing in their place
 
 
+def test_where_no_fewer_branches_are_asked_for_just_in_time_drafts_are_run_once(drafts):
+    drafts.extend([])
+    assert (drafts.warm, drafts.completed) == ([[16], [16]], [[[16]]])
+
+
 def test_programs_that_come_before_the_first_engine_are_in_its_draft_too(drafts):
     drafts.extend([4, 8])
     assert [sorted(drafts.new().budgets) for _ in range(2)] == [[4, 8, 16]] * 2

@@ -144,7 +144,9 @@ def test_an_engine_is_told_little_before_its_outcome(monkeypatch):
             connection, messages = run.draft.streams.current, []
             monkeypatch.setattr(connection, "_take", tee(messages, connection._take))
             run.generate(count=1, size=60)
-            told[share] = sum(isinstance(each, Speculations) for each in messages)
+            said = [each for each in messages if isinstance(each, Speculations)]
+            assert {each.forwards for each in said if each.complete} <= {K, K + 1}
+            told[share] = len(said)
             assert run.draft.counters == {"connections": 1}
     assert told[0.8] < 0.6 * told[0.0]
 
