@@ -134,7 +134,7 @@ def place(
     devices, others = jax.devices(), None
     if kind == "submesh":
         groups.require_platform("gpu" if jax.default_backend() == "gpu" else None)
-        indices, others = groups.split(len(devices), grid)
+        indices, others = groups.split(len(devices), grid, workers)
     else:
         indices = groups.of_target(len(devices), grid)
     if hosts:

@@ -61,8 +61,10 @@ class Devices(NamedTuple):
             return
         if self.platform == "gpu":
             jax.config.update(_SETTING, self._listed)
-        elif self.platform == "cpu" and not self.usual:
-            jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
+        elif self.platform == "cpu":
+            jax.config.update("jax_platforms", "cpu")  # else an accelerator would come first
+            if not self.usual:
+                jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
 
     def start(self) -> list[Any]:
         """Starts JAX, and returns the devices that were claimed.

@@ -58,6 +58,8 @@ class Hosts:
             raise InputError(f"hosts = {text!r}: there is no port {hosts.stream}")
         if not hosts.joining:
             raise InputError(f"hosts = {text!r}: joining is seconds, 1 or more")
+        if address and not hosts.count:
+            raise InputError(f"hosts = {text!r}: count is processes, 1 or more")
         if address and not hosts.index < hosts.count:
             raise InputError(
                 f"hosts = {text!r}: index is 0 for the leader and at most {hosts.count - 1} of "

@@ -119,7 +119,8 @@ class Leader:
         while len(told) < len(self._hosts):
             index, message = self._told.get()
             if self._failure is not None or message is None:
-                raise self._failure or AssertionError
+                self._told.put((0, None))  # nobody waits again
+                raise self._failure or SsdError("the model was closed meanwhile; open it again")
             told[index] = message.values
         own = {name: str(value) for name, value in values.items()}
         for index, theirs in sorted(told.items()):
@@ -148,17 +149,25 @@ class Leader:
             if self._closed or self._failure is not None:
                 return
             self._closed = True
+        self._told.put((0, None))
         self._send(encode(End()))
         for host in self._hosts.values():
             host.link.close()
         compat.leave_job()
 
     def new_engine(self, mode: str, k: int, make: Callable[[], T]) -> tuple[int, T]:
-        """Has all processes make an engine's roles, and waits; returns its number and its roles."""
+        """Has all processes make an engine's roles, and waits; returns its number and its roles.
+
+        If this process cannot make them, all end.
+        """
         with self._calling:
             number, self._engines = self._engines, self._engines + 1
             self._say(NewEngine, number, mode, k)
-            roles = make()
+            try:
+                roles = make()
+            except BaseException as error:
+                self.fail(error)
+                raise
             self.agree({"engine": number})
         self._decoding = True
         return number, roles
@@ -230,7 +239,9 @@ class Leader:
         """Waits for all followers; refuses connections without the secret."""
         address, token = Address.parse(self._job.address, "hosts"), secrets.token_hex(32)
         host = address.host
-        with listen(host if address.loopback else "", hosts.stream) as server:
+        with listen(
+            host if address.loopback else "", hosts.stream, "give the leader another by stream="
+        ) as server:
             port = server.getsockname()[1]
             self._job.put(STREAM, f"{host} {port} {token}")
             threading.Thread(target=self._accept, args=(server, token), daemon=True).start()

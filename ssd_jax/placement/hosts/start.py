@@ -40,11 +40,20 @@ def refusal(why: str, status: int) -> SsdError:
     return InputError(why) if status == InputError.exit_status else SsdError(why)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A server socket at an address of this machine; without `host` at all, IPv6 and IPv4."""
+def listen(host: str, port: int, remedy: str) -> socket.socket:
+    """A server socket at an address of this machine; without `host` at all, IPv6 and IPv4.
+
+    Raises:
+      InputError: the port cannot be had; with the remedy.
+    """
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    except OSError as error:
+        # Its words also have the address.
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"hosts: port {port} cannot be listened at: {why}; {remedy}") from None
 
 
 def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
@@ -62,7 +71,11 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     else:
         where = f" with its coordinator at {hosts.address}"
         _check_place(hosts.index, follows)
-        _wait_for(hosts) if follows else _require_free(hosts.address)
+        if follows:
+            _wait_for(hosts)
+        else:  # JAX would end this process
+            _, port = Address.parse(hosts.address, "hosts")
+            listen("", port, "give another port to all processes").close()
     # Without this timer, JAX would abort the process.
     late = f"hosts: not all processes have come to the job{where} within {waited(hosts)}"
     limit = threading.Timer(hosts.joining, leave, (late, InputError.exit_status))
@@ -94,18 +107,6 @@ def _check_place(index: int, follows: bool) -> None:
         )
 
 
-def _require_free(address: str) -> None:
-    """Refuses a port that is in use, for which JAX would end this process."""
-    _, port = Address.parse(address, "hosts")
-    try:
-        listen("", port).close()
-    except OSError as error:
-        raise InputError(
-            f"hosts: no coordinator can listen at port {port}: {error.strerror or error}; give "
-            "another port to all processes"
-        ) from None
-
-
 def waited(hosts: Hosts) -> str:
     """How long a process waits for the others, and how to make it wait longer."""
     return f"{hosts.joining} s; --hosts=...,joining=SECONDS waits longer"
@@ -113,11 +114,11 @@ def waited(hosts: Hosts) -> str:
 
 def _wait_for(hosts: Hosts) -> None:
     """Waits until the leader listens."""
-    address = hosts.address or ""
+    address = Address.parse(hosts.address or "", "hosts")
     end, why = time.monotonic() + hosts.joining, ""
     while time.monotonic() < end:
         try:
-            socket.create_connection(Address.parse(address, "hosts"), timeout=_PAUSE * 10).close()
+            socket.create_connection(address, timeout=_PAUSE * 10).close()
         except OSError as error:
             why = error.strerror or str(error)
         else:
@@ -125,5 +126,5 @@ def _wait_for(hosts: Hosts) -> None:
         time.sleep(_PAUSE)
     raise InputError(
         f"hosts: nobody listens at {address} ({why}): start the leader there, and see that the "
-        f"port is open, as nc -vz {address.replace(':', ' ')} tells; waited {waited(hosts)}"
+        f"port is open, as nc -vz {address.host} {address.port} tells; waited {waited(hosts)}"
     )

@@ -96,7 +96,7 @@ class Files(NamedTuple):
         """Credentials of an engine's channel; None without TLS.
 
         Raises:
-          InputError: a file cannot be read.
+          InputError: a file cannot be read, or is none of PEM.
         """
         if self.ca is None:
             return None
@@ -104,13 +104,15 @@ class Files(NamedTuple):
 
         own = [None if path is None else _read(path, name) for path, name in
                ((self.key, OF_ENGINE.key), (self.cert, OF_ENGINE.cert))]  # fmt: skip
-        return grpc.ssl_channel_credentials(_read(self.ca, OF_ENGINE.ca), *own)
+        trusted = _read(self.ca, OF_ENGINE.ca)
+        self._require_pem(OF_ENGINE)
+        return grpc.ssl_channel_credentials(trusted, *own)
 
     def of_worker(self) -> grpc.ServerCredentials | None:
         """Credentials of a worker's port; None without TLS. With a `ca`, engines need certificates.
 
         Raises:
-          InputError: a file cannot be read.
+          InputError: a file cannot be read, or is none of PEM.
         """
         if self.cert is None or self.key is None:
             return None
@@ -118,7 +120,25 @@ class Files(NamedTuple):
 
         pair = _read(self.key, OF_WORKER.key), _read(self.cert, OF_WORKER.cert)
         trusted = None if self.ca is None else _read(self.ca, OF_WORKER.ca)
+        self._require_pem(OF_WORKER)
         return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
+
+    def _require_pem(self, names: Names) -> None:
+        """Refuses files that are no certificates, or no key of theirs, as gRPC does not say."""
+        import ssl
+
+        context, wrong = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), names.cert
+        try:
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key, password=lambda: "")
+            wrong = names.ca
+            if self.ca is not None:
+                context.load_verify_locations(self.ca)
+        except ssl.SSLError as error:
+            raise InputError(
+                f"{wrong} = {getattr(self, 'cert' if wrong == names.cert else 'ca')!r} does not "
+                f"hold certificates in PEM, or {names.key} not their key: {error}"
+            ) from None
 
 
 def _read(path: str, name: str) -> bytes:

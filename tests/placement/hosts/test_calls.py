@@ -27,6 +27,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.placement.hosts.paired import HOSTS, SILENCE, SLOTS, K, Texts, decoding, joined
+from tests.waiting import eventually
 
 LENGTHS = np.array([4, -1], np.int32)
 
@@ -57,18 +58,10 @@ def rounds(pair, *, own=True):
 def test_followers_make_the_same_calls(monkeypatch, own):
     with decoding(monkeypatch, own=own) as pair:
         rounds(pair, own=own)
-        wait_until(lambda: len(pair.there[0].calls) == len(pair.here[0].calls))
+        eventually(lambda: len(pair.there[0].calls) == len(pair.here[0].calls))
         assert pair.there[0].calls == pair.here[0].calls
         assert pair.there[1].calls == (pair.here[1].calls if own else [])
         assert not pair.left
-
-
-def wait_until(true):
-    for _ in range(1000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError
 
 
 def many_rounds(pair):
@@ -169,11 +162,11 @@ def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
     with decoding(monkeypatch, own=True) as pair:
         pair.target.open(SlotOpening(1, SamplingParams()))
         pendings = [pair.target.prefill_last(1, [7], 2) for _ in range(300)]
-        wait_until(lambda: pair.leader._outcomes._forgotten > 100)
+        eventually(lambda: pair.leader._outcomes._forgotten > 100)
         for each in pendings:
             each.read()
         many_rounds(pair)
-        wait_until(pair.follower._outcomes.empty)
+        eventually(pair.follower._outcomes.empty)
         assert len(pair.leader._outcomes._told) <= 100
         assert not pair.left
 
@@ -216,7 +209,7 @@ def test_followers_are_told_what_was_chosen(monkeypatch, wrong):
         drafter.open(SlotOpening(1, SamplingParams()))
         batch = draft_batch(SLOTS, K + 1)._replace(limit=np.array([0, K], np.int32))
         drafter.propose(batch)
-        wait_until(lambda: len(pair.there[1].calls) == 2)
+        eventually(lambda: len(pair.there[1].calls) == 2)
         assert pair.here[1].calls[-1][3 + 2] == [0, 2]
         assert (pair.there[1].calls == pair.here[1].calls) is not wrong
 
@@ -234,9 +227,9 @@ def test_outcomes_that_nobody_waits_for_are_no_loss(monkeypatch):
     with decoding(monkeypatch, own=True) as pair:
         rounds(pair)
         pair.leader.close()
-        wait_until(lambda: pair.follower._ended)
+        eventually(lambda: pair.follower._ended)
         pair.follower._outcomes.put((99, pair.there[0].pending()))
-        wait_until(pair.follower._outcomes.empty)
+        eventually(pair.follower._outcomes.empty)
         time.sleep(1)  # longer than `_TOLD`
         assert not pair.left
 
@@ -251,9 +244,9 @@ def test_a_leader_that_takes_no_more_before_it_is_heard_to_end_is_not_lost(monke
     with decoding(monkeypatch, own=True) as pair:
         monkeypatch.setattr(pair.follower._link, "send", gone)
         pair.follower._outcomes.put((99, pair.there[0].pending()))
-        wait_until(pair.follower._outcomes.empty)
+        eventually(pair.follower._outcomes.empty)
         pair.leader.close()
-        wait_until(lambda: pair.follower._ended)
+        eventually(lambda: pair.follower._ended)
         time.sleep(1)  # longer than `_TOLD`
         assert not pair.left
 
@@ -266,7 +259,7 @@ def test_hosts_that_tell_other_facts_end_with_one_message(monkeypatch):
         thread.start()
         with pytest.raises(InputError, match=said) as raised:
             leader.agree({"jax": 1})
-        wait_until(lambda: left)
+        eventually(lambda: left)
         assert left == [str(raised.value)]
 
 
@@ -294,9 +287,9 @@ def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
         monkeypatch.setattr(leader, "_tell", tell_late)
         error = InputError("no such model")
         threading.Thread(target=follower.fail, args=(error,), daemon=True).start()
-        wait_until(lambda: leader._failure is not None)
+        eventually(lambda: leader._failure is not None)
         threading.Thread(target=leader._at_exit, daemon=True).start()
-        wait_until(lambda: len(left) == 3)
+        eventually(lambda: len(left) == 3)
     assert left[0] == "told"
 
 
@@ -328,7 +321,7 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     thread.join(10)
     assert made
     made[0].close()
-    wait_until(lambda: caplog.text.count("was sent away") == len(frames))
+    eventually(lambda: caplog.text.count("was sent away") == len(frames))
     ended.set()
     for each in connected:
         each.close()
@@ -375,7 +368,7 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
     leaders.atexit.unregister(leader._at_exit)
     with leader._hosts[1].link._sending:  # by who writes a call to it
         threading.Thread(target=leader._lose, args=(1, "it was silent"), daemon=True).start()
-        wait_until(lambda: left.keys() >= {0, 2})
+        eventually(lambda: left.keys() >= {0, 2})
     assert left[0] == left[2]
     assert left[0].endswith("is lost: it was silent")
     for each in both:
@@ -386,7 +379,7 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
 def test_a_leader_is_reached_by_each_kind_of_address_of_its_name(monkeypatch, number):
     found = socket.getaddrinfo
     try:
-        listen(number, 0).close()
+        listen(number, 0, "").close()
     except OSError:
         pytest.skip(f"this machine has no {number}")
 
@@ -416,7 +409,7 @@ def test_followers_are_told_who_has_not_come():
     thread.start()
     with pytest.raises(InputError, match=r"processes \[2\] have not come") as raised:
         Leader(texts.job(0, 3), hosts, SILENCE, leave=lambda *_: None)
-    wait_until(lambda: left)
+    eventually(lambda: left)
     assert left[0] == (str(raised.value), InputError.exit_status)
 
 
@@ -443,7 +436,7 @@ def test_a_message_that_cannot_be_taken_is_told_of():
     frames = Frames(ends[0], 5.0)
     frames.start(lambda frame: {}[frame], lost.append)
     ends[1].sendall(framed(b"odd"))
-    wait_until(lambda: lost)
+    eventually(lambda: lost)
     assert lost == ["what it has sent could not be taken: KeyError(b'odd')"]
     for end in ends:
         end.close()
@@ -451,3 +444,33 @@ def test_a_message_that_cannot_be_taken_is_told_of():
 
 def framed(message):
     return struct.pack("<I", len(message)) + message
+
+
+def test_a_leader_that_is_closed_ends_the_wait_of_another_thread(monkeypatch):
+    found: list[BaseException] = []
+
+    def wait(leader):
+        try:
+            leader.agree({})
+        except SsdError as error:
+            found.append(error)
+
+    with joined(monkeypatch, []) as (leader, _follower):
+        thread = threading.Thread(target=wait, args=(leader,), daemon=True)
+        thread.start()
+        leader.close()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert "closed" in str(found[0])
+
+
+def test_a_leader_that_cannot_make_an_engine_ends_all_with_the_reason(monkeypatch):
+    def make():
+        raise InputError("the draft cannot be read")
+
+    left: list[str] = []
+    with joined(monkeypatch, left) as (leader, _follower):
+        with pytest.raises(InputError, match="the draft cannot be read"):
+            leader.new_engine("sd", 2, make)
+        with pytest.raises(DeviceError, match="the draft cannot be read"):
+            leader.new_engine("ar", 0, lambda: None)

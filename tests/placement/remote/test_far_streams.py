@@ -31,8 +31,8 @@ from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import run_of
 from tests.placement.process.serving import connecting
 from tests.placement.process.test_session import OPEN
-from tests.placement.process.test_streams import eventually
 from tests.placement.remote.scripted import FAR, serving
+from tests.waiting import eventually
 
 
 def settings_of_nothing() -> WorkerSettings:
@@ -52,7 +52,7 @@ def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
     monkeypatch.setattr(far_worker, "Connection", lambda *_: silent)
     monkeypatch.setattr(far_worker, "ANSWER", -1.0)
     ca = tmp_path / "ca.pem"
-    ca.write_text("")
+    pytest.importorskip("trustme").CA().cert_pem.write_to_path(str(ca))
     files = Files(ca=str(ca)) if tls else Files()
     worker = FarWorker(settings_of_nothing(), Address.parse("127.0.0.1:1", "here"), files)
     worker.start()

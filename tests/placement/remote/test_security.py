@@ -11,6 +11,7 @@ trustme = pytest.importorskip("trustme")
 
 from ssd_jax.errors import InputError  # noqa: E402
 from ssd_jax.placement.remote import far_worker  # noqa: E402
+from ssd_jax.placement.remote.security import Files  # noqa: E402
 from tests.llm.test_speculative import outputs, requests  # noqa: E402
 from tests.placement.remote.test_remote import ids, secret  # noqa: E402
 from tests.placement.remote.wire import FAR, namespace  # noqa: E402
@@ -111,3 +112,15 @@ def test_a_link_with_delay_and_loss(root, files):
         figures = llm.loaded.worker.counters
         print(f"round trips {min(trips):.1f} to {max(trips):.1f} ms, {dict(figures)}")
         assert not figures["dead"]
+
+
+def test_files_that_are_no_pem_are_named(files, tmp_path):
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("no certificate")
+    pair = {"cert": files["worker.cert"], "key": files["worker.key"]}
+    assert Files(**pair).of_worker() is not None
+    for wrong in ({"cert": str(nonsense)}, {"key": files["engine.key"]}):
+        with pytest.raises(InputError, match=r"tls_cert = .* does not hold certificates in PEM"):
+            Files(**pair | wrong).of_worker()
+    with pytest.raises(InputError, match=r"draft_tls_ca = .* does not hold certificates in PEM"):
+        Files(ca=str(nonsense)).of_engine()
