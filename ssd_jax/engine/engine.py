@@ -108,8 +108,8 @@ class Engine:
         """Queues a request; it enters a free slot between rounds.
 
         Raises:
-          InputError: an empty prompt, a prompt that leaves no room in the context, too many stop
-            ids, or more tokens than there are pages for.
+          InputError: an empty prompt, a prompt that leaves no room in the context, or too many stop
+            ids.
           DeviceError: the engine is broken.
         """
         self._refuse_broken()

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssd_jax.errors import InputError
-
 Digest = bytes
 
 
@@ -130,20 +128,6 @@ class PageStock:
         """Number of pages for a text of `tokens` tokens and what rounds write behind it."""
         most = -(-self._context // self._size)
         return min(-(-(min(tokens, self._context) + self._beyond) // self._size), most)
-
-    def check(self, tokens: int) -> None:
-        """Refuses a request that would wait forever.
-
-        Raises:
-          InputError: it needs more pages than a slot can ever have.
-        """
-        needed = self.needed(tokens)
-        if needed > self._each:
-            raise InputError(
-                f"a prompt and max_tokens of {tokens} tokens together need {needed} pages of "
-                f"{self._size} positions, and there are {self._each}; lower --max_tokens, or raise "
-                "--kv_memory"
-            )
 
     def names(self, prompt: Sequence[int]) -> tuple[Digest, ...]:
         """Names of the pages of a prompt that may be shared: a digest of all tokens up to the end

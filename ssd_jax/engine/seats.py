@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import deque
 from typing import NamedTuple
@@ -49,15 +50,8 @@ class Seats:
         return all(state.sequence.prefilled for state in self.running.values())
 
     def names(self, request: Request) -> tuple[bytes, ...]:
-        """Names of its prompt's pages; see `PageStock.names`.
-
-        Raises:
-          InputError: it needs more pages than a slot can ever have.
-        """
-        if self._pages is None:
-            return ()
-        self._pages.check(_most_tokens(request))
-        return self._pages.names(request.prompt_ids)
+        """Names of its prompt's pages; see `PageStock.names`."""
+        return () if self._pages is None else self._pages.names(request.prompt_ids)
 
     def offer(self) -> Seat | None:
         """A free slot for the first waiting request; None without a request, slot or pages."""
@@ -91,9 +85,10 @@ class Seats:
                 times.cached_tokens = taken.reused
 
     def leave(self, state: RequestState) -> None:
-        """Removes a request that has ended, running or waiting."""
+        """Removes a request that has ended, running or waiting, if it has not left already."""
         if state.slot < 0:
-            self.waiting.remove(state)
+            with contextlib.suppress(ValueError):
+                self.waiting.remove(state)
         elif self.running.get(state.slot) is state:
             del self.running[state.slot]
 

@@ -169,7 +169,8 @@ class Sharing:
             raise SsdError("the engine was run by another, who has the events of this request")
         try:
             with self._round:
-                events = engine.step()
+                if not self._closed:  # since this caller was told to lead
+                    events = engine.step()
         finally:
             with self._lock:
                 for event in events:

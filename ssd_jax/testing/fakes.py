@@ -96,11 +96,10 @@ class FakeTarget:
             expected = prompt + [self._script(prompt, at) for at in range(len(prompt), length + 1)]
             assert self._pages[slot][: length + 1] == expected
             if drafted is not None:
-                given[slot] = drafted.tokens[slot]
-            proposed = [] if drafted is None else given[slot][: drafted.lengths[slot]]
-            self._pages[slot][length + 1 : length + 1 + len(proposed)] = proposed
+                given[slot] = np.asarray(drafted.tokens)[slot, : drafted.lengths[slot]].tolist()
+            self._pages[slot][length + 1 : length + 1 + len(given[slot])] = given[slot]
             assert len(self._pages[slot]) == self.context, "a token was written past the context"
-            emitted[slot] = self._verify(prompt, length + 1, proposed)
+            emitted[slot] = self._verify(prompt, length + 1, given[slot])
         return emitted, given
 
     def accept(
@@ -108,7 +107,7 @@ class FakeTarget:
     ) -> Ready:
         emitted, given = logits
         for slot, tokens in enumerate(given):
-            assert not tokens or proposal[slot] == tokens
+            assert not tokens or proposal.tokens[slot, : len(tokens)].tolist() == tokens
         return Ready(emitted)
 
     def _verify(self, prompt: list[int], position: int, proposed: Sequence[int]) -> list[int]:
@@ -163,12 +162,13 @@ class FakeDrafter:
     def speculate(self) -> None:
         self.speculated += 1
 
-    def proposal(self) -> list[list[int]]:
-        return self._proposal
+    def proposal(self) -> Drafted:
+        """The proposal, with tokens and lengths alone."""
+        return self._drafted
 
     def propose(self, batch: DraftBatch) -> Drafted:
         lengths = np.zeros(self._slots, np.int32)
-        proposal: list[list[int]] = [[] for _ in range(self._slots)]
+        tokens = np.zeros((self._slots, self.k), np.int32)
         for row in rows_of(batch):
             text = self._texts[row.slot]
             text += row.committed
@@ -176,12 +176,13 @@ class FakeDrafter:
             assert 1 <= row.limit <= self.k
             self.limits.append(row.limit)
             prompt = text[: self._prompts[row.slot]]
-            for position in range(len(text), len(text) + min(row.limit, self._length(len(text)))):
+            begin, length = len(text), min(row.limit, self._length(len(text)))
+            for position in range(begin, begin + length):
                 right = self._script(prompt, position)
-                proposal[row.slot].append(right + self._wrong(position))
-            lengths[row.slot] = len(proposal[row.slot])
-        self._proposal = proposal
-        return Drafted(lengths, proposal)
+                tokens[row.slot, position - begin] = right + self._wrong(position)
+            lengths[row.slot] = length
+        self._drafted = Drafted(lengths, tokens)
+        return self._drafted
 
 
 class Letters:

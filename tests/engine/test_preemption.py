@@ -10,6 +10,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence
+from ssd_jax.errors import DeviceError
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.test_engine import drain, ids, outputs, request, spell
 
@@ -67,6 +68,27 @@ def asked(engine, *sizes, prompt=6):
 
 def preemptions(found):
     return [output.metrics["preemptions"] for _, output in sorted(found.items())]
+
+
+def test_a_device_that_fails_when_a_request_with_a_stop_was_put_off_ends_both(monkeypatch):
+    """The tokens that a request got in that step may hold its stop string."""
+    ends = set()
+    for at in range(3, 24):
+        engine, target = made(14, slots=2)
+        forward = target.forward
+
+        def failing(*given, engine=engine, forward=forward):
+            if any(state.times.preemptions for state in engine._seats.waiting):
+                raise DeviceError("gone")
+            return forward(*given)
+
+        monkeypatch.setattr(target, "forward", failing)
+        engine.add(request([70] * 6, 0, max_tokens=40))
+        engine.add(request([71] * 6, 1, max_tokens=40, stop=[LONG[at : at + 3]]))
+        found = outputs(drain(engine))
+        assert found[0].finish_reason == "error" or engine.broken is None
+        ends.add((engine.broken is None, found[1].finish_reason))
+    assert (False, "stop") in ends
 
 
 @pytest.mark.parametrize("speculates", [False, True])

@@ -83,6 +83,8 @@ def test_a_stop_id_does_not_end_before_min_tokens():
         ({"logit_bias": {3.7: 1.0}}, "is not understood"),
         ({"logit_bias": [(3, 1.0), (3, 2.0)]}, "names an id twice"),
         ({"logit_bias": dict.fromkeys(range(65), 1.0)}, "at most 64"),
+        ({"temperature": 10**400}, "temperature is larger than any float"),
+        ({"logit_bias": {1: 10**400}}, "logit_bias = .* is not understood"),
         ({"temprature": 1}, "unknown key 'temprature'; did you mean 'temperature'?"),
         ({"n": 2}, "unknown key 'n'; give it to LLM.generate"),
     ],
@@ -90,6 +92,10 @@ def test_a_stop_id_does_not_end_before_min_tokens():
 def test_settings_out_of_range_are_named_with_the_range(params, message):
     with pytest.raises(InputError, match=message):
         SamplingParams(**params)
+
+
+def test_one_bias_may_be_a_text_alone():
+    assert SamplingParams(logit_bias="42:-5.5") == SamplingParams(logit_bias={42: -5.5})
 
 
 def test_none_stands_for_no_stops_and_no_bias():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.roles.records import BranchTokens, Promotion, SlotOpening
+from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, padded
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.testing.by_row import Promoted, promoted
 
@@ -156,18 +156,14 @@ class FakeBranchingDraft:
         self.drafted.append(waiting)
         return lambda: limits
 
-    def tokens(self) -> list[list[int]]:
-        return self._proposals()
+    def tokens(self) -> np.ndarray:
+        rows = {slot: record.tokens for slot, record in self._records.items()}
+        return padded(rows, self.slots, self.k)
 
-    def proposal(self) -> list[list[int]]:
+    def proposal(self) -> Drafted:
+        """With tokens alone."""
         self.calls.append("proposal")
-        return self._proposals()
-
-    def _proposals(self) -> list[list[int]]:
-        return [
-            list(self._records[slot].tokens) if slot in self._records else []
-            for slot in range(self.slots)
-        ]
+        return Drafted(np.zeros(self.slots, np.int32), self.tokens())
 
     def confidence(self) -> np.ndarray:
         """Of drafted tokens alone; others are unknown."""

@@ -86,10 +86,11 @@ def test_backups_of_the_host_propose_what_they_know_and_the_draft_follows_it():
     rows = [rows[0] for rows, _ in parts["ngram"].controller.rounds]
     for (_, drafted), row in zip(parts["ngram"].controller.rounds, rows, strict=True):
         ngram.extend(row.committed)
-        assert drafted.tokens[0] == ngram.propose(row.position, row.limit)
+        found = drafted.tokens[0, : drafted.lengths[0]].tolist()
+        assert found == ngram.propose(row.position, row.limit)
     assert 3 in parts["ngram"].controller.lengths()
     rows, drafted = parts["random"].controller.rounds[4]
-    assert drafted.tokens[0] == RandomBackup(9, 5, TOKENS).propose(rows[0].position, 3)
+    assert drafted.tokens[0].tolist() == RandomBackup(9, 5, TOKENS).propose(rows[0].position, 3)
     assert set(parts["none"].controller.lengths()) == {0}
     for name, part in parts.items():
         assert not part.draft.drafted

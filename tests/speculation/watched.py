@@ -35,7 +35,7 @@ class Watched(Controller):
         limits = {row.slot: row.limit for row in rows}
         for slot, length in enumerate(drafted.lengths):
             assert length <= limits.get(slot, 0)
-            assert length == len(drafted.tokens[slot])
+            assert length == (drafted.tokens[slot] >= 0).sum()
         assert set(drafted.sources) == set(limits)
         self.rounds.append(({row.slot: row for row in rows}, drafted))
         return drafted

@@ -13,27 +13,15 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.roles.records import Outcomes
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
-from ssd_jax.testing.fakes import Silent
+from ssd_jax.testing.fakes import Ready, Silent
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, said_at
 from tests.speculation.paces import Patient
-
-
-class Emitted:
-    def __init__(self, outcomes) -> None:
-        self._outcomes = outcomes
-
-    def read(self):
-        return self._outcomes
-
-    def ready(self):
-        return True
 
 
 class ScriptedTarget:
@@ -51,7 +39,7 @@ class ScriptedTarget:
         pass
 
     def prefill_last(self, slot, tokens, offset):
-        return self._emit({0: [said_at(offset + len(tokens))]})
+        return Ready([[said_at(offset + len(tokens))]])
 
     def forward(self, pending, lengths, drafted=None):
         return pending, lengths, drafted, None if drafted is None else drafted.tokens.copy()
@@ -61,7 +49,7 @@ class ScriptedTarget:
         if drafted is not None:
             assert (np.asarray(proposal.tokens) == tokens).all()
             self.verified.append((drafted, proposal))
-        emitted = {}
+        emitted = [[0]] * SLOTS
         for slot in np.flatnonzero(lengths >= 0):
             at = int(lengths[slot])
             assert pending[slot] == said_at(at)
@@ -72,15 +60,7 @@ class ScriptedTarget:
                     break
                 right.append(int(token))
             emitted[slot] = [*right, said_at(at + 1 + len(right))]
-        return self._emit(emitted)
-
-    def _emit(self, emitted: dict[int, list[int]]):
-        accepted = np.zeros(SLOTS, np.int32)
-        tokens = np.zeros((SLOTS, K + 1), np.int32)
-        for slot, ids in emitted.items():
-            accepted[slot] = len(ids) - 1
-            tokens[slot, : len(ids)] = ids
-        return Emitted(Outcomes(accepted, tokens))
+        return Ready(emitted)
 
 
 class Run(NamedTuple):
