@@ -325,10 +325,8 @@ class LLM(Calls):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Modes that this model can run: ar always, the configured one, and with ssd also sd.
-
-        auto is one of them.
-        """
+        """Modes that this model can run: ar always, the configured one or the one that auto has
+        chosen among them, and with ssd also sd."""
         mode = self.config.prepared
         return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
 

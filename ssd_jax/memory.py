@@ -69,6 +69,8 @@ def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]
             f"{least} was made for; lower --context"
         )
     most = max(ks, default=0)
+    if context < 2:
+        raise InputError(f"context = {context} has no room for a prompt token and one more")
     if most > context - 2:
         raise InputError(
             f"k = {most} does not fit a context of {context}, which must "

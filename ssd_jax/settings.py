@@ -212,8 +212,9 @@ class EngineSettings:
     budget: int | str | None = _field(
         None,
         f"branches per sequence in mode ssd, 2 to {MAX_BUDGET}; auto chooses among "
-        f"{', '.join(map(str, AUTO_BUDGETS))} while decoding, from measured costs and hits; "
-        f"default auto for a draft in a process ({BUDGET} if fan_out is a list), else {BUDGET}",
+        f"{', '.join(map(str, AUTO_BUDGETS))} (with several workers more) while decoding, from "
+        "measured costs and hits; default auto for a draft in a process, here or elsewhere "
+        f"({BUDGET} if fan_out is a list), else {BUDGET}",
         within=(LEAST_BUDGET, MAX_BUDGET),
         or_else="auto",
     )

@@ -114,10 +114,10 @@ class _Child:
     def render(self, request: bytes) -> tuple[bool, str]:
         """Whether the template failed or reached a limit, and its text or the reason."""
         with self._lock:
-            if self._process is None:
-                self._process = self._started()
             try:
-                answer = self._answer(self._process, request, _WALL_SECONDS)
+                if self._process is None:
+                    self._start()
+                answer = self._answer(request, _WALL_SECONDS)
             except BaseException:  # after an interrupt, an answer that belongs to no one is left
                 self._drop()
                 raise
@@ -128,16 +128,15 @@ class _Child:
 
     def close(self) -> None:
         with self._lock:
-            if self._process is not None:
-                self._drop()
+            self._drop()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._link = Connection(ours.detach())
         told = (MEMORY, SECONDS, MOST_TEXT, theirs.fileno())
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 # -P: modules next to the program must not hide others
                 [sys.executable, "-P", str(_PROGRAM), *map(str, told)],
                 stdin=subprocess.DEVNULL,
@@ -153,19 +152,16 @@ class _Child:
             theirs.close()
         self._end = weakref.finalize(self, owned(_end), process, self._link)
         self._end.atexit = False  # threads may render at exit; the socket closes with this process
-        if self._answer(process, None, _START_SECONDS) is None:
-            self._end()
+        if self._answer(None, _START_SECONDS) is None:
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
                 "--chat_template=false"
             )
-        return process
 
-    def _answer(
-        self, process: subprocess.Popen[bytes], request: bytes | None, seconds: float
-    ) -> bytes | None:
+    def _answer(self, request: bytes | None, seconds: float) -> bytes | None:
         """The answer to a request, or to none; None if the process has ended, or had to be."""
-        limit = threading.Timer(seconds, process.kill)
+        assert self._process is not None
+        limit = threading.Timer(seconds, self._process.kill)
         limit.daemon = True
         with contextlib.suppress(RuntimeError):  # from Python 3.12 on none starts as programs end
             limit.start()
@@ -179,8 +175,9 @@ class _Child:
             limit.cancel()
 
     def _drop(self) -> None:
-        self._end()
-        self._process = None
+        if self._process is not None:
+            self._end()
+            self._process = None
 
 
 def _end(process: subprocess.Popen[bytes], link: Connection) -> None:

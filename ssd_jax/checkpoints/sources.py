@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from pathlib import Path
@@ -39,8 +40,10 @@ def resolve(source: str, *, progress: Progress | None = None) -> Path:
         path = _snapshot(source.removeprefix("hf:"), _HUB_FILES)
         if not any(path.glob("*.safetensors")):
             raise InputError(
-                f"{source} holds no safetensors; of a repository with GGUF files download one, and "
-                "give its path; other formats have to be converted"
+                f"{source} holds no safetensors, or the hub's cache has none and the hub was not "
+                "asked: then connect to the network (and unset HF_HUB_OFFLINE); of a repository "
+                "with GGUF files download one, and give its path; other formats have to be "
+                "converted"
             )
         return path
     if source.startswith("pip:"):
@@ -69,7 +72,9 @@ def resolve_configuration(source: str) -> Path:
 
 def _existing(source: str) -> Path:
     """The existing path that a source names."""
-    name, _, sha256 = source.partition(_HASH)
+    name, given, sha256 = source.partition(_HASH)
+    if given and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise InputError(f"{source!r}: {_HASH} needs the 64 hexadecimal digits of a SHA-256 hash")
     path = user_path(name)
     with reading(path):
         found = path.exists()
@@ -93,7 +98,9 @@ def _require_hash(path: Path, expected: str) -> None:
 
 def _near(path: Path) -> str:
     """A hint at what was meant: files with similar names next to it, or the hub."""
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    siblings = []
+    with contextlib.suppress(OSError):  # no directory, or one that may not be listed
+        siblings = [entry.name for entry in path.parent.iterdir()]
     close = difflib.get_close_matches(path.name, siblings)
     if close:
         return f" (near: {', '.join(str(path.parent / name) for name in close)})"

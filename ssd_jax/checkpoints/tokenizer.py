@@ -59,7 +59,7 @@ class Tokenizer:
         self._open_stream = stream_opener(backend)
         # Ids may have gaps: the last one counts, not the number of tokens.
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        self.eos_ids = frozenset(eos_ids)
+        self.eos_ids = frozenset(i for i in eos_ids if i < self.size)  # others are never drawn
         self.bos_id = bos_id
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -83,8 +83,8 @@ class Tokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=add_special).ids
         except BaseException as error:
-            # Raised for a panic in Rust; `tokenizers` does not export it.
-            if type(error).__name__ != "PanicException":
+            # Raised for a panic in Rust; `tokenizers` does not export it. Others have no type.
+            if type(error) is not Exception and type(error).__name__ != "PanicException":
                 raise
             raise InputError(
                 f"{self._where}: its tokenizer fails on this text: {brief(error)}; give another "

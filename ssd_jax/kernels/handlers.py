@@ -74,14 +74,15 @@ def why_not_kept(sources: tuple[Path, ...] = SOURCES) -> str | None:
 def _library(sources: tuple[Path, ...]) -> tuple[ctypes.CDLL, str | None]:
     """The library from the cache; if that cannot be used, from a temporary directory, with the
     reason."""
-    directory = cache_dir() / "kernels"
     try:
+        directory = cache_dir() / "kernels"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its content will be run
         return ctypes.CDLL(str(build(sources, directory))), None
     except OSError as error:
         with tempfile.TemporaryDirectory() as scratch:
             library = ctypes.CDLL(str(build(sources, Path(scratch))))
-        return library, f"{directory} cannot be used: {error.strerror or error}"
+        where = error.filename or "the cache"
+        return library, f"{where} cannot be used: {error.strerror or error}"
 
 
 def build(sources: Sequence[Path], directory: Path) -> Path:

@@ -118,7 +118,10 @@ class SamplingParams:
                 _check(field.name, value, *limits)
             kind = _PLAIN.get(str(field.type).removesuffix(" | None"))
             if kind is not None and value is not None:  # NumPy's, or a fraction, until here
-                object.__setattr__(self, field.name, kind(value))
+                try:
+                    object.__setattr__(self, field.name, kind(value))
+                except OverflowError:
+                    raise InputError(f"{field.name} is larger than any float") from None
         if self.temperature != 0:
             _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -126,16 +129,16 @@ class SamplingParams:
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     """(id, bias) pairs from a mapping, pairs, or "id:bias" texts."""
-    items = bias.items() if isinstance(bias, Mapping) else bias
+    items = bias.items() if isinstance(bias, Mapping) else [bias] if type(bias) is str else bias
     try:
         split = [item.split(":") if isinstance(item, str) else item for item in items]
         pairs = tuple(
             (int(token) if isinstance(token, str) else _as_id(token), float(value))
             for token, value in split
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(
-            f"logit_bias = {bias!r} is not understood; give id:bias, such as 42:-5.5"
+            f"logit_bias = {shown(bias)} is not understood; give id:bias, such as 42:-5.5"
         ) from None
     if len(pairs) > MAX_BIASED_IDS:
         raise InputError(f"logit_bias has {len(pairs)} ids; at most {MAX_BIASED_IDS} are supported")

@@ -30,11 +30,11 @@ def new_file(path: Path, *, durable: bool = False) -> Iterator[io.BufferedRandom
         so that a power cut, too, leaves the old file or the new one.
 
     Raises:
-      OSError: the disk is full, or cannot be written.
+      OSError: the disk is full, or cannot be written; with the name of the file.
     """
     partial = _beside(path, "partial")
     try:
-        with partial.open("x+b") as file:
+        with _named(path), partial.open("x+b") as file:
             yield file
             if durable:
                 file.flush()
@@ -61,16 +61,19 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     between the two steps leaves it there, whole, until the next one has written.
 
     Args:
-      directory: to be written; its parents are created.
+      directory: to be written; its parents are created. A symbolic link stays, and the directory
+        that it leads to is written.
       durable: see `new_file`.
 
     Raises:
-      OSError: the disk is full, or cannot be written.
+      OSError: the disk is full, or cannot be written; with the name of a file or directory.
     """
+    directory = directory.resolve()
     partial = _beside(directory, "partial")
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with _named(directory):
+            yield partial
         if durable:
             for path in sorted(partial.rglob("*"), reverse=True):
                 _sync(path)
@@ -95,7 +98,11 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
 def clear_partial(directory: Path, name: str | None = None) -> None:
     """Removes what killed writers of `name`, or of any name, have left in a directory; no writer
     may be at work there."""
-    _remove(directory, r".*\.partial" if name is None else rf"{re.escape(name)}\.\w{{8}}\.partial")
+    if name is None:
+        _remove(directory, r".*\.partial")
+    else:
+        path = (directory / name).resolve()
+        _remove(path.parent, rf"{re.escape(path.name)}\.\w{{8}}\.partial")
 
 
 def _remove(directory: Path, pattern: str) -> None:
@@ -113,6 +120,17 @@ def _exchange(one: Path, other: Path) -> bool:
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     return rename is not None and not rename(_HERE, names[0], _HERE, names[1], _EXCHANGE)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Gives errors of an open file, which have no name, that of its place."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -12,9 +13,18 @@ def cache_dir() -> Path:
     """`$XDG_CACHE_HOME/ssd_jax`, by default `~/.cache/ssd_jax`; it may not exist yet.
 
     A relative `XDG_CACHE_HOME` is ignored, as its specification requires.
+
+    Raises:
+      FileNotFoundError: the user has no home directory.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "ssd_jax"
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            why = "there is no home directory; set HOME or XDG_CACHE_HOME"
+            raise FileNotFoundError(errno.ENOENT, why, "~/.cache") from None
+    return base / "ssd_jax"
 
 
 def compile_cache(setting: str) -> Path:

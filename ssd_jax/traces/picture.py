@@ -121,9 +121,10 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     try:
         with new_file(path) as file:
             figure.savefig(file, format=path.suffix[1:] or None, dpi=150)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    except ValueError as error:
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # no such format; a program that it needs is missing
         raise InputError(f"output = '{path}' cannot be written: {error}") from None
 
 

@@ -130,7 +130,7 @@ def open_chooser(
     """Measures costs that are not known yet for this machine and these models, and chooses.
 
     Raises:
-      InputError: a draft worker does not answer.
+      SsdError: a draft worker does not answer.
     """
     config = loaded.config
     setting = config.compile_cache

@@ -107,7 +107,7 @@ def test_a_repository_without_safetensors_says_what_to_do(cache, files):
     for path in next(cache.rglob(COMMIT)).iterdir():
         if path.name != files:
             path.unlink()
-    with pytest.raises(InputError, match=r"org/tiny-GGUF holds no safetensors; .* GGUF files"):
+    with pytest.raises(InputError, match=r"org/tiny-GGUF holds no safetensors, or .* GGUF files"):
         open_checkpoint("hf:org/tiny-GGUF")
 
 

@@ -35,6 +35,13 @@ def test_a_path_may_carry_its_hash(tmp_path):
         resolve(f"{path}#sha256={good}")
 
 
+@pytest.mark.parametrize("given", ["", "zz", "0" * 63])
+def test_what_is_no_hash_is_refused_before_the_file_is_read(tmp_path, given):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InputError, match="needs the 64 hexadecimal digits"):
+        resolve(f"{tmp_path / 'model.gguf'}#sha256={given}")
+
+
 def test_a_hash_does_not_fit_a_directory(tmp_path):
     with pytest.raises(InputError, match="is a directory"):
         resolve(f"{tmp_path}#sha256={'0' * 64}")

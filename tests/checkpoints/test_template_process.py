@@ -233,3 +233,18 @@ def test_messages_that_are_no_json_are_refused():
     message = {"role": "user", "content": "a", "lock": threading.Lock()}
     with pytest.raises(InputError, match="messages must be plain JSON values"):
         made("x").render([message], add_generation_prompt=False)
+
+
+def test_an_interrupt_of_the_start_leaves_no_process(monkeypatch):
+    template, started = made(SWITCH), []
+
+    def interrupted(_self, _request, _seconds):
+        started.append(process(template))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template._Child, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            say(template, "a")
+    assert started[0].poll() is not None
+    assert say(template, "b") == "<b>"

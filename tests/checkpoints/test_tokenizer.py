@@ -68,8 +68,9 @@ def test_ids_outside_the_vocabulary_have_no_token(token_id):
 def test_size_is_beyond_the_last_id_though_ids_have_gaps():
     backend = Backend(models.BPE({"a": 0, "b": 7}, []))
     backend.add_tokens(["<x>"])
-    tokenizer = Tokenizer(backend, eos_ids=[], where="tiny")
+    tokenizer = Tokenizer(backend, eos_ids=[7, 8, 300], where="tiny")
     assert tokenizer.size == 8
+    assert tokenizer.eos_ids == {7}  # others are never drawn
     assert tokenizer.token(7) == "b"
 
 
@@ -88,3 +89,9 @@ def test_start_up_imports_neither_jinja_nor_transformers():
 def test_goldens_say_what_made_them():
     for name in ("smollm2.json", "qwen2.5.json", "sentencepiece.json"):
         assert set(golden(name)["made_with"]) == {"llama-cpp-python", "gguf"}
+
+
+def test_a_character_that_has_no_token_is_refused():
+    backend = Backend(models.Unigram([("a", -1.0)], None, False))
+    with pytest.raises(InputError, match="its tokenizer fails on this text"):
+        Tokenizer(backend, eos_ids=[], where="tiny").encode("b")

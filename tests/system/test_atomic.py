@@ -101,3 +101,31 @@ def test_files_have_the_mode_that_the_user_asked_for(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("written", ["file", "directory"])
+def test_an_error_of_an_open_file_gets_its_name(tmp_path, written):
+    path = tmp_path / written
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def write():
+        with (new_file if written == "file" else new_directory)(path):
+            raise full
+
+    with pytest.raises(OSError, match="No space left") as raised:
+        write()
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
+
+
+def test_a_link_to_a_directory_stays_and_the_directory_is_written(tmp_path):
+    link, disk = tmp_path / "out", tmp_path / "disk"
+    (disk / "out").mkdir(parents=True)
+    link.symlink_to(disk / "out")
+    (disk / ".out.0123abcd.partial").mkdir()
+    clear_partial(tmp_path, "out")
+    with new_directory(link) as partial:
+        (partial / "file").write_text("new")
+    assert link.is_symlink()
+    assert (disk / "out" / "file").read_text() == "new"
+    assert [*disk.iterdir()] == [disk / "out"]
+    assert sorted(tmp_path.iterdir()) == [disk, link]

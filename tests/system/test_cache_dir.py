@@ -20,3 +20,13 @@ def test_a_directory_is_the_users_and_stays_where_it_was_when_they_named_it():
     for find in (compile_cache, costs_cache):
         with pytest.raises(InputError, match="no path has"):
             find("a\0b")
+
+
+def test_without_a_home_directory_it_is_said_what_to_set(monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(FileNotFoundError, match="set HOME or XDG_CACHE_HOME"):
+        cache_dir()
