@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.errors import SsdError
 from ssd_jax.loaded import InlineDraft, Loaded
 from ssd_jax.placement.hosts.connect import connect
 from ssd_jax.placement.hosts.follower import Follower
@@ -92,14 +94,14 @@ def load(
         confident=config.fan_out == "confidence",
     )
     elsewhere = placement.apart
-    with ExitStack() as on_failure, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as on_failure:
         worker = None
         if draft is not None and elsewhere and not isinstance(hosts, Follower):
             about = _worker_settings(config, draft, room, drafting, store, paging, placement)
             worker = _workers(about, config, placement, draft_cores)
             on_failure.callback(worker.close)
             worker.start()
-        parameters = pool.submit(target.load, progress)
+        parameters = pool.submit(target.load, _until(on_failure, progress))
         draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
         programs = Programs(
             target.model,
@@ -152,6 +154,20 @@ def load(
         fallbacks=fallbacks,
         hosts=hosts,
     )
+
+
+def _until(on_failure: ExitStack, progress: Progress | None) -> Progress:
+    """Progress that ends the load, whose thread is waited for, at the first failure."""
+    failed = threading.Event()
+    on_failure.callback(failed.set)
+
+    def step(done: int, total: int) -> None:
+        if failed.is_set():
+            raise SsdError("loading has failed")
+        if progress is not None:
+            progress(done, total)
+
+    return step
 
 
 def _workers(

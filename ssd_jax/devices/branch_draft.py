@@ -264,9 +264,10 @@ _SETTINGS = {
 
 
 def run_once(draft: BranchDraft) -> None:
-    """Runs every program once, since a first run takes far longer than later ones.
+    """Runs the programs of short texts once, since a first run takes far longer than later ones.
 
     It drafts, expands, promotes and follows something in all slots, and returns when that is done.
+    Programs of wider chunks, of longer texts and of shared pages first run in rounds.
     """
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)

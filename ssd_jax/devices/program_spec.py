@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -137,11 +136,16 @@ def compile_all(
     Tracing holds the interpreter lock, compiling does not: as many threads as cores, at least two,
     overlap them.
 
-    `progress` is called with (programs done, programs in all).
+    `progress` is called with (programs done, programs in all). An error cancels programs not begun.
     """
-    with ThreadPoolExecutor(max(2, len(usable_cores()))) as pool:
+    progress = progress or (lambda _done, _total: None)
+    pool = ThreadPoolExecutor(max(2, len(usable_cores())))
+    try:
         futures = {name: pool.submit(spec.compile, mesh, name) for name, spec in specs.items()}
-        for done, _ in enumerate(chain((None,), as_completed(futures.values()))):
-            if progress is not None:
-                progress(done, len(futures))
+        progress(0, len(futures))
+        for done, future in enumerate(as_completed(futures.values()), start=1):
+            future.result()
+            progress(done, len(futures))
         return {name: future.result() for name, future in futures.items()}
+    finally:  # after an error, without those not begun
+        pool.shutdown(cancel_futures=True)

@@ -129,8 +129,8 @@ def write(
     Args:
       positions: absolute; one outside [0, P * page_size) is not written.
       values: of any float dtype, or in storage dtype already.
-      windows: reads, changes and writes a window of R positions a row, since on accelerators XLA
-        copies all pages for a scatter. A row's tokens must then form one run: token r goes to
+      windows: reads, changes and writes a window of R positions a row, since on TPUs XLA copies
+        all pages for a scatter. A row's tokens must then form one run: token r goes to
         position s + r, or outside.
     """
     values = encode(values, pages.dtype)

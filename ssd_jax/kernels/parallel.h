@@ -37,8 +37,9 @@ inline void Pause() {
 // Threads that take parts of one loop at a time.
 class Helpers {
  public:
-  // Runs `part` on the calling thread and on up to `threads` - 1 others, which have all returned
-  // from it at the end. Whoever calls while another loop runs has no others.
+  // Runs `part` on the calling thread and on all threads that were ever asked for, at least
+  // `threads` - 1, which have all returned from it at the end. Whoever calls while another loop
+  // runs has no others.
   void Run(int64_t threads, const std::function<void()>& part) {
     std::unique_lock<std::mutex> alone(running_, std::try_to_lock);
     if (!alone.owns_lock()) return part();
