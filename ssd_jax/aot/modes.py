@@ -191,6 +191,8 @@ def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str)
         return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
     if not others:
         return f"SSD is all that fits {where}: {fastest(of_ssd, -1)[0]}"
+    if all(len(part.devices) == 1 for mode in modes for part in mode.parts):
+        return f"SSD has no devices for its draft on {where}: take two or more"
     if not of_ssd:
         return f"SSD does not pay on {where}: no split of it holds both models"
     places = range(len(ACCEPTANCES))

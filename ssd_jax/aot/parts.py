@@ -154,7 +154,7 @@ def build(
         )
         return dataclasses.replace(part, refused=too_large)
     specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)
-    # bfloat16 products that a product takes; int8 counts as bfloat16.
+    # bfloat16 products that a product takes.
     passes = 6 if model.execution.compute.name == "float32" else 1
     compiled = {}
     for name in names:
@@ -181,7 +181,10 @@ def compile_program(
     """
     assert model.mesh is not None
     began = time.process_time()
-    program = spec.compile(model.mesh)
+    # Mosaic compiles for the default device's generation of GPUs.
+    here = model.mesh.devices.flat[0] if chip.platform == "gpu" else None
+    with jax.default_device(here):
+        program = spec.compile(model.mesh)
     seconds = time.process_time() - began
     count = model.mesh.size
     names = inspect.signature(spec.function).parameters

@@ -32,7 +32,8 @@ _MOVES = {"copy-start": 0, "slice-start": 1}
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_CUBLAS = 'custom_call_target="__cublas'
 _COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _NUMBER = re.compile(r'"(\w+)":"?(\d+)')
 _SCOPE = re.compile(r'op_name="[^"]*/(bytes_accessed)\.(\d+)')
@@ -61,11 +62,13 @@ class ProgramWork:
 
     Attributes:
       flops: of products, two for each multiply-add.
+      of_int8: those of them that are products of integers.
       moved: bytes to and from the device's memory.
       collectives: those that it takes part in.
     """
 
     flops: int
+    of_int8: int
     moved: int
     collectives: tuple[Collective, ...]
 
@@ -75,14 +78,16 @@ def count(module: Module, devices: int) -> ProgramWork:
 
     A loop whose trips are unknown counts once, and all sides of a conditional count.
     """
-    flops = moved = 0
+    flops = of_int8 = moved = 0
     collectives = []
     for each, shapes, runs in _run(module, module.entry, 1):
         if each.opcode.removesuffix("-start") in COLLECTIVES:
             collectives.append(_collective(each, devices, runs))
         moved += runs * _moved(module, each, shapes)
-        flops += runs * _flops(module, each, shapes)
-    return ProgramWork(flops, moved, tuple(collectives))
+        for number, integers in _products(module, each, shapes):
+            flops += runs * number
+            of_int8 += runs * number * integers
+    return ProgramWork(flops, of_int8, moved, tuple(collectives))
 
 
 Shapes = dict[str, Instruction]
@@ -153,6 +158,8 @@ def _alone(each: Instruction, operands: list[Instruction]) -> int:
         return min(sum(read), each.parts[_MOVES[each.opcode]]) + (each.in_memory - sum(read))
     if each.opcode.removesuffix("-start") in COLLECTIVES:
         return sum(read) + sum(_given(each, each.parts_in_memory))
+    if _CUBLAS in each.rest:  # the other part is its room to work in
+        return sum(read) + each.parts_in_memory[0]
     return sum(read) + each.in_memory
 
 
@@ -201,23 +208,26 @@ def _written(module: Module, inside: tuple[Instruction, ...]) -> int:
     return total
 
 
-def _flops(module: Module, each: Instruction, shapes: Shapes) -> int:
-    """Flops of an instruction and of all that is fused into it."""
-    if each.opcode == "dot":
-        return _of_dot(each, shapes)
-    if each.opcode == "convolution":
-        return _of_convolution(each, shapes)
-    if estimate := _estimated(each).get("flops"):
-        return estimate
-    if each.opcode == "reduce" and each.operands[0] in shapes:
-        return _of_sum(shapes[each.operands[0]], shapes)
-    inside = {one.name: one for one in module.computations.get(each.called("calls"), ())}
-    return sum(_flops(module, one, inside) for one in inside.values())
+def _products(module: Module, each: Instruction, shapes: Shapes) -> Iterator[tuple[int, bool]]:
+    """Flops of an instruction, or of each that is fused into it, and whether of integers."""
+    integers = each.shape.lstrip("(").startswith("s32")
+    if each.opcode == "dot" or _CUBLAS in each.rest:
+        yield _of_dot(each, shapes), integers
+    elif each.opcode == "convolution":
+        yield _of_convolution(each, shapes), integers
+    elif estimate := _estimated(each).get("flops"):
+        yield estimate, False
+    elif each.opcode == "reduce" and each.operands[0] in shapes:
+        yield _of_sum(shapes[each.operands[0]], shapes), integers
+    else:
+        inside = {one.name: one for one in module.computations.get(each.called("calls"), ())}
+        for one in inside.values():
+            yield from _products(module, one, inside)
 
 
 def _of_dot(each: Instruction, shapes: Shapes) -> int:
     found = _CONTRACTED.search(each.rest)
-    dims = [int(place) for place in found[1].split(",") if place] if found else []
+    dims = [int(place) for place in re.findall(r"\d+", found[1])] if found else []
     left = shapes[each.operands[0]].dims
     return 2 * math.prod(each.dims) * math.prod(left[place] for place in dims)
 

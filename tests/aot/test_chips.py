@@ -10,8 +10,8 @@ from ssd_jax.errors import InputError
 CHIP = Chip(slices={}, memory=1, bandwidth=1e9, flops=1e12, link=1e8)
 
 
-def work(flops=0, moved=0, collectives=()):
-    return ProgramWork(flops, moved, tuple(collectives))
+def work(flops=0, moved=0, collectives=(), of_int8=0):
+    return ProgramWork(flops, of_int8, moved, tuple(collectives))
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,8 @@ def test_the_longer_of_memory_and_arithmetic_hides_the_other(flops, moved, secon
 
 def test_products_of_float32_take_several():
     assert roofline(CHIP, work(10**12), passes=6).seconds == pytest.approx(6)
+    both = roofline(CHIP, work(3 * 10**12, of_int8=10**12), passes=6)
+    assert both.seconds == pytest.approx(2 * 6 + 1 / 2)  # int8 twice as fast
 
 
 def test_what_is_sent_comes_on_top_around_a_ring_both_ways():

@@ -27,7 +27,7 @@ def part(role, devices, seconds, *, beside=5, code=0, **changes):
     def compiled(each):
         bounds = Roofline(memory=each, arithmetic=0.0, links=0.0)
         sizes = {"beside": beside - 5, "temporaries": 5, "code": code}
-        return Compiled(work=ProgramWork(0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
+        return Compiled(work=ProgramWork(0, 0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
 
     def name(text):
         return tuple(int(word) if word.isdigit() else word for word in text.split())
@@ -39,6 +39,7 @@ def part(role, devices, seconds, *, beside=5, code=0, **changes):
 
 AR = Mode(name="ar", target=part("target", 8, TARGET))
 SD = Mode(name="sd", target=AR.target, draft=part("draft", 8, DRAFT))
+ALONE = Mode(name="ar", target=part("target", 1, TARGET))
 SSD = Mode(name="ssd", target=part("target", 4, TARGET), draft=part("draft", 4, DRAFT | BRANCHES))
 
 
@@ -119,6 +120,7 @@ def test_the_verdict_says_what_is_faster_where_ssd_does_not_pay():
 
 
 def test_the_verdict_of_what_does_not_fit():
+    assert "take two or more" in verdict([ALONE], [[1.0] * 4], "1 v5e")
     assert "no split of it holds both" in verdict([AR], [[1.0] * 4], "8 v5e")
     assert "all that fits" in verdict([SSD], [[1.0] * 4], "8 v5e")
     assert verdict([], [], "8 v5e").startswith("nothing fits 8 v5e")

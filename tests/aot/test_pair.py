@@ -16,7 +16,7 @@ SIZES = Sizes(slots=2, context=256, k=2, branches=4)
 ABOUT = specs.config(vocab_size=1024)
 PAIR = pairs.ModelPair(target=ABOUT, draft=ABOUT, target_dtype="bfloat16", draft_dtype="bfloat16")
 COMPILED = Compiled(
-    work=ProgramWork(0, 0, ()),
+    work=ProgramWork(0, 0, 0, ()),
     bounds=Roofline(1, 0, 0),
     beside=0,
     temporaries=0,

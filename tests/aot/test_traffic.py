@@ -259,3 +259,18 @@ def test_a_kernel_counts_as_the_scope_of_its_call_says():
     head = "ENTRY %m (pages: f32[64,128]) -> f32[8] {\n  %pages = f32[64,128]{1,0} parameter(0)\n"
     assert counted(f"{head}  ROOT {kernel}{about}\n}}\n").moved == 640
     assert counted(f"{head}  ROOT {kernel}\n}}\n").moved == 64 * 128 * 4 + 8 * 4
+
+
+@pytest.mark.parametrize(("kind", "share"), [("s32", 1), ("f32", 0)])
+def test_a_product_by_a_library_counts_without_its_room_to_work_in(kind, share):
+    text = """ENTRY %m (x: s8[512,2048], w: s8[4096,2048]) -> s32[512,4096] {
+  %x = s8[512,2048]{1,0} parameter(0)
+  %w = s8[4096,2048]{1,0} parameter(1)
+  %c = (KIND[512,4096]{1,0}, s8[4194304]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["1"]}}}
+  ROOT %r = KIND[512,4096]{1,0} get-tuple-element(%c), index=0
+}
+"""
+    found = counted(text.replace("KIND", kind))
+    assert found.flops == 2 * 512 * 4096 * 2048
+    assert found.of_int8 == share * found.flops
+    assert found.moved == (512 + 4096) * 2048 + 4 * 512 * 4096
