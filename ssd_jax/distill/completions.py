@@ -49,6 +49,7 @@ class CompletionJob:
     Attributes:
       vocabulary: number of ids of the tokenizer.
       limit: number of positions that the target was made for.
+      section: of the configuration that has the settings.
     """
 
     target: TargetSettings
@@ -58,6 +59,7 @@ class CompletionJob:
     limit: int
     directory: Path
     bar: Bar
+    section: str = "generate"
 
     @property
     def context(self) -> int:
@@ -74,13 +76,13 @@ class CompletionJob:
         if self.context > self.limit:
             raise InputError(
                 f"prompts of up to {self.context - settings.max_tokens} tokens and "
-                f"generate.max_tokens = {settings.max_tokens} are more than the {self.limit} "
+                f"{self.section}.max_tokens = {settings.max_tokens} are more than the {self.limit} "
                 "positions that the target was made for; lower prompts.longest or max_tokens"
             )
         if settings.top_n > self.vocabulary:
             raise InputError(
-                f"generate.top_n = {settings.top_n} is more than the {self.vocabulary} tokens of "
-                "the target; lower it"
+                f"{self.section}.top_n = {settings.top_n} is more than the {self.vocabulary} "
+                "tokens of the target; lower it"
             )
 
 

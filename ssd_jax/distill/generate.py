@@ -23,7 +23,9 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
 
-def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> Shards:
+def plan_shards(
+    prompts: Sequence[PromptIds], settings: GenerateSettings, section: str = "generate"
+) -> Shards:
     """Completions by shard: each prompt with its temperatures in turn, see `into_shards`.
 
     Raises:
@@ -33,7 +35,7 @@ def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> Sha
     distinct = len({tuple(prompt.ids) for prompt in prompts})
     if count > distinct and not any(settings.temperatures):
         raise InputError(
-            f"generate.completions = {count} is more than the {distinct} prompts, and at "
+            f"{section}.completions = {count} is more than the {distinct} prompts, and at "
             f"temperature 0 a prompt has one completion; lower it to {distinct} or add a "
             "temperature above 0"
         )
@@ -41,11 +43,11 @@ def plan_shards(prompts: Sequence[PromptIds], settings: GenerateSettings) -> Sha
     longest = max(len(prompt.ids) for prompt in prompts) + settings.max_tokens
     if together * longest > settings.shard_tokens:
         raise InputError(
-            f"generate.shard_tokens = {settings.shard_tokens} has room for "
+            f"{section}.shard_tokens = {settings.shard_tokens} has room for "
             f"{settings.shard_tokens // longest} completions of up to {longest} tokens with their "
             "prompts, and a shard is begun when the one before has ended, so that "
             f"{together} slots are never all in use; raise it to {together * longest} at least, "
-            "or lower generate.slots"
+            f"or lower {section}.slots"
         )
     return into_shards(_completions(prompts, count, settings), prompts, settings)
 
@@ -104,7 +106,7 @@ def generate(job: CompletionJob, manifest: Manifest, plan: Shards | None = None)
     """
     job.check()
     clear_partial(job.directory)
-    plan = plan_shards(job.prompts, job.settings) if plan is None else plan
+    plan = plan_shards(job.prompts, job.settings, job.section) if plan is None else plan
     shards = _sound(job.directory, manifest.data.get("shards", []), len(plan))
 
     def note(place: int | None = None, entry: Entry | None = None) -> Manifest:

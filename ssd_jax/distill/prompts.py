@@ -121,6 +121,8 @@ class PromptFiles:
         self._entries: dict[str, tuple[PromptEntry, ...]]
         self._entries = {split: getattr(settings, split) for split in SPLITS}
         self._every = [*itertools.chain(*self._entries.values())]
+        if taken := {"target", "magpie"} & {entry.path for entry in self._every}:
+            raise InputError(f"prompts {min(taken)}: a file cannot have that name; rename it")
         self._paths = {entry.path: find(entry, directory) for entry in self._every}
         for one, two in itertools.product(*self._entries.values()):
             if one.path == two.path and _meet(one, two):  # would only be noticed as leaks

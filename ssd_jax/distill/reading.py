@@ -138,5 +138,5 @@ def _parse(line: Mapping[str, Any]) -> Line:
     further = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
     ends = [re.search(r"\d+$", str(line.get(key, ""))) for key in _ID_KEYS]
     numbers = [int(end[0]) for end in ends if end and len(end[0]) < _LONGEST_ID]
-    kind = str(line.get("category", ""))
-    return Line(prompt, numbers[0] if numbers else None, further, kind)
+    kind = line.get("category")
+    return Line(prompt, numbers[0] if numbers else None, further, "" if kind is None else str(kind))

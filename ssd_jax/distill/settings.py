@@ -109,7 +109,7 @@ class DraftSettings:
         scratch, with the sizes below.
       family: from scratch: one of `FAMILIES`; "" is the target's.
       num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim: from scratch; 0
-        is the target's own (for `head_dim`: hidden_size / num_heads).
+        is the target's own (for `head_dim`, where the others differ: hidden_size / num_heads).
       embedding: "frozen" is the target's embedding, which is then not stored; "trained" starts with
         it where the sizes allow it.
       head: the same for the output head.

@@ -100,7 +100,7 @@ class _Worker:
             self._process.join()
             raise SsdError(
                 f"one of several processes ended with exit status {self._process.exitcode}; the "
-                "memory may be too small for the weights in each: lower generate.processes. The "
+                "memory may be too small for the weights in each: lower processes. The "
                 "same command goes on with the shards that are written"
             ) from None
         if isinstance(answer, Exception):

@@ -141,6 +141,7 @@ class Distillation:
         """The job that completes the prompts of a stage."""
         return CompletionJob(
             target=self.settings.target,
+            section=stage,
             settings=settings,
             prompts=prompts,
             vocabulary=self.target.checkpoint.tokenizer.size,
@@ -223,6 +224,14 @@ def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses changed settings of a stage, and an impossible draft, before any stage runs."""
     settings = whole.settings
     whole.plan(name, {})
+    if name == "prompts":
+        PromptFiles(settings.prompts, settings.directory)
+    section, limit = getattr(settings, name), whole.target.checkpoint.config.max_context
+    if getattr(section, "max_tokens", 0) >= limit:
+        raise InputError(
+            f"{name}.max_tokens = {section.max_tokens} leaves no room for a prompt in the {limit} "
+            "positions that the target was made for; lower it"
+        )
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
 

@@ -154,16 +154,20 @@ def _transposed_by_blocks(x: jax.Array) -> jax.Array:
 
     XLA on CPU folds a transposition into the product that takes it, and widens a bfloat16 product
     whose first operand is transposed to float32, at a seventh of the speed (JAX 0.10.2). It does
-    not see through a loop, and a few rows at a time stay in the cache. The loop moves bits, since
-    XLA would widen a bfloat16 update too.
+    not see through a loop of two steps or more, and a few rows at a time stay in the cache. The
+    loop moves bits, since XLA would widen a bfloat16 update too.
     """
-    rows = next(size for size in (_BLOCK_ROWS, x.shape[0]) if x.shape[0] % size == 0)
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint16).reshape(-1, rows, x.shape[1])
+    count, columns = x.shape
+    rows = min(_BLOCK_ROWS, -(-count // 2))
+    blocks = max(2, -(-count // rows))
+    bits = jnp.pad(
+        jax.lax.bitcast_convert_type(x, jnp.uint16), ((0, blocks * rows - count), (0, 0))
+    ).reshape(blocks, rows, columns)
 
     def put(transposed: jax.Array, block: tuple[jax.Array, jax.Array]):
         index, part = block
         return jax.lax.dynamic_update_slice(transposed, part.T, (0, index * rows)), None
 
-    start = jnp.zeros((x.shape[1], x.shape[0]), jnp.uint16)
-    filled, _ = jax.lax.scan(put, start, (jnp.arange(bits.shape[0]), bits))
-    return jax.lax.bitcast_convert_type(filled, x.dtype)
+    start = jnp.zeros((columns, blocks * rows), jnp.uint16)
+    filled, _ = jax.lax.scan(put, start, (jnp.arange(blocks), bits))
+    return jax.lax.bitcast_convert_type(filled[:, :count], x.dtype)

@@ -187,6 +187,23 @@ def test_input_that_was_refused_can_be_mended(place, tmp_path, tiny_checkpoint, 
     assert main(["distill", *arguments, "--stage=prompts"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "magpie.max_tokens = 99999 leaves no room for a prompt"),
+        ({"magpie_max_tokens": "9", "prompts_train": '["none.jsonl"]'}, "prompts 'none.jsonl': "),
+    ],
+)
+def test_what_a_later_stage_cannot_use_is_refused_before_the_first(
+    tmp_path, tiny_checkpoint, capsys, monkeypatch, changes, message
+):
+    monkeypatch.setattr("ssd_jax.distill.stages.generate", None)
+    directory = tiny_run.write_data(tmp_path)
+    tiny_run.write_config(directory, tiny_checkpoint, **{"magpie_max_tokens": "99999"} | changes)
+    assert distill(directory, "out") == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_stage_needs_the_one_before(place, capsys):
     assert distill(place, "new", "--stage=generate") == 2
     assert "needs stage prompts, which is not finished" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.distill.generate import plan_shards
 from ssd_jax.distill.prompts import PromptIds
-from ssd_jax.distill.settings import GenerateSettings
+from ssd_jax.distill.settings import GenerateSettings, MagpieSettings
 from ssd_jax.errors import InputError
 
 PROMPTS = [PromptIds(set="a", index=i, ids=[0] * (i + 1)) for i in range(7)]
@@ -71,6 +71,12 @@ def test_more_than_can_differ_is_refused():
     assert len(flat(plan(completions=7, temperatures=(0.0,)))) == 7
     with pytest.raises(InputError, match=r"completions = 8 is more than the 7 .*lower it to 7"):
         plan(completions=8, temperatures=(0.0,))
+
+
+def test_errors_name_the_section_that_has_the_setting():
+    settings = MagpieSettings(shard_tokens=10)
+    with pytest.raises(InputError, match=r"magpie\.shard_tokens = 10 .* lower magpie\.slots"):
+        plan_shards([PromptIds(set="magpie", index=0, ids=[1])], settings, "magpie")
 
 
 def test_a_shard_never_exceeds_its_size():

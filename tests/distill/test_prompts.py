@@ -231,7 +231,8 @@ def test_turns_that_the_target_wrote_are_prompts_beside_those_of_files(prepare, 
 
 def test_what_a_set_calls_a_kind_is_kept(prepare, tmp_path):
     write_lines(
-        tmp_path / "held_out.jsonl", {"prompt": "a", "category": "b"}, {"prompt": "c", "id": 1}
+        tmp_path / "held_out.jsonl",
+        *({"prompt": "a", "category": "b"}, {"prompt": "c", "category": None}),
     )
     prompts, _ = prepare()
     assert [prompt.kind for prompt in prompts["held_out"]] == ["b", ""]
@@ -262,6 +263,7 @@ def test_text_that_is_not_utf8_is_named_with_its_line(prepare, tmp_path):
     ("changes", "message"),
     [
         ({"train": '["none.jsonl"]'}, "prompts 'none.jsonl': "),
+        ({"train": '["target"]'}, "prompts target: a file cannot have that name"),
         ({"train": '["held_out.jsonl"]'}, "give each file to one of them"),
         ({"train": '["empty.jsonl"]'}, "no prompt of train is left: 0 prompts (empty.jsonl 0)"),
         ({"held_out": '["empty.jsonl"]'}, "no prompt of held_out is left"),

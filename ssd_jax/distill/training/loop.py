@@ -125,7 +125,8 @@ class Stop:
 
         def take(number: int, _frame: object) -> None:
             self.why = self.why or signal.Signals(number).name
-            signal.signal(number, before[signal.Signals(number)])
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
         for number in _SIGNALS:
             signal.signal(number, take)

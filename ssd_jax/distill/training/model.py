@@ -136,10 +136,10 @@ def open_beginning(settings: DraftSettings, target: Checkpoint) -> Checkpoint | 
     for part, name in (("embedding", EMBEDDING), ("head", HEAD)):
         if getattr(settings, part) == "frozen" and name in begun.tensors.stored:
             raise InputError(f'{where} has trained its {part}; set {part} = "trained"')
-    if settings.head == "trained" and settings.output_size:
+    if settings.head == "trained" and (settings.output_size or begun.config.output_size):
         raise InputError(
-            f"{where}: a trained head has the ids of the text that it was trained on; set "
-            'output_size = 0, or head = "frozen"'
+            f"{where}: a trained head of fewer ids than the target's has those of the text that it "
+            "was trained on; begin with a draft of all ids, with output_size = 0"
         )
     return begun
 
@@ -167,7 +167,8 @@ def first_arrays(
     trained, frozen = {}, {}
     for name, struct in draft.model.wanted().items():
         source = _source(name, draft, settings, target.config)
-        if begun is not None and name not in draft.tied:
+        # A head that is trained from here on may have been the target's.
+        if begun is not None and name not in draft.tied and name in begun.tensors.shapes:
             array = begun.tensors.read(name)
         elif source is None:
             array = _from_scratch(name, struct.shape, draft.config.num_layers, seed)

@@ -257,7 +257,7 @@ def test_training_goes_on_from_a_draft_that_is_there(target, texts, whole, tmp_p
     ("changes", "message"),
     [
         ({"layers": (0, 1)}, "has num_layers 1, the other keys of \\[draft\\] say 2"),
-        ({"head": "trained"}, "a trained head has the ids of the text"),
+        ({"head": "trained"}, "a trained head of fewer ids"),
         ({"begin": "nowhere"}, "nowhere"),
     ],
 )

@@ -103,6 +103,20 @@ def test_two_devices_with_two_micro_batches_each_do_what_one_does(target, texts)
     assert one[0][0]["loss"] != one[0][1]["loss"]
 
 
+@pytest.mark.shipped
+@pytest.mark.parametrize(("rows", "length"), [(8, 500), (4, 128)])
+def test_a_step_in_bfloat16_runs_with_any_number_of_tokens(target, rows, length):
+    """XLA on CPU sees through a loop of one block, and cannot run the product that follows."""
+    ones, tokens = np.ones((rows, length), np.int32), np.arange(length, dtype=np.int32)
+    likeliest = np.tile(np.arange(4, dtype=np.int32), (rows, length, 1))
+    probs = np.full((rows, length, 4), 0.2, np.float32)
+    positions = np.tile(tokens, (rows, 1))
+    batch = PackedBatch(ones, positions, ones, ones > 0, ones, likeliest, probs)
+    settings = {"compute": "bfloat16", "length": length, "chunk": 200}
+    found, _ = stepped(target, batch, **settings)
+    assert found[1]["loss"] < found[0]["loss"]
+
+
 def test_looking_takes_no_gradients(target, texts):
     built, state, fixed = trainer(target)
     batch = batch_of(texts)
