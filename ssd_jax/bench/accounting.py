@@ -26,16 +26,12 @@ from ssd_jax.bench.run import BenchResult, Variant, joined, prompt_result, run_p
 from ssd_jax.bench.stats import Estimate
 from ssd_jax.bench.table import Column, build_table, estimate_cell
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.config import Config
+from ssd_jax.config import MEANINGLESS, Config
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import NGRAM_K
 from ssd_jax.system import notices
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
-
-_OF_SSD = ("draft_placement", "draft_cores", "budget", "fan_out", "saguaro_c", "backup", "predict")
-_OF_MODELS = ("draft_dtype", "draft_temperature", "proposal_support")
-"""Settings that only mode ssd has, and settings that only a draft model has."""
 
 
 def core_groups(
@@ -171,8 +167,9 @@ def measure(
     """
     k, (first, second) = str(ks[0]), groups
     ssd = dataclasses.replace(config, draft_placement="process", k=k)
-    sd = dataclasses.replace(config, mode="sd", k=k, **dict.fromkeys(_OF_SSD))
-    of_ngrams = dict.fromkeys(_OF_MODELS) | {"draft": "ngram", "k": str(NGRAM_K)}
+    sd = dataclasses.replace(config, mode="sd", k=k, **dict.fromkeys(MEANINGLESS["mode", "sd"]))
+    without = dict.fromkeys(MEANINGLESS["draft", "ngram"])
+    of_ngrams = without | {"draft": "ngram", "k": str(NGRAM_K)}
     ngrams = dataclasses.replace(sd, **of_ngrams)
 
     def opened(

@@ -111,7 +111,9 @@ class TeacherForced:
     ) -> None:
         self.width = width = width or max(model.execution.prefill_chunks)
         room = page_size(-(-longest // width) * width)  # includes the last chunk's padding
-        self._parameters, self._pages = parameters, model.new_pages(1, room)
+        rows = model.data_shards  # each group of devices runs the text
+        pages = model.page_structs(rows, room)
+        self._parameters, self._pages = parameters, model.new_pages(rows, room)
 
         def chunk(parameters: Parameters, pages, tokens, start):
             positions = (start + jnp.arange(width))[None]
@@ -122,11 +124,15 @@ class TeacherForced:
 
         arguments = (
             model.parameter_structs(),
-            model.page_structs(1, room),
+            pages,
             jax.ShapeDtypeStruct((width,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self._program = program_spec.ProgramSpec(chunk, arguments, (1,)).compile(model.mesh)
+        results = None
+        if model.mesh is not None:
+            results = model.everywhere, jax.tree.map(lambda struct: struct.sharding, pages)
+        spec = program_spec.ProgramSpec(chunk, arguments, donate=(1,), results=results)
+        self._program = spec.compile(model.mesh)
 
     def chunk(self, tokens: np.ndarray, start: int) -> jax.Array:
         """Logits [width, outputs] float32 after each of tokens [width] int32 from `start` on."""

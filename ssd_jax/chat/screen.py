@@ -91,15 +91,15 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Prints a remark, dimmed."""
-        self._line(Text(text, style="dim"))
+        self._line(text, "dim")
 
     def say(self, text: str) -> None:
         """Prints the reply to a command."""
-        self._line(Text(text))
+        self._line(text)
 
     def error(self, text: str) -> None:
         """Prints what was not done, and why."""
-        self._line(Text(text, style="red"))
+        self._line(text, "red")
 
     def show(self, renderable: RenderableType) -> None:
         """Prints a table, after a blank line."""
@@ -132,6 +132,8 @@ class Screen:
             self._out.flush()
             self._ends_line = text.endswith("\n")
 
-    def _line(self, text: Text) -> None:
+    def _line(self, text: str, style: str = "") -> None:
+        terminal = self._console.is_terminal
+        shown = Text(printable(text) if terminal else text, style=style)
         # Without a terminal a line stays whole: rich would break it at 80 columns.
-        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+        self._console.print(shown, soft_wrap=not terminal, highlight=False)

@@ -103,7 +103,7 @@ class HistoryFile(History):
         self._path = path
 
     def load_history_strings(self) -> Iterable[str]:
-        """The newest entries, newest first; a file that has grown long is cut to these."""
+        """The newest entries, newest first; a file of many entries is cut to these."""
         try:
             lines = read_text(self._path, most=MOST_TEXT).split("\n")
         except InputError:

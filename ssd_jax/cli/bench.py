@@ -111,6 +111,11 @@ def _check(given: dict[str, Any]) -> list[int]:
         raise InputError(f"suite = {suite!r} is unknown; one of {list(suites.SUITES)}")
     if given["trace"] is not None and suite not in ("prompts", "overhead", "support"):
         raise InputError(f"trace is for decoding; suite = {suite!r} does none; leave it out")
+    if given["hosts"] is not None and suite != "prompts":
+        raise InputError(
+            f"hosts = {given['hosts']!r}: suite = {suite!r} runs programs by itself, and those of "
+            "hosts only run together; leave it out, or use --suite=prompts"
+        )
     settings.at_least(given, warmup=0, repeats=1, step_repeats=1, window=2, windows=1)
     ks = _ks(given)
     if suite == "accounting":

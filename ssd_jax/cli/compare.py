@@ -29,7 +29,7 @@ _FLAGS: settings.OwnFlags = {
     "prompt_file": "prompts of both runs; with the runs' settings, adds margins and verdicts",
     "json": ("bool", False, "one JSON object on standard output"),
 }
-_OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify"})
+_OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify", "target_cores"})
 """Settings of a run that affect no verdict: they are accepted and ignored."""
 
 
@@ -37,7 +37,11 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS)
     given = settings.parse(values, "compare", arguments, files=_FILES, hidden=_OF_A_MODE)
-    config = settings.config_of(given)
+    config = settings.config_of({**given, "trace": None})
+    if config.hosts is not None and given["prompt_file"] is not None:
+        raise InputError(
+            f"hosts = {config.hosts!r}: one process computes margins; leave it or prompt_file out"
+        )
     params = params_of(config, given, values)
     pairs = pair_up(*(read_outputs(Path(given[name])) for name in _FILES))
     names = _names(given)

@@ -111,19 +111,25 @@ class _Demo:
 
         from ssd_jax.checkpoints.opening import open_checkpoint
 
+        cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
+        groups = core_groups(plain.target_cores, None) if len(cores) > 1 else None
+        if groups is None and plain.target_cores is not None:
+            raise InputError(
+                f"target_cores = {plain.target_cores!r}: the demo gives target and draft cores of "
+                "their own on a processor with two or more; leave it out"
+            )
         with progress_bar("downloading", unit="bytes") as progress:
             source = open_checkpoint(plain.target, progress=progress)
         sd, ssd, about = _with_drafts(dataclasses.replace(plain, target_cores=None), source)
         trace = Path(ssd.trace or "")
         self.console.print(about, style="dim")
-        cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
         results: list[BenchResult] = []
         with ExitStack() as until:
             # First: processes on fewer cores find the programs that it compiles.
             sd_model = until.enter_context(self._opened(sd))
             self._answer(sd_model)
-            if len(cores) > 1:
-                results = [self._paper(sd, ssd, *core_groups(plain.target_cores, None))]
+            if groups is not None:
+                results = [self._paper(sd, ssd, *groups)]
                 ssd = dataclasses.replace(ssd, trace=None)
             ssd_model = until.enter_context(self._opened(dataclasses.replace(ssd, mode="auto")))
             variants = {mode: self._variant(sd_model, mode) for mode in sd_model.modes}

@@ -74,7 +74,7 @@ def load(llm: LLM) -> None:
 def short(source: str) -> str:
     """A model's source, or the last part of the path if it is one that exists."""
     path = Path(source)
-    return path.name if path.exists() else source
+    return path.name or source if path.exists() else source
 
 
 def failure(names: Sequence[str], runs: int, what: str) -> SsdError:

@@ -121,7 +121,7 @@ def _is_of_device(error: RuntimeError) -> bool:
 
 def _failed(arguments: Sequence[str], message: str, status: int) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print(f"ssd-jax {arguments[0]}: {message}", file=sys.stderr)
+        print(f"{' '.join(['ssd-jax', *arguments[:1]])}: {message}", file=sys.stderr)
     return status
 
 

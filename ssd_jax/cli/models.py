@@ -70,7 +70,7 @@ def _of_the_hub() -> Iterator[tuple[str, Path, int]]:
 
     try:
         repos = scan_cache_dir().repos
-    except (CacheNotFound, OSError):
+    except (CacheNotFound, OSError, ValueError):  # the latter: the cache is a file
         return
     for repo in sorted(repos, key=lambda repo: repo.repo_id):
         if repo.repo_type == "model" and repo.revisions:

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS)
     given = settings.parse(values, "plan-mesh", arguments, hidden=_OF_REQUESTS)
-    config = settings.config_of(given)
+    config = settings.config_of({**given, "trace": None})
     count, platform = given["devices"], given["platform"]
     if platform not in (None, "tpu", "gpu", "cpu"):
         raise InputError(f"platform = {platform!r} is unknown; give tpu, gpu or cpu")

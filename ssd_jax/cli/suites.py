@@ -81,7 +81,7 @@ class BenchJob:
 
 
 def prompts(job: BenchJob) -> SuiteReport:
-    """Runs prompt sets in every mode, paired; then times the parts of a round."""
+    """Runs prompt sets in every mode, paired; then times the parts of a round, but on one host."""
     llm, modes = job.llm, _modes(job)
     variants = {
         name: lambda prompt, mode=mode, k=k: prompt_result(llm, prompt, job.params, mode, k)
@@ -97,7 +97,7 @@ def prompts(job: BenchJob) -> SuiteReport:
         )
     rounds = {}
     for name, (mode, k) in modes.items():
-        if mode == "sd" and k is not None:
+        if mode == "sd" and k is not None and job.llm.config.hosts is None:
             ssd = name.replace("sd", "ssd", 1)
             gain = report.speed_ratio(result, ssd, name) if ssd in variants else None
             rounds[name] = dataclasses.replace(_costs(job, mode, k), gain=gain)
@@ -195,10 +195,10 @@ def check_overhead(llm: LLM) -> None:
 
 
 def overheads(job: BenchJob) -> SuiteReport:
-    """Times the engine's decode step against its own programs in a bare loop."""
+    """Times the engine's decode step in mode ar against its own programs in a bare loop."""
     from ssd_jax.devices.sampling_rows import SamplingRows
 
-    llm = job.llm
+    llm, engine = job.llm, job.llm.engine_of("ar")
     programs, parameters = llm.alone.programs, llm.alone.parameters
     pages, table, prompt = programs.new_pages(), programs.any_table(), len(_OVERHEAD_PROMPT)
     length = prompt  # of the engine's sequences; the bare loop works at the same length
@@ -215,13 +215,13 @@ def overheads(job: BenchJob) -> SuiteReport:
     def engine_step() -> None:
         nonlocal length
         length += 1
-        if not llm.engine.has_work:
+        if not engine.has_work:
             length = prompt
             for slot in range(programs.slots):
-                llm.engine.add(llm.request(_OVERHEAD_PROMPT, endless, slot))
+                engine.add(llm.request(_OVERHEAD_PROMPT, endless, slot))
             for _ in range(2 * programs.slots):
-                llm.engine.step()
-        llm.engine.step()
+                engine.step()
+        engine.step()
 
     def bare_step() -> None:
         nonlocal pages, history

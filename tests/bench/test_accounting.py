@@ -24,10 +24,10 @@ CONFIG = Config(
 )
 
 
-def measured(models, count):
+def measured(models, count, config=CONFIG):
     """So many prompts in every mode."""
     given = {"groups": ((0, 1), (2,)), "ks": (2, 4), "params": SamplingParams(), "warmup": 0}
-    return measure(CONFIG, fakes.prompts(count), start=models, **given)
+    return measure(config, fakes.prompts(count), start=models, **given)
 
 
 class Models:
@@ -192,3 +192,17 @@ def test_the_suite_measures_a_tiny_model_in_processes_of_its_own(tiny_checkpoint
     assert [each["variant"] for each in result["variants"]] == names
     assert [each["identical"] for each in result["variants"]] == [2] * 6
     assert [gain["name"] for gain in result["gains"]] == ["paper accounting", "equal hardware"]
+
+
+def test_settings_of_ssd_alone_are_left_out_of_the_other_modes():
+    config = Config(
+        target="t", draft="d", mode="ssd", k="2", draft_workers=2, draft_placement="process"
+    )
+    models = Models(speeds())
+    measured(models, 6, config)
+    assert {mode for mode, *_ in models.opened} == {"sd", "ssd"}
+
+
+def test_suites_that_run_programs_by_themselves_are_refused_with_hosts(capsys):
+    assert main(["bench", "--suite=step", "--target=x", "--hosts=10.0.0.1:4000,count=2"]) == 2
+    assert "those of hosts only run together" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny
 from tests.models.golden import FLOAT32, Runner, parameters
 
@@ -94,6 +95,18 @@ def test_scores_are_the_log_probabilities_of_a_whole_forward(window, tiny_checkp
         chances = jax.nn.log_softmax(logits[:-1, : tiny.TOKENS], axis=1)
         expected = np.take_along_axis(np.asarray(chances), tokens[1:, None], axis=1)[:, 0]
         np.testing.assert_allclose(score(tokens), expected, atol=2e-4)
+
+
+@pytest.mark.more
+def test_groups_of_devices_that_share_slots_score_alike(tiny_checkpoint):
+    checkpoint = open_checkpoint(str(tiny_checkpoint))
+    tokens = np.random.default_rng(0).integers(0, tiny.TOKENS, 40).astype(np.int32)
+    found = []
+    for mesh in (None, mesh_of(jax.devices()[:4], data=2)):
+        whole = FunctionalModel(checkpoint.config, FLOAT32, mesh=mesh)
+        score = TextScorer(whole, parameters(checkpoint, whole), window=40, tokens=tiny.TOKENS)
+        found.append(score(tokens))
+    np.testing.assert_allclose(*found, atol=2e-5)
 
 
 def test_the_table_says_what_was_predicted():

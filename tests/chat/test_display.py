@@ -64,6 +64,14 @@ def test_words_go_to_standard_output_as_they_are_and_end_with_a_line():
     assert err.getvalue() == "[a note that is longer than a line]\n"
 
 
+def test_control_characters_of_a_loaded_file_do_not_reach_the_terminal():
+    shown = io.StringIO()
+    screen = Screen(io.StringIO(), Console(file=shown, width=60, force_terminal=True))
+    screen.say("a\x1b]0;title\x07b")
+    assert "\x1b]" not in shown.getvalue()
+    assert "a\ufffd]0;title\ufffdb" in shown.getvalue()
+
+
 def kept(path):
     """What is in the file, oldest first."""
     return list(HistoryFile(path).load_history_strings())[::-1]

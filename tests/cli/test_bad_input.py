@@ -300,7 +300,7 @@ def test_convert_takes_what_it_needs_of_a_file_for_several_commands(tmp_path, ca
     assert "'does-not-exist' does not exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["generate", "--help"]])
 def test_lost_output_ends_a_command_in_silence_or_in_a_line(arguments):
     command = [sys.executable, "-m", "ssd_jax", *arguments]
     read, write = os.pipe()
@@ -316,7 +316,7 @@ def test_lost_output_ends_a_command_in_silence_or_in_a_line(arguments):
     closed = subprocess.run(
         ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False, stdin=subprocess.DEVNULL
     )
-    assert closed.returncode == 0
+    assert closed.returncode == (0 if arguments else 2)
 
 
 def test_a_follower_takes_a_file_of_settings(tmp_path, capsys):

@@ -114,3 +114,9 @@ def test_a_mode_is_taken_at_its_word(capsys, monkeypatch):
     for flags in (["--mode=ar"], ["--draft=ngram"], ["--mode=auto", "--draft=ngram"]):
         assert main(["demo", *flags]) == 2
     assert opened == ["ar", "sd", "auto"]
+
+
+def test_cores_that_are_not_there_are_refused_before_anything_is_opened(capsys, monkeypatch):
+    monkeypatch.setattr("ssd_jax.checkpoints.opening.open_checkpoint", None)
+    assert main(["demo", "--target_cores=999"]) == 2
+    assert "there is no core 999" in capsys.readouterr().err
