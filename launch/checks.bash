@@ -7,6 +7,37 @@ refuse() {
   exit 2
 }
 
+flags() { # NAMES ARGUMENT...: sets the variables of those names by --NAME=VALUE, and `taken`, how many
+  local _names=" $1 " _name
+  shift
+  taken=0
+  while [[ ${1:-} == --* ]]; do
+    _name=${1%%=*}
+    _name=${_name#--}
+    if [[ $1 == --dry_run ]]; then
+      dry_run=true
+    elif [[ $1 == --help ]]; then
+      usage
+      exit 0
+    elif [[ $1 == *=* && $_names == *" $_name "* ]]; then
+      printf -v "$_name" %s "${1#*=}"
+    else
+      refuse "unknown flag $1"
+    fi
+    shift
+    ((++taken))
+  done
+}
+
+run() { # COMMAND...: runs it, or prints it in a dry run
+  if $dry_run; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
 given() { # NAME VALUE
   if [[ -z $2 ]]; then
     refuse "$1 is missing"

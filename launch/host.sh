@@ -19,14 +19,8 @@ EOF
 }
 
 dry_run=false
-while [[ ${1:-} == --* ]]; do
-  case $1 in
-    --dry_run) dry_run=true ;;
-    --help) usage; exit 0 ;;
-    *) refuse "unknown flag $1" ;;
-  esac
-  shift
-done
+flags '' "$@"
+shift "$taken"
 if (($# < 3)); then
   refuse 'INDEX, HOSTS and COMMAND are needed'
 elif [[ ! $1 =~ ^(0|[1-9][0-9]*)$ ]]; then

@@ -24,19 +24,8 @@ EOF
 }
 
 processes=2 devices=1 draft='' draft_devices='' port='' dry_run=false
-while [[ ${1:-} == --* ]]; do
-  case $1 in
-    --processes=*) processes=${1#*=} ;;
-    --devices=*) devices=${1#*=} ;;
-    --draft=*) draft=${1#*=} ;;
-    --draft_devices=*) draft_devices=${1#*=} ;;
-    --port=*) port=${1#*=} ;;
-    --dry_run) dry_run=true ;;
-    --help) usage; exit 0 ;;
-    *) refuse "unknown flag $1" ;;
-  esac
-  shift
-done
+flags 'processes devices draft draft_devices port' "$@"
+shift "$taken"
 given COMMAND "${1:-}"
 number --processes "$processes"
 number --devices "$devices"

@@ -17,14 +17,8 @@ EOF
 }
 
 dry_run=false
-while [[ ${1:-} == --* ]]; do
-  case $1 in
-    --dry_run) dry_run=true ;;
-    --help) usage; exit 0 ;;
-    *) refuse "unknown flag $1" ;;
-  esac
-  shift
-done
+flags '' "$@"
+shift "$taken"
 if (($# != 2)); then
   refuse 'DIRECTORY and HOST are needed'
 fi

@@ -30,26 +30,8 @@ EOF
 
 image='' hosts='' accelerator='' chips='' topology='' name=ssd port=4711 dry_run=false
 draft='' draft_devices='' draft_accelerator='' draft_chips='' draft_topology=''
-while [[ ${1:-} == --* ]]; do
-  case $1 in
-    --image=*) image=${1#*=} ;;
-    --hosts=*) hosts=${1#*=} ;;
-    --accelerator=*) accelerator=${1#*=} ;;
-    --chips=*) chips=${1#*=} ;;
-    --topology=*) topology=${1#*=} ;;
-    --name=*) name=${1#*=} ;;
-    --draft=*) draft=${1#*=} ;;
-    --draft_devices=*) draft_devices=${1#*=} ;;
-    --draft_accelerator=*) draft_accelerator=${1#*=} ;;
-    --draft_chips=*) draft_chips=${1#*=} ;;
-    --draft_topology=*) draft_topology=${1#*=} ;;
-    --port=*) port=${1#*=} ;;
-    --dry_run) dry_run=true ;;
-    --help) usage; exit 0 ;;
-    *) refuse "unknown flag $1" ;;
-  esac
-  shift
-done
+flags 'image hosts accelerator chips topology name draft draft_devices draft_accelerator draft_chips draft_topology port' "$@"
+shift "$taken"
 given COMMAND "${1:-}"
 given --image "$image"
 number --hosts "$hosts"
@@ -60,6 +42,8 @@ of_draft draft_devices draft_accelerator draft_chips draft_topology
 target_of "$@"
 if [[ -n $draft_accelerator ]]; then
   number --draft_chips "$draft_chips"
+elif [[ -n $draft_chips$draft_topology ]]; then
+  refuse '--draft_chips and --draft_topology are of an accelerator; give --draft_accelerator'
 fi
 
 text() { # a string of JSON, which is one of YAML

@@ -65,15 +65,6 @@ if [[ -z $job ]]; then
   SLURM_JOB_ID=JOB exec "$here/slurm/run.sh" --dry_run "${own[@]}" "$@"
 fi
 
-run() {
-  if $dry_run; then
-    printf '%q ' "$@"
-    echo
-  else
-    "$@"
-  fi
-}
-
 command=("$@")
 if [[ -n $draft ]]; then
   directory=${directory:-$PWD/ssd-$SLURM_JOB_ID}

@@ -28,23 +28,8 @@ EOF
 }
 
 tpu='' hosts='' zone='' draft='' draft_devices='' draft_tpu='' draft_address='' port=4711 setup=true dry_run=false
-while [[ ${1:-} == --* ]]; do
-  case $1 in
-    --tpu=*) tpu=${1#*=} ;;
-    --hosts=*) hosts=${1#*=} ;;
-    --zone=*) zone=${1#*=} ;;
-    --draft=*) draft=${1#*=} ;;
-    --draft_devices=*) draft_devices=${1#*=} ;;
-    --draft_tpu=*) draft_tpu=${1#*=} ;;
-    --draft_address=*) draft_address=${1#*=} ;;
-    --port=*) port=${1#*=} ;;
-    --setup=*) setup=${1#*=} ;;
-    --dry_run) dry_run=true ;;
-    --help) usage; exit 0 ;;
-    *) refuse "unknown flag $1" ;;
-  esac
-  shift
-done
+flags 'tpu hosts zone draft draft_devices draft_tpu draft_address port setup' "$@"
+shift "$taken"
 given COMMAND "${1:-}"
 given --tpu "$tpu"
 number --hosts "$hosts"
@@ -57,31 +42,33 @@ if [[ -n $draft ]]; then
   given --draft_address "$draft_address"
 fi
 
-run() {
-  if $dry_run; then
-    printf '%q ' "$@"
-    echo
-  else
-    "$@"
-  fi
-}
 there=/tmp/ssd-jax-secrets
 gcloud=(gcloud compute tpus tpu-vm)
-on() { # NAME WORKER COMMAND...: runs a command on a host of a slice
+on() { # NAME WORKER COMMAND...: runs a command on a host of a slice, with the options in `ssh`
   local name=$1 worker=$2
   shift 2
-  run "${gcloud[@]}" ssh "$name" "--zone=$zone" "--worker=$worker" "--command=$setup && $(printf '%q ' "$@")"
+  run "${gcloud[@]}" ssh "$name" "--zone=$zone" "--worker=$worker" "--command=$setup && $(printf '%q ' "$@")" \
+    ${ssh[@]+"${ssh[@]}"}
 }
 
 command=("$@")
-children=()
-trap 'if ((${#children[@]})); then kill "${children[@]}" 2>/dev/null || true; fi' EXIT
+ssh=() children=() secrets=''
+set -m # each of the children is a group with its own children
+end() {
+  local child
+  if [[ -n $secrets ]] && ! $dry_run; then
+    rm -rf "$secrets"
+  fi
+  for child in ${children[@]+"${children[@]}"}; do
+    kill -- "-$child" 2>/dev/null || true
+  done
+}
+trap end EXIT
 if [[ -n $draft ]]; then
   secrets=SECRETS
   if ! $dry_run; then
     secrets=$(mktemp -d)
   fi
-  trap '$dry_run || rm -rf "$secrets"; if ((${#children[@]})); then kill "${children[@]}" 2>/dev/null || true; fi' EXIT
   if ! $dry_run; then
     "$here/secrets.sh" "$secrets" "$draft_address"
   fi
@@ -95,14 +82,16 @@ if [[ -n $draft ]]; then
   worker=(ssd-jax draft-worker "--listen=$draft_address:$port" "--draft=$draft" "--token_file=$there/token")
   worker+=("--tls_cert=$there/worker.pem" "--tls_key=$there/worker.key")
   worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
-  on "$draft_tpu" 0 "${worker[@]}" &
+  ssh=(-- -tt) # with a terminal, which ends the worker when it is closed
+  on "$draft_tpu" 0 "${worker[@]}" </dev/null &
   children+=($!)
+  ssh=()
   if $dry_run; then wait; fi
   command+=("--draft=$draft" "--draft_placement=remote:$draft_address:$port")
   command+=("--draft_tls_ca=$there/worker.pem" "--draft_token_file=$there/token")
 fi
 for ((index = 1; index < hosts; index++)); do
-  on "$tpu" "$index" launch/host.sh "$index" auto "${command[@]}" &
+  on "$tpu" "$index" launch/host.sh "$index" auto "${command[@]}" </dev/null &
   children+=($!)
   if $dry_run; then wait; fi
 done
