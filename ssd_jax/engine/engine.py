@@ -90,6 +90,9 @@ class Engine:
         self._setup = setup or {}
         self._seats = Seats(target.slots, pages)
         self._running = self._seats.running
+        self._k = 0 if drafter is None else drafter.k
+        idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (self._k + 1)]
+        self._idle = np.tile(np.array(idle, np.int32)[:, None], target.slots)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
         self._committed: deque[CommittedRow] = deque()  # not yet events
@@ -383,17 +386,23 @@ class Engine:
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
         """Pending tokens [B] and their positions [B] for the target; the batch for the drafter."""
-        k = 0 if self._drafter is None else self._drafter.k
-        idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (k + 1)]
-        known = [idle] * self._target.slots
+        k, columns = self._k, self._idle.copy()  # one array: several cost more than a loop
         for slot, state in rows:
             sequence, last = state.sequence, state.last
             room, at = sequence.room, sequence.cached
             limit = max(min(k, room - 1), 0)
             rest = [-1] * (k + 1 - len(last))
             position = at if limit else IDLE
-            known[slot] = [sequence.pending, at, position, len(last), limit, room, *last, *rest]
-        columns = np.array(known, np.int32).T.copy()  # one array: several cost more than a loop
+            columns[:, slot] = [
+                sequence.pending,
+                at,
+                position,
+                len(last),
+                limit,
+                room,
+                *last,
+                *rest,
+            ]
         pending, lengths, position, counts, limit, room = columns[:6]
         return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
 

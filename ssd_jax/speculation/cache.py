@@ -7,8 +7,10 @@ proposal. One look-up serves all rows of a batch. Pure host code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from jaxtyping import Int, Int32, Shaped
+from jaxtyping import Int, Shaped
 
 from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
 
@@ -40,28 +42,29 @@ class SpeculationCache:
         """Why a row has no branches, where its draft did not answer and others did."""
         return None if self.branches is None else self.branches.absent.get(row)
 
-    def look_up(self, k: Int32[np.ndarray, "B"], bonus: Int32[np.ndarray, "B"]) -> CacheLookup:
-        """Finds the branches of outcomes: k accepted tokens (-1: none), then `bonus`."""
+    def look_up(self, k: Sequence[int], bonus: Sequence[int]) -> CacheLookup:
+        """Finds the branches of B outcomes: k accepted tokens (-1: none), then `bonus`."""
         # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
-        found, lengths = [(-1, 0, -1)] * len(k), np.zeros((len(k), 0), np.int32)
+        found = [(-1, accepted, 0, -1) for accepted in k]
+        lengths = np.zeros((len(k), 0), np.int32)
         if self.branches is not None:
             lengths = self.branches.lengths
-            for row, (accepted, token) in enumerate(zip(k.tolist(), bonus.tolist(), strict=True)):
+            for row, (accepted, token) in enumerate(zip(k, bonus, strict=True)):
                 if accepted >= 0:
                     found[row] = self._find(self.branches.bonus[row], row, accepted, token)
-        branch, prepared, rank = np.array(found, np.int32).T.copy()
-        return CacheLookup(branch, k, prepared, rank, lengths)
+        branch, of_k, prepared, rank = np.array(found, np.int32).T.copy()
+        return CacheLookup(branch, of_k, prepared, rank, lengths)
 
     def _find(
         self, bonus: Shaped[np.ndarray, "M"], row: int, k: int, token: int
-    ) -> tuple[int, int, int]:
-        """The branch of an outcome, the number of branches for its k, and its rank among them."""
+    ) -> tuple[int, int, int, int]:
+        """A row of `CacheLookup`."""
         ends = self._ends[row]
         begin = ends[k - 1] if k else 0
         tokens = bonus[begin : ends[k]].tolist()
         prepared = len(tokens) - tokens.count(-1)
         if token not in tokens:
-            return -1, prepared, -1
+            return -1, k, prepared, -1
         rank = tokens.index(token)
-        return begin + rank, prepared, rank
+        return begin + rank, k, prepared, rank

@@ -28,6 +28,7 @@ from ssd_jax.roles.records import (
     DraftBatch,
     Drafted,
     Promotion,
+    Row,
     SlotOpening,
     promotion,
 )
@@ -93,9 +94,9 @@ class Controller:
         rows = draft.slots
         self._known = [-1] * rows  # position up to which each text is known
         self._prompted: dict[int, int] = {}  # by slot, a prompt's last token, until its record
-        self._untold = np.full((rows, draft.k + 1), -1, np.int32)  # committed, no promotion yet
-        self._live = np.zeros(rows, bool)  # has a record that has no branches yet
-        self._expanded = np.zeros(rows, bool)  # has a record whose branches were asked for
+        self._untold: dict[int, list[int]] = {}  # by slot: committed, no promotion yet
+        self._live: set[int] = set()  # slots with a record that has no branches yet
+        self._expanded: set[int] = set()  # slots with a record whose branches were asked for
         self._lengths = np.zeros(rows, np.int32)  # L of the records
         self._forwards = 0  # planned for the last expansion
         self._later: deque[Callable[[], None]] = deque()
@@ -120,10 +121,13 @@ class Controller:
             room=params.max_tokens,
             teaches=teaches(params.temperature, self._rule),
         )
-        self._known[slot], self._untold[slot] = -1, -1
-        self._prompted.pop(slot, None)
         # Leftovers of an interrupted step must not reach new requests.
-        self._live[:], self._expanded[slot], self._work = False, False, []
+        self._known[slot] = -1
+        self._untold.pop(slot, None)
+        self._prompted.pop(slot, None)
+        self._live.clear()
+        self._expanded.discard(slot)
+        self._work = []
         self._draft.open(opening)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
@@ -143,27 +147,27 @@ class Controller:
 
     def gather(self, until: Callable[[], bool]) -> None:
         """See `protocols.Drafter.gather`."""
-        if self._expanded.any():
+        if self._expanded:
             self._fill(self._draft.branch_tokens(1, until))
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
         began = self._clock()
-        if self._absent is None and self._expanded.any():
+        if self._absent is None and self._expanded:
             self._fill(self._draft.branch_tokens(1))
         this = self._take(batch, began)
         missed = [slot for slot, source in this.sources.items() if source != "hit"]
         self._wait(this)
-        waited = self._just_in_time(this, missed)
-        lowered = self._lowered("miss") if waited.any() else None
+        drafting, tokens = self._just_in_time(this, missed), 0
         self._promote(this, missed)
         asked = self._clock()
-        if lowered is not None:
-            found = self._draft.draft(waited, lowered=lowered)()
+        if drafting is not None:
+            waited, lowered = drafting
+            found, tokens = self._draft.draft(waited, lowered=lowered)(), int(waited.max())
             this.lengths = np.where(waited > 0, found, this.lengths)
         self._lengths = this.lengths
         drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
-        self._ready, tokens = self._clock(), int(waited.max())
+        self._ready = self._clock()
         seconds = self._ready - asked
         self._behind = functools.partial(self._work_behind, this, drafted, tokens, seconds)
         return drafted
@@ -183,9 +187,9 @@ class Controller:
         if self._prompted:
             self._begin(promotion(self._draft.slots, self._draft.k))
         self._catch_up()
-        if not self._live.any():
+        if not self._live:
             return
-        live = {slot: self._states[slot] for slot in np.flatnonzero(self._live).tolist()}
+        live = {slot: self._states[slot] for slot in sorted(self._live)}
         self._plan = self._next_plan
         asking = {slot: each for slot, each in live.items() if each.asks_confidence}
         if asking:
@@ -193,17 +197,18 @@ class Controller:
             for slot, each in asking.items():
                 each.confidence = tuple(confidence[slot, : each.length].tolist())
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
-        follow, most = np.zeros(self._draft.slots, bool), 0
+        follow, most, expanded = np.zeros(self._draft.slots, bool), 0, set[int]()
         for slot, each in live.items():
             forks = each.forks(self._plan.budget)
             if forks is not None:
                 counts[slot, : len(forks)], follow[slot] = forks, not each.made
                 most = max(most, each.most_forwards())
+                if any(forks):
+                    expanded.add(slot)
         if not self.asks_first:
             self._order.delayed(self._clock() - self._ready)
-        self._live[:] = False
-        expanded = np.asarray(counts.any(axis=1))
-        if not expanded.any():
+        self._live.clear()
+        if not expanded:
             return
         forwards = self._forwards = min(self._plan.forwards, most)
         self._order.asked(self._clock(), forwards)
@@ -222,22 +227,28 @@ class Controller:
 
     def _take(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
-        k, known = np.full(len(self._known), -1, np.int32), self._known
-        for slot, (position, count) in enumerate(zip(batch.position, batch.counts, strict=True)):
-            if position > known[slot]:
-                k[slot], known[slot] = count - 1, int(position)
-                self._untold[slot, : batch.tokens.shape[1]] = batch.tokens[slot]
-                self._states[slot].backup.extend(batch.tokens[slot, :count].tolist())
-        lookup = self._cache.look_up(k, batch.pending)
         states = {slot: self._states[slot] for slot in batch.slots}
+        k, positions, counts = (
+            [-1] * len(self._known),
+            batch.position.tolist(),
+            batch.counts.tolist(),
+        )
+        for slot, state in states.items():
+            if positions[slot] > self._known[slot]:
+                k[slot], self._known[slot] = counts[slot] - 1, positions[slot]
+                self._untold[slot] = tokens = batch.tokens[slot].tolist()
+                state.backup.extend(tokens[: counts[slot]])
+        lookup = self._cache.look_up(k, batch.pending.tolist())
         sources = dict.fromkeys(states, "hit")
         for slot in states:
             if lookup.branch[slot] < 0:
                 held = "miss" if self._cache.held(slot) else "cold"
                 found = self._absent or self._cache.absent(slot) or held
-                sources[slot] = found if self._expanded[slot] else "cold"
-        limit = np.minimum(batch.limit, self._plan.k)
-        this = RoundState(began, batch, limit, states, sources, lookup, np.zeros_like(limit))
+                sources[slot] = found if slot in self._expanded else "cold"
+        limit, lengths = batch.limit, np.zeros(len(k), np.int32)
+        if self._plan.k < self.k:
+            limit = np.minimum(limit, self._plan.k)
+        this = RoundState(began, batch, limit, states, sources, lookup, lengths)
         self._later.append(functools.partial(self._learn, this))
         return this
 
@@ -271,7 +282,9 @@ class Controller:
     def _promote(self, this: RoundState, missed: list[int]) -> None:
         """Makes records of the branches that came true, and of backups in all other rows."""
         batch, branches = this.batch, self._cache.branches
-        tokens, given = np.zeros((self._draft.slots, self._draft.k), np.int32), {}
+        slots, k = self._draft.slots, self._draft.k
+        tokens, committed = np.zeros((slots, k), np.int32), np.full((slots, k + 1), -1, np.int32)
+        given: dict[int, int] = {}
         for slot in missed:
             backup = this.states[slot].backup
             found = backup.propose(int(batch.position[slot]), int(this.limit[slot]))
@@ -280,7 +293,7 @@ class Controller:
         self._later.append(functools.partial(self._begin_records, this, branches, given))
         for slot in this.states if self._prompted else ():
             self._prompted.pop(slot, None)
-        told = (batch.position, batch.pending, self._untold, this.lookup.branch, tokens)
+        told = (batch.position, batch.pending, committed, this.lookup.branch, tokens)
         self._begin(Promotion(*told, limit=this.lengths))
 
     def _begin_records(
@@ -296,7 +309,10 @@ class Controller:
                 each.begin(length, "hit", confidence, made=True)
 
     def _begin(self, told: Promotion) -> None:
-        """Hands all new records to the draft, including those of finished prompts."""
+        """Hands all new records to the draft, including those of finished prompts.
+
+        It fills `committed`, which has no tokens yet.
+        """
         if self._prompted:
             told = told._replace(position=told.position.copy(), pending=told.pending.copy())
             self._lengths = self._lengths.copy()
@@ -305,17 +321,20 @@ class Controller:
             self._lengths[slot] = 0
             state = self._states[slot]
             self._later.append(functools.partial(state.begin, 0, "miss", (), made=True))
-        moved = told.position != IDLE
-        committed = self._untold.copy()
-        committed[~moved] = -1
-        told = told._replace(committed=committed)
+        moved = [slot for slot, at in enumerate(told.position.tolist()) if at != IDLE]
+        for slot in moved:
+            tokens = self._untold.get(slot, ())
+            told.committed[slot, : len(tokens)] = tokens
         # Even if the call fails, the branches are gone.
         self._cache.branches = None
-        self._live[:], self._expanded[:], self._absent = False, False, None
+        self._absent = None
+        self._live.clear()
+        self._expanded.clear()
         self._draft.promote(told)
         self._prompted.clear()
-        self._untold[moved] = -1
-        self._live = moved
+        for slot in moved:
+            self._untold.pop(slot, None)
+        self._live.update(moved)
 
     def _lowered(self, after: After) -> Int32[np.ndarray, "B K"]:
         """D of Saguaro sampling; see `SequenceState.lowered`."""
@@ -369,16 +388,19 @@ class Controller:
                 length = min(branches.lengths[slot, winner], this.limit[slot])
                 this.lengths[slot] = length
 
-    def _just_in_time(self, this: RoundState, missed: list[int]) -> Int32[np.ndarray, "B"]:
-        """Number of tokens to wait for in each row without a hit."""
+    def _just_in_time(self, this: RoundState, missed: list[int]) -> tuple[Row, np.ndarray] | None:
+        """Number of tokens to wait for in each row, and their D; None to wait for none."""
+        if not missed or self._backup not in ("auto", "draft"):
+            return None
+        forwards = int(this.limit[missed].max())
+        if self._backup == "auto":
+            worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]
+            forwards = self._pace.worth("record", worth, self._usual(this))
+        if not forwards:
+            return None
         waited = np.zeros(self._draft.slots, np.int32)
-        if missed and self._backup in ("auto", "draft"):
-            forwards = int(this.limit[missed].max())
-            if self._backup == "auto":
-                worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]
-                forwards = self._pace.worth("record", worth, self._usual(this))
-            waited[missed] = np.minimum(forwards, this.limit[missed])
-        return waited
+        waited[missed] = np.minimum(forwards, this.limit[missed])
+        return waited, self._lowered("miss")
 
     def _usual(self, this: RoundState) -> float:
         """Tokens that a round of these rows commits in all, by their recent rounds."""

@@ -30,9 +30,10 @@ class HostProposals:
 
     def put(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Proposes the first `lengths` [B] of these tokens [B, K], each with probability 1."""
-        self.tokens, self.lengths = np.zeros_like(tokens), lengths
+        self.tokens, self.lengths = np.zeros(tokens.shape, np.int32), lengths
         for slot, length in enumerate(lengths.tolist()):
-            self.tokens[slot, :length] = tokens[slot, :length]
+            if length:
+                self.tokens[slot, :length] = tokens[slot, :length]
         self._probs = None
 
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
