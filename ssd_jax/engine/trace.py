@@ -93,19 +93,23 @@ class Trace:
         """
         if not self._events:
             return
-        with new_file(self.path) as file:
-            about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
-            file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
-            for place, event in enumerate(self._chrome_events()):
-                file.write((",\n" * bool(place) + json.dumps(event)).encode())
-            file.write(b"\n]}\n")
+        try:
+            with new_file(self.path) as file:
+                about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
+                file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
+                for place, event in enumerate(self._chrome_events()):
+                    file.write((",\n" * bool(place) + json.dumps(event)).encode())
+                file.write(b"\n]}\n")
+        except OSError as error:
+            why = f"the trace was not written: {error.strerror or error}"
+            raise OSError(error.errno, why, str(self.path)) from error
 
     def write_at_the_end(self) -> None:
         """Writes the file at exit, when no caller could handle an error: errors are logged."""
         try:
             self.write()
         except OSError as error:
-            _LOG.warning("%s: the trace was not written: %s", self.path, error.strerror or error)
+            _LOG.warning("%s: %s", error.filename, error.strerror)
 
     def _chrome_events(self) -> Iterator[dict[str, Any]]:
         for number, (name, shared) in enumerate(self._engines, start=1):

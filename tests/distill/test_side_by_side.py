@@ -82,7 +82,7 @@ def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny
     assert any(report.written for report in reports)  # ends at the first
     for child in multiprocessing.active_children():
         os.kill(child.pid, 9)
-    with pytest.raises(SsdError, match=r"exit status -9.*generate\.processes"):
+    with pytest.raises(SsdError, match=r"exit status -9.*lower processes"):
         list(reports)
     assert not multiprocessing.active_children()
 
