@@ -386,23 +386,13 @@ class Engine:
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
         """Pending tokens [B] and their positions [B] for the target; the batch for the drafter."""
-        k, columns = self._k, self._idle.copy()  # one array: several cost more than a loop
+        columns = self._idle.copy()  # one array: several cost more than a loop
         for slot, state in rows:
             sequence, last = state.sequence, state.last
             room, at = sequence.room, sequence.cached
-            limit = max(min(k, room - 1), 0)
-            rest = [-1] * (k + 1 - len(last))
-            position = at if limit else IDLE
-            columns[:, slot] = [
-                sequence.pending,
-                at,
-                position,
-                len(last),
-                limit,
-                room,
-                *last,
-                *rest,
-            ]
+            limit = max(min(self._k, room - 1), 0)
+            about = sequence.pending, at, at if limit else IDLE, len(last), limit, room
+            columns[: len(about) + len(last), slot] = *about, *last
         pending, lengths, position, counts, limit, room = columns[:6]
         return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
 

@@ -197,17 +197,16 @@ class Controller:
             for slot, each in asking.items():
                 each.confidence = tuple(confidence[slot, : each.length].tolist())
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
-        follow, most, expanded = np.zeros(self._draft.slots, bool), 0, set[int]()
+        follow, most = np.zeros(self._draft.slots, bool), 0
         for slot, each in live.items():
             forks = each.forks(self._plan.budget)
             if forks is not None:
                 counts[slot, : len(forks)], follow[slot] = forks, not each.made
                 most = max(most, each.most_forwards())
-                if any(forks):
-                    expanded.add(slot)
         if not self.asks_first:
             self._order.delayed(self._clock() - self._ready)
         self._live.clear()
+        expanded = {slot for slot in live if counts[slot].any()}
         if not expanded:
             return
         forwards = self._forwards = min(self._plan.forwards, most)
@@ -228,10 +227,10 @@ class Controller:
     def _take(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
         states = {slot: self._states[slot] for slot in batch.slots}
-        k, positions, counts = (
-            [-1] * len(self._known),
+        positions, counts, k = (
             batch.position.tolist(),
             batch.counts.tolist(),
+            [-1] * len(self._known),
         )
         for slot, state in states.items():
             if positions[slot] > self._known[slot]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
+
 LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = sorted(path.relative_to(LAUNCH).as_posix() for path in LAUNCH.rglob("*.sh"))
 COMMAND = ["generate", "--target=hf:o/t", "--mode=ssd", '--prompt=say "a b" $HOME']
@@ -339,3 +341,18 @@ def test_what_openssl_does_not_take_is_named_in_one_line_and_leaves_nothing(tmp_
     )
     assert found.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tpu_script_ends_its_draft_worker_with_itself(tmp_path):
+    program, started, ended = (tmp_path / name for name in ("gcloud", "started", "ended"))
+    worker = f"trap 'touch {ended}; exit' TERM; touch {started}; sleep 60 & wait"
+    program.write_text(
+        "#!/bin/bash\n"
+        f'if [[ "$*" == *draft-worker* ]]; then {worker}; fi\n'
+        f'if [[ "$*" == *host.sh* ]]; then until [[ -e {started} ]]; do sleep 0.05; done; fi\n'
+    )
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = [LAUNCH / "tpu_vm/run.sh", *FLAGS["tpu_vm/run.sh"], *COMMAND]
+    subprocess.run(command, env={**os.environ, "PATH": path}, timeout=60, check=True)
+    eventually(ended.exists, seconds=10)

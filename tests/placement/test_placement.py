@@ -13,6 +13,7 @@ from ssd_jax.cli import loading
 from ssd_jax.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
+from ssd_jax.placement.placement import place
 
 SSD = {"mode": "ssd", "draft": "a path"}
 
@@ -38,6 +39,12 @@ def test_each_worker_gets_a_power_of_two():
     assert groups.split(7, workers=3) == ((0, 1, 2, 3), (4, 5, 6))
     assert groups.split(16, workers=3) == ((0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13))
     assert groups.split(5, workers=2)[1] == (4,)  # which is refused when it is dealt
+
+
+def test_workers_of_a_submesh_get_all_devices_that_they_can_share():
+    found = place("submesh", DeviceGroups.parse(None, None), workers=3)
+    assert found.target.size == 4
+    assert found.draft.devices.shape == (3, 1)
 
 
 def test_a_role_without_devices_of_its_own_gets_those_that_are_left():
