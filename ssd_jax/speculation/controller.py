@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.roles.activity import FORWARDS, Activity, Busy
+from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import (
     IDLE,
@@ -34,6 +34,7 @@ from ssd_jax.roles.records import (
 )
 from ssd_jax.speculation.backup import BackupKind, make
 from ssd_jax.speculation.cache import SpeculationCache
+from ssd_jax.speculation.draft_work import DraftWork
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
 from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
@@ -84,7 +85,7 @@ class Controller:
         waits = elsewhere or put_off or activity is not None or pace is not None
         self.k, self.on_device = k, not elsewhere
         self.timed = rule == "ratio" and (waits or not isinstance(tuner, FixedTuner))
-        self._draft, self._activity, self._lowers = draft, activity, lowers
+        self._draft, self._lowers = draft, lowers
         self._tuner, self._fan_out = tuner, fan_out
         self._backup: BackupKind = backup
         self._tokens, self._rule = tokens, rule
@@ -105,12 +106,10 @@ class Controller:
         self._ready = 0.0  # when the target's forward could be dispatched
         self._plan = self._next_plan = tuner.plan(rows=1, steps=self._pace.steps)
         self._taught: list[VerificationStats] = []  # that the tuner has not observed yet
-        self._expanding: deque[int] = deque(maxlen=2)  # M of the last expansions
         self._last: dict[int, SequenceState] = {}  # rows of the last round, which began at `_began`
         self._began = 0.0
-        self._work: list[Activity] = []  # of the draft, not reported yet
+        self._work = DraftWork(activity, self._pace, self._order)
         self._behind: Callable[[], None] | None = None  # what is done once the target is at work
-        self._forwarded: float | None = None  # when the last forward of this expansion ended
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.Drafter.open`."""
@@ -127,7 +126,7 @@ class Controller:
         self._prompted.pop(slot, None)
         self._live.clear()
         self._expanded.discard(slot)
-        self._work = []
+        self._work.forget()
         self._draft.open(opening)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
@@ -214,8 +213,8 @@ class Controller:
         self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
         self._ready = self._clock()
         self._cache.prepare(counts)
-        self._expanding.append(self._plan.budget)
-        self._expanded, self._forwarded = expanded, None
+        self._work.expands(self._plan.budget)
+        self._expanded = expanded
 
     def _fill(self, told: BranchTokens | Absence | None) -> None:
         """Puts what the draft has speculated so far into the cache; None means nothing yet."""
@@ -359,13 +358,11 @@ class Controller:
             more[slot] = max(int(most - this.lengths[slot]), 0) if hit else 0
         if not any(more.values()):
             return
-        self._gather_work()
+        self._work.gather()
         expected = [
             each.expected(int(this.lengths[slot]), more[slot]) for slot, each in this.states.items()
         ]
-        # Seconds that the draft has been running the forward that it has not reported yet.
-        underway = 0.0 if self._forwarded is None else max(self._clock() - self._forwarded, 0.0)
-        usual = self._usual(this)
+        usual, underway = self._usual(this), self._work.underway(self._clock())
         forwards = self._pace.worth("branches", expected, usual, underway=underway)
         if not forwards:
             return
@@ -406,49 +403,11 @@ class Controller:
         return sum(each.stats.usual(int(this.limit[slot])) for slot, each in this.states.items())
 
     def _work_behind(self, this: RoundState, drafted: Drafted, tokens: int, seconds: float) -> None:
-        """Does what no dispatch waits for; the arguments are those of `_tell_work`."""
-        self._tell_work(drafted, tokens, seconds)
+        """Does what no dispatch waits for; see `DraftWork.taken`."""
+        drafted.activity = self._work.taken(tokens, seconds)
         self._order.outcome(this.began)
         self.asks_first = self._order.first
         for verified in self._taught:
             self._tuner.observe(verified)
         self._taught.clear()
         self._next_plan = self._tuner.plan(rows=len(drafted.sources), steps=self._pace.steps)
-
-    def _tell_work(self, drafted: Drafted, tokens: int, seconds: float) -> None:
-        """Reports the draft's work; tells the pace the cost of just-in-time drafts.
-
-        Args:
-          drafted: the proposal that gets the work as its `activity`.
-          tokens: most tokens that a row waited for.
-          seconds: how long the controller waited for them.
-        """
-        if self._activity is None:
-            return
-        for span in self._gather_work():
-            if span.what == "draft" and tokens:
-                busy = span.end - span.begin
-                self._pace.forward("record", busy / tokens)
-                self._pace.drafted(max(seconds - busy, 0.0))
-        work, self._work = self._work, []
-        drafted.activity = Activity(
-            tuple(span for each in work for span in each.spans),
-            sum(each.bytes for each in work),
-            work[-1].round_trip,
-        )
-
-    def _gather_work(self) -> Sequence[Busy]:
-        """Collects the draft's reported work; tells the pace how long each forward took."""
-        if self._activity is None:
-            return ()
-        activity = self._activity()
-        self._work.append(activity)
-        self._order.worked(activity.spans)
-        # A span belongs to the last expansion or to the one before; it does not say which.
-        same = len(self._expanding) == 2 and len(set(self._expanding)) == 1
-        branches = self._expanding[-1] if same else None
-        for span in activity.spans:
-            if span.what in FORWARDS:
-                self._pace.forward("branches", span.end - span.begin, branches)
-                self._forwarded = span.end
-        return activity.spans

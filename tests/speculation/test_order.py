@@ -85,7 +85,7 @@ def test_forwards_of_the_next_branches_do_not_count():
 @pytest.mark.parametrize(("seconds", "changes"), [(0.5, True), (1000.0, False)])
 def test_the_controller_changes_the_order_when_the_draft_has_time(seconds, changes):
     """By a clock that goes on by a second with each look."""
-    parts, now, calls, asked = ssd(spell(LONG), remote=True), 100.0, [], []
+    now, calls, asked = 100.0, [], []
 
     class Noted(Order):
         def asked(self, at, forwards):
@@ -102,9 +102,9 @@ def test_the_controller_changes_the_order_when_the_draft_has_time(seconds, chang
         asked.clear()
         return Activity(tuple(spans))
 
+    order = Noted(first=True, changes=True)
+    parts = ssd(spell(LONG), remote=True, order=order, activity=activity, clock=clock)
     forward, speculate = parts.target.forward, parts.controller.speculate
-    parts.controller._clock, parts.controller._activity = clock, activity
-    parts.controller._order = Noted(first=True, changes=True)
     parts.target.forward = lambda *to: (calls.append("f"), forward(*to))[1]
     parts.controller.speculate = lambda: (calls.append("s"), speculate())[1]
     parts.engine.add(request(max_tokens=40))

@@ -7,8 +7,6 @@ import pytest
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.roles.records import Drafted
-from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
@@ -207,58 +205,6 @@ def test_rows_that_teach_are_told_from_those_beside_them_that_do_not():
         assert tuner.seen == alone.seen != []
 
 
-class Doing(Controller):
-    """A controller that is told how long forwards took."""
-
-    def told(self, *budgets, seconds):
-        self._expanding.clear()
-        self._expanding.extend(budgets)
-        spans = (Busy("expand", 0.0, seconds), Busy("draft", 0.0, 9.0))
-        self._activity = lambda: Activity(spans)
-        self.work()
-
-    def work(self):
-        drafted = Drafted(np.zeros(2, np.int32), np.zeros((2, 3), np.int32))
-        self._tell_work(drafted, 0, 0.0)
-        return drafted.activity
-
-
-def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
-    pace = Pace()
-    controller = Doing(
-        FakeBranchingDraft(script),
-        k=3,
-        tuner=FixedTuner(SpeculationPlan(k=3, budget=8)),
-        fan_out=lambda: None,
-        backup="none",
-        tokens=128,
-        pace=pace,
-    )
-    controller.told(8, seconds=7.0)  # the first one: what came before it is not known
-    assert pace.steps() == {}
-    controller.told(8, 8, seconds=0.5)
-    controller.told(8, 4, seconds=7.0)
-    controller.told(4, 4, seconds=0.25)
-    assert pace.steps() == {8: 0.5, 4: 0.25}
-
-
-def test_work_is_reported_once_however_often_it_is_asked_for():
-    controller = Doing(
-        FakeBranchingDraft(script),
-        k=3,
-        tuner=FixedTuner(SpeculationPlan(k=3, budget=8)),
-        fan_out=lambda: None,
-        backup="none",
-        tokens=128,
-    )
-    told = iter([Activity((Busy("expand", 1.0, 2.0),), 5), Activity((Busy("grow", 2.0, 3.0),), 7)])
-    controller._activity = lambda: next(told)
-    controller._gather_work()
-    assert controller.work() == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
-    controller._activity = Activity
-    assert controller.work() == Activity()
-
-
 class Slow(FakeBranchingDraft):
     """A draft whose first answers come before the branches have all their tokens."""
 
@@ -283,15 +229,15 @@ class Asked(Pace):
 
 @pytest.mark.parametrize(("told", "underway"), [(True, 2.0), (False, 0.0)])
 def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
-    parts, now = ssd(spell(LONG), k=3, draft=Slow), 100.0
+    now = 100.0
 
     def activity():
         nonlocal now
         now += 10.0
         return Activity((Busy("expand", now - 7, now - 2),) if told else ())
 
-    pace = parts.controller._pace = Asked()
-    parts.controller._activity, parts.controller._clock = activity, lambda: now
+    pace = Asked()
+    parts = ssd(spell(LONG), draft=Slow, pace=pace, activity=activity, clock=lambda: now)
     parts.engine.add(request(max_tokens=40))
     (output,) = outputs(drain(parts.engine)).values()
     assert output.text == LONG[:40]
@@ -309,20 +255,24 @@ def test_the_drafts_work_is_reported_while_the_target_is_at_work(remote):
             events.append("forward")
             return super().forward(*arguments)
 
-    parts = ssd(spell(LONG), target=Noted, remote=remote)
-    parts.controller._activity = lambda: events.append("report") or Activity()
+    parts = ssd(
+        spell(LONG),
+        target=Noted,
+        remote=remote,
+        activity=lambda: events.append("report") or Activity(),
+    )
     parts.engine.add(request(max_tokens=12))
     drain(parts.engine)
     assert events == ["forward", "report"] * (len(events) // 2) != []
 
 
 def test_an_interrupted_rounds_work_is_not_the_next_requests():
-    parts = ssd(spell(LONG), k=3)
-    parts.controller._activity = lambda: Activity((Busy("grow", 0.0, 1.0, [0]),), 5)
-    parts.controller._gather_work()
+    told = [Activity((Busy("grow", 0.0, 1.0, [0]),), 5)]
+    parts = ssd(spell(LONG), activity=lambda: told.pop() if told else Activity())
+    parts.controller._work.gather()
     parts.engine.add(request(max_tokens=4))
-    parts.controller._activity = Activity
     drain(parts.engine)
+    assert not told
     assert all(not drafted.activity.spans for _, drafted in parts.controller.rounds)
 
 

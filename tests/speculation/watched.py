@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.controller import Controller
@@ -71,6 +73,9 @@ def ssd(
     rule: str = "ratio",
     tuner: Tuner | None = None,
     pace: Pace | None = None,
+    order: Order | None = None,
+    activity: Callable[[], Activity] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     slots: int = 2,
     context: int = 64,
     pages: PageStock | None = None,
@@ -98,7 +103,9 @@ def ssd(
         rule=rule,
         pace=pace,
         elsewhere=remote,
-        order=Order(first=remote),
+        order=order or Order(first=remote),
+        activity=activity,
+        clock=clock,
         put_off=pages is not None and pages.grows,
     )
     engine = Engine(verifying, Letters, frozenset({EOS}), drafter=controller, clock=Clock(),
