@@ -105,7 +105,8 @@ def text(size: int) -> list[int]:
 
 
 def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None) -> Run:
-    """An engine over a remote draft, which by default waits for all that is to come."""
+    """An engine over a remote draft, which by default waits for all that is to come; the draft's
+    methods may be replaced later."""
     controller = Controller(
         draft,
         k=K,
@@ -115,7 +116,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
         tokens=128,
         elsewhere=True,
         order=Order(first=True),
-        activity=draft.activity,
+        activity=lambda: draft.activity(),
         pace=pace or Patient(),
     )
     target = ScriptedTarget()

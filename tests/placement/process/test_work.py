@@ -57,7 +57,7 @@ def rounds_of(run):
         found.append((began, told(), time.perf_counter()))
         return found[-1][1]
 
-    run.engine._drafter._activity = activity
+    run.draft.activity = activity
     run.generate(count=3)
     assert run.draft.counters["connections"] == 1
     return found
