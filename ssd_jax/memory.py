@@ -195,7 +195,7 @@ def _count(
 ) -> Parts:
     """Bytes of so many copies of a role's weights, of its pages and of its histories."""
     whose, model = "its" if role == "target" else "the draft's", opened.model
-    of_pages = model.page_structs(paging.total, paging.size)
+    of_pages = model.page_struct(paging.total, paging.size)
     return {
         f"weights of the {role}": weights * size_of(model.parameter_structs()),
         f"{whose} keys and values": pages * size_of(of_pages),
@@ -231,7 +231,7 @@ def paging_of(
         check_paging(model, size, slots=config.slots, context=context)
     if config.kv_memory is None:
         return Paging(size, config.slots * each)
-    pages = jax.tree.leaves([model.page_structs(1, size) for model in models])
+    pages = jax.tree.leaves([model.page_struct(1, size) for model in models])
     of_one = sum(page.size * page.dtype.itemsize for page in pages)  # on all devices together
     count = config.kv_bytes // of_one // groups * groups
     if count // groups < each:

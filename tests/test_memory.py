@@ -61,11 +61,11 @@ def accelerators(monkeypatch):
 
 def test_weights_and_every_engines_slots_are_counted(ssd):
     weights = size(ssd.target.model.parameter_structs())
-    pages = size(ssd.target.model.page_structs(2, 128))
+    pages = size(ssd.target.model.page_struct(2, 128))
     one = parts(ssd, [("ssd", 2)])
     assert one["weights of the target"] == one["weights of the draft"] == weights
     assert one["its keys and values"] == one["the draft's keys and values"] == pages
-    assert one["branches"] > size(ssd.draft.model.branch_structs(2, 2, 4))
+    assert one["branches"] > size(ssd.draft.model.branch_struct(2, 2, 4))
     records = 2 * ssd.target.model.config.vocab_size * 5  # of two slots, a flag and a number a word
     assert one[RECORDS] == one[OF_DRAFT] == records
     more = parts(ssd, [("ssd", 2), ("sd", 2), ("ar", 0)])
@@ -177,7 +177,7 @@ def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
 def test_each_device_holds_its_role(ssd, accelerators):
     accelerators(1 << 40)
     weights = size(ssd.target.model.parameter_structs())
-    pages = size(ssd.target.model.page_structs(2, 128))
+    pages = size(ssd.target.model.page_struct(2, 128))
     _, one = needed(ssd, [("ssd", 2), ("ar", 0)], programs=ROOM)
     assert one.whose == "each device of the target"
     assert one.parts["weights of the target"] == one.parts["weights of the draft"] == weights

@@ -143,7 +143,7 @@ def build(
         role=role,
         devices=places,
         weights=bytes_per_device(model.parameter_structs()),
-        pages=bytes_per_device(model.page_structs(sizes.slots, page_size(sizes.context))),
+        pages=bytes_per_device(model.page_struct(sizes.slots, page_size(sizes.context))),
         whole=model.rules.whole if count > 1 else (),
     )
     held = part.weights + part.pages

@@ -112,7 +112,7 @@ class TeacherForced:
         self.width = width = width or max(model.execution.prefill_chunks)
         room = page_size(-(-longest // width) * width)  # includes the last chunk's padding
         rows = model.data_shards  # each group of devices runs the text
-        pages = model.page_structs(rows, room)
+        pages = model.page_struct(rows, room)
         self._parameters, self._pages = parameters, model.new_pages(rows, room)
 
         def chunk(parameters: Parameters, pages, tokens, start):

@@ -176,7 +176,7 @@ def share_of(
         ffn=part(config.intermediate_size, rules.ffn),
         vocab=part(config.outputs, rules.outputs),
         weights=bytes_per_device(model.parameter_structs()),
-        kv=bytes_per_device(model.page_structs(paging.total, paging.size)),
+        kv=bytes_per_device(model.page_struct(paging.total, paging.size)),
     )
 
 

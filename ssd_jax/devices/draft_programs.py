@@ -15,7 +15,8 @@ from ssd_jax.devices import passes, program_spec, record
 from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.models.functional import AllPages, FunctionalModel, Parameters
+from ssd_jax.kernels.kv_pages import PageArray
+from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
@@ -152,7 +153,7 @@ class DraftPrograms(PagedPrograms):
     def draft(
         self,
         parameters: Parameters,
-        pages: AllPages,
+        pages: PageArray,
         history: History,
         table: Int32[Array, "B P"] | None,
         kept: Record,
@@ -160,7 +161,7 @@ class DraftPrograms(PagedPrograms):
         lowered: Int32[np.ndarray, "B K"],
         sampling: Sampling,
         needed: Needed,
-    ) -> tuple[Record, AllPages, History]:
+    ) -> tuple[Record, PageArray, History]:
         """Drafts records of the asked number of tokens; idle rows keep theirs, see `Asked`.
 
         `needed` returns the parts of sampling that the other rows need.
@@ -264,7 +265,7 @@ class DraftPrograms(PagedPrograms):
         told = ("rows", "lowered", "index")
         return self.spec(step, self.structs, ("pages", "kept"), ("kept", "pages"), told=told)
 
-    def _run(self, parameters: Parameters, pages: AllPages, table, tokens, positions):
+    def _run(self, parameters: Parameters, pages: PageArray, table, tokens, positions):
         return passes.step(self.model, parameters, pages, table, tokens, positions, self.capacity)
 
     def _draw(

@@ -31,7 +31,8 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels import kv_pages
-from ssd_jax.models.decoder import AllBranches, AllPages, Tree
+from ssd_jax.kernels.kv_pages import PageArray
+from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling import drafting, penalties, prediction
@@ -79,7 +80,7 @@ class ExpansionPrograms:
         self._columns = base.model.config.outputs
         self._outputs = base.model.output_ids
         self._structs = base.structs | {
-            "scratch": self._model.branch_structs(base.slots, self._k, self.branches),
+            "scratch": self._model.branch_struct(base.slots, self._k, self.branches),
             "expansion": base.by_slots(jax.eval_shape(lambda: self.nothing(base.slots))),
             "counts": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
             "skip": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
@@ -300,7 +301,7 @@ class ExpansionPrograms:
     def _forward(
         self,
         parameters: Parameters,
-        pages: AllPages,
+        pages: PageArray,
         table: kv_pages.PageTable,
         scratch: AllBranches,
         *,
@@ -309,7 +310,7 @@ class ExpansionPrograms:
         visible: Int32[Array, "B M"],
         written: Int32[Array, "B M"],
         depth: Int32[Array, "B M"],
-    ) -> tuple[Float32[Array, "B M hidden"], AllPages, AllBranches]:
+    ) -> tuple[Float32[Array, "B M hidden"], PageArray, AllBranches]:
         """Runs M tokens a row.
 
         A token with a negative `written` is not written to the pages; one with a depth of -1 is no

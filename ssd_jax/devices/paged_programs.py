@@ -16,8 +16,8 @@ from ssd_jax.devices.passes import cut, history_structs, logits, over_words
 from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, room_of
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.tree_attention.xla import STATIC_BLOCK
-from ssd_jax.models.decoder import AllPages
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.roles.records import ALL
@@ -97,7 +97,7 @@ class PagedPrograms:
         vocab, outputs = model.config.vocab_size, model.config.outputs
         self.structs: dict[str, Any] = {
             "parameters": model.parameter_structs(),
-            "pages": model.page_structs(pages.total, pages.size),
+            "pages": model.page_struct(pages.total, pages.size),
             "table": table,
             "history": history_structs(model, slots),
             "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
@@ -266,7 +266,7 @@ class PagedPrograms:
         """See `program_spec.room_of`."""
         return room_of(self._compiled.values())
 
-    def new_pages(self) -> AllPages:
+    def new_pages(self) -> PageArray:
         """Zeroed pages for every slot."""
         return zeros(self.structs["pages"])
 
@@ -285,7 +285,7 @@ class PagedPrograms:
     def prefill(
         self,
         parameters: Parameters,
-        pages: AllPages,
+        pages: PageArray,
         history: History,
         table: Int32[Array, "B P"] | Int32[np.ndarray, "B P"] | None,
         slot: int,
@@ -293,7 +293,7 @@ class PagedPrograms:
         offset: int,
         reused: int = 0,
         prompt: int = ALL,
-    ) -> tuple[AllPages, History, Any]:
+    ) -> tuple[PageArray, History, Any]:
         """Writes the keys and values of any number of tokens of a slot's text, in chunks.
 
         Args:

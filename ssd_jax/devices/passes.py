@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int32
 
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.kv_write import write
-from ssd_jax.models.decoder import AllBranches, AllPages
+from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.sampling import penalties
@@ -48,12 +49,12 @@ def over_words(model: FunctionalModel, axis: str | None) -> str | None:
 def step(
     model: FunctionalModel,
     parameters: Parameters,
-    pages: AllPages,
+    pages: PageArray,
     table: kv_pages.PageTable,
     tokens: Int32[Array, "B R"],
     positions: Int32[Array, "B R"],
     size: int,
-) -> tuple[Float32[Array, "B R hidden"], AllPages]:
+) -> tuple[Float32[Array, "B R hidden"], PageArray]:
     """Runs tokens at their positions; tokens at negative positions are idle and see nothing.
 
     Args:
@@ -71,12 +72,12 @@ def step(
 
 def promote(
     model: FunctionalModel,
-    pages: AllPages,
+    pages: PageArray,
     table: kv_pages.PageTable,
     scratch: AllBranches,
     winner: Int32[Array, "B"],
     positions: Int32[Array, "B depths"],
-) -> AllPages:
+) -> PageArray:
     """Copies the keys and values of one branch a row into its pages.
 
     Args:
@@ -92,9 +93,6 @@ def promote(
         windows, kernels = model.execution.window_writes, model.execution.writing
         return write(array, table, positions, own, windows=windows, kernels=kernels)
 
-    if isinstance(pages, list):
-        return [copy(layer, branch, table) for layer, branch in zip(pages, scratch, strict=True)]
-    assert not isinstance(scratch, list)
     count = pages.shape[0] // scratch.shape[0]  # layers lie one after another
     if not model.execution.scan_layers:
         for index, branches in enumerate(scratch):

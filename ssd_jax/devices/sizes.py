@@ -43,7 +43,7 @@ def branch_structs(
     branches, outputs = sum(budgets), opened.model.config.outputs
     rows = slots * branches
     return [
-        opened.model.branch_structs(slots, k, branches),
+        opened.model.branch_struct(slots, k, branches),
         jax.ShapeDtypeStruct((rows, k, 2 * support), np.float32),
         jax.ShapeDtypeStruct((rows, outputs), np.float32),
     ]

@@ -8,7 +8,7 @@ their [B, R] shape back for attention.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,12 +38,12 @@ from ssd_jax.models.rope import Rotation, rotation
 Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
 
-BranchArray = Shaped[Array, "*layers B kv_heads depths M width"]
-"""Keys and values of branch tokens, as in `Scratch`: of one layer, or of all layers."""
+BranchArray = Shaped[Array, "B kv_heads depths M width"]
+"""Keys and values of branch tokens of one layer, as in `Scratch`."""
 
-AllPages = list[PageArray] | PageArray
-AllBranches = list[BranchArray] | BranchArray
-"""One array a layer, or one for all layers."""
+AllBranches = Shaped[Array, "layers B kv_heads depths M width"]
+"""Those of all layers. (They and the pages are one array each: a call takes the host a microsecond
+or two for each array.)"""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 """From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k
@@ -172,10 +172,10 @@ class CausalLM(nnx.Module):
         tokens: Int32[Array, "B R"],
         positions: Int32[Array, "B R"],
         visible: Int32[Array, "B R"],
-        pages: AllPages,
+        pages: PageArray,
         page_table: PageTable,
         tree: Tree | None = None,
-    ) -> tuple[Float32[Array, "B R H"], AllPages, AllBranches | None]:
+    ) -> tuple[Float32[Array, "B R H"], PageArray, AllBranches | None]:
         """Runs tokens through the layers, writing their keys and values.
 
         Args:
@@ -192,9 +192,7 @@ class CausalLM(nnx.Module):
         branches: Any = None if tree is None else tree.branches
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
-        run: Any = _scan
-        if isinstance(layers, nnx.List):
-            run = _unroll if isinstance(pages, list) else _unroll_together
+        run: Any = _unroll if isinstance(layers, nnx.List) else _scan
         x, pages, branches = run(layers, x, pages, branches, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
@@ -247,29 +245,12 @@ def _layer(
 
 
 def _unroll(
-    layers: Iterable[DecoderLayer],
-    x: Stream,
-    pages: list[PageArray],
-    branches: list[BranchArray] | None,
-    step: Step,
-) -> tuple[Stream, list[PageArray], list[BranchArray] | None]:
-    written, grown = [], []
-    of_layers = [None] * len(pages) if branches is None else branches
-    for layer, own, branch in zip(layers, pages, of_layers, strict=True):
-        x, (own, branch) = _layer(*nnx.split(layer), x, own, branch, step)
-        written.append(own)
-        grown.append(branch)
-    return x, written, None if branches is None else grown
-
-
-def _unroll_together(
     layers: Sequence[DecoderLayer],
     x: Stream,
     pages: PageArray,
-    branches: BranchArray | None,
+    branches: AllBranches | None,
     step: Step,
-) -> tuple[Stream, PageArray, BranchArray | None]:
-    """As `_unroll`, where one array has the pages of all layers, and another the branches."""
+) -> tuple[Stream, PageArray, AllBranches | None]:
     grown, pages_per_layer = [], pages.shape[0] // len(layers)
     for index, layer in enumerate(layers):
         table = kv_pages.of_layer(step.page_table, index, pages_per_layer)
@@ -281,8 +262,8 @@ def _unroll_together(
 
 
 def _scan(
-    layers: DecoderLayer, x: Stream, pages: PageArray, branches: BranchArray | None, step: Step
-) -> tuple[Stream, PageArray, BranchArray | None]:
+    layers: DecoderLayer, x: Stream, pages: PageArray, branches: AllBranches | None, step: Step
+) -> tuple[Stream, PageArray, AllBranches | None]:
     """One compiled layer; the pages are carried, so that each layer updates them in place."""
     graph, state = nnx.split(layers)
     depth = jax.tree.leaves(state)[0].shape[0]

@@ -23,8 +23,7 @@ class Execution:
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
-      few_arrays: whether a layer's parameters share arrays (see `bundles.of_rows`), and the pages
-        of all layers one, without a scan.
+      few_arrays: whether a layer's parameters share arrays, without a scan; see `bundles.of_rows`.
       attention: backend of `tree_attention`, see there.
       kernels: how Pallas kernels are called, if attention uses them.
       window_writes: how keys and values are written, see `kv_pages.write`.
@@ -65,11 +64,6 @@ class Execution:
     def page_width(self, head_dim: int) -> int:
         """Width of a key and its value in the pages."""
         return kv_pages.lanes(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
-
-    @property
-    def pages_together(self) -> bool:
-        """Whether one array has the pages of all layers, and another the branches."""
-        return self.scan_layers or self.few_arrays
 
     @property
     def writing(self) -> Kernels | None:

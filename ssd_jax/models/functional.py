@@ -19,12 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int32
 
 from ssd_jax.kernels.head_shards import HeadShards
+from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.kernels.piece import Piece
 from ssd_jax.models import bundles
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.decoder import AllPages, CausalLM
+from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import Axes, Embedding, Matrix
 from ssd_jax.models.sharding import (
@@ -204,26 +205,21 @@ class FunctionalModel:
         """Whether weights are packed; bundles then have their bytes."""
         return bool(self._packed)
 
-    def page_structs(self, count: int, page_size: int) -> Any:
-        """Structs of `AllPages`: `count` pages a layer, each of `page_size` positions."""
+    def page_struct(self, count: int, page_size: int) -> jax.ShapeDtypeStruct:
+        """Struct of the pages: `count` a layer, each of `page_size` positions."""
         c, e = self.config, self.execution
-        per_array = count * c.num_layers if e.pages_together else count
-        shape = (per_array, self.kv_heads, page_size, e.page_width(c.head_dim))
-        struct = self._struct(shape, e.pages, PAGES_AXES)
-        return struct if e.pages_together else [struct] * c.num_layers
+        shape = (c.num_layers * count, self.kv_heads, page_size, e.page_width(c.head_dim))
+        return self._struct(shape, e.pages, PAGES_AXES)
 
-    def new_pages(self, count: int, page_size: int) -> AllPages:
-        """Zeroed pages laid out as `page_structs`."""
-        return zeros(self.page_structs(count, page_size))
+    def new_pages(self, count: int, page_size: int) -> PageArray:
+        """Zeroed pages laid out as `page_struct`."""
+        return zeros(self.page_struct(count, page_size))
 
-    def branch_structs(self, rows: int, depths: int, branches: int) -> Any:
-        """Structs of `AllBranches`: room for `depths` tokens of each branch of `rows` rows."""
+    def branch_struct(self, rows: int, depths: int, branches: int) -> jax.ShapeDtypeStruct:
+        """Struct of `AllBranches`: room for `depths` tokens of each branch of `rows` rows."""
         c, e = self.config, self.execution
-        shape = (rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
-        axes = ("slots", "kv_heads", None, None, None)
-        if e.pages_together:
-            return self._struct((c.num_layers, *shape), e.pages, axes)
-        return [self._struct(shape, e.pages, axes)] * c.num_layers
+        shape = (c.num_layers, rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
+        return self._struct(shape, e.pages, ("slots", "kv_heads", None, None, None))
 
     def module(self, parameters: Parameters) -> CausalLM:
         """The module over these parameters; call it while tracing."""

@@ -94,7 +94,7 @@ class Case:
     def held(self):
         """Bytes of weights and of pages on each device."""
         size = page_size(self.sizes.context)
-        pages = bytes_per_device(self.model.page_structs(self.sizes.slots, size))
+        pages = bytes_per_device(self.model.page_struct(self.sizes.slots, size))
         return bytes_per_device(self.model.parameter_structs()), pages
 
 

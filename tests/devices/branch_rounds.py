@@ -138,7 +138,7 @@ class Rounds:
         if limits.any():
             self._draft.draft(limits, lowered=self._lowered)
         drafting, proposed = self._forwards_since(), self._draft.tokens()
-        record, pages = copied(self._draft._record), layered(self._draft)
+        record, pages = copied(self._draft._record), layered(self._draft._pages, self._draft.slots)
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int64)
         for slot in moves:
             own = self._fan_out(slot, int(record.proposal.length[slot]))
@@ -157,7 +157,7 @@ class Rounds:
                 moved=pages,
                 record=record,
                 proposed=proposed,
-                grown=layered(self._draft),
+                grown=layered(self._draft._pages, self._draft.slots),
                 followed=copied(self._draft._record),
                 output=np.array(self._draft._history.output),
                 counts=counts,
@@ -219,7 +219,6 @@ def copied(tree):
     return jax.tree.map(lambda array: np.array(array), tree)
 
 
-def layered(draft: BranchDraft) -> np.ndarray:
-    """A draft's pages [layers, B, heads, positions, 2 D], copied."""
-    stacked = np.array(draft._pages)
-    return stacked.reshape(-1, draft.slots, *stacked.shape[-3:])
+def layered(pages: jax.Array, slots: int) -> np.ndarray:
+    """Pages of slots that have one each, [layers, B, heads, positions, 2 D], copied."""
+    return np.array(pages).reshape(-1, slots, *pages.shape[1:])

@@ -16,7 +16,7 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.testing import tiny
-from tests.devices.branch_rounds import Request
+from tests.devices.branch_rounds import Request, layered
 from tests.models.golden import FLOAT32, Runner, parameters
 from tests.sampling.reference import next_law
 
@@ -47,7 +47,7 @@ class Plain:
             for row, text in enumerate(part):
                 tokens[row, : len(text)] = text
             logits = self._run(tokens)
-            kv = np.array(self._run.pages)
+            kv = layered(self._run.pages, _ROWS)
             for row, text in enumerate(part):
                 size = len(text)
                 runs.append(Run(logits[row, :size, : tiny.TOKENS], kv[:, row, :, :size]))

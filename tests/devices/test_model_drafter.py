@@ -15,6 +15,7 @@ from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from ssd_jax.testing.by_row import DraftRow, batch_of
+from tests.devices.branch_rounds import layered
 from tests.models.golden import FLOAT32, parameters
 
 SLOTS, K, CONTEXT, SUPPORT = 3, 4, 200, 8
@@ -100,7 +101,7 @@ PROMPTS = [list(b"first prompt"), list(b"the second one is a bit longer. " * 4),
 
 def cached(drafter, slot, count):
     """Keys and values of a slot's first positions, all layers."""
-    return [np.asarray(pages)[slot, :, :count] for pages in drafter._pages]
+    return layered(drafter._pages, drafter.slots)[:, slot, :, :count]
 
 
 @pytest.mark.more

@@ -48,7 +48,7 @@ def test_what_the_devices_divide_is_cut_and_all_else_is_whole(devices, changes, 
             for name, struct in zip(model._flat, model.parameter_structs(), strict=True)
             if name in of["attention"]
         ]
-    structs["pages"] = jax.tree.leaves(model.page_structs(2, 128))
+    structs["pages"] = jax.tree.leaves(model.page_struct(2, 128))
     for part, each in structs.items():
         shares = {np.prod(s.shape) / np.prod(s.sharding.shard_shape(s.shape)) for s in each}
         assert shares == {devices if part in cut else 1}, part
@@ -75,13 +75,13 @@ def test_devices_that_share_a_head_have_its_rows_in_order():
         first, second = np.split(array, 2)
         np.testing.assert_array_equal(made, np.concatenate([first, first, second, second]))
         assert made.sharding.shard_shape(made.shape)[0] == config.head_dim
-    pages = model.page_structs(4, 128)[0]
-    assert pages.sharding.shard_shape(pages.shape)[:2] == (2, 1)
+    pages = model.page_struct(4, 128)
+    assert pages.sharding.shard_shape(pages.shape)[:2] == (2 * config.num_layers, 1)
 
 
 def test_slots_are_cut_by_groups_and_weights_are_not():
     config = ModelConfig.from_hf(tiny.config("llama", **SHAPE))
     model = FunctionalModel(config, FLOAT32, mesh=mesh_of(jax.devices()[:2], 2))
     assert all(s.sharding.is_fully_replicated for s in model.parameter_structs())
-    branches = model.branch_structs(4, 3, 8)[0]
-    assert branches.sharding.shard_shape(branches.shape)[0] == 2
+    branches = model.branch_struct(4, 3, 8)
+    assert branches.sharding.shard_shape(branches.shape)[1] == 2

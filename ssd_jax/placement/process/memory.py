@@ -46,7 +46,7 @@ def check_memory(
     limit, whose = (told, "each of its devices") if told else memory_limit()
     model, slots = opened.model, about.slots
     parts = {
-        "keys and values": model.page_structs(
+        "keys and values": model.page_struct(
             about.pages or slots, about.page_size or page_size(about.context)
         ),
         "records of past tokens": history_structs(model, slots),
