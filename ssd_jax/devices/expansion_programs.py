@@ -32,10 +32,12 @@ from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray
+from ssd_jax.kernels.rows import in_blocks
 from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling import drafting, penalties, prediction
+from ssd_jax.sampling.drafting import Draw
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import Sampling, sampling_of
@@ -395,23 +397,20 @@ class ExpansionPrograms:
         records, live = expansion.records, live.reshape(-1)
         row = jnp.repeat(jnp.arange(self.base.share), self.branches)
         place = jnp.asarray(records.proposal.length)
-        drawn_before = jnp.arange(self._k) < place[:, None]
 
-        def said() -> History:
-            own = jnp.where(drawn_before, records.proposal.tokens, -1)
-            both = jnp.concatenate([expansion.path, own], axis=1)
-            rows = penalties.of_rows(history, row, self._outputs)
-            return penalties.add_output(rows, both, self._outputs)
+        def draw(logits, row, start, place, tokens, path) -> Draw:
+            def said() -> History:
+                own = jnp.where(jnp.arange(self._k) < place[:, None], tokens, -1)
+                both = jnp.concatenate([path, own], axis=1)
+                rows = penalties.of_rows(history, row, self._outputs)
+                return penalties.add_output(rows, both, self._outputs)
 
-        drawn = self.base.draw(
-            logits.reshape(-1, self._columns),
-            sampling_of(sampling, row),
-            records.start,
-            place,
-            said,
-            lowered[row, jnp.minimum(place, self._k - 1)],
-            parts,
-        )
+            drawn_with = lowered[row, jnp.minimum(place, self._k - 1)]
+            settings = sampling_of(sampling, row)
+            return self.base.draw(logits, settings, start, place, said, drawn_with, parts)
+
+        told = row, records.start, place, records.proposal.tokens, expansion.path
+        drawn = in_blocks(draw, logits.reshape(-1, self._columns), *told)
         states = hidden.reshape(-1, hidden.shape[-1])
         records = record.put(records, drawn, states, place, live)
         proposal = records.proposal._replace(length=place + live)

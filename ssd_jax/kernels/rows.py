@@ -25,6 +25,7 @@ _SHORT = 16  # the smallest that is worth making
 _SHARES = 8  # devices that may share columns without a block being cut
 _ROWS = 2  # one row rounds differently
 _AT_ONCE = 64  # rows; a TPU copies blocks, padded to 128 columns, before it takes some of them
+_MOST = 256  # rows of a block of `in_blocks`; fewer than half as many would not fill it
 
 
 def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
@@ -115,6 +116,27 @@ def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
         return jax.lax.map(one, blocks)
 
     return jax.lax.platform_dependent(*blocks, cpu=one_by_one, default=function)
+
+
+def in_blocks(function: Callable[..., Any], *blocks: Any) -> Any:
+    """Applies a function of many rows; its result for a row must not depend on the others.
+
+    A TPU takes some of the rows at a time, so that what is made of long rows is small.
+
+    Args:
+      function, blocks: see `map_rows`.
+    """
+    rows = jax.tree.leaves(blocks)[0].shape[0]
+    at_once = max(count for count in range(1, _MOST + 1) if rows % count == 0)
+    if rows <= _MOST or at_once < _MOST // 2:
+        return function(*blocks)
+
+    def some(*blocks: Any) -> Any:
+        parts = jax.tree.map(lambda array: array.reshape(-1, at_once, *array.shape[1:]), blocks)
+        found = jax.lax.map(lambda part: function(*part), parts)
+        return jax.tree.map(lambda array: array.reshape(rows, *array.shape[2:]), found)
+
+    return jax.lax.platform_dependent(*blocks, tpu=some, default=function)
 
 
 def take_rows(array: Shaped[Array, "n ..."], index: Int32[Array, "B"]) -> Shaped[Array, "B ..."]:

@@ -43,7 +43,7 @@ holds blocks of 32 of them is padded to 128 lanes.
 """
 
 LEAN = ("v5e", "v6e")
-"""Where the branches of 16 sequences hold a tenth of the pages at most, logits or not."""
+"""Where the branches of 16 and of 64 sequences hold a tenth of the pages at most, logits or not."""
 
 SPILL = ("v4", "v5p", "h100", "h200")
 """Where activations go through memory, up to `PASSES` times a layer: elsewhere they stay on the
@@ -106,7 +106,7 @@ def gates(case):
     page = {case.sizes.context, 2 * case.about.head_dim}
     passes, held = DRAWN.get(case.name[0], (8, 3))
     spilled = case.activations if case.slice_.name in SPILL else 0
-    lean = case.slice_.name in LEAN and case.name[0] in ("expand", "grow") and case.slots == 16
+    lean = case.slice_.name in LEAN and case.name[0] in ("expand", "grow") and case.slots > 1
     beside = 0 if lean else (held + bool(spilled)) * case.logits + spilled
     found = {
         "compiles in a minute": compiled.seconds // 60,

@@ -15,6 +15,7 @@ from ssd_jax.devices import branch_draft
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.kernels import rows
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams
@@ -145,8 +146,16 @@ def compiled(
         jitted = jax.jit(job.function, donate_argnums=job.donate, compiler_options=QUICKLY)
         return jitted.lower(*job.arguments).compile()
 
+    elsewhere = jax.lax.platform_dependent
+
+    def in_blocks(*blocks, tpu=None, **others):
+        return elsewhere(*blocks, **others) if tpu is None else tpu(*blocks)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CausalLM, "hidden", counted)
+        if there.get("window_writes"):  # a TPU's
+            patch.setattr(rows, "_MOST", drafting.branches)
+            patch.setattr(jax.lax, "platform_dependent", in_blocks)
         if quickly:
             patch.setattr(ProgramSpec, "_built", compile_quickly)
         base = DraftPrograms(

@@ -13,6 +13,7 @@ from ssd_jax.kernels.rows import (
     _mass_in_one,
     best_and_mass,
     first_best,
+    in_blocks,
     largest,
     map_rows,
     rms_norm,
@@ -79,6 +80,21 @@ def test_on_cpu_a_branch_is_taken_row_by_row():
     jax.effects_barrier()
     np.testing.assert_array_equal(result, [0, 0, 2, 0])
     assert entered == [1]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(256, 256), (512, 256), (600, 200), (514, 514), (9, 9)])
+def test_a_tpu_takes_many_rows_in_blocks_of_one_size(monkeypatch, rows, size):
+    """514 are 2 x 257: blocks of 2 rows would be too many."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, tpu, **_: tpu(*x))
+    rng = np.random.default_rng(rows)
+    x, y = rng.normal(size=(rows, 5)).astype(np.float32), np.arange(rows, dtype=np.float32)
+
+    def function(x, y):
+        return {"sum": x + y[:, None], "size": size_of_block(x)}
+
+    found = jax.jit(lambda *blocks: in_blocks(function, *blocks))(x, y)
+    np.testing.assert_array_equal(found["sum"], x + y[:, None])
+    assert found["size"].tolist() == [size] * rows
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
