@@ -82,8 +82,8 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
 @pytest.mark.parametrize("asks_first", [False, True])
 def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
     """Neither of the tuner nor, unless branches are asked for first, of the policies."""
-    parts, tuner = restless(fan_out="measured", wrong=lambda position: position % 3 == 0)
-    parts.controller.asks_first, parts.controller._order = asks_first, Order(first=asks_first)
+    wrong, order = lambda position: position % 3 == 0, Order(first=asks_first)
+    parts, tuner = restless(fan_out="measured", wrong=wrong, order=order)
     steps, forward, learn = [], parts.target.forward, MeasuredFanOut.observe
     monkeypatch.setattr(
         parts.target, "forward", lambda *to: (steps.append("forward"), forward(*to))[1]
