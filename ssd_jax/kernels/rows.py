@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float32, Int32, Shaped
 
 from ssd_jax.compat import maxima_one_by_one
-from ssd_jax.kernels.handlers import processor
 from ssd_jax.kernels.piece import Piece
 
 LONG = 4096
@@ -23,7 +22,7 @@ LONG = 4096
 _BLOCK = 128
 _SHORT = 16  # the smallest that is worth making
 _SHARES = 8  # devices that may share columns without a block being cut
-_ROWS = 2  # one row rounds differently
+_LANES = 64  # of a row that are summed side by side
 _AT_ONCE = 64  # rows; a TPU copies blocks, padded to 128 columns, before it takes some of them
 _MOST = 256  # rows of a block of `in_blocks`; fewer than half as many would not fill it
 
@@ -31,39 +30,39 @@ _MOST = 256  # rows of a block of `in_blocks`; fewer than half as many would not
 def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
     """Sum over the last axis; on CPU its rounding does not depend on the number of rows.
 
-    XLA on CPU adds small arrays in another order than large ones (seen at 4,096 elements), so a row
-    summed alone differs in its last bit from the same row in a block. Its products do not: all rows
-    of a product with several rows and columns are computed alike. So sums of short rows are taken
-    as products with ones.
+    XLA on CPU chooses the order of a sum by the size of the array (seen at 4,096 elements), as its
+    library does with products (JAX 0.12.0.1: at 88 rows and 8 columns). So short rows are summed by
+    additions of elements, whose order is part of the program.
     """
     if x.shape[-1] >= LONG:
         return _plain_sum(x)
-    return jax.lax.platform_dependent(x, cpu=_sum_by_product, default=_plain_sum)
+    return jax.lax.platform_dependent(x, cpu=_sum_in_order, default=_plain_sum)
 
 
 def _plain_sum(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
-def _sum_by_product(x: jax.Array) -> jax.Array:
-    count = math.prod(x.shape[:-1])
-    if count < _ROWS:
-        padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _ROWS - count), (0, 0)))
-        return _sum_by_product(padded)[:count].reshape(*x.shape[:-1], 1)
-    ones = jnp.ones((x.shape[-1], _columns()), jnp.float32)
-    # Rows keep their axes: if they were flattened, devices that share an axis would exchange them.
-    last = (((x.ndim - 1,), (0,)), ((), ()))
-    return jax.lax.dot_general(x, ones, last, precision="highest")[..., :1]
+@jax.custom_jvp
+def _sum_in_order(x: jax.Array) -> jax.Array:
+    # Else a product that x is made of may or may not be contracted with an addition.
+    x = _whole(jnp.where(jnp.isnan(x), jnp.nan, x))
+    width = x.shape[-1]
+    lanes = min(_LANES, 1 << (width - 1).bit_length())
+    if missing := -width % lanes:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    total = x[..., :lanes]
+    for begin in range(lanes, width, lanes):
+        total = total + x[..., begin : begin + lanes]
+    while lanes > 1:
+        lanes //= 2
+        total = total[..., :lanes] + total[..., lanes:]
+    return total
 
 
-@functools.cache
-def _columns() -> int:
-    """Columns of ones, to sum with; XLA would turn one column back into a sum.
-
-    With AVX2, 8 columns get another kernel from some 90 rows on, and 16 do not (JAX 0.10.2 and
-    0.12.0.1); with AVX-512 8 do not.
-    """
-    return 8 if " avx512f " in processor() else 16
+@_sum_in_order.defjvp
+def _plain_change(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> Any:
+    return _sum_in_order(*primals), _plain_sum(*tangents)
 
 
 def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
@@ -260,12 +259,13 @@ def largest(
     )
 
 
-def _whole(few: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
-    """The rows, whole on each device if several share columns: devices exchange a few short rows
-    once. To sort cut rows, they would exchange parts again and again."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return few
-    return jax.lax.with_sharding_constraint(few, PartitionSpec())
+def _whole(rows: Shaped[Array, "*rows m"]) -> Shaped[Array, "*rows m"]:
+    """Short rows, whole where they are if several devices share columns: devices exchange them
+    once. To sort or add cut rows, they would exchange parts again and again."""
+    if not jax.sharding.get_abstract_mesh().auto_axes:
+        return rows
+    anywhere = [PartitionSpec.UNCONSTRAINED] * (rows.ndim - 1)
+    return jax.lax.with_sharding_constraint(rows, PartitionSpec(*anywhere, None))
 
 
 def _largest(
