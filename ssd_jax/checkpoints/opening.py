@@ -108,7 +108,8 @@ def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that a resolved source is or contains; None for other formats."""
     if not path.is_dir():
         return path
-    if (path / MANIFEST).exists() or (path / CONFIG).exists():
+    whole = (path / CONFIG).exists() and any(path.glob("*.safetensors*"))
+    if whole or (path / MANIFEST).exists():
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:

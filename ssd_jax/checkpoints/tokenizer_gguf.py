@@ -18,10 +18,18 @@ from ssd_jax.system.files import GET_AGAIN, brief, shown
 # Values of `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
-# Control tokens that end a turn or a text in the supported families. Files often name only one of
-# them as EOS; llama.cpp, too, finds the others by their text.
+# Tokens that end a turn or a text in the supported families. Files often name only one of them as
+# EOS, and some have them as user-defined ones; llama.cpp, too, finds the others by their text.
 _END_TOKENS = frozenset(
-    {"<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>"}
+    [
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "</s>",
+    ]
 )
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -71,6 +79,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     else:
         backend = _sentencepiece(keys, tokens, ids["unknown_token_id"])
     special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)} | {*ids.values()}
+    defined = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
+    special |= {i for i in defined if tokens[i] in _END_TOKENS}
     _add_tokens(backend, tokens, types, special)
     # Without the key, llama.cpp's default for the tokenizer applies.
     adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre == "llama-bpe")
@@ -141,7 +151,8 @@ def _vocabulary(keys: _TokenizerKeys) -> tuple[list[str], list[int]]:
         raise InputError(
             f"{where}: the token {shown(twice)} stands twice in tokenizer.ggml.tokens; {_CONVERT}"
         )
-    while types and types[-1] == _UNUSED:
+    # Older files have their padding as user-defined tokens of such names.
+    while types and (types[-1] == _UNUSED or tokens[-1] == f"[PAD{len(tokens) - 1}]"):
         tokens.pop()
         types.pop()
     return tokens, types

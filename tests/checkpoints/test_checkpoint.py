@@ -32,6 +32,11 @@ def test_a_gguf_file_or_a_directory_with_one(gguf_path, whole_directory):
     np.testing.assert_array_equal(checkpoint.tensors.read(EMBED), expected)
 
 
+def test_a_configuration_beside_a_gguf_file_needs_no_weights(gguf_path):
+    (gguf_path.parent / "config.json").write_text('{"model_type": "llama"}')
+    assert open_checkpoint(str(gguf_path.parent)).path == gguf_path
+
+
 def test_several_gguf_files_are_ambiguous(gguf_path):
     (gguf_path.parent / "other.gguf").write_bytes(b"GGUF")
     with pytest.raises(InputError, match=r"2 GGUF files \(m.gguf, other.gguf\)"):

@@ -43,11 +43,29 @@ def test_trailing_unused_tokens_are_padding():
     assert tokenizer.decode([*tokenizer.encode("hello"), N + 1]) == "hello"
 
 
-def test_all_kinds_of_end_are_eos():
+def test_trailing_tokens_that_are_named_after_their_ids_are_padding():
+    padding = [(f"[PAD{N + i}]", USER_DEFINED) for i in (1, 2)]
+    tokenizer = load(metadata(("[PAD7]", USER_DEFINED), *padding))
+    assert tokenizer.size == N + 1
+    assert N + 1 not in tokenizer.encode(padding[0][0])
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_all_kinds_of_end_are_eos(kind):
     named = {"eos_token_id": N, "eot_token_id": N + 1, "eom_token_id": N + 2}
-    by_text = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>")
-    added = [(text, CONTROL) for text in ("<a>", "<b>", "<c>", *by_text, "<|im_start|>")]
-    assert load(metadata(*added, **named)).eos_ids == {*range(N, N + 3 + len(by_text))}
+    by_text = [
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "</s>",
+    ]
+    added = [(text, kind) for text in ("<a>", "<b>", "<c>", *by_text, "<|im_start|>")]
+    tokenizer = load(metadata(*added, **named))
+    assert tokenizer.eos_ids == {*range(N, N + 3 + len(by_text))}
+    assert tokenizer.decode(tokenizer.encode("hello<|end|>")) == "hello"
 
 
 def test_an_end_marker_that_is_ordinary_text_is_no_eos():
