@@ -68,7 +68,7 @@ check: $(VENV)/.dev
 
 # The site of docs/ in build/site; links that lead nowhere fail.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, this is %d.%d; name another: make PYTHON=python3.12" % v)'

@@ -95,7 +95,8 @@ for ((index = 1; index < processes; index++)); do
   "$here/host.sh" "$index" "$hosts" "${command[@]}" &
   children+=($!)
 done
-"$here/host.sh" 0 "$hosts" "${command[@]}" &
+# A command behind `&` would read nothing.
+"$here/host.sh" 0 "$hosts" "${command[@]}" <&0 &
 leader=$!
 children+=("$leader")
 status=0

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from typing import cast
 
@@ -214,12 +215,15 @@ class Calls(ABC):
         If this is cancelled while a thread waits for an event, the thread ends with the round.
         """
         caller = Caller(await asyncio.to_thread(self.engine_of, mode))
+        # Queued requests wait for long, and would take all threads of the loop's own executor.
+        loop, own = asyncio.get_running_loop(), ThreadPoolExecutor(1)
         try:
             self._sharing.add(caller, requests)
             while caller.open:
-                yield await asyncio.to_thread(self._sharing.next, caller)
+                yield await loop.run_in_executor(own, self._sharing.next, caller)
         finally:
             self._sharing.leave(caller)
+            loop.run_in_executor(None, own.shutdown)  # `asyncio.run` waits for it
         caller.check()
 
     @by_name(sampling_params="params")

@@ -256,8 +256,10 @@ def check_fits(config: Config, context: int, need: Need) -> None:
         return
     branches = parts.get("branches")
     budget = f" with budget = {' and '.join(map(str, config.budgets))}" if branches else ""
+    given = f" and kv_memory = {config.kv_memory}" if config.kv_memory else ""
     raise InputError(
-        f"slots = {config.slots} of context = {context}{budget} need {_gib(needed)} GiB of memory ("
+        f"slots = {config.slots} of context = {context}{budget}{given} need {_gib(needed)} GiB of "
+        "memory ("
         + ", ".join(f"{what} {_gib(size)}" for what, size in parts.items() if size)
         + f"), {whose} has {_gib(limit)}; lower one of them"
         + (", or --proposal_support" if branches else "")

@@ -6,10 +6,10 @@ import dataclasses
 import difflib
 import importlib.resources
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
+from ssd_jax.system.paths import user_path
 from ssd_jax.system.prompts import (
     BadLine,
     PromptLine,
@@ -100,7 +100,7 @@ def read_set(name: str, parse: Callable[[Mapping[str, Any]], T]) -> list[T | Bad
       InputError: the file cannot be read or is not UTF-8 text.
     """
     if name not in BUILT_IN:
-        return read_json_lines(Path(name), parse)
+        return read_json_lines(user_path(name), parse)
     inside = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / f"{name}.jsonl"
     with importlib.resources.as_file(inside) as path:
         return read_json_lines(path, parse)
@@ -120,7 +120,7 @@ def _user(text: str) -> PromptLine:
 
 
 def _items(spec: str) -> list[str]:
-    if Path(spec).is_file():  # a path with a comma in it
+    if user_path(spec).is_file():  # a path with a comma in it
         return [spec]
     items = spec.split(",")
     if not all(item.strip() for item in items):
@@ -131,13 +131,13 @@ def _items(spec: str) -> list[str]:
 def _choose(item: str) -> tuple[str, int | None]:
     name, colon, count = item.rpartition(":")
     limit = None
-    if colon and count.isdecimal() and not Path(item).is_file():
+    if colon and count.isdecimal() and not user_path(item).is_file():
         limit = int(count)
         if limit < 1:
             raise InputError(f"prompt set {item!r}: N must be at least 1 in name:N")
     else:
         name = item
-    if name not in BUILT_IN and not Path(name).is_file():
+    if name not in BUILT_IN and not user_path(name).is_file():
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise InputError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import MAX_K, MODES
 from ssd_jax.system.environment import describe, headline
 from ssd_jax.system.files import MOST_TEXT, read_text
+from ssd_jax.system.paths import user_path
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     text = None
     if "text" in flags:
         remedy = "give a text file in UTF-8 as --text"
-        text = read_text(Path(given["text"]), most=MOST_TEXT, remedy=remedy)
+        text = read_text(user_path(given["text"]), most=MOST_TEXT, remedy=remedy)
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)

@@ -19,6 +19,7 @@ from ssd_jax.compare.report import Comparison, compare, comparison_json, compari
 from ssd_jax.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.paths import user_path
 from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
 
 if TYPE_CHECKING:
@@ -43,12 +44,12 @@ def run(arguments: Sequence[str]) -> int:
             f"hosts = {config.hosts!r}: one process computes margins; leave it or prompt_file out"
         )
     params = params_of(config, given, values)
-    pairs = pair_up(*(read_outputs(Path(given[name])) for name in _FILES))
+    pairs = pair_up(*(read_outputs(user_path(given[name])) for name in _FILES))
     names = _names(given)
     if given["prompt_file"] is None:
         found = compare(names, pairs, without_model(params, config.verify))
     else:
-        found = _with_model(names, pairs, _alone(config), params, Path(given["prompt_file"]))
+        found = _with_model(names, pairs, _alone(config), params, user_path(given["prompt_file"]))
     if given["json"]:
         print(json.dumps(comparison_json(found)))
     else:
@@ -113,5 +114,5 @@ def _alone(config: Config) -> Config:
 
 def _names(given: Mapping[str, Any]) -> tuple[str, str]:
     """Titles of A and B: file names, or the paths where the names are the same."""
-    one, other = (Path(given[name]) for name in _FILES)
+    one, other = (user_path(given[name]) for name in _FILES)
     return (one.name, other.name) if one.name != other.name else (str(one), str(other))

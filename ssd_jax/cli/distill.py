@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import progress_bar
@@ -58,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     data = None if given["data"] is None else user_path(given["data"])
     if data is not None and not data.is_dir():
         raise InputError(f"data = '{data}' is no directory; give that of the prompt files")
-    wanted = read_settings(Path(given["config"]), data=data)
+    wanted = read_settings(user_path(given["config"]), data=data)
     name = wanted.target.name or wanted.name
     work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
     require_writable("out", work)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd_jax.chat.screen import printable
@@ -16,6 +15,7 @@ from ssd_jax.config import Config
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
 from ssd_jax.settings import MODES
+from ssd_jax.system.paths import user_path
 from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _prompts(given: Mapping[str, Any]) -> list[PromptLine | BadLine]:
         raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
     if given["prompt"] is not None:
         return [PromptLine(prompt=given["prompt"])]
-    prompts = read_json_lines(Path(given["prompt_file"]), prompt_line)
+    prompts = read_json_lines(user_path(given["prompt_file"]), prompt_line)
     if not prompts:
         raise InputError(f"{given['prompt_file']}: no prompts in the file")
     return prompts

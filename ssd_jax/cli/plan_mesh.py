@@ -54,6 +54,8 @@ _FLAGS: settings.OwnFlags = {
 _OF_REQUESTS = (*settings.SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")
 """Settings that have no effect here: accepted, so that a whole command line can be planned."""
 
+_MOST = 4096  # JAX makes a thread for each device that is pretended
+
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
@@ -65,6 +67,8 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError(f"platform = {platform!r} is unknown; give tpu, gpu or cpu")
     if count is not None:
         settings.at_least(given, devices=1)
+        if count > _MOST:
+            raise InputError(f"devices = {count} is out of range; give 1 to {_MOST}")
         if config.hosts is not None:
             raise InputError(
                 f"hosts = {config.hosts!r} are waited for, and devices = {count} are not here; "

@@ -8,7 +8,6 @@ import itertools
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 from absl import flags
@@ -20,6 +19,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.fields import WANTED, not_understood, renamed
+from ssd_jax.system.paths import user_path
 from ssd_jax.system.toml_settings import read_toml
 
 SPECULATION = (
@@ -273,7 +273,7 @@ def _read_config(values: Flags) -> None:
     Settings that mean nothing with the given mode or draft are left out.
     """
     path = ConfigFile(values["config"].value)
-    read = read_toml(Path(path), {*values, *VLLM} - {"config", "help"})
+    read = read_toml(user_path(path), {*values, *VLLM} - {"config", "help"})
     try:
         read = renamed(read, VLLM)
     except InputError as error:

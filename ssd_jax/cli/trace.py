@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ssd_jax.cli import settings
 from ssd_jax.errors import InputError
-from ssd_jax.system.paths import require_writable
+from ssd_jax.system.paths import require_writable, user_path
 from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
 from ssd_jax.traces.read import read_trace
 
@@ -22,15 +21,17 @@ _FLAGS: settings.OwnFlags = {
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     given = settings.parse(settings.own_flags(_FLAGS), "trace", arguments, files=["FILE"])
-    path = Path(given["FILE"])
+    path = user_path(given["FILE"])
     if given["output"] == "":
         raise InputError("output is empty; give a file such as trace.png, or leave it out")
-    output = Path(given["output"] or f"{path}.png")
+    output = user_path(given["output"] or f"{path}.png")
     settings.at_least(given, **{"from": 0, "rounds": 1})
     engine = choose(read_trace(path), given["engine"])
     rounds = window(engine, given["from"], given["rounds"])
     if not output.parent.is_dir():
         raise InputError(f"output = '{output}': there is no directory '{output.parent}'; make it")
+    if output.is_dir():
+        raise InputError(f"output = '{output}' is a directory; give a file such as trace.png")
     require_writable("output", output)
     draw(engine, rounds, output)
     print(title(engine, rounds))

@@ -21,7 +21,7 @@ from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
-from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.settings import Sampling, of_live
 from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, named
 
 UNSEEN = 2
@@ -286,7 +286,7 @@ class DraftPrograms(PagedPrograms):
         outputs = self.model.output_ids
         drawn = self.draw(
             passes.logits(self.model, parameters, hidden),
-            sampling,
+            of_live(sampling, live),
             into.start,
             index,
             lambda: penalties.in_flight(history, into.proposal.tokens, every, place, outputs),

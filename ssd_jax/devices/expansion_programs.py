@@ -40,7 +40,7 @@ from ssd_jax.sampling import drafting, penalties, prediction
 from ssd_jax.sampling.drafting import Draw
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
-from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.sampling.settings import Sampling, of_live, sampling_of
 from ssd_jax.sampling.variants import DECIDING, VARIANTS, Needed, Parts, fitting, named, when
 
 _FOLLOWING = (DECIDING, "greedy", "full")
@@ -149,6 +149,7 @@ class ExpansionPrograms:
             parameters, pages, history, table, scratch, kept, counts, skip, lowered, sampling
         ):
             length = kept.proposal.length
+            sampling = of_live(sampling, kept.start >= 0)
             forks = branching.forks(counts, skip, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
             places = jnp.broadcast_to(jnp.arange(self._k), (self.base.share, self._k))
@@ -216,6 +217,7 @@ class ExpansionPrograms:
             records, shape = expansion.records, (self.base.share, self.branches)
             length = records.proposal.length
             live = (records.start >= 0) & (length < self._k)
+            sampling = of_live(sampling, live.reshape(shape).any(axis=1))
             index = jnp.maximum(length - 1, 0)[:, None]
             last = jnp.take_along_axis(records.proposal.tokens, index, axis=1)[:, 0]
             last = jnp.where(length > 0, last, records.pending)
@@ -275,6 +277,7 @@ class ExpansionPrograms:
             tokens = kept.proposal.tokens
             run = jnp.concatenate([kept.pending[:, None], tokens[:, :-1]], axis=1)
             live = rows[:, None] & (places < kept.proposal.length[:, None])
+            sampling = of_live(sampling, rows)
             positions = jnp.where(live, kept.start[:, None] + places, -1)
             size = self.base.capacity
             rows_of = self.base.table(table)

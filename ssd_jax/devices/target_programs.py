@@ -19,6 +19,7 @@ from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.settings import of_live
 from ssd_jax.sampling.variants import VARIANTS, named
 from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
 
@@ -168,6 +169,7 @@ class Programs(PagedPrograms):
         def accept(logits, drafted, sampling, start, history, slot):
             logits = logits.reshape(-1, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
+            sampling = of_live(sampling, start >= 0)
             slot, owner = self.own(slot)
             own = history
             if not every:

@@ -68,7 +68,7 @@ class Sharing:
         self._leader: Caller | None = None  # runs a round, or was told to
         self._waiting: dict[Caller, None] = {}  # longest wait first
         self._left: deque[Caller] = deque()  # their requests are to be cancelled
-        self._closed = False
+        self._closed = self._frozen = False
 
     def check(self) -> None:
         """Raises: SsdError: `close` was called."""
@@ -133,7 +133,7 @@ class Sharing:
             self._closed = True
             for caller in self._callers.values():
                 self._end(caller)
-        if self._round.acquire(timeout=_LONGEST):
+        if not self._frozen and self._round.acquire(timeout=_LONGEST):
             self._round.release()
 
     def freeze(self) -> None:
@@ -143,6 +143,7 @@ class Sharing:
         process.
         """
         self._round.acquire(timeout=_LONGEST)
+        self._closed = self._frozen = True
 
     def _turn(self, caller: Caller) -> TokenEvent | None:
         """Returns an event if there is one; else runs a round or waits."""

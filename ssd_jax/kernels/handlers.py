@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,13 +39,13 @@ _NATIVE = "-march=native" if _X86 else "-mcpu=native"
 _FLAGS = (_NATIVE, "-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-w")
 _SECONDS = 600.0
 _ERROR = re.compile(r":\d+: (fatal )?error: ")
+_ONE_AT_A_TIME = threading.Lock()  # two threads would build, and register, twice
 
 
 class BuildError(Exception):
     """There is no library; the message is one line."""
 
 
-@functools.cache
 def why_missing(
     sources: tuple[Path, ...] = SOURCES, names: tuple[str, ...] = (PRODUCTS, TAKE, ATTENTION)
 ) -> str | None:
@@ -52,6 +53,12 @@ def why_missing(
 
     Compiles them if no earlier start has, which takes some seconds.
     """
+    with _ONE_AT_A_TIME:
+        return _why_missing(sources, names)
+
+
+@functools.cache
+def _why_missing(sources: tuple[Path, ...], names: tuple[str, ...]) -> str | None:
     try:
         library, _ = _library(sources)
     except (BuildError, OSError, RuntimeError) as error:

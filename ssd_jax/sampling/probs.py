@@ -47,7 +47,8 @@ def allowed_logits(
     `outputs` the logits have columns for these ids only. `adjusted` is the field of `Parts`.
     """
     ids = every_id(outputs, logits.shape[1])
-    logits = jnp.where(ids < tokens, logits, -jnp.inf)
+    if outputs is not None or tokens < logits.shape[1]:
+        logits = jnp.where(ids < tokens, logits, -jnp.inf)
     banning = positions < sampling.ban_before
 
     def ban(logits: jax.Array) -> jax.Array:

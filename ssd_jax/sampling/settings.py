@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Float32, Int32, UInt32
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 
 class Sampling(NamedTuple):
@@ -30,3 +31,15 @@ class Sampling(NamedTuple):
 def sampling_of(sampling: Sampling, rows: Int32[Array, "n"]) -> Sampling:
     """The settings of some rows."""
     return jax.tree.map(lambda array: array[rows], sampling)
+
+
+def of_live(sampling: Sampling, live: Bool[Array, "B"]) -> Sampling:
+    """The settings, with greedy rows where none is live: one that draws nothing keeps the settings
+    of its last request, and a program computes for all rows what one of them needs."""
+    return sampling._replace(
+        temperature=jnp.where(live, sampling.temperature, 0.0),
+        repetition_penalty=jnp.where(live, sampling.repetition_penalty, 1.0),
+        frequency_penalty=jnp.where(live, sampling.frequency_penalty, 0.0),
+        presence_penalty=jnp.where(live, sampling.presence_penalty, 0.0),
+        ban_before=jnp.where(live, sampling.ban_before, 0),
+    )

@@ -48,6 +48,14 @@ def test_text_mode_streams_text_and_puts_figures_on_standard_error(generate):
     assert "5 tokens" in err
 
 
+def test_a_tilde_is_the_home_as_shells_leave_it_in_flags(generate, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}')
+    status, out, _ = generate("--prompt_file=~/prompts.jsonl", "--json")
+    assert status == 0
+    assert json.loads(out)["prompt_index"] == 0
+
+
 @pytest.mark.more
 def test_answers_come_in_prompt_order(generate, tmp_path):
     path = tmp_path / "prompts.jsonl"

@@ -172,3 +172,8 @@ def test_draft_workers_that_share_slots_hold_their_own(shared, tiny_checkpoint, 
 def test_what_cannot_be_planned_is_refused(tiny_checkpoint, capsys, flags, message):
     assert main(["plan-mesh", f"--target={tiny_checkpoint}", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_more_devices_than_can_be_drawn_are_refused(tiny_checkpoint, capsys):
+    assert main(["plan-mesh", f"--target={tiny_checkpoint}", "--devices=5000"]) == 2
+    assert "devices = 5000 is out of range; give 1 to 4096" in capsys.readouterr().err

@@ -82,3 +82,10 @@ def test_without_it_nothing_is_written(tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert generate(tiny_checkpoint) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_is_a_directory_is_refused(tiny_checkpoint, tmp_path, capsys):
+    path = tmp_path / "trace.json"
+    assert generate(tiny_checkpoint, f"--trace={path}") == 0
+    assert main(["trace", str(path), f"--output={tmp_path}"]) == 2
+    assert f"output = '{tmp_path}' is a directory; give a file" in capsys.readouterr().err

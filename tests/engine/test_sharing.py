@@ -52,6 +52,14 @@ def text(llm, size=40, mode="ar"):
     return output.text
 
 
+def test_after_the_last_round_of_a_process_nothing_waits(shared):
+    shared._sharing.freeze()
+    with pytest.raises(SsdError, match="this model is closed"):
+        shared._sharing.check()
+    shared._sharing.close()
+    assert shared._sharing._round.locked()  # it did not wait for a round
+
+
 def together(*calls):
     """Results of calls in threads of their own, this one not among them."""
     with ThreadPoolExecutor(len(calls)) as pool:

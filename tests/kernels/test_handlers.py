@@ -1,8 +1,11 @@
 """Handlers in C++: compiled once into the cache, and what happens where they cannot be."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,25 @@ def test_it_is_compiled_once(source, tmp_path):
     before = library.stat().st_mtime_ns
     assert handlers.build([source], library.parent) == library
     assert library.stat().st_mtime_ns == before
+
+
+@pytest.mark.more
+@needs_compiler
+def test_threads_that_ask_at_once_build_and_register_it_once(source, tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("no directory")  # else a second build finds the first
+    builds, compiled = [], handlers._compiled
+    both = threading.Barrier(2, timeout=2)
+
+    def counted(*args):
+        builds.append(args)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()
+        return compiled(*args)
+
+    monkeypatch.setattr(handlers, "_compiled", counted)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(why_missing, [source, source])) == [None, None]
+    assert len(builds) == 1
 
 
 @needs_compiler

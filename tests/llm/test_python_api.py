@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -226,6 +228,27 @@ def test_leaving_an_asynchronous_stream_cancels_it(llm):
 
     assert asyncio.run(first()).token_ids
     assert not llm.engine.has_work
+
+
+def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, monkeypatch):
+    step = llm.engine.step
+    monkeypatch.setattr(llm.engine, "step", lambda: time.sleep(0.02) or step())
+
+    async def free():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        running = [llm.stream_async("ab", LONG) for _ in range(2)]
+        for each in running:
+            await anext(each)
+        queued = asyncio.create_task(llm.generate_async("ab", SHORT))
+        while not llm.engine._seats.waiting:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.to_thread(str), 30)
+        assert llm.engine._seats.waiting
+        for each in running:
+            await each.aclose()
+        return await queued
+
+    assert asyncio.run(free())
 
 
 LONG = dataclasses.replace(SHORT, max_tokens=50)

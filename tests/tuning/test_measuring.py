@@ -301,7 +301,7 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
         return SimpleNamespace()
 
     monkeypatch.setattr(placement, "RemoteDraft", remote)
-    monkeypatch.setattr(placement.WorkerStreams, "wait_ready", lambda self, timeout: True)
+    monkeypatch.setattr(placement.WorkerStreams, "wait_ready", lambda self, timeout, until: True)
     monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None, link=None))
     settings = SimpleNamespace(hello=None, token="", draft_temperature=None)
     worker = placement.DraftWorker(settings, patience=2.0)

@@ -245,7 +245,8 @@ class RemoteDraft:
         """
         link, told = self._link, None
         if self._awaited and link is not None:
-            told = link.told(forwards, self._patience, until)
+            patience = 0.0 if self.streams.overdue else self._patience  # it was waited for
+            told = link.told(forwards, patience, until)
             if told is None and until is not None and link.alive:
                 self._due.outcome()
                 return None

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from ssd_jax.errors import SsdError
+from ssd_jax.placement.process.messages import shortened
 from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
 from ssd_jax.placement.visible import seen
 from ssd_jax.system.collection import collect_seldom
@@ -49,10 +50,10 @@ def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
     try:
         server, report = start(settings)
     except SsdError as error:
-        report = WorkerReport(error=str(error))
+        report = WorkerReport(error=shortened(error))
     except Exception as error:
         traceback.print_exc()
-        report = WorkerReport(error=f"{type(error).__name__}: {error}")
+        report = WorkerReport(error=shortened(f"{type(error).__name__}: {error}"))
     with output:
         output.write(msgspec.json.encode(report) + b"\n")
     if server is not None:

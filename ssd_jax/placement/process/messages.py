@@ -30,6 +30,7 @@ Count = Annotated[int, Meta(ge=0, lt=_MOST)]
 Number = Annotated[int, Meta(ge=0)]
 """Number of a message; each message of a stream has a higher one than the message before."""
 Text = Annotated[str, Meta(max_length=2**16)]
+_REASON = 2**13  # characters
 Seconds = Annotated[float, Meta(ge=0, lt=1e10)]
 """Time on a monotonic clock, which never shows more than three hundred years."""
 
@@ -160,6 +161,12 @@ class Wanted(DraftMessage, frozen=True):
 
 class Welcome(DraftMessage, frozen=True):
     """Answers a `Hello` that fits."""
+
+
+def shortened(reason: object) -> str:
+    """What is told of why a worker gives up, as short as a message or its first line must be."""
+    text = str(reason)
+    return text if len(text) <= _REASON else f"{text[:_REASON]} ..."
 
 
 class Refused(DraftMessage, frozen=True):

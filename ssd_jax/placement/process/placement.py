@@ -77,6 +77,7 @@ class DraftWorker:
         self._settings, self.patience = settings, patience
         self.supervisor = elsewhere or Supervisor(settings, command)
         self.drafts: list[RemoteDraft] = []
+        self._closed = False
 
     def start(self) -> None:
         """See `Worker.start`."""
@@ -116,12 +117,15 @@ class DraftWorker:
             patience=self.patience if patience is None else patience,
         )
         try:
-            if not streams.wait_ready(_GREETING) and streams.refused:
+            ready = streams.wait_ready(_GREETING, until=lambda: self._closed)
+            if not ready and streams.refused:
                 raise InputError(f"the draft worker does not serve: {streams.trouble}")
         except BaseException:
             draft.close()
             raise
         self.drafts.append(draft)
+        if self._closed:
+            draft.close()
         return draft
 
     def end_last(self) -> None:
@@ -138,6 +142,7 @@ class DraftWorker:
     def close(self) -> None:
         """Ends the streams and the process."""
         _LOG.info("the draft worker's figures: %s", dict(self.counters))
+        self._closed = True  # also of a draft whose worker is waited for just now
         for draft in self.drafts:
             draft.close()
         self.supervisor.close()

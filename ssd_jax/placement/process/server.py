@@ -18,6 +18,7 @@ from ssd_jax.placement.process.messages import (
     Refused,
     Round,
     Wanted,
+    shortened,
 )
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
@@ -94,7 +95,7 @@ def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
         if not free.acquire(timeout=_LEAVING):
             reason = f"it serves {streams} engines already, and no more; close some"
             refusals.say("streams", reason)
-            yield codec.encode(Refused(reason=reason))
+            yield _refusal(reason)
             return
         try:
             yield from answers(requests)
@@ -165,6 +166,10 @@ class _Inbox:
             yield message
 
 
+def _refusal(reason: object, where: str = "") -> bytes:
+    return codec.encode(Refused(reason=shortened(reason) + where))
+
+
 def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
     """Answers one stream; a breach of the protocol ends this stream only."""
     try:
@@ -173,11 +178,11 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
                 yield codec.encode(answer)
     except ProtocolError as error:
         inbox.refusals.say(type(error).__name__, error)
-        yield codec.encode(Refused(reason=str(error)))
+        yield _refusal(error)
     except Exception as error:
         _LOG.exception("a stream failed")
         where = traceback.format_exc()[-_TRACEBACK:]
-        yield codec.encode(Refused(reason=f"{type(error).__name__}: {error}\n{where}"))
+        yield _refusal(f"{type(error).__name__}: {error}", f"\n{where}")
     finally:
         _LOG.info("a stream has ended: %s", dict(session.counters))
 
@@ -201,12 +206,12 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
         inbox.about = wanted.hello
     except ProtocolError as error:
         inbox.refusals.say(type(error).__name__, error)
-        yield codec.encode(Refused(reason=str(error)))
+        yield _refusal(error)
     except Exception as error:
         known = isinstance(error, SsdError)
         _LOG.warning("an engine is refused: %s", error, exc_info=not known)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
-        yield codec.encode(Refused(reason=reason))
+        yield _refusal(reason)
     finally:
         inbox.admitted.set()
     if session is not None:

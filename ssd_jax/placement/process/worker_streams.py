@@ -82,10 +82,11 @@ class WorkerStreams:
         self._end_if_it_hangs(link or self._before)
         return None
 
-    def wait_ready(self, timeout: float) -> bool:
-        """Waits for a worker that agrees to the `Hello`, even if it restarts meanwhile."""
+    def wait_ready(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Waits for a worker that agrees to the `Hello`, even if it restarts meanwhile; at most
+        until `until` is true."""
         end = time.monotonic() + timeout
-        while time.monotonic() < end and not self.refused:
+        while time.monotonic() < end and not self.refused and not until():
             if self.usable() is not None:
                 return True
             if self.current is None or not self.current.alive:

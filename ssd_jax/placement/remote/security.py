@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
+from ssd_jax.system.paths import user_path
 
 if TYPE_CHECKING:
     import grpc
@@ -83,7 +83,7 @@ class Files(NamedTuple):
         if self.token is None:
             return ""
         text = _read(self.token, name).decode("ascii", "replace").strip()
-        if Path(self.token).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if user_path(self.token).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise InputError(f"{name} = {self.token!r} can be read by others; chmod 600 it")
         if not _SHORTEST <= len(text) <= _LONGEST or not text.isascii() or not text.isprintable():
             raise InputError(
@@ -143,6 +143,6 @@ class Files(NamedTuple):
 
 def _read(path: str, name: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return user_path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{name} = {path!r} cannot be read: {error.strerror}") from None

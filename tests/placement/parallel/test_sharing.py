@@ -1,18 +1,23 @@
 """Workers that share slots or branches say what one worker says, and one that fails costs only its
 own share."""
 
+import threading
+import time
+from collections import Counter
+
 import pytest
 
 from ssd_jax.placement.parallel.by_branches import DraftByBranches
 from ssd_jax.placement.parallel.by_slots import DraftBySlots
 from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
 from ssd_jax.placement.parallel.part import joined
+from ssd_jax.placement.process.connection import Connection
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
 from tests.placement.parallel.shared import sharing
-from tests.placement.process.script import SLOTS
-from tests.placement.process.scripted import only_misses
+from tests.placement.process.script import SLOTS, ScriptedDraft
+from tests.placement.process.scripted import only_misses, request
 from tests.placement.process.serving import served
 from tests.sampling.edits import Edit, edited
 
@@ -38,6 +43,45 @@ def proposed(run):
         for slot, length in enumerate(drafted.lengths.tolist())
         if length
     )
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2)], ids=str)
+def test_a_worker_that_hangs_is_waited_for_once_a_round(layout, monkeypatch):
+    go_on, rounds, made, told = threading.Event(), 0, [], Connection.told
+    waits = Counter()
+
+    def draft(hello):
+        class Hangs(ScriptedDraft):
+            about, last = hello, bool(made)
+
+            def expand(self, *args, **settings):
+                if self.last and rounds >= 8:
+                    go_on.wait(60)
+                super().expand(*args, **settings)
+
+            def grow(self, lowered):
+                time.sleep(3e-3)
+                super().grow(lowered)
+
+        made.append(Hangs)
+        return Hangs
+
+    def counted(link, forwards, timeout, until=None):
+        found = told(link, forwards, timeout, until)
+        if timeout and until is None and found is None:
+            waits[link, link._asked] += 1
+        return found
+
+    monkeypatch.setattr(Connection, "told", counted)
+    with sharing(layout, draft, patience=0.1) as shared:
+        shared.run.generate()
+        for index in range(2):
+            shared.run.engine.add(request(index, max_tokens=60))
+        while shared.run.engine.has_work:
+            rounds += 1
+            shared.run.engine.step()
+        go_on.set()
+    assert set(waits.values()) == {1}
 
 
 @WAYS

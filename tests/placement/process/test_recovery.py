@@ -101,6 +101,24 @@ def test_a_silent_worker_that_is_not_ours_to_end_is_mentioned_once(caplog):
     assert sum("no sign of life; another stream is tried" in line for line in said) == 1
 
 
+def test_a_worker_that_nobody_waits_for_any_more_is_let_go():
+    assert not WorkerStreams(lambda: None, Counter()).wait_ready(1e9, until=lambda: True)
+
+
+def test_a_draft_that_comes_after_its_worker_was_closed_is_closed(monkeypatch):
+    worker = DraftWorker(SETTINGS, command=command())
+    monkeypatch.setattr(worker.supervisor, "close", lambda: None)
+
+    def ready(_streams, _timeout, until):
+        worker.close()
+        return until()
+
+    monkeypatch.setattr(WorkerStreams, "wait_ready", ready)
+    ended = []
+    monkeypatch.setattr(RemoteDraft, "close", lambda self: ended.append(self))
+    assert worker.draft() in ended
+
+
 def test_a_worker_that_is_not_there_is_not_ended():
     """Another is being started: that takes as long as it takes."""
     ends = []
