@@ -104,6 +104,6 @@ def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
     if targets:
         there = f"for {opened.source}, only for {targets}"
     raise InputError(
-        f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, use "
-        "ngram, or make a draft with `ssd-jax distill`"
+        f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, "
+        "make a draft with `ssd-jax distill`, or decode with ngram and mode = sd"
     )

@@ -77,8 +77,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"the text is not valid Unicode: lone surrogate {text[error.start]!a} at character "
-                f"{error.start}; pass UTF-8 text"
+                f"the text is not valid Unicode: lone surrogate {text[error.start]!a}; pass UTF-8 "
+                "text"
             ) from error
         try:
             return self._backend.encode(text, add_special_tokens=add_special).ids

@@ -56,7 +56,7 @@ def test_a_saved_tokenizer_keeps_its_template_and_its_special_tokens(tmp_path):
 
 def test_lone_surrogates_are_refused():
     tokenizer = tokenizer_from_gguf(metadata(), where="tiny")
-    with pytest.raises(InputError, match=r"lone surrogate '\\udcff' at character 2"):
+    with pytest.raises(InputError, match=r"lone surrogate '\\udcff'; pass"):
         tokenizer.encode("ab\udcff")
 
 

@@ -84,9 +84,9 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     try:
         job = compat.start_job(2 * hosts.joining, timeout, **hosts.given)
     except (RuntimeError, ValueError) as error:
-        raise InputError(
-            f"hosts: the job{where} cannot start: {str(error).partition(chr(10))[0]}"
-        ) from None
+        why = str(error).partition("\n")[0].rstrip(".")
+        remedy = "" if hosts.given else "; give hosts = ADDRESS:PORT,count=N"
+        raise InputError(f"hosts: the job{where} cannot start: {why}{remedy}") from None
     finally:
         limit.cancel()
     _check_place(job.index, follows)
