@@ -189,7 +189,7 @@ def test_records_that_nobody_expands_are_of_the_request_that_they_were_made_for(
 
 
 def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):
-    def interrupted(_self, _timeout):
+    def interrupted(_self, _timeout, until):
         raise KeyboardInterrupt
 
     closed = []

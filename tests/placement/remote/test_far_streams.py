@@ -86,7 +86,7 @@ def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
 
     def streams(_connect, counters, _address, end):
         ends.append(end)
-        return SimpleNamespace(counters=counters, wait_ready=lambda timeout: True)
+        return SimpleNamespace(counters=counters, wait_ready=lambda timeout, until: True)
 
     monkeypatch.setattr(placement, "WorkerStreams", streams)
     settings = settings_of_nothing()
