@@ -23,6 +23,8 @@ _BLOCK = 128
 _SHORT = 16  # the smallest that is worth making
 _SHARES = 8  # devices that may share columns without a block being cut
 _LANES = 64  # of a row that are summed side by side
+_ROWS = 2  # one row rounds differently
+_COLUMNS = 8  # of ones; with 16, virtual devices of a mesh wait for each other for ever
 _AT_ONCE = 64  # rows; a TPU copies blocks, padded to 128 columns, before it takes some of them
 _MOST = 256  # rows of a block of `in_blocks`; fewer than half as many would not fill it
 
@@ -32,22 +34,36 @@ def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
 
     XLA on CPU chooses the order of a sum by the size of the array (seen at 4,096 elements), as its
     library does with products (JAX 0.12.0.1: at 88 rows and 8 columns). So short rows are summed by
-    additions of elements, whose order is part of the program.
+    additions of elements, whose order is part of the program; on a mesh by products with ones,
+    since devices that share columns would exchange them for every addition.
     """
     if x.shape[-1] >= LONG:
         return _plain_sum(x)
-    return jax.lax.platform_dependent(x, cpu=_sum_in_order, default=_plain_sum)
+    alone = jax.sharding.get_abstract_mesh().empty
+    on_cpu = _sum_in_order if alone else _sum_by_product
+    return jax.lax.platform_dependent(x, cpu=on_cpu, default=_plain_sum)
 
 
 def _plain_sum(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
+def _sum_by_product(x: jax.Array) -> jax.Array:
+    count = math.prod(x.shape[:-1])
+    if count < _ROWS:
+        padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _ROWS - count), (0, 0)))
+        return _sum_by_product(padded)[:count].reshape(*x.shape[:-1], 1)
+    ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
+    # Rows keep their axes: if they were flattened, devices that share an axis would exchange them.
+    last = (((x.ndim - 1,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, ones, last, precision="highest")[..., :1]
+
+
 @jax.custom_jvp
 def _sum_in_order(x: jax.Array) -> jax.Array:
-    # Else a product that x is made of may or may not be contracted with an addition.
-    x = _whole(jnp.where(jnp.isnan(x), jnp.nan, x))
     width = x.shape[-1]
+    # Else a product that x is made of may or may not be contracted with an addition.
+    x = jnp.where(jnp.isnan(x), jnp.nan, x)
     lanes = min(_LANES, 1 << (width - 1).bit_length())
     if missing := -width % lanes:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
@@ -259,13 +275,12 @@ def largest(
     )
 
 
-def _whole(rows: Shaped[Array, "*rows m"]) -> Shaped[Array, "*rows m"]:
-    """Short rows, whole where they are if several devices share columns: devices exchange them
-    once. To sort or add cut rows, they would exchange parts again and again."""
-    if not jax.sharding.get_abstract_mesh().auto_axes:
-        return rows
-    anywhere = [PartitionSpec.UNCONSTRAINED] * (rows.ndim - 1)
-    return jax.lax.with_sharding_constraint(rows, PartitionSpec(*anywhere, None))
+def _whole(few: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
+    """The rows, whole on each device if several share columns: devices exchange a few short rows
+    once. To sort cut rows, they would exchange parts again and again."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return few
+    return jax.lax.with_sharding_constraint(few, PartitionSpec())
 
 
 def _largest(
