@@ -155,6 +155,7 @@ class LLM(Calls):
         weakref.finalize(self, owned(self._sharing.freeze))
         self._loading = threading.RLock()
         self._loaded: Loaded | None = None
+        self._fallbacks: tuple[str, ...] = ()
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
 
@@ -192,7 +193,7 @@ class LLM(Calls):
     def _load(self, progress: Progress | None, status: Status | None) -> None:
         self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
         self._use_store()
-        self._loaded = load(
+        loaded = load(
             self.config,
             self.target,
             self.draft,
@@ -206,27 +207,28 @@ class LLM(Calls):
             progress=progress,
             status=status,
         )
-        notices.say(self.fallbacks)
+        self._fallbacks = loaded.fallbacks.lines
+        notices.say(self._fallbacks)
         if self.config.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             try:
                 if status is not None:
                     status("measuring what a round costs")
-                self._chooser = open_chooser(self._loaded, self.target, self.draft, self.context)
+                self._chooser = open_chooser(loaded, self.target, self.draft, self.context)
             except BaseException:
-                self._loaded.close()
-                self._loaded = None
+                loaded.close()
                 raise
-            self._loaded = dataclasses.replace(self._loaded, tuner=self._chooser.tuner)
+            loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
             if self.config.verify == "ratio":
                 self._occurrences = Occurrences(first=self._chooser.settle)
-            self._remember = weakref.finalize(self, owned(self._chooser.remember))
+            self._end_chooser = weakref.finalize(self, owned(self._chooser.close))
             if self.config.mode == "auto":
                 _LOG.info(self._chooser.line)
+        self._loaded = loaded
 
     def close(self) -> None:
-        """Ends what runs beside this process and writes what was recorded.
+        """Ends what runs beside this process, frees the devices' memory and writes what was recorded.
 
         It gives this process's threads their cores back, writes the trace, and keeps for the next
         start what was observed for modes, K and M of `auto`; all of this happens at the latest when
@@ -243,7 +245,7 @@ class LLM(Calls):
             if self._trace is not None and self._at_end.detach():
                 ends.callback(self._trace.write)
             if self._chooser is not None:
-                ends.callback(self._remember)
+                ends.callback(self._end_chooser)
             ends.callback(self._unpin)
             if self._hosts is not None:
                 ends.callback(self._hosts.close)
@@ -252,8 +254,10 @@ class LLM(Calls):
             ends.callback(self._sharing.close)
 
     def _end_loaded(self) -> None:
-        if self._loaded is not None:
-            self._loaded.close()
+        loaded, self._loaded = self._loaded, None
+        self._engines.clear()
+        if loaded is not None:
+            loaded.close()
 
     def __repr__(self) -> str:
         given = given_settings(self.config)
@@ -270,8 +274,11 @@ class LLM(Calls):
     def loaded(self) -> Loaded:
         """Programs and parameters; loads them if they are not loaded yet."""
         self.load()
-        assert self._loaded is not None
-        return self._loaded
+        loaded = self._loaded
+        if loaded is None:
+            self._sharing.check()  # closed meanwhile
+        assert loaded is not None
+        return loaded
 
     @property
     def alone(self) -> Loaded:
@@ -294,7 +301,8 @@ class LLM(Calls):
         """The configured mode; with auto, the chosen one, for which the model is loaded."""
         if self.config.mode != "auto":
             return self.config.mode
-        self.loaded  # noqa: B018 (chooses)
+        if self._chooser is None:
+            self.load()  # chooses
         assert self._chooser is not None
         return self._chooser.mode
 
@@ -321,7 +329,7 @@ class LLM(Calls):
 
         An example is distribution for exact = auto.
         """
-        return () if self._loaded is None else self._loaded.fallbacks.lines
+        return self._fallbacks
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -355,11 +363,13 @@ class LLM(Calls):
         if k not in ks:
             remedy = f"; open with ks=[{k}]" if usual and isinstance(k, int) and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
-        if (mode, k) not in self._engines:
+        engine = self._engines.get((mode, k))
+        if engine is None:
             with self._loading:
-                if (mode, k) not in self._engines:  # no other thread has made it
-                    self._engines[mode, k] = self._new_engine(mode, k)
-        return self._engines[mode, k]
+                engine = self._engines.get((mode, k))  # another thread may have made it
+                if engine is None:
+                    engine = self._engines[mode, k] = self._new_engine(mode, k)
+        return engine
 
     def _new_engine(self, mode: str, k: int) -> Engine:
         self.loaded  # noqa: B018 (tells what its programs need)

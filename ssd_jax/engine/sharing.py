@@ -133,6 +133,7 @@ class Sharing:
             self._closed = True
             for caller in self._callers.values():
                 self._end(caller)
+            self._callers.clear()
         if not self._frozen and self._round.acquire(timeout=_LONGEST):
             self._round.release()
 

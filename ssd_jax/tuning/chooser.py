@@ -102,8 +102,9 @@ class Chooser:
         """
         self._settled = self._seen.guess
 
-    def remember(self) -> None:
-        """Stores the observations for the next start."""
+    def close(self) -> None:
+        """Stores the observations for the next start, and gives up what measures."""
+        self._drafting = None
         guess = self._settled or self._seen.guess
         if guess.judged > self._guess.judged:
             self._keep(guess)

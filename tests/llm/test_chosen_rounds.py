@@ -102,7 +102,7 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
         return chooser.open_chooser(loaded, auto.target, auto.draft, auto.context)
 
     auto.generate("0101010101", SamplingParams(max_tokens=40), mode="ssd")
-    auto._chooser.remember()
+    auto._chooser.close()
     with monkeypatch.context() as patch:
         patch.setattr(chooser, "measure", None)
         known = again()

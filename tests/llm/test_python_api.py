@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import inspect
 import json
 import shutil
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -330,6 +332,33 @@ def test_a_closed_model_says_so(tiny_checkpoint):
     for call in calls:
         with pytest.raises(SsdError, match="this model is closed; open it again"):
             call()
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {},
+        {"mode": "sd", "k": 2},
+        {"mode": "ssd", "k": 2, "budget": 4, "draft_placement": "inline"},
+        {"mode": "auto", "k": 2, "budget": 4, "draft_placement": "inline"},
+    ],
+    ids=["ar", "sd", "ssd", "auto"],
+)
+def test_closing_frees_the_memory_of_devices(tiny_checkpoint, setup, tmp_path):
+    if setup:
+        setup = {"draft": tiny_checkpoint, **setup}
+    gc.collect()
+    others = {id(array) for array in jax.live_arrays()}
+    llm = LLM(
+        tiny_checkpoint, dtype="float32", context=64, compile_cache=str(tmp_path), **setup
+    )
+    next(llm.stream("ab", SHORT))
+    mode, lines = llm.mode, llm.fallbacks
+    assert any(id(array) not in others for array in jax.live_arrays())
+    llm.close()
+    assert [a.shape for a in jax.live_arrays() if id(a) not in others] == []
+    assert (llm.mode, llm.fallbacks) == (mode, lines)
+    assert mode in llm.modes
 
 
 def test_a_model_that_is_closed_while_it_loads_ends_what_it_has_loaded(

@@ -154,13 +154,13 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     known = KnownCosts(costs(0.1), Guess())
     config = Config(mode="auto", target="t", draft="d")
     first = Chooser(config, known, file=file)
-    first.remember()
+    first.close()
     assert list(tmp_path.iterdir()) == []  # nothing was observed
     assert first.mode == "ssd"
     tuner = first.tuner("ssd", AUTO_K)
     for _ in range(400):
         tuner.observe(VerificationStats(0, 8, "hit", 2, None))
-    first.remember()
+    first.close()
     again = file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
     assert again.costs == known.costs
     assert again.guess.acceptance < 0.05
@@ -178,7 +178,7 @@ def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
         tuner = each.tuner("ssd", AUTO_K)
         for _ in range(rounds):
             tuner.observe(VerificationStats(accepted, 8, "hit", 2, None))
-        each.remember()
+        each.close()
     assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._seen.guess
 
 
@@ -195,7 +195,7 @@ def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_pat
         first.settle()
         for _ in range(beside):
             tuner.observe(VerificationStats(0, 8, "hit", 2, None))
-        first.remember()
+        first.close()
         return file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
 
     assert after(0, 50) is None
