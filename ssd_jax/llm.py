@@ -228,7 +228,7 @@ class LLM(Calls):
         self._loaded = loaded
 
     def close(self) -> None:
-        """Ends what runs beside this process, frees the devices' memory and writes what was recorded.
+        """Ends what runs beside this process, frees devices' memory and writes what was recorded.
 
         It gives this process's threads their cores back, writes the trace, and keeps for the next
         start what was observed for modes, K and M of `auto`; all of this happens at the latest when

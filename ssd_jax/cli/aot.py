@@ -52,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
     for name in ("target", "draft", "chip", "devices"):
         if given[name] is None:
             raise InputError(f"give --{name}, as in {_EXAMPLE}")
+    if given["draft"] == "ngram":
+        raise InputError("draft = 'ngram': a draft without a model has no programs; name a model")
     settings.at_least(given, devices=1)
     placement = "submesh" if given["target_devices"] or given["draft_devices"] else None
     config = settings.config_of({**given, "mode": "ssd", "draft_placement": placement})

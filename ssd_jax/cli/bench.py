@@ -169,6 +169,11 @@ def _tokens(llm: LLM, text: str, given: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _check_accounting(given: Mapping[str, Any]) -> None:
+    if given["draft"] in (None, "ngram"):
+        raise InputError(
+            "suite = 'accounting' compares ssd, whose draft is a model, with n-grams beside it; "
+            "give --draft=SOURCE"
+        )
     if set(given["modes"]) != {"ar", "sd", "ssd"}:
         raise InputError(
             f"modes = {','.join(given['modes'])!r}: suite = 'accounting' compares ar, sd and ssd"

@@ -34,6 +34,7 @@ def _any_jax(monkeypatch):
     [
         ({"target": None}, "give --target, as in ssd-jax aot --target="),
         ({"draft": None}, "give --draft, as in"),
+        ({"draft": "ngram"}, "a draft without a model has no programs; name a model"),
         ({"chip": None}, "give --chip, as in"),
         ({"devices": None}, "give --devices, as in"),
         ({"devices": "0"}, "devices = 0 is out of range; give 1 or more"),
@@ -41,7 +42,6 @@ def _any_jax(monkeypatch):
         ({"chip": "v5x"}, "chip = 'v5x' is unknown; did you mean 'v5"),
         ({"target": "llama-3.1-9b"}, "did you mean 'llama-3.1-8b'?"),
         ({"draft": "./none/config.json"}, "'./none/config.json' does not exist"),
-        ({"draft": "ngram"}, "needs a draft model"),
         ({"draft": "qwen3-0.6b"}, "qwen3-0.6b has 151936 words and the target llama-3.1-8b 128256"),
         ({"dtype": "native"}, "dtype = 'native' is for processors"),
         ({"k": "auto"}, "k = 'auto' needs measured costs; give a number"),

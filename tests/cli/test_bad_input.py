@@ -147,6 +147,8 @@ def test_compare_names_the_prompt_that_cannot_be(refused, tmp_path, prompts):
         (["--suite=perplexity", "--text=none"], "none does not exist; give a text file in UTF-8"),
         (["--suite=step", "--repeats=2"], "repeats = 2 is for --suite=prompts, and this is"),
         (["--suite=accounting", "--repeats=2"], "repeats = 2 is for --suite=prompts"),
+        (["--suite=accounting"], "whose draft is a model, with n-grams beside it; give --draft="),
+        (["--suite=accounting", "--draft=ngram"], "give --draft=SOURCE"),
         (["--suite=accounting", "--draft=x", "--k=auto"], "fastest K; give numbers as --ks"),
         (["--window=64"], "window = 64 is for --suite=perplexity"),
         (["--supports=4"], "supports = '4' is for --suite=support"),

@@ -349,9 +349,7 @@ def test_closing_frees_the_memory_of_devices(tiny_checkpoint, setup, tmp_path):
         setup = {"draft": tiny_checkpoint, **setup}
     gc.collect()
     others = {id(array) for array in jax.live_arrays()}
-    llm = LLM(
-        tiny_checkpoint, dtype="float32", context=64, compile_cache=str(tmp_path), **setup
-    )
+    llm = LLM(tiny_checkpoint, dtype="float32", context=64, compile_cache=str(tmp_path), **setup)
     next(llm.stream("ab", SHORT))
     mode, lines = llm.mode, llm.fallbacks
     assert any(id(array) not in others for array in jax.live_arrays())
