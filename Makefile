@@ -35,7 +35,7 @@ slow: $(VENV)/.test
 eval-draft: $(VENV)/.installed
 	for draft in ssd_jax/drafts/smollm2-*/; do \
 	  test -d "$$draft" || { echo "no draft comes with this version" >&2; exit 2; }; \
-	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate.toml --draft="$$draft" || exit; \
+	  $(BIN)/ssd-jax distill --config=configs/distill/evaluate-drafts.toml --draft="$$draft" || exit; \
 	done
 
 # Tries every kernel and program on whatever this machine has, and notes it in docs/support.md.

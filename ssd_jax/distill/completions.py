@@ -70,7 +70,7 @@ class CompletionJob:
         """Refuses what the target cannot do.
 
         Raises:
-          InputError: completions beyond its context, or a `top_n` above its number of tokens.
+          InputError: completions beyond its context.
         """
         settings = self.settings
         if self.context > self.limit:
@@ -78,11 +78,6 @@ class CompletionJob:
                 f"prompts of up to {self.context - settings.max_tokens} tokens and "
                 f"{self.section}.max_tokens = {settings.max_tokens} are more than the {self.limit} "
                 "positions that the target was made for; lower prompts.longest or max_tokens"
-            )
-        if settings.top_n > self.vocabulary:
-            raise InputError(
-                f"{self.section}.top_n = {settings.top_n} is more than the {self.vocabulary} "
-                "tokens of the target; lower it"
             )
 
 

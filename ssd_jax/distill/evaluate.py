@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,11 @@ def evaluate(
     size = target.tokenizer.size
     with job.bar("judging", unit="tokens") as progress:
         both = judge(*models, texts, tokens=size, longest=job.context, progress=progress)
+    if not all(np.isfinite(one.overlap).all() for one in both):
+        raise InputError(
+            f"draft {source} gives logits that are no numbers; train it again, with a lower "
+            "learning_rate, or name another"
+        )
     with job.bar("forwards of every width", unit="rounds") as progress:
         steps = measure_steps(
             *models,
@@ -222,8 +228,13 @@ def _of_set(
 
 
 def mean_of(found: Sequence[Any]) -> Any:
-    """The mean of dictionaries and tuples of one structure, number by number."""
-    return jax.tree.map(lambda *values: float(np.mean(values)), *found)
+    """The mean of dictionaries and tuples of one structure, number by number, without NaN."""
+
+    def mean(*values: float) -> float:
+        known = [value for value in values if not math.isnan(value)]
+        return float(np.mean(known)) if known else math.nan
+
+    return jax.tree.map(mean, *found)
 
 
 def _predicted(

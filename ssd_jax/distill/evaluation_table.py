@@ -27,7 +27,7 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
         for name, found in sets.items()
     ]
     calls = [
-        (name, _TEXTS[of], rounds, *(f"{x:.2f}" for x in found["tokens_per_call"][key].values()))
+        (name, _TEXTS[of], rounds, *_calls(found["tokens_per_call"][key]))
         for name, of, found in texts
         for rounds, key in (("SD", of), ("SSD, all hits", f"{of}_all_hits"))
     ]
@@ -50,7 +50,7 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
             kind,
             of_kind["prompts"],
             f"{of_kind['greedy_agreement']:.3f}",
-            *(f"{x:.2f}" for x in of_kind["tokens_per_call"]["greedy"].values()),
+            *_calls(of_kind["tokens_per_call"]["greedy"]),
         )
         for name, found in document["sets"].items()
         for kind, of_kind in found["kinds"].items()
@@ -82,6 +82,11 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
             predicted,
         ),
     ]
+
+
+def _calls(per_call: Mapping[str, float | None]) -> list[str | None]:
+    """Cells of tokens per call by K; empty where the texts took no call."""
+    return [None if x is None else f"{x:.2f}" for x in per_call.values()]
 
 
 def _table(

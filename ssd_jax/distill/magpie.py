@@ -55,6 +55,11 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
         )
     one, two = (tokenizer.apply_chat_template([{"role": "user", "content": c}]) for c in "xy")
     before, after = _common(one, two), _common(one[::-1], two[::-1])[::-1]
+    if not before:
+        raise InputError(
+            "[magpie] goes on from what the target's chat template puts before a user's words, and "
+            "it puts nothing there; leave the section out"
+        )
     if not after or after[0] not in tokenizer.eos_ids:
         shown = repr(tokenizer.decode(after[:1], skip_special=False))
         raise InputError(

@@ -125,11 +125,24 @@ class PromptFiles:
             raise InputError(f"prompts {min(taken)}: a file cannot have that name; rename it")
         self._paths = {entry.path: find(entry, directory) for entry in self._every}
         for one, two in itertools.product(*self._entries.values()):
-            if one.path == two.path and _meet(one, two):  # would only be noticed as leaks
+            if self._same_file(one, two) and _meet(one, two):  # would only be noticed as leaks
                 raise InputError(
                     f"prompts {one} are to train and {two} to be held out; give each file to one "
                     "of them, or ids that differ"
                 )
+        for split, entries in self._entries.items():
+            for one, two in itertools.combinations(entries, 2):
+                if self._same_file(one, two) and (one.tasks is None) == (two.tasks is None):
+                    raise InputError(
+                        f"{split} lists one file as {one.path!r} and as {two.path!r}; put its ids "
+                        "into one entry"
+                    )
+
+    def _same_file(self, one: PromptEntry, two: PromptEntry) -> bool:
+        own, other = (self._paths[each.path] for each in (one, two))
+        if own is None or other is None:
+            return one.path == two.path
+        return own.resolve() == other.resolve()
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by its path in the configuration, and of the tasks' templates."""
@@ -187,9 +200,12 @@ class PromptFiles:
     ) -> list[_Candidate]:
         """The prompts that an entry takes from a file, without those that have no tokens."""
         if entry in lines:
-            read = [
-                _asked(entry.set, index, line, tokenizer) for index, line in enumerate(lines[entry])
-            ]
+            read = []
+            for index, line in enumerate(lines[entry]):
+                try:
+                    read.append(_asked(entry.set, index, line, tokenizer))
+                except InputError as error:  # of the chat template
+                    raise InputError(f"prompts {entry}: prompt {index + 1}: {error}") from None
         else:
             path = self._paths[entry.path]
             assert path is not None

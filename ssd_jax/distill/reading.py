@@ -118,8 +118,8 @@ def read_plain(path: Path) -> str:
     Raises:
       InputError: it cannot be read, or is not UTF-8, with the line.
     """
-    remedy = "save it again as such"
-    return decode(read_bytes(path, most=MOST_TEXT), path, remedy=remedy, encoding="utf-8-sig")
+    data = read_bytes(path, most=MOST_TEXT, remedy="split it")
+    return decode(data, path, remedy="save it again as such", encoding="utf-8-sig")
 
 
 def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> list[list[int]]:

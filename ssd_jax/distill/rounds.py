@@ -11,6 +11,7 @@ a round. What follows the end of a text is not counted. Pure NumPy.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,8 +46,8 @@ class Rounds:
 
     @property
     def tokens_per_call(self) -> float:
-        """Committed tokens per target forward."""
-        return self.committed / self.count if self.count else 0.0
+        """Committed tokens per target forward; NaN if the texts took none."""
+        return self.committed / self.count if self.count else math.nan
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -254,6 +254,6 @@ def _judged(
     q_next = jnp.where(known, jnp.take_along_axis(q, at, axis=1)[:, 0], 0.0)
     return Judged(
         rank=jnp.where(known, jnp.sum(before, axis=1), size).astype(jnp.int32),
-        kept=jnp.where(q_next < p_next, q_next / p_next, 1.0),
+        kept=jnp.where(q_next >= p_next, 1.0, q_next / p_next),  # NaN is not accepted
         overlap=jnp.sum(jnp.minimum(shared, q), axis=1),
     )

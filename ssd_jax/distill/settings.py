@@ -174,8 +174,8 @@ class TrainSettings:
       keep: number of newest checkpoints that stay on disk.
       save_every, evaluate_every: steps between checkpoints, and between looks at held-out text.
       held_out: number of rows of held-out text that are looked at.
-      max_seconds: of training in one run; it then stops with a checkpoint, from which the next run
-        continues. 0 is no limit.
+      max_seconds: of steps in one run, which takes one at least; it then stops with a checkpoint,
+        from which the next run continues. 0 is no limit.
     """
 
     steps: Count
@@ -297,6 +297,11 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
     """
     kinds = _SECTIONS | _OPTIONAL
     where, tables = f"config {path}:", read_toml(path, {*kinds})
+    if path.stem in kinds:
+        raise InputError(
+            f"{where} the directory of its draft would be that of a stage, named like a section; "
+            "rename the file"
+        )
     sections = {
         name: read_section(kinds[name], tables.get(name, {}), f"{where} [{name}]")
         for name in {**_SECTIONS, **tables}

@@ -188,6 +188,8 @@ def run(
         # One process on prompts and text, and one a draft: drafts of a text can train at once.
         with only_one(directory):
             STAGES[name](whole)
+            if name == "prompts" and "evaluate" in chosen:
+                _text_to_judge(whole)[0].check()
 
 
 def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) -> list[str]:
@@ -224,13 +226,23 @@ def _check_settings(whole: Distillation, name: str) -> None:
     """Refuses changed settings of a stage, and an impossible draft, before any stage runs."""
     settings = whole.settings
     whole.plan(name, {})
+    tokenizer = whole.target.checkpoint.tokenizer
     if name == "prompts":
-        PromptFiles(settings.prompts, settings.directory)
+        files = PromptFiles(settings.prompts, settings.directory)
+        written = read_manifest(whole.directory("magpie"))
+        if settings.magpie is not None and not (written and written.finished):
+            files.prepare(tokenizer)  # the target writes for long before the stage does it
     section, limit = getattr(settings, name), whole.target.checkpoint.config.max_context
     if getattr(section, "max_tokens", 0) >= limit:
         raise InputError(
             f"{name}.max_tokens = {section.max_tokens} leaves no room for a prompt in the {limit} "
             "positions that the target was made for; lower it"
+        )
+    top_n = settings.generate.top_n
+    if name == "generate" and top_n > tokenizer.size:
+        raise InputError(
+            f"generate.top_n = {top_n} is more than the {tokenizer.size} tokens of the target; "
+            "lower it"
         )
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.distill.training.loop import check
@@ -345,10 +357,24 @@ def _evaluate(whole: Distillation) -> None:
         place = Path(draft).expanduser()
         known_as = str(place.resolve()) if place.exists() else draft
         path = path.with_stem(f"{path.stem}-{digest([known_as])[:12]}")
+    settings = whole.settings.evaluate
+    assert settings is not None
+    job, manifest = _text_to_judge(whole)
+    written = generate(job, manifest, evaluate.plan_texts(job))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = evaluate.evaluate(settings, draft, job=job, manifest=written, path=path)
+    for table in evaluation_tables(document):
+        whole.show(table)
+    whole.say(f"evaluate: {path}")
+
+
+def _text_to_judge(whole: Distillation) -> tuple[CompletionJob, Manifest]:
+    """The job of the text that stage evaluate judges drafts by, and the stage's manifest."""
+    from ssd_jax.distill import evaluate
+
     manifest, held_out = whole.start_of_prompts("evaluate", "held_out")
     settings = whole.settings.evaluate
     assert settings is not None
-    chosen = evaluate.choose(held_out, settings)
     text = GenerateSettings(
         max_tokens=settings.max_tokens,
         temperatures=tuple(evaluate.TEMPERATURES.values()),
@@ -356,13 +382,7 @@ def _evaluate(whole: Distillation) -> None:
         slots=whole.settings.generate.slots,
         top_n=0,
     )
-    job = whole.job("evaluate", text, chosen)
-    written = generate(job, manifest, evaluate.plan_texts(job))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = evaluate.evaluate(settings, draft, job=job, manifest=written, path=path)
-    for table in evaluation_tables(document):
-        whole.show(table)
-    whole.say(f"evaluate: {path}")
+    return whole.job("evaluate", text, evaluate.choose(held_out, settings)), manifest
 
 
 def _texts_digest(manifest: Manifest) -> str:

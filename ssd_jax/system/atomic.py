@@ -34,7 +34,7 @@ def new_file(path: Path, *, durable: bool = False) -> Iterator[io.BufferedRandom
     """
     partial = _beside(path, "partial")
     try:
-        with _named(path), partial.open("x+b") as file:
+        with named(path), partial.open("x+b") as file:
             yield file
             if durable:
                 file.flush()
@@ -72,7 +72,7 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     partial = _beside(directory, "partial")
     partial.mkdir(parents=True)
     try:
-        with _named(directory):
+        with named(directory):
             yield partial
         if durable:
             for path in sorted(partial.rglob("*"), reverse=True):
@@ -123,7 +123,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """Gives errors of an open file, which have no name, that of its place."""
     try:
         yield

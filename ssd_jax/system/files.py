@@ -239,10 +239,16 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def brief(error: BaseException) -> str:
-    """An error's message as one short line: other libraries quote whatever they were given."""
+def brief(error: BaseException, *, end: bool = False) -> str:
+    """An error's message as one short line: other libraries quote whatever they were given.
+
+    Args:
+      end: whether a long one's end says more than its beginning.
+    """
     text = " ".join(str(error).split())
-    return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}..."
+    if len(text) <= _LONGEST_WORDS:
+        return text
+    return f"...{text[-_LONGEST_WORDS:]}" if end else f"{text[:_LONGEST_WORDS]}..."
 
 
 _LONGEST_WORDS = 300

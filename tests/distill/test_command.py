@@ -192,6 +192,17 @@ def test_input_that_was_refused_can_be_mended(place, tmp_path, tiny_checkpoint, 
     [
         ({}, "magpie.max_tokens = 99999 leaves no room for a prompt"),
         ({"magpie_max_tokens": "9", "prompts_train": '["none.jsonl"]'}, "prompts 'none.jsonl': "),
+        (
+            {
+                "magpie_max_tokens": "9",
+                "prompts_train": '[{path="train.jsonl", ids="9"}]',
+            },
+            "no line has one of the ids 9",
+        ),
+        (
+            {"magpie_max_tokens": "9", "generate_top_n": "9999"},
+            f"generate.top_n = 9999 is more than the {tiny.TOKENS} tokens",
+        ),
     ],
 )
 def test_what_a_later_stage_cannot_use_is_refused_before_the_first(
@@ -202,6 +213,32 @@ def test_what_a_later_stage_cannot_use_is_refused_before_the_first(
     tiny_run.write_config(directory, tiny_checkpoint, **{"magpie_max_tokens": "99999"} | changes)
     assert distill(directory, "out") == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate_max_tokens": "500"}, "evaluate.max_tokens = 500 are more than the 512 pos"),
+        ({"evaluate_sets": '["long.jsonl"]'}, "no held-out prompt of 'long.jsonl' is left"),
+    ],
+)
+def test_evaluation_that_cannot_be_is_refused_before_anything_is_generated(
+    tmp_path, tiny_checkpoint, capsys, monkeypatch, changes, message
+):
+    monkeypatch.setattr("ssd_jax.distill.stages.generate", None)
+    directory = tiny_run.write_data(tmp_path)
+    tiny_run.write_lines(directory / "long.jsonl", {"question": "Why? " * 50})
+    held_out = {"prompts_held_out": '["held_out.jsonl", "long.jsonl"]'}
+    draft = {"draft_layers": "[0]", "train_steps": "4", "evaluate_ks": "[2]"}
+    tiny_run.write_config(directory, tiny_checkpoint, **held_out | draft | changes)
+    assert distill(directory, "out") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_configuration_is_not_named_like_a_stage(place, capsys):
+    (place / "generate.toml").write_text(next(place.glob("*.toml")).read_text())
+    assert main(["distill", f"--config={place / 'generate.toml'}"]) == 2
+    assert "would be that of a stage, named like a section; rename" in capsys.readouterr().err
 
 
 def test_a_stage_needs_the_one_before(place, capsys):

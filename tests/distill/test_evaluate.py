@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli.main import main
@@ -99,6 +100,23 @@ def test_figures_are_there_for_each_set_and_as_mean(evaluated):
         assert one["predicted"]["sampled"]["ssd"]["budget"] == 2
     assert list(document["steps"]["target"]) == ["1", "2", "3"]
     assert list(document["steps"]["draft"]) == ["1", "2"]
+
+
+def test_a_draft_whose_logits_are_no_numbers_gets_no_figures(
+    place, draft, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    broken = shutil.copytree(draft, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    save_file(
+        {k: v if v.dtype.kind == "i" else v * np.nan for k, v in tensors.items()},
+        broken / "model.safetensors",
+    )
+    FakeTarget().install(monkeypatch)
+    out = f"--out={tmp_path / 'out'}"
+    assert distill(place, tiny_checkpoint, "--stage=prompts", out) == 0
+    assert distill(place, tiny_checkpoint, "--stage=evaluate", f"--draft={broken}", out) == 2
+    assert f"draft {broken} gives logits that are no numbers" in capsys.readouterr().err
+    assert not list((tmp_path / "out" / "config").glob("evaluation*"))
 
 
 @pytest.mark.more

@@ -1,11 +1,16 @@
 """Figures of sets and their mean, from given judgements and costs."""
 
 import dataclasses
+import io
+import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from ssd_jax.bench.report import json_safe
 from ssd_jax.distill.evaluate import figures
+from ssd_jax.distill.evaluation_table import evaluation_tables
 from ssd_jax.distill.prompts import PromptIds
 from ssd_jax.distill.scoring import Judged
 from ssd_jax.distill.settings import EvaluateSettings
@@ -81,3 +86,15 @@ def test_prompts_of_a_kind_have_figures_of_their_own(found):
     assert [(kind, one["prompts"]) for kind, one in kinds.items()] == [("x", 2), ("y", 1)]
     assert [one["greedy_agreement"] for one in kinds.values()] == [0.5, 0.0]
     assert kinds["y"]["tokens_per_call"]["greedy"] == {1: 1, 2: 1, 3: 1}
+
+
+def test_texts_of_one_token_take_no_call():
+    one = [judged(rank=0, size=1), judged(rank=0)]
+    sets = figures(PROMPTS, {"greedy": one, "sampled": one}, SETTINGS, STEPS)
+    assert np.isnan(list(sets["sets"]["right"]["tokens_per_call"]["greedy"].values())).all()
+    assert sets["mean"]["tokens_per_call"] == sets["sets"]["wrong"]["tokens_per_call"]
+    document = {"draft": "d", "steps": dataclasses.asdict(STEPS), "made_of": {"apart": []}, **sets}
+    shown = json_safe(document | {"steps": {**document["steps"], "draft": {"1": 0.1}}})
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(evaluation_tables(shown)[1])
+    assert re.search(r"right +greedy +SD +- +- +-", console.export_text())

@@ -39,7 +39,8 @@ def test_a_system_message_of_the_template_is_part_of_the_prefix(tmp_path):
     [
         (None, "the target has none"),
         ("{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}", "turn with '\\['"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "turn with ''"),
+        ("user:{% for m in messages %}{{ m.content }}{% endfor %}", "turn with ''"),
+        ("{% for m in messages %}{{ m.content }}<eot>{% endfor %}", "it puts nothing there"),
     ],
 )
 def test_a_target_whose_user_turns_have_no_such_ends_is_refused(tmp_path, template, message):

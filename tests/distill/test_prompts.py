@@ -302,3 +302,32 @@ def test_prompts_come_back_as_they_were_written(prepare, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match="its sha256 differs"):
         read_prompts(tmp_path, "train", digests["train"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"held_out": '["./train.jsonl"]'}, "are to train and ./train.jsonl to be held out"),
+        (
+            {"train": '["train.jsonl", "./train.jsonl"]'},
+            "train lists one file as 'train.jsonl' and as './train.jsonl'",
+        ),
+    ],
+)
+def test_a_file_by_another_spelling_is_the_same(prepare, changes, message):
+    with pytest.raises(InputError, match=message):
+        prepare(**changes)
+
+
+def test_a_prompt_that_the_chat_template_refuses_is_named(
+    prepare, tmp_path, monkeypatch, tokenizer
+):
+    def refuse(messages):
+        if "two" in messages[0]["content"]:
+            raise InputError("the chat template failed: no two")
+        return [1]
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", refuse)
+    write_lines(tmp_path / "train.jsonl", {"question": "one"}, {"question": "two"})
+    with pytest.raises(InputError, match=r"prompts train\.jsonl: prompt 2: the chat templ"):
+        prepare()

@@ -129,7 +129,6 @@ def test_what_the_target_cannot_do_is_refused_first(tmp_path, monkeypatch):
     fake = FakeTarget().install(monkeypatch)
     for changes, message in (
         ({"max_tokens": 97}, "the 100 positions"),
-        ({"top_n": 301}, "300"),
         ({"temperatures": (0.0,)}, "completions = 20 is more than the 8 prompts"),
         ({"slots": 5}, "room for 4 completions of up to 10 tokens.*5 slots.*to 50 at"),
         (

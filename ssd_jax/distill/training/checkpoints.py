@@ -78,8 +78,8 @@ class Checkpoints:
             self._manager.save(step, args=items, force=True)
         except (OSError, ValueError) as error:  # tensorstore raises the latter
             raise SsdError(
-                f"{self._directory}: step_{step} cannot be written: {brief(error)}; make room "
-                "there: the same command goes on from the checkpoint before"
+                f"{self._directory}: step_{step} cannot be written: {brief(error, end=True)}; make "
+                "room there: the same command goes on from the checkpoint before"
             ) from error
 
     def restore(self, like: Any) -> Restored | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.distill.training.losses import Sums
-from ssd_jax.system.atomic import write_file
+from ssd_jax.system.atomic import named, write_file
 from ssd_jax.system.files import parse_json, read_bytes
 
 METRICS, PICTURE = "metrics.jsonl", "training.png"
@@ -35,18 +35,18 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, step: int) -> None:
-        self._path = path
+        self.path = path
         kept = [entry for entry in read_journal(path) if entry["step"] <= step]
         write_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def last_look(self) -> dict[str, float]:
         """Means at the last look at held-out text; empty without one."""
-        looks = [entry["held_out"] for entry in read_journal(self._path) if "held_out" in entry]
+        looks = [entry["held_out"] for entry in read_journal(self.path) if "held_out" in entry]
         return looks[-1] if looks else {}
 
     def write(self, **entry: Any) -> None:
         """Adds a line."""
-        with self._path.open("a", encoding="utf-8") as file:
+        with named(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
 

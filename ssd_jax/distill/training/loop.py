@@ -102,13 +102,16 @@ class Stop:
     """
 
     def __init__(self, max_seconds: float) -> None:
-        self._deadline = time.monotonic() + max_seconds if max_seconds else math.inf
+        self._deadline: float | None = None  # counts from the first question: one step is taken
         self._limit = max_seconds
         self.why = ""
 
     def asked(self) -> bool:
         """Whether something has asked to stop, or time is up."""
-        if not self.why and time.monotonic() >= self._deadline:
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + (self._limit or math.inf)
+        if not self.why and now >= self._deadline:
             self.why = f"max_seconds = {self._limit:g} are over"
         return bool(self.why)
 
@@ -221,6 +224,8 @@ def run(
     session = _Session(trainer, untrained, packed, looked, journal, progress)
 
     def save(step: int, state: State) -> None:
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.trained)):
+            raise _diverged(step, "some weights are no numbers", work)
         checkpoints.save(step, state)
         if saved is not None:
             saved()
@@ -238,6 +243,13 @@ def run(
     )
     stopped = "" if step == settings.steps else stop.why
     return Result(step, stopped, journal.last_look(), work / DRAFT)
+
+
+def _diverged(step: int, what: str, work: Path) -> InputError:
+    return InputError(
+        f"step {step}: {what}; lower learning_rate or raise warmup, and remove {work} to begin "
+        "again"
+    )
 
 
 @dataclasses.dataclass
@@ -301,10 +313,8 @@ class _Session:
     def _record(self, step: int, tokens: int, taken: StepReport) -> None:
         found, norm = means(taken.sums, known=self._known), float(taken.gradient_norm)
         if not math.isfinite(found["loss"] + norm):
-            raise InputError(
-                f"step {step}: the loss is {found['loss']}, the gradient's norm {norm}; lower "
-                "learning_rate or raise warmup, and remove the checkpoints if it happens again"
-            )
+            what = f"the loss is {found['loss']}, the gradient's norm {norm}"
+            raise _diverged(step, what, self.journal.path.parent)
         now = time.monotonic()
         if self._since:  # the first step of a run compiles
             self._tokens += tokens
@@ -344,5 +354,8 @@ class _Session:
             sums = self._look(state, self.untrained, self.trainer.spread(self.looked.batch(rows)))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         found = means(total, known=self._known)
+        if not math.isfinite(found["loss"]):
+            what = f"the loss of held-out text is {found['loss']}"
+            raise _diverged(step, what, self.journal.path.parent)
         self._held_out = found.get("acceptance")
         self.journal.write(step=step, held_out=found)

@@ -86,11 +86,13 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, kind):
     saved.save(10, state(10))
 
     def full(*_args, **_named):
-        raise kind("No space left on device")
+        raise kind(f"{'a long path ' * 40}: No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", full)
-        with pytest.raises(SsdError, match=r"step_20 cannot be written: No space .* make room"):
+        with pytest.raises(
+            SsdError, match=r"step_20 cannot be .*No space left on device; make room"
+        ):
             saved.save(20, state(20))
     assert saved.restore(state(0)).step == 10
     again = opened(tmp_path)
@@ -161,3 +163,11 @@ def test_a_journal_of_any_length_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     Journal(path, step=0).write(step=1, held_out={"loss": 2.0}, much="x" * MOST_TEXT)
     assert Journal(path, step=1).last_look() == {"loss": 2.0}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system without /dev/full")
+def test_a_journal_that_cannot_be_written_is_named(tmp_path):
+    journal = Journal(tmp_path / "metrics.jsonl", step=-1)
+    journal.path = Path("/dev/full")
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        journal.write(step=1)

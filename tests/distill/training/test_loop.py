@@ -117,7 +117,7 @@ def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, text
     assert 6 <= result.step < 10
     assert signal.getsignal(signal.SIGTERM) is before
     over = train(target, texts, tmp_path, max_seconds=1e-9)
-    assert (over.step, over.stopped) == (result.step, "max_seconds = 1e-09 are over")
+    assert (over.step, over.stopped) == (result.step + 1, "max_seconds = 1e-09 are over")
     assert train(target, texts, tmp_path).stopped == ""
     same(tmp_path, whole[0])
 
@@ -304,6 +304,23 @@ def test_a_loss_that_is_not_finite_is_an_error_with_a_remedy(target, texts, tmp_
     wrong = [dataclasses.replace(text, top_probs=text.top_probs * np.nan) for text in texts]
     with pytest.raises(InputError, match="lower learning_rate"):
         train(target, wrong, tmp_path)
+    assert not list((tmp_path / loop.CHECKPOINTS).iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize(
+    ("held_out", "rate", "message"),
+    [
+        (1, 1e25, "step 1: the loss of held-out text is nan"),
+        (0, 1e39, "step 1: some weights are no numbers"),
+    ],
+)
+def test_a_last_step_that_leaves_no_numbers_makes_no_draft(
+    target, texts, tmp_path, held_out, rate, message
+):
+    with pytest.raises(InputError, match=message):
+        train(target, texts, tmp_path, steps=1, warmup=0, learning_rate=rate, held_out=held_out)
+    assert not (tmp_path / loop.DRAFT).exists()
     assert not list((tmp_path / loop.CHECKPOINTS).iterdir())
 
 
