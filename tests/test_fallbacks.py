@@ -27,6 +27,7 @@ from ssd_jax.testing import tiny
 def _compiler(monkeypatch):
     """What is said does not depend on this machine's."""
     monkeypatch.setattr(fallbacks, "why_missing", lambda: None)
+    monkeypatch.setattr(fallbacks, "why_not_kept", lambda: None)
 
 
 class FakePrograms:
