@@ -13,7 +13,7 @@ from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.native import has_native
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
-from ssd_jax.checkpoints.places import check_places
+from ssd_jax.checkpoints.places import check_places, check_tied
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.checkpoints.tensors import Progress, TensorSource
@@ -101,6 +101,7 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     shape = ModelConfig.from_hf(config, where=str(where))
     tensors = OrbaxDirectory(path) if converted else SafetensorsDirectory(path)
     check_places(tensors.shapes, shape, str(path))
+    check_tied(tensors, shape, str(path))
     return _checked(source, path, shape, tensors, functools.partial(tokenizer_from_directory, path))
 
 

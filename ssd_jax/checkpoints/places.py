@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import numpy as np
+
+from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import shown
 
+_ROWS = 4096  # that are compared at once
 _MODULE = re.compile(r"(?:model\.layers\.\d+|model\.embed_tokens|model\.norm|lm_head)\.(.+)")
 _ANY_FAMILY = (
     r"weight",
@@ -32,6 +36,28 @@ def check_places(names: Iterable[str], config: ModelConfig, where: str) -> None:
     for name in names:
         if not has_place(name, config):
             raise no_place(name, where)
+
+
+def check_tied(tensors: TensorSource, config: ModelConfig, where: str) -> None:
+    """Refuses a checkpoint whose head would be left out because its settings share the embedding.
+
+    Both are read if both are stored.
+
+    Raises:
+      InputError: they differ.
+    """
+    one, two = "model.embed_tokens.weight", "lm_head.weight"
+    if not config.tie_embeddings or not {one, two} <= tensors.shapes.keys():
+        return
+    count = tensors.shape(one)[0]
+    parts = [(slice(begin, min(begin + _ROWS, count)),) for begin in range(0, count, _ROWS)]
+    if tensors.shape(one) != tensors.shape(two) or not all(
+        np.array_equal(tensors.read(one, part), tensors.read(two, part)) for part in parts
+    ):
+        raise InputError(
+            f"{where}: {two} differs from {one}, and tie_word_embeddings is true; set it to false "
+            "in config.json to use the head, or remove the tensor"
+        )
 
 
 def has_place(name: str, config: ModelConfig) -> bool:

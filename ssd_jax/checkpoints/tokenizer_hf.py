@@ -40,6 +40,7 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
     named = {role: _content(config[role], role, path) for role in _ROLES if config.get(role)}
     ids = {role: i for role, text in named.items() if (i := backend.token_to_id(text)) is not None}
     _mark_special(backend, [named[role] for role in ids])
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
     models = [_read_any(path / "generation_config.json"), _read_any(path / "config.json")]
     eos_ids, bos_ids = (
         [i for model in models for i in _ids(model, key, path)]
@@ -119,13 +120,14 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
                 f"{path}: tokenizer_config.json gives the token {text!r} the id {token_id}, "
                 f"tokenizer.json gives it {backend.token_to_id(text)}; fetch both files again"
             )
-    extra = config.get("additional_special_tokens") or []
-    if not isinstance(extra, list):
-        raise InputError(
-            f"{path}/tokenizer_config.json: additional_special_tokens must be a list, not "
-            f"{shown(extra)}"
-        )
-    _mark_special(backend, [_content(t, "additional_special_tokens", path) for t in extra])
+    for key in ("additional_special_tokens", "extra_special_tokens"):  # since transformers 5
+        extra = config.get(key) or []
+        extra = [*extra.values()] if isinstance(extra, Mapping) else extra
+        if not isinstance(extra, list):
+            raise InputError(
+                f"{path}/tokenizer_config.json: {key} must be a list, not {shown(extra)}"
+            )
+        _mark_special(backend, [_content(token, key, path) for token in extra])
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:

@@ -28,6 +28,7 @@ _SUPPORTED = {
     "mlp_bias": (False, None),
     "use_sliding_window": (False, None),
     "partial_rotary_factor": (1, None),
+    "is_causal": (True, None),
 }
 _WITHOUT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 """Keys of RoPE settings that do not stretch frequencies."""
@@ -199,10 +200,22 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], RopeSc
             f"{where}: rope_scaling and rope_parameters are different scalings; keep the one that "
             "the model was trained with"
         )
-    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
+    rope, scaling = {"rope_theta": config.get("rope_theta", 10000.0)}, scalings.pop()
+    if len({each.get("rope_theta", rope["rope_theta"]) for each in given}) > 1:
+        raise InputError(
+            f"{where}: rope_scaling and rope_parameters have, or default to, different values of "
+            "rope_theta; keep the one that the model was trained with"
+        )
+    outer = config.get("original_max_position_embeddings")
+    inner = scaling.original_context if scaling and scaling.kind == "llama3" else outer
+    if outer not in (None, inner):
+        raise InputError(
+            f"{where}: original_max_position_embeddings = {shown(outer)}, and {inner} in the RoPE "
+            "settings; keep the one that the model was trained with"
+        )
     for each in given:
         rope |= each
-    return rope, scalings.pop()
+    return rope, scaling
 
 
 def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:

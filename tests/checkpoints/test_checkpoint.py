@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints import opening
+from ssd_jax.checkpoints import opening, places
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_gguf
@@ -84,12 +84,25 @@ def test_tensors_that_change_no_numbers_may_be_there(tmp_path):
         "model.layers.0.self_attn.rotary_emb.inv_freq",
         "model.layers.1.self_attn.masked_bias",
         "model.rotary_emb.inv_freq",
-        "lm_head.weight",
     )
     tensors = tiny.hf_tensors("llama", tied=True)
     tensors |= dict.fromkeys(surplus, np.ones(8, np.float32))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     tiny.write_hf(tmp_path, tensors=tensors, tie_word_embeddings=True)
     assert set(surplus) <= open_checkpoint(str(tmp_path)).tensors.shapes.keys()
+
+
+@pytest.mark.parametrize("rows", [1, 320], ids=["a row more", "another last number"])
+def test_a_head_that_a_tied_model_would_leave_out_is_refused(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(places, "_ROWS", 64)
+    tensors = tiny.hf_tensors("llama", tied=True)
+    embedding = tensors["model.embed_tokens.weight"]
+    head = np.concatenate([embedding, embedding[:1]]) if rows == 1 else embedding.copy()
+    head[-1, -1] += 1
+    tensors["lm_head.weight"] = head
+    tiny.write_hf(tmp_path, tensors=tensors, tie_word_embeddings=True)
+    with pytest.raises(InputError, match=r"lm_head.weight differs from .* set it to false in con"):
+        open_checkpoint(str(tmp_path))
 
 
 def test_the_tokenizer_comes_from_the_same_place(tmp_path, gguf_path, monkeypatch):

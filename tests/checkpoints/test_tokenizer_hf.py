@@ -118,12 +118,29 @@ def test_lengths_of_a_training_run_are_ignored(tmp_path):
     assert len(loaded.encode("abc")) == 3
 
 
-def test_named_tokens_become_special(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"additional_special_tokens": ["hello"]},
+        {"extra_special_tokens": ["hello"]},
+        {"extra_special_tokens": {"greeting_token": {"content": "hello"}}},
+    ],
+)
+def test_named_tokens_become_special(tmp_path, names):
     tokenizer = backend(AddedToken("<eot>", special=False))
-    config = {"eos_token": "<eot>", "additional_special_tokens": ["hello"]}
+    config = {"eos_token": "<eot>", **names}
     loaded = tokenizer_from_directory(directory(tmp_path, tokenizer, tokenizer_config=config))
     assert loaded.special_ids == {N, TOKENS.index("hello")}
     assert loaded.decode(loaded.encode("ahello<eot>b")) == "ab"
+
+
+def test_special_tokens_in_a_text_are_split_if_the_configuration_says_so(tmp_path):
+    path = directory(tmp_path, backend(special("<s>")))
+    assert tokenizer_from_directory(path).encode("<s>") == [N]
+    path = directory(
+        tmp_path, backend(special("<s>")), tokenizer_config={"split_special_tokens": True}
+    )
+    assert N not in tokenizer_from_directory(path).encode("a<s>")
 
 
 def test_a_named_token_outside_the_vocabulary_is_ignored(tmp_path):

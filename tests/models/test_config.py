@@ -104,6 +104,15 @@ def test_scaling_by_its_older_name(older):
         (llama3(original_max_position_embeddings=None), "embeddings = None must be a positive"),
         (llama3(original_max_position_embeddings=0.5), "embeddings = 0.5 must be a positive int"),
         (llama3(low_freq_factor=4.0), "low_freq_factor = 4.0 must be below high_freq_factor, 4.0"),
+        (
+            {"rope_parameters": LLAMA["rope_scaling"] | {"rope_theta": 1.0}},
+            "different values of rope_theta",
+        ),
+        (
+            {"original_max_position_embeddings": 64},
+            "original_max_position_embeddings = 64, and 8192 in the RoPE settings",
+        ),
+        ({"is_causal": False}, "is_causal = False is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not"),
         (llama3(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5 is not"),
         ({"num_key_value_heads": 5}, "32 query heads do not divide into 5"),
