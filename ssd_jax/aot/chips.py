@@ -1,6 +1,6 @@
 """Devices to compile for without having them, and their figures.
 
-Memory, bandwidth and arithmetic are those that Google and NVIDIA publish for each chip
+Bandwidth, arithmetic and GPUs' memory are those that Google and NVIDIA publish for each chip
 (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, the data sheets of GPUs with SXM);
 links of TPUs, those of "How to scale your model" (https://jax-ml.github.io/scaling-book/tpus),
 which also gives the time of a hop.
@@ -34,7 +34,7 @@ class Chip:
     Attributes:
       platform: JAX's name of the platform.
       slices: the compiler's names of slices, by number of devices; none for GPUs.
-      memory: bytes.
+      memory: bytes; of a TPU, those that the compiler leaves to programs.
       bandwidth: of the memory, bytes/s.
       flops: multiplications and additions a second, in bfloat16.
       int8: how many times as fast products of int8 are; of tpu7x not published.
@@ -57,7 +57,7 @@ CHIPS: Mapping[str, Chip] = {
     "v4": Chip(
         slices={4: "v4:2x2x1", 8: "v4:2x2x2", 16: "v4:2x2x4"},
         options={"chip_config_name": "megacore"},
-        memory=32 * _GIB,
+        memory=int(30.75 * _GIB),
         bandwidth=1228e9,
         flops=275e12,
         int8=1.0,
@@ -65,28 +65,28 @@ CHIPS: Mapping[str, Chip] = {
     ),
     "v5e": Chip(
         slices={4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4"},
-        memory=16 * _GIB,
+        memory=int(15.75 * _GIB),
         bandwidth=819e9,
         flops=197e12,
         link=45e9,
     ),
     "v5p": Chip(
         slices={4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4"},
-        memory=95 * _GIB,
+        memory=int(95.73 * _GIB),
         bandwidth=2765e9,
         flops=459e12,
         link=90e9,
     ),
     "v6e": Chip(
         slices={4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
-        memory=32 * _GIB,
+        memory=int(31.24 * _GIB),
         bandwidth=1640e9,
         flops=918e12,
         link=90e9,
     ),
     "tpu7x": Chip(
         slices={2: "tpu7x:1x1x1", 8: "tpu7x:2x2x1", 16: "tpu7x:2x2x2"},
-        memory=96 * _GIB,
+        memory=int(94.74 * _GIB),
         bandwidth=3690e9,
         flops=1153e12,
         link=100e9,
@@ -163,18 +163,20 @@ class Roofline:
     """Lower bounds of a program's seconds, by what it waits for.
 
     Attributes:
-      memory, arithmetic: the shorter hides behind the longer.
-      links: transfers between devices, which nothing hides: the next product waits for them.
+      memory, arithmetic, permutes: the shorter ones hide behind the longest. Permutes bring parts
+        from neighbours while products of other parts run.
+      links: other transfers between devices, which nothing hides: the next product waits for them.
     """
 
     memory: float
     arithmetic: float
+    permutes: float
     links: float
 
     @property
     def seconds(self) -> float:
         """Seconds in all."""
-        return max(self.memory, self.arithmetic) + self.links
+        return max(self.memory, self.arithmetic, self.permutes) + self.links
 
     @property
     def bound(self) -> str:
@@ -185,20 +187,25 @@ class Roofline:
 
 def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
     """Bounds of a program whose products, but those of int8, take `passes` passes in bfloat16."""
-    links = sum(each.runs * _seconds(chip, each) for each in work.collectives)
+    times = {True: 0.0, False: 0.0}
+    for each in work.collectives:
+        times[each.kind == "collective-permute"] += each.runs * _seconds(chip, each)
     arithmetic = passes * (work.flops - work.of_int8) + work.of_int8 / chip.int8
-    return Roofline(work.moved / chip.bandwidth, arithmetic / chip.flops, links)
+    return Roofline(work.moved / chip.bandwidth, arithmetic / chip.flops, times[True], times[False])
 
 
 def _seconds(chip: Chip, each: Collective) -> float:
-    """Seconds of one collective around a ring, both ways at once.
+    """Seconds of one collective: of a permute to the neighbours, of others around a ring, both ways
+    at once.
 
     For small arrays the hops take longest. An all-reduce goes around twice.
     """
     if each.devices < 2:
         return 0.0
+    if each.kind == "collective-permute":
+        return max(each.nbytes / chip.link, _HOP)
     sent = each.nbytes * (each.devices - 1) / each.devices / (2 * chip.link)
-    return (1 + each.reduces) * max(sent, each.devices / 2 * _HOP)
+    return (1 + (each.kind == "all-reduce")) * max(sent, each.devices / 2 * _HOP)
 
 
 def chip_named(name: str) -> Chip:

@@ -17,6 +17,7 @@ _ON_CHIP = re.compile(r"S\([1-9]")  # memory space of a layout; 0 is the device'
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _OPERAND = re.compile(r"%([\w.\-]+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _TRIPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _AXIS = re.compile(r"'([^']*)'(?:=(\d+))?")
@@ -133,7 +134,26 @@ class Module:
             return None
         bounds = [condition[name] for name in root.operands if name in condition]
         known = [each for each in bounds if each.opcode == "constant"]
-        return int(known[0].rest.split(")")[0]) if len(known) == 1 else None
+        if len(known) != 1:
+            return None
+        counters = [found[1] for each in bounds if (found := _INDEX.search(each.rest))]
+        step = self._step(loop, int(counters[0])) if counters else 1
+        return -(-_number(known[0]) // step)
+
+    def _step(self, loop: Instruction, place: int) -> int:
+        """What the body of a loop adds to its counter; 1 where that is not seen."""
+        body = {each.name: each for each in self.computations[loop.called("body")]}
+        root = next(each for each in body.values() if each.root)
+        counted = body.get(root.operands[place]) if root.opcode == "tuple" else None
+        if counted is None or counted.opcode != "add":
+            return 1
+        added = [body[name] for name in counted.operands if name in body]
+        constants = [_number(each) for each in added if each.opcode == "constant"]
+        return max(constants, default=1)
+
+
+def _number(constant: Instruction) -> int:
+    return int(constant.rest.split(")")[0])
 
 
 def read(text: str) -> Module:

@@ -100,7 +100,7 @@ class Mode:
             if not share.fits(chip):
                 return (
                     f"{share.what} takes {share.total / 2**30:.1f} GiB of a device, which has "
-                    f"{chip.memory / 2**30:.0f}"
+                    f"{chip.memory / 2**30:.2f}"
                 )
         return None
 

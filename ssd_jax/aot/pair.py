@@ -41,7 +41,9 @@ def modes_of(
     split: Split | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> list[Mode]:
-    """AR and SD on all devices, and SSD in every split; nothing is compiled twice.
+    """AR and SD on all devices, and on a power of two of them; SSD in every split.
+
+    Nothing is compiled twice.
 
     Args:
       split: the only one to look at; None looks at several.
@@ -51,7 +53,10 @@ def modes_of(
       InputError: a number of devices that divides nothing of a model; before any compile.
     """
     every = tuple(range(len(slice_.devices)))
-    groups = [(every, every), *splits(len(every), split)]
+    whole = [every]
+    if len(every) & (len(every) - 1):  # heads divide by fewer
+        whole.append(every[: 1 << (len(every).bit_length() - 1)])
+    groups = [*zip(whole, whole, strict=True), *splits(len(every), split)]
     jobs = []
     for places in dict.fromkeys(target for target, _ in groups):
         model = slice_.model(pair.target, pair.target_dtype, places)
@@ -61,7 +66,7 @@ def modes_of(
         names = draft_names(sizes, branches=target != places)
         jobs.append(_Job("draft", places, model, names, beside=target))
     parts = _built(jobs, slice_, sizes, progress)
-    modes = [Mode(name="ar", target=parts["target", every])]
+    modes = [Mode(name="ar", target=parts["target", places]) for places in whole]
     for target, draft in groups:
         name = "sd" if target == draft else "ssd"
         modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))

@@ -150,7 +150,7 @@ def build(
     if held > chip.memory:
         too_large = (
             f"weights and pages are {held / 2**30:.1f} GiB a device, which has "
-            f"{chip.memory / 2**30:.0f}"
+            f"{chip.memory / 2**30:.2f}"
         )
         return dataclasses.replace(part, refused=too_large)
     specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)

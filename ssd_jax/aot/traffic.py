@@ -47,13 +47,13 @@ class Collective:
       nbytes: of the whole array that the devices share in the end.
       devices: number that take part.
       runs: number of runs.
-      reduces: whether all devices get the whole sum, not a part of it each.
+      kind: HLO's name of the operation.
     """
 
     nbytes: int
     devices: int
     runs: int
-    reduces: bool
+    kind: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _collective(each: Instruction, devices: int, runs: int) -> Collective:
     kind = each.opcode.removesuffix("-start")
     group = each.group or devices
     whole = sum(_given(each, each.parts)) * (group if kind == "reduce-scatter" else 1)
-    return Collective(whole, group, runs, kind == "all-reduce")
+    return Collective(whole, group, runs, kind)
 
 
 def _given(each: Instruction, parts: list[int]) -> list[int]:

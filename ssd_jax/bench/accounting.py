@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -118,6 +120,14 @@ class PinnedModel:
         return answer
 
 
+def _end_with_parent() -> None:
+    """Ends this process when the one that has started it has ended without a word."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _serve(
     pipe: Connection,
     config: Config,
@@ -132,6 +142,7 @@ def _serve(
     from ssd_jax.llm import LLM
 
     notices.count_as_said(said)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         with LLM(config=config, ks=ks) as llm:
             pipe.send(notices.said())

@@ -134,7 +134,9 @@ class _Child:
         ours, theirs = socket.socketpair()
         self._link = Connection(ours.detach())
         told = (MEMORY, SECONDS, MOST_TEXT, theirs.fileno())
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        # Last the place of the program, whose files must not hide others; hooks are no paths.
+        entries = [*sys.path[1:], *sys.path[:1]]
+        path = os.pathsep.join(entry for entry in entries if Path(entry).is_absolute())
         try:
             self._process = process = subprocess.Popen(
                 # -P: modules next to the program must not hide others

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import FORWARDS
 from ssd_jax.system.atomic import new_file
+from ssd_jax.system.files import brief
 from ssd_jax.traces.read import EngineLanes, Slice
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
             "drawing needs matplotlib; pip install 'ssd-jax[plot]', or open the trace at "
             "https://ui.perfetto.dev"
         ) from None
+    except ValueError as error:  # of MPLBACKEND
+        raise InputError(f"matplotlib does not start: {brief(error)}") from None
     zero, end = rounds[0].begin, rounds[-1].end
     margin = 0.01 * (end - zero)
     bars = list(_bars(engine, zero - margin, end + margin))

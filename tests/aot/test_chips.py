@@ -1,6 +1,11 @@
 """What devices can do, and the least that a program takes on them."""
 
+import re
+
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from ssd_jax.aot import chips
 from ssd_jax.aot.chips import Chip, roofline
@@ -30,7 +35,7 @@ def test_products_of_float32_take_several():
 
 
 def test_what_is_sent_comes_on_top_around_a_ring_both_ways():
-    sent = Collective(nbytes=8 * 10**8, devices=4, runs=3, reduces=False)
+    sent = Collective(nbytes=8 * 10**8, devices=4, runs=3, kind="all-gather")
     found = roofline(CHIP, work(moved=10**9, collectives=[sent]))
     assert found.links == pytest.approx(3 * (8e8 * 3 / 4) / 2e8)
     assert found.seconds == pytest.approx(1 + found.links)
@@ -38,12 +43,33 @@ def test_what_is_sent_comes_on_top_around_a_ring_both_ways():
 
 
 def test_a_sum_goes_around_twice_and_small_ones_take_hops():
-    one = Collective(nbytes=4, devices=8, runs=10, reduces=False)
-    both = Collective(nbytes=4, devices=8, runs=10, reduces=True)
+    one = Collective(nbytes=4, devices=8, runs=10, kind="all-gather")
+    both = Collective(nbytes=4, devices=8, runs=10, kind="all-reduce")
     assert roofline(CHIP, work(collectives=[one])).links == pytest.approx(10 * 4e-6)
     assert roofline(CHIP, work(collectives=[both])).links == pytest.approx(20 * 4e-6)
-    alone = Collective(nbytes=10**9, devices=1, runs=1, reduces=True)
+    alone = Collective(nbytes=10**9, devices=1, runs=1, kind="all-reduce")
     assert roofline(CHIP, work(collectives=[alone])).links == 0
+
+
+def test_permutes_are_to_neighbours_and_hide_behind_products():
+    sent = Collective(nbytes=2 * 10**8, devices=8, runs=3, kind="collective-permute")
+    few = Collective(nbytes=4, devices=8, runs=5, kind="collective-permute")
+    found = roofline(CHIP, work(moved=10**9, collectives=[sent, few]))
+    assert found.permutes == pytest.approx(3 * 2 + 5e-6)
+    assert (found.seconds, found.bound) == (found.permutes, "permutes")
+    assert roofline(CHIP, work(moved=10**11, collectives=[sent])).seconds == pytest.approx(100)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", chips.TPUS)
+def test_the_memory_of_a_tpu_is_what_its_compiler_says(name):
+    gib = 2**30
+    (device,) = chips.devices(name)
+    much = jax.ShapeDtypeStruct((120 * gib,), jnp.int8, sharding=SingleDeviceSharding(device))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="exceeds available HBM") as found:
+        jax.jit(lambda x: x[:8]).trace(much).lower().compile()
+    said = re.search(r"available HBM \(([\d.]+)G\)", str(found.value))
+    assert float(said[1]) == pytest.approx(chips.CHIPS[name].memory / gib, abs=0.01)
 
 
 def test_a_chip_that_nobody_knows_is_refused_with_those_that_there_are():

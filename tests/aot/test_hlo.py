@@ -77,15 +77,26 @@ def test_sizes_of_results():
     assert (found.operands, found.root, found.opcode) == (("x", "y.2"), True, "fusion")
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_trips_are_read_from_the_condition_where_the_configuration_has_none(known):
-    """As TPU programs have it."""
+@pytest.mark.parametrize(
+    ("known", "step", "expected"), [(True, 1, 9), (True, 2, 5), (True, 3, 3), (False, 1, None)]
+)
+def test_trips_are_read_from_the_condition_where_the_configuration_has_none(known, step, expected):
+    """As TPU programs have it; products of parts that neighbours have take two parts a turn."""
     bound = "%c = s32[] constant(9)" if known else "%c = s32[] get-tuple-element(%a), index=1"
     text = f"""%cond (a: (s32[], s32[])) -> pred[] {{
   %a = (s32[], s32[]) parameter(0)
   %i = s32[] get-tuple-element(%a), index=0
   {bound}
   ROOT %lt = pred[] compare(%i, %c), direction=LT
+}}
+
+%body (a: (s32[], s32[])) -> (s32[], s32[]) {{
+  %a = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%a), index=0
+  %n = s32[] get-tuple-element(%a), index=1
+  %s = s32[] constant({step})
+  %next = s32[] add(%i, %s)
+  ROOT %both = (s32[], s32[]) tuple(%next, %n)
 }}
 
 ENTRY %main (a: (s32[], s32[])) -> (s32[], s32[]) {{
@@ -95,4 +106,4 @@ ENTRY %main (a: (s32[], s32[])) -> (s32[], s32[]) {{
 """
     found = hlo.read(text)
     (loop,) = found.instructions("while")
-    assert found.trips(loop) == (9 if known else None)
+    assert found.trips(loop) == expected

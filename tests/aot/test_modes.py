@@ -25,7 +25,7 @@ def part(role, devices, seconds, *, beside=5, code=0, **changes):
     """Of programs that take so many seconds."""
 
     def compiled(each):
-        bounds = Roofline(memory=each, arithmetic=0.0, links=0.0)
+        bounds = Roofline(memory=each, arithmetic=0.0, permutes=0.0, links=0.0)
         sizes = {"beside": beside - 5, "temporaries": 5, "code": code}
         return Compiled(work=ProgramWork(0, 0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
 
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_said_with_sizes():
     assert SD.refused(CHIP) is None
     large = part("target", 8, TARGET, weights=1 << 31)
     assert Mode(name="ar", target=large).refused(CHIP) == (
-        "ar 8: target takes 2.0 GiB of a device, which has 0"
+        "ar 8: target takes 2.0 GiB of a device, which has 0.00"
     )
     said = part("draft", 1, {}, refused="too large")
     assert Mode(name="ssd", target=AR.target, draft=said).refused(CHIP) == "draft on 1: too large"

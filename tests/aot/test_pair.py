@@ -1,5 +1,7 @@
 """Which programs of a pair are compiled for which devices, without compiling any."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -17,7 +19,7 @@ ABOUT = specs.config(vocab_size=1024)
 PAIR = pairs.ModelPair(target=ABOUT, draft=ABOUT, target_dtype="bfloat16", draft_dtype="bfloat16")
 COMPILED = Compiled(
     work=ProgramWork(0, 0, 0, ()),
-    bounds=Roofline(1, 0, 0),
+    bounds=Roofline(1, 0, 0.0, 0),
     beside=0,
     temporaries=0,
     code=1,
@@ -63,6 +65,15 @@ def test_each_mode_has_its_models_where_they_run_and_nothing_compiles_twice(comp
         assert [found.count(name) for name in ("expand", "grow", "promote")] == [drafts] * 3
     assert told[-1][:2] == (len(compiled), len(compiled))
     assert {mode.refused(parts.chips.CHIPS["abacus"]) for mode in modes} == {None}
+
+
+@pytest.mark.usefixtures("compiled")
+def test_of_devices_that_heads_do_not_divide_into_a_power_of_two_is_compared_too(monkeypatch):
+    about = specs.config(vocab_size=1536)
+    pair = dataclasses.replace(PAIR, target=about, draft=about)
+    modes = pairs.modes_of(pair, slice_of(3, monkeypatch), SIZES)
+    assert list(map(str, modes)) == ["ar 3", "ar 2", "sd 3", "sd 2", "ssd 2 + 1"]
+    assert modes[1].target is modes[3].target is modes[4].target
 
 
 def test_a_draft_is_not_compiled_beside_a_target_that_does_not_fit(compiled, monkeypatch):

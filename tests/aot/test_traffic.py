@@ -74,7 +74,7 @@ def test_of_a_stack_a_layer_reads_its_own_slice_and_nothing_that_is_on_the_chip(
     work = counted(LOOP, 8)
     assert work.moved == 8 * 256 * 2 + LAYERS * 256 * 256 * 2
     assert work.flops == LAYERS * 2 * 8 * 256 * 256
-    assert work.collectives == (Collective(8 * 256 * 2, 4, LAYERS, reduces=True),)
+    assert work.collectives == (Collective(8 * 256 * 2, 4, LAYERS, kind="all-reduce"),)
 
 
 def test_a_fault_in_the_count_of_trips_is_seen():
@@ -176,7 +176,7 @@ def test_the_devices_of_a_collective(groups, devices):
   ROOT %y = f32[16]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add
 }}
 """
-    assert counted(text, 8).collectives == (Collective(64, devices, 1, reduces=True),)
+    assert counted(text, 8).collectives == (Collective(64, devices, 1, kind="all-reduce"),)
 
 
 def test_a_sum_of_which_each_device_gets_a_part_goes_around_once():
@@ -186,7 +186,7 @@ def test_a_sum_of_which_each_device_gets_a_part_goes_around_once():
   ROOT %y = f32[4]{0} reduce-scatter(%x), replica_groups={{0,1,2,3}}, dimensions={0}, to_apply=%add
 }
 """
-    assert counted(text, 4).collectives == (Collective(64, 4, 1, reduces=False),)
+    assert counted(text, 4).collectives == (Collective(64, 4, 1, kind="reduce-scatter"),)
 
 
 CALLED = """%sum (x: f32[64,128]) -> f32[64,128] {
@@ -207,7 +207,10 @@ def test_what_runs_beside_counts_once():
     """As TPU7x has it: other cores of the chip copy and reduce."""
     size = 64 * 128 * 4
     work = counted(CALLED, 8)
-    assert (work.moved, work.collectives) == (2 * size, (Collective(size, 8, 1, reduces=True),))
+    assert (work.moved, work.collectives) == (
+        2 * size,
+        (Collective(size, 8, 1, kind="all-reduce"),),
+    )
 
 
 def test_a_collective_of_several_arrays_is_of_all_of_them():
@@ -219,7 +222,7 @@ def test_a_collective_of_several_arrays_is_of_all_of_them():
 }
 """
     work = counted(text, 2)
-    assert (work.moved, work.collectives) == (12000, (Collective(6000, 2, 1, reduces=True),))
+    assert (work.moved, work.collectives) == (12000, (Collective(6000, 2, 1, kind="all-reduce"),))
 
 
 def test_a_collective_that_starts_names_its_operands_and_does_not_write_them():
@@ -230,7 +233,7 @@ def test_a_collective_that_starts_names_its_operands_and_does_not_write_them():
 }
 """
     work = counted(text, 2)
-    assert (work.moved, work.collectives) == (12000, (Collective(8000, 2, 1, reduces=False),))
+    assert (work.moved, work.collectives) == (12000, (Collective(8000, 2, 1, kind="all-gather"),))
 
 
 @pytest.mark.parametrize("turned", ["multiply(%x, %w)", "add(%x, %w)"])

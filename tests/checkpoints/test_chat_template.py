@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 
 import pytest
 
@@ -116,3 +117,12 @@ def test_malformed_messages_are_named(messages, message):
     template = ChatTemplate("x", special_tokens={}, where="the model")
     with pytest.raises(InputError, match=message):
         template.render(messages, add_generation_prompt=True)
+
+
+def test_the_process_needs_no_place_of_the_program(tmp_path, monkeypatch):
+    """As of an editable installation, run in a directory with files of any name."""
+    (tmp_path / "re.py").write_text("raise SystemExit('not this one')")
+    hook = "__editable__.finder.__path_hook__"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), hook, *sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert render("{{ 1 + 1 }}") == "2"

@@ -92,7 +92,7 @@ def picture_of(work: Path) -> str:
         write_file(work / PICTURE, drawn, durable=True)
     except ModuleNotFoundError:
         return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter of MPLBACKEND
         return f"no {PICTURE}: {error}"
     return ""
 
