@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -360,9 +361,11 @@ class LLM(Calls):
             )
         usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self._ks])
         k = usual if k is None else k
-        if k not in ks:
-            remedy = f"; open with ks=[{k}]" if usual and isinstance(k, int) and k > 0 else ""
+        whole = isinstance(k, Integral) and not isinstance(k, bool)
+        if not whole or k not in ks:
+            remedy = f"; open with ks=[{k}]" if usual and whole and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
+        k = int(k)
         engine = self._engines.get((mode, k))
         if engine is None:
             with self._loading:

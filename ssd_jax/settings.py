@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
 
@@ -301,8 +301,11 @@ class EngineSettings:
 
 def _plain(value: Any, kind: str) -> Any:
     """A number as a number, where a setting may be one; else values that stand for text as text."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        value = int(value)
+    if isinstance(value, Real) and not isinstance(value, bool):
+        whole = isinstance(value, Integral)
+        value = int(value) if whole else float(value) if kind.startswith("float") else value
+    if isinstance(value, str):
+        value = str(value)  # NumPy's are no plain ones
     if kind.startswith("str") and isinstance(value, int | Path) and not isinstance(value, bool):
         return str(value)
     if kind.startswith("int | str") and isinstance(value, str) and _NUMBER.fullmatch(value):

@@ -45,6 +45,10 @@ class RequestState:
     logprobs: list[TokenLogprobs] | None = None
     ended: bool = False
 
+    def __post_init__(self) -> None:
+        if self.request.params.logprobs is not None:
+            self.logprobs = []
+
     @property
     def finished(self) -> bool:
         """Whether its last token is known."""
@@ -74,9 +78,8 @@ class RequestState:
             known.truncate(len(tokens))
             self.times.rounds.append(known)
         wanted = self.request.params.logprobs
-        if wanted is not None and outcomes.logprobs is not None:
-            log = self.logprobs = self.logprobs or []
-            log += [
+        if wanted is not None and self.logprobs is not None and outcomes.logprobs is not None:
+            self.logprobs += [
                 _logprobs(outcomes.logprobs, row, place, token, wanted)
                 for place, token in enumerate(tokens)
             ]

@@ -21,8 +21,9 @@ class TextStream:
     """The text of one request.
 
     Text that may begin a stop string is held back with its tokens. When a stop string is found, the
-    text is cut before it, and the tokens after the one that reaches the cut are dropped: decoding
-    the kept ids gives the text, or the text and the rest of its last token.
+    text is cut before it, and the tokens after the one that reaches the cut are dropped, but none
+    of the first `min_tokens`: decoding the kept ids gives the text, or the text and the rest of its
+    last token.
     """
 
     def __init__(self, decoder: DecodeStream, stops: Sequence[str], min_tokens: int) -> None:
@@ -102,7 +103,7 @@ class TextStream:
             return False
         cut = min(found)
         self._text = self._text[:cut]
-        kept = 0
+        kept = min(self._min_tokens, len(self._ids))
         while kept < len(self._ids) and self._begin(kept) < cut:
             kept += 1
         del self._ids[kept:], self._ends[kept:]

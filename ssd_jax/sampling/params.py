@@ -154,7 +154,10 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 
 def _as_tuple(stop: Any) -> tuple[str, ...]:
     several = isinstance(stop, Iterable) and not isinstance(stop, str)
-    stops: tuple[Any, ...] = tuple(stop) if several else (stop,)
+    try:
+        stops: tuple[Any, ...] = tuple(stop) if several else (stop,)
+    except TypeError:  # an array without axes
+        stops = (stop,)
     if not all(isinstance(text, str) and text and is_unicode(text) for text in stops):
         raise InputError(
             f"stop = {shown(stops)}: each stop is a string of Unicode text that is not empty"

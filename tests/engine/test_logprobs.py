@@ -200,3 +200,10 @@ def test_the_command_line_prints_them(checkpoint, capsys):
         assert entry["logprob"] == entry["top"][0][1]  # greedy
         assert entry["top"][0][0] == entry["token_id"]
         assert len(entry["top"]) == 2
+
+
+def test_a_request_without_a_token_has_none(llm):
+    engine = llm.engine_of("ar")
+    engine.cancel(engine.add(llm.request([1, 2], SamplingParams(logprobs=1))))
+    (output,) = [event.output for event in engine.step() if event.output is not None]
+    assert (output.token_ids, output.logprobs) == ([], [])

@@ -73,6 +73,7 @@ def test_a_stop_id_does_not_end_before_min_tokens():
         ({"stop": [3]}, "each stop is a string"),
         ({"stop": "\ud800"}, "a string of Unicode text"),
         ({"stop": 5}, "each stop is a string"),
+        ({"stop": np.array(5)}, "each stop is a string"),
         ({"stop": 0}, "each stop is a string"),
         ({"stop_token_ids": ["a"]}, "token ids are integers"),
         ({"stop_token_ids": [True]}, "token ids are integers"),

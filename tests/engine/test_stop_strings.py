@@ -77,6 +77,15 @@ def test_stops_are_not_looked_for_before_min_tokens():
     assert (stream.text, stream.token_ids) == ("a.b", [0, 1, 2])
 
 
+@pytest.mark.parametrize(
+    ("pieces", "stop"), [(["~", "b"], "é"), (["", "A"], "A")], ids=["a part of one", "no text"]
+)
+def test_the_first_min_tokens_stay_if_they_have_no_text_before_the_stop(pieces, stop):
+    stream, _, stopped = _run(pieces, [stop], min_tokens=1)
+    assert stopped
+    assert (stream.text, stream.token_ids) == ("", [0])
+
+
 def test_a_character_over_two_tokens_belongs_to_both():
     stream, _, stopped = _run(["a", "~", "b"], ["b"])
     assert stopped

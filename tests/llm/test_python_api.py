@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from ssd_jax.keywords import VLLM, Settings
 from ssd_jax.sampling.params import SamplingFields
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
+OF_SSD = {"mode": "ssd", "draft": "d"}
 HOT = SamplingParams(max_tokens=6, temperature=1.0, ignore_eos=True)
 
 
@@ -63,6 +65,9 @@ def test_every_setting_is_a_typed_keyword():
         ({"target": Path("models") / "x.gguf"}, "target", "models/x.gguf"),
         ({"budget": 4, "mode": "ssd", "draft": Path("d")}, "budget", 4),
         ({"draft_cores": 1, "mode": "ssd", "draft": "d"}, "draft_cores", "1"),
+        ({"draft_temperature": np.float32(0.5), **OF_SSD}, "draft_temperature", 0.5),
+        ({"saguaro_c": Fraction(1, 2), **OF_SSD}, "saguaro_c", 0.5),
+        ({"fan_out": np.str_("uniform"), **OF_SSD}, "fan_out", "uniform"),
     ],
 )
 def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
@@ -416,6 +421,8 @@ def test_a_fork_ends_and_writes_nothing_of_a_model(tiny_checkpoint, tmp_path):
         ("ar", 5, "mode ar: k = 5 was not prepared, only [0]"),
         ("sd", 0, "mode sd: k = 0 was not prepared, only [2]"),
         ("sd", 3, "mode sd: k = 3 was not prepared, only [2]; open with ks=[3]"),
+        ("sd", 2.0, "mode sd: k = 2.0 was not prepared, only [2]"),
+        ("ar", False, "mode ar: k = False was not prepared, only [0]"),
     ],
 )
 def test_a_mode_or_k_that_was_not_prepared_is_refused(tiny_checkpoint, mode, k, message):
