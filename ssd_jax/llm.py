@@ -194,7 +194,7 @@ class LLM(Calls):
     def _load(self, progress: Progress | None, status: Status | None) -> None:
         self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
         self._use_store()
-        loaded = load(
+        self._loaded = loaded = load(
             self.config,
             self.target,
             self.draft,
@@ -219,14 +219,14 @@ class LLM(Calls):
                 self._chooser = open_chooser(loaded, self.target, self.draft, self.context)
             except BaseException:
                 loaded.close()
+                self._loaded = None
                 raise
-            loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
+            self._loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
             if self.config.verify == "ratio":
                 self._occurrences = Occurrences(first=self._chooser.settle)
             self._end_chooser = weakref.finalize(self, owned(self._chooser.close))
             if self.config.mode == "auto":
                 _LOG.info(self._chooser.line)
-        self._loaded = loaded
 
     def close(self) -> None:
         """Ends what runs beside this process, frees devices' memory and writes what was recorded.

@@ -149,7 +149,7 @@ class Module:
             return 1
         added = [body[name] for name in counted.operands if name in body]
         constants = [_number(each) for each in added if each.opcode == "constant"]
-        return max(constants, default=1)
+        return max([1, *constants])
 
 
 def _number(constant: Instruction) -> int:
