@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
@@ -315,6 +315,8 @@ def _plain(value: Any, kind: str) -> Any:
 
 def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> None:
     within, other = about["within"], about["or_else"]
+    if isinstance(value, Collection) and not isinstance(value, str):  # arrays compare by element
+        raise InputError(f"{name} = {value!r} is not understood; give one value")
     if about["choices"]:
         if not _is_of(value, about["choices"]):
             raise InputError(f"{name} = {value!r} is unknown; one of {list(about['choices'])}")
