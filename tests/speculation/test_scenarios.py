@@ -210,7 +210,8 @@ def plain(asked):
         least = len(texts[min(params.min_tokens, len(tokens))])
         for cut in [texts[-1].find(word, least) for word in params.stop]:
             if cut >= 0:
-                return tokens[: sum(len(text) < cut for text in texts)], texts[-1][:cut], "stop"
+                kept = max(sum(len(text) < cut for text in texts), params.min_tokens)
+                return tokens[:kept], texts[-1][:cut], "stop"
     return tokens, texts[-1], "length"
 
 
