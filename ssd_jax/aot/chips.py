@@ -24,6 +24,7 @@ from ssd_jax.aot.traffic import Collective, ProgramWork
 from ssd_jax.errors import InputError
 
 _GIB = 2**30
+_PERMUTE = "collective-permute"
 _HOP = 1e-6  # seconds from a device to its neighbour
 
 
@@ -187,11 +188,14 @@ class Roofline:
 
 def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
     """Bounds of a program whose products, but those of int8, take `passes` passes in bfloat16."""
-    times = {True: 0.0, False: 0.0}
-    for each in work.collectives:
-        times[each.kind == "collective-permute"] += each.runs * _seconds(chip, each)
+    times = [(each.kind == _PERMUTE, each.runs * _seconds(chip, each)) for each in work.collectives]
     arithmetic = passes * (work.flops - work.of_int8) + work.of_int8 / chip.int8
-    return Roofline(work.moved / chip.bandwidth, arithmetic / chip.flops, times[True], times[False])
+    return Roofline(
+        memory=work.moved / chip.bandwidth,
+        arithmetic=arithmetic / chip.flops,
+        permutes=sum(seconds for permutes, seconds in times if permutes),
+        links=sum(seconds for permutes, seconds in times if not permutes),
+    )
 
 
 def _seconds(chip: Chip, each: Collective) -> float:
@@ -202,7 +206,7 @@ def _seconds(chip: Chip, each: Collective) -> float:
     """
     if each.devices < 2:
         return 0.0
-    if each.kind == "collective-permute":
+    if each.kind == _PERMUTE:
         return max(each.nbytes / chip.link, _HOP)
     sent = each.nbytes * (each.devices - 1) / each.devices / (2 * chip.link)
     return (1 + (each.kind == "all-reduce")) * max(sent, each.devices / 2 * _HOP)
