@@ -16,6 +16,7 @@ from ssd_jax.devices import kept_programs
 from ssd_jax.devices.packing import PackedProgram, Packing
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.system.cores import usable_cores
+from ssd_jax.system.host_memory import give_back_freed_memory
 
 Program = jax.stages.Compiled | PackedProgram
 
@@ -149,3 +150,4 @@ def compile_all(
         return {name: future.result() for name, future in futures.items()}
     finally:  # after an error, without those not begun
         pool.shutdown(cancel_futures=True)
+        give_back_freed_memory()  # compilers take hundreds of megabytes

@@ -143,11 +143,12 @@ class Engine:
 
         Unknown or ended ids are ignored.
         """
-        for state in self._seats.all:
+        for state in itertools.chain(self._running.values(), self._seats.waiting):
             if state.request_id == request_id and not state.finished:
                 if not silent:
                     self._cut_off.append((state, "cancelled", None))
                 self._end(state, "cancelled")
+                return
 
     def step(self) -> list[TokenEvent]:
         """Runs one round; returns the events of the round before.

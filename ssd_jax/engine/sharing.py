@@ -7,6 +7,7 @@ so only one round runs at a time, of any engine. Events that a caller does not a
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -69,9 +70,16 @@ class Sharing:
         self._waiting: dict[Caller, None] = {}  # longest wait first
         self._left: deque[Caller] = deque()  # their requests are to be cancelled
         self._closed = self._frozen = False
+        self._process = os.getpid()
 
     def check(self) -> None:
-        """Raises: SsdError: `close` was called."""
+        """Raises: SsdError: `close` was called, or this process is a fork, without the threads."""
+        if os.getpid() != self._process:
+            raise SsdError(
+                f"this model was opened in process {self._process}, and JAX does not work in a "
+                "fork of it; open the model in a process that was spawned: "
+                'multiprocessing.get_context("spawn")'
+            )
         if self._closed:
             raise SsdError("this model is closed; open it again")
 
@@ -205,7 +213,7 @@ class Sharing:
         """
         while self._left:
             caller = self._left.popleft()
-            for request_id in caller.open:
+            for request_id in sorted(caller.open):  # each is then the first that waits
                 self._callers.pop((caller.engine, request_id), None)
                 caller.engine.cancel(request_id, silent=True)
             self._waiting.pop(caller, None)

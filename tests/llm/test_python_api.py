@@ -384,7 +384,7 @@ def test_a_model_that_is_closed_while_it_loads_ends_what_it_has_loaded(
 
 FORKS = """
 import atexit, os, sys
-from ssd_jax import LLM
+from ssd_jax import LLM, SsdError
 from ssd_jax.engine import sharing
 from ssd_jax.engine.trace import Event
 sharing._LONGEST = 1000.0
@@ -393,6 +393,10 @@ with LLM(target, load=False, trace=path, compile_cache="off") as llm:
     llm._trace.add(Event(1, "host", "a round", 0.0, 1.0, {}))
     llm._sharing._round.acquire()  # as another thread has it
     if os.fork() == 0:
+        try:
+            llm.generate("hello")
+        except SsdError as error:
+            print("spawn" in str(error), flush=True)
         llm.close()
         atexit._run_exitfuncs()
         os._exit(0)  # JAX's own threads, which a fork has not, are waited for behind this
@@ -404,10 +408,10 @@ print(os.path.exists(path))
 
 
 @pytest.mark.more
-def test_a_fork_ends_and_writes_nothing_of_a_model(tiny_checkpoint, tmp_path):
+def test_a_fork_refuses_calls_and_ends_and_writes_nothing_of_a_model(tiny_checkpoint, tmp_path):
     command = [sys.executable, "-c", FORKS, str(tiny_checkpoint), str(tmp_path / "trace.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["False", "True"], done.stderr
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
 
 
 @pytest.mark.parametrize(

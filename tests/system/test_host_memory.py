@@ -84,3 +84,33 @@ def test_memory_that_is_kept_is_not_asked_for_again():
         return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
     assert last("kept") < 40 < last("as ever")  # of 32,768 small pages or 64 huge ones
+
+
+_FREED = """
+import threading
+from pathlib import Path
+from ssd_jax.system.host_memory import give_back_freed_memory
+
+def resident():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+kept = []
+def allocate():
+    pieces = [b"x" * 100_000 for _ in range(1000)]
+    kept.append(b"x" * 100_000)  # behind them
+
+thread = threading.Thread(target=allocate)
+thread.start()
+thread.join()
+before = resident()
+give_back_freed_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_memory_that_a_thread_freed_goes_back():
+    command = [sys.executable, "-c", _FREED]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert int(done.stdout) > 60_000  # of 100,000 KiB

@@ -286,9 +286,10 @@ class _FarClock:
     """A worker's clock, and how long messages take.
 
     Args:
-      shared: whether the clock is this host's. If not, its times are converted to those at which
-        an answer sent then would have arrived, judging by the fastest recent one. They thus include
-        the way here, which waiting for the next answer includes, too.
+      shared: whether the clock may be this host's, until an answer contradicts it: at the end of a
+        tunnel is another host. If not, its times are converted to those at which an answer sent
+        then would have arrived, judging by the fastest recent one. They thus include the way here,
+        which waiting for the next answer includes, too.
     """
 
     def __init__(self, *, shared: bool) -> None:
@@ -304,6 +305,7 @@ class _FarClock:
     def answered(self, message: RoundAnswer, now: float, *, last: bool) -> float:
         """Records an answer (`last`: to the last round). Returns what to add to its times."""
         self._later.append(now - message.sent)
+        self._shared &= message.sent <= now and not (last and message.received < self._asked)
         if last:
             self._trips.append(max(now - self._asked - (message.sent - message.received), 0.0))
         return 0.0 if self._shared else min(self._later)
