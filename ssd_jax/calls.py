@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from typing import cast
 
@@ -210,20 +209,14 @@ class Calls(ABC):
     async def _run_async(
         self, requests: Sequence[Request], mode: str | None
     ) -> AsyncGenerator[TokenEvent]:
-        """`run` for an event loop.
-
-        If this is cancelled while a thread waits for an event, the thread ends with the round.
-        """
+        """`run` for an event loop."""
         caller = Caller(await asyncio.to_thread(self.engine_of, mode))
-        # Queued requests wait for long, and would take all threads of the loop's own executor.
-        loop, own = asyncio.get_running_loop(), ThreadPoolExecutor(1)
         try:
             self._sharing.add(caller, requests)
             while caller.open:
-                yield await loop.run_in_executor(own, self._sharing.next, caller)
+                yield await self._sharing.next_async(caller)
         finally:
             self._sharing.leave(caller)
-            loop.run_in_executor(None, own.shutdown)  # `asyncio.run` waits for it
         caller.check()
 
     @by_name(sampling_params="params")

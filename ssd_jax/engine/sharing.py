@@ -1,17 +1,21 @@
-"""Lets several threads call engines at once.
+"""Lets several threads and event loops call engines at once.
 
 A thread that needs an event and finds no round under way runs one, for all callers; the other
-threads wait for their events. Engines of one model share programs, a worker and what is observed,
-so only one round runs at a time, of any engine. Events that a caller does not ask for are kept.
+threads wait for their events. Rounds that tasks of event loops need run in a thread of their own.
+Engines of one model share programs, a worker and what is observed, so only one round runs at a
+time, of any engine. Events that a caller does not ask for are kept.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, TokenEvent
@@ -28,6 +32,8 @@ class Caller:
       open: ids of requests whose last event was not fetched.
       events: events not fetched yet.
       wake: gets an item when the caller should look again.
+      task: the event loop of a task that waits, and what is set there when it should look again.
+      error: what a round that was run for such a task raised.
       closed: no more events come: the model was closed, or the requests were cancelled.
       failed: whether a fetched event reports an error.
     """
@@ -37,7 +43,18 @@ class Caller:
         self.open: set[int] = set()
         self.events: deque[TokenEvent] = deque()
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.task: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self.error: BaseException | None = None
         self.closed = self.failed = False
+
+    def tell(self) -> None:
+        """Lets it look again."""
+        if self.task is None:
+            self.wake.put(None)
+        else:
+            loop, woken = self.task
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(woken.set)
 
     def fetch(self) -> TokenEvent | None:
         """The next event, if there is one."""
@@ -68,6 +85,7 @@ class Sharing:
         self._callers: dict[tuple[Engine, int], Caller] = {}  # by request
         self._leader: Caller | None = None  # runs a round, or was told to
         self._waiting: dict[Caller, None] = {}  # longest wait first
+        self._rounds = ThreadPoolExecutor(1, "ssd_jax rounds")  # that no thread of a caller runs
         self._left: deque[Caller] = deque()  # their requests are to be cancelled
         self._closed = self._frozen = False
         self._process = os.getpid()
@@ -116,6 +134,24 @@ class Sharing:
             raise
         return event
 
+    async def next_async(self, caller: Caller) -> TokenEvent:
+        """`next` for a task of an event loop; waiting takes no thread."""
+        loop, woken = caller.task = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            while True:
+                woken.clear()
+                with Deferred(), self._lock:
+                    event = self._fetch(caller)
+                    if event is not None:
+                        return event
+                    self._waiting[caller] = None
+                    if self._leader is None:
+                        self._hand_over()
+                await woken.wait()
+        finally:
+            with Deferred(), self._lock:
+                self._waiting.pop(caller, None)
+
     def leave(self, caller: Caller) -> None:
         """Cancels the caller's open requests.
 
@@ -158,11 +194,9 @@ class Sharing:
         """Returns an event if there is one; else runs a round or waits."""
         with Deferred():
             with self._lock:
-                event = caller.fetch()
+                event = self._fetch(caller)
                 if event is not None:
                     return event
-                if caller.closed:
-                    raise SsdError("the model was closed while this request ran; open it again")
                 self._leader = self._leader or caller
                 leads = self._leader is caller
                 if not leads:
@@ -173,11 +207,31 @@ class Sharing:
         caller.wake.get()  # interruptible
         return None
 
+    def _fetch(self, caller: Caller) -> TokenEvent | None:
+        """The caller's next event; None if it must wait."""
+        event = caller.fetch()
+        if event is None and caller.error is not None:
+            error, caller.error = caller.error, None
+            raise error
+        if event is None and caller.closed:
+            raise SsdError("the model was closed while this request ran; open it again")
+        return event
+
+    def _lead_for(self, caller: Caller) -> None:
+        """Runs a round for a task, which is told of errors."""
+        try:
+            self._lead(caller)
+        except BaseException as error:
+            with self._lock:
+                caller.error = error
+                self._waiting.pop(caller, None)
+                caller.tell()
+
     def _lead(self, caller: Caller) -> None:
         engine, events = caller.engine, []
-        if not engine.has_work and engine.broken is None:
-            raise SsdError("the engine was run by another, who has the events of this request")
         try:
+            if not engine.has_work and engine.broken is None:
+                raise SsdError("the engine was run by another, who has the events of this request")
             with self._round:
                 if not self._closed:  # since this caller was told to lead
                     events = engine.step()
@@ -196,15 +250,22 @@ class Sharing:
             del self._callers[engine, event.request_id]
         if caller in self._waiting:
             del self._waiting[caller]
-            caller.wake.put(None)
+            caller.tell()
 
     def _hand_over(self) -> None:
-        """After a round, lets the caller that has waited longest run the next one."""
+        """After a round, lets the next one be run for the caller that has waited longest."""
         self._sweep()
-        self._leader = next(iter(self._waiting), None)
-        if self._leader is not None:
-            del self._waiting[self._leader]
-            self._leader.wake.put(None)
+        self._leader = None
+        caller = next(iter(self._waiting), None)
+        if caller is None:
+            return
+        del self._waiting[caller]
+        if caller.task is None:
+            caller.tell()
+        else:
+            self._rounds.submit(self._lead_for, caller)
+            self._waiting[caller] = None
+        self._leader = caller
 
     def _sweep(self) -> None:
         """Cancels the requests of callers that have left.
@@ -221,4 +282,4 @@ class Sharing:
 
     def _end(self, caller: Caller) -> None:
         caller.closed = True
-        caller.wake.put(None)
+        caller.tell()

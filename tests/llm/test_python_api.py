@@ -238,6 +238,48 @@ def test_leaving_an_asynchronous_stream_cancels_it(llm):
     assert not llm.engine.has_work
 
 
+def test_waiting_tasks_take_one_thread_in_all(llm):
+    async def many():
+        asked = [asyncio.create_task(llm.generate_async("ab", SHORT)) for _ in range(30)]
+        while not all(each.done() for each in asked):
+            threads.add(sum(each.name.startswith("ssd_jax") for each in threading.enumerate()))
+            await asyncio.sleep(0.001)
+        return [each.result()[0].token_ids for each in asked]
+
+    threads = set()
+    assert asyncio.run(many()) == [llm.generate("ab", SHORT)[0].token_ids] * 30
+    assert max(threads) == 1
+
+
+def test_an_error_of_a_round_reaches_the_task_that_it_was_run_for(llm, monkeypatch):
+    def fails(engine):
+        raise ValueError("this round")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", fails)
+        with pytest.raises(ValueError, match="this round"):
+            asyncio.run(llm.generate_async("ab", SHORT))
+    assert asyncio.run(llm.generate_async("ab", SHORT))
+
+
+def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm):
+    """A loop that is held up by other work holds up no other caller."""
+
+    async def busy():
+        task = asyncio.create_task(llm.generate_async(["ab", "cd"], LONG))
+        while not llm.engine._running:
+            await asyncio.sleep(0)
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(llm.generate("ab", SHORT)))
+        thread.start()
+        thread.join(30)  # holds up the loop
+        return found, await task
+
+    found, outputs = asyncio.run(busy())
+    assert found[0].token_ids == llm.generate("ab", SHORT)[0].token_ids
+    assert [each.finish_reason for each in outputs] == ["length", "length"]
+
+
 def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, monkeypatch):
     step = llm.engine.step
     monkeypatch.setattr(llm.engine, "step", lambda: time.sleep(0.02) or step())
@@ -293,7 +335,8 @@ def test_a_cancelled_task_is_told_so_and_cancels_what_it_asked_for(llm, monkeypa
         return task.cancelled()
 
     monkeypatch.setattr(Engine, "step", held)
-    assert asyncio.run(cancel())  # returns once its threads have ended
+    assert asyncio.run(cancel())
+    llm._sharing._rounds.submit(str).result()  # comes behind the round
     assert not llm.engine.has_work
     assert len(rounds) == 1
 
