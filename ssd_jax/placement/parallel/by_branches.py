@@ -7,12 +7,11 @@ If a part does not answer, its outcomes are divided over the others in the next 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.placement.parallel.part import Part, ask, joined, present
+from ssd_jax.placement.parallel.part import DraftOfParts, Part, joined, present
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import (
     Absence,
@@ -26,7 +25,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import divide
 
 
-class DraftByBranches:
+class DraftByBranches(DraftOfParts):
     """See `protocols.BranchingDraft`.
 
     Args:
@@ -34,12 +33,12 @@ class DraftByBranches:
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
+        super().__init__(parts)
         first = parts[0]
         self.slots, self.k, self.page_size = first.slots, first.k, first.page_size
         self._size = first.branches
         # A part without an outcome of k = L still has a branch there.
         self.branches = len(parts) * self._size - (len(parts) - 1)
-        self._parts = tuple(parts)
         self._drafter = 0  # number of the part that drafts just in time
         self._owner = np.zeros(self.slots, np.int64)  # for each record, the part that made it
         self._promotion = promotion(self.slots, self.k)  # with the tokens of all records
@@ -47,8 +46,6 @@ class DraftByBranches:
         self._untold: set[int] = set()  # parts that have not been given the records
         # For each branch, the part that makes it (-1 for none) and its number there.
         self._whose = self._own = np.full((self.slots, self.branches), -1)
-        self._told: list[BranchTokens | Absence] = []  # by the parts
-        self._branches: BranchTokens | None = None  # the same, joined
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
@@ -170,20 +167,6 @@ class DraftByBranches:
         self._whose, self._own = whose, numbers
         self._told, self._branches = [], None
 
-    def branch_tokens(
-        self, forwards: int, until: Callable[[], bool] | None = None
-    ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
-        branches; those of the others are returned."""
-        told = ask(self._parts, forwards, until, self._told)
-        if told is None:
-            return None
-        if not present(told):
-            return told[0]
-        if self._branches is None or not all(map(operator.is_, told, self._told)):
-            self._told, self._branches = told, self._joined(told)
-        return self._branches
-
     def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
         forwards = min(each.forwards for each in present(told))
         joined = no_branches(self.slots, self.branches, self.k, forwards)
@@ -203,8 +186,3 @@ class DraftByBranches:
     def activity(self) -> Activity:
         """What the parts have done since the last call."""
         return joined([part.activity() for part in self._parts])
-
-    def close(self) -> None:
-        """Closes all parts."""
-        for part in self._parts:
-            part.close()

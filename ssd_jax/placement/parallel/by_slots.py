@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.placement.parallel.part import Part, ask, joined, present
+from ssd_jax.placement.parallel.part import DraftOfParts, Part, joined, present
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import IDLE, Absence, BranchTokens, Promotion, SlotOpening, promotion
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.filled_pages import own_pages
 
 
-class DraftBySlots:
+class DraftBySlots(DraftOfParts):
     """See `protocols.BranchingDraft`.
 
     Args:
@@ -25,14 +24,13 @@ class DraftBySlots:
     """
 
     def __init__(self, parts: Sequence[Part], slots: int) -> None:
+        super().__init__(parts)
         self.slots, self.k, self.branches = slots, parts[0].k, parts[0].branches
         self.page_size = parts[0].page_size
-        self._parts, self._each = tuple(parts), parts[0].slots
+        self._each = parts[0].slots
         self._pages = [0] * slots  # number of pages of each slot
         self._recorded: set[int] = set()  # parts with a record
         self._expanded: list[int] = []  # parts with branches
-        self._told: list[BranchTokens | Absence] = []  # by these parts
-        self._branches: BranchTokens | None = None  # the same, for all slots
 
     def open(self, opening: SlotOpening) -> None:
         """See `protocols.BranchingDraft.open`."""
@@ -131,19 +129,8 @@ class DraftBySlots:
                     skip=None if skip is None else self._dealt(skip, number),
                 )
 
-    def branch_tokens(
-        self, forwards: int, until: Callable[[], bool] | None = None
-    ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
-        branches; those of the others are returned."""
-        told = ask([self._parts[n] for n in self._expanded], forwards, until, self._told)
-        if told is None:
-            return None
-        if not present(told):
-            return told[0]
-        if self._branches is None or not all(map(operator.is_, told, self._told)):
-            self._told, self._branches = told, self._joined(told)
-        return self._branches
+    def _expanding(self) -> list[Part]:
+        return [self._parts[number] for number in self._expanded]
 
     def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
         here = present(told)
@@ -167,11 +154,6 @@ class DraftBySlots:
     def activity(self) -> Activity:
         """What the parts have done since the last call."""
         return joined([part.activity() for part in self._parts], self._each)
-
-    def close(self) -> None:
-        """Closes all parts."""
-        for part in self._parts:
-            part.close()
 
     def _of(self, slot: int) -> tuple[Part, int]:
         number, row = divmod(slot, self._each)

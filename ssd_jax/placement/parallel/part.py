@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -64,31 +66,58 @@ def joined(told: Sequence[Activity], slots: int = 0) -> Activity:
     )
 
 
-def ask(
-    parts: Sequence[Part],
-    forwards: int,
-    until: Callable[[], bool] | None,
-    told: Sequence[BranchTokens | Absence],
-) -> list[BranchTokens | Absence] | None:
-    """Asks each part for the branches of its expansion: see `BranchingDraft.branch_tokens`.
+class DraftOfParts(ABC):
+    """A draft whose parts share the branches, or the sequences.
 
-    A part that is ahead of the others is asked for as many additional forwards as they are. If a
-    part no longer answers, its previous answer counts.
+    If a part no longer answers, its previous answer counts.
 
     Args:
-      told: their previous answers for the same expansion; empty if they were not asked.
+      parts: all of them.
     """
-    here = present(told)
-    more = forwards - min(each.forwards for each in here) if here else 0
-    found = []
-    for number, part in enumerate(parts):
-        before = told[number] if told else "late"
-        ahead = forwards if isinstance(before, str) else before.forwards + more
-        answer = part.branch_tokens(ahead, until)
-        if answer is None:
-            return None
-        found.append(before if isinstance(answer, str) and not isinstance(before, str) else answer)
-    return found
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+        self._told: list[
+            BranchTokens | Absence
+        ] = []  # of this expansion, by the parts that have it
+        self._branches: BranchTokens | None = None  # the same, joined
+
+    def branch_tokens(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
+        branches; those of the others are returned. A part that is ahead of the others is asked for
+        as many additional forwards as they are."""
+        here = present(self._told)
+        more = forwards - min(each.forwards for each in here) if here else 0
+        told: list[BranchTokens | Absence] = []
+        for number, part in enumerate(self._expanding()):
+            before = self._told[number] if self._told else "late"
+            ahead = forwards if isinstance(before, str) else before.forwards + more
+            answer = part.branch_tokens(ahead, until)
+            if answer is None:
+                return None
+            told.append(
+                before if isinstance(answer, str) and not isinstance(before, str) else answer
+            )
+        if not present(told):
+            return told[0]
+        if self._branches is None or not all(map(operator.is_, told, self._told)):
+            self._told, self._branches = told, self._joined(told)
+        return self._branches
+
+    def close(self) -> None:
+        """Closes all parts."""
+        for part in self._parts:
+            part.close()
+
+    def _expanding(self) -> Sequence[Part]:
+        """The parts that have the expansion."""
+        return self._parts
+
+    @abstractmethod
+    def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
+        """The branches of all parts, from what those with the expansion have told."""
 
 
 def present(told: Sequence[BranchTokens | Absence]) -> list[BranchTokens]:
