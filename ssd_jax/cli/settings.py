@@ -158,9 +158,6 @@ def parse(
         listed = [name for name in values if name != "help" and name not in hidden]
         print(f"usage: {usage}\n\n{wrapped(COMMANDS[command])}\n\n{_help(values, listed)}")
         raise HelpShown(values, listed)
-    for file in [*rest, values["config"].value if "config" in values else None]:
-        if file is not None and "\0" in file:
-            raise InputError(f"{file!r} has a character of code 0, which no path has; leave it out")
     if len(rest) > len(files):
         stray = rest[len(files)]
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
