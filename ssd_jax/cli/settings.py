@@ -31,6 +31,9 @@ SPECULATION = (
 )
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
 ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
+_CACHE = Config.__dataclass_fields__["compile_cache"]
+COMPILE_CACHE = ("str", _CACHE.default, _CACHE.metadata["help"])
+"""This flag of a command without the others of `Config`."""
 _HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
 T = TypeVar("T", Config, SamplingParams)
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
