@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.speculation.fan_out import ConfidenceFanOut, MeasuredFanOut, VerificationStats
-from tests.speculation.test_fan_out import BUDGETS, LENGTHS
+from tests.speculation.test_fan_out import BUDGETS, LENGTHS, require_whole
 
 LEAST, MOST = 0, len(EDGES)
 
@@ -20,10 +20,7 @@ def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
         for _ in range(5):
             confidence = rng.integers(LEAST, MOST + 1, length).tolist()
             counts = ConfidenceFanOut().counts(length, budget, "hit", confidence)
-            assert len(counts) == length + 1
-            assert sum(counts) == budget
-            assert min(counts) >= 0
-            assert counts[-1] >= 1
+            require_whole(counts, length, budget)
 
 
 def test_branches_go_where_the_draft_was_unsure():

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.fan_out import (
+    Counts,
     FanOut,
     GeometricFanOut,
     ListedFanOut,
+    MeasuredFanOut,
     UniformFanOut,
     VerificationStats,
     share,
@@ -36,14 +38,18 @@ def chance_of_a_miss(counts: np.ndarray, a: float, r: float) -> float:
     return float(np.sum(odds * counts**-r))
 
 
+def require_whole(counts: Counts, length: int, budget: int) -> None:
+    """The whole budget is used, and the last slot is not empty."""
+    assert len(counts) == length + 1
+    assert sum(counts) == budget
+    assert min(counts) >= 0
+    assert counts[-1] >= 1
+
+
 @pytest.mark.parametrize("policy", all_policies(), ids=lambda policy: type(policy).__name__)
 def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty(policy):
     for length, budget, after in itertools.product(LENGTHS, BUDGETS, ("hit", "miss")):
-        counts = policy.counts(length, budget, after)
-        assert len(counts) == length + 1
-        assert sum(counts) == budget
-        assert min(counts) >= 0
-        assert counts[-1] >= 1
+        require_whole(policy.counts(length, budget, after), length, budget)
 
 
 def test_with_nothing_proposed_the_whole_budget_goes_to_the_one_outcome():
@@ -132,8 +138,8 @@ def test_the_estimate_stays_within_its_limits():
     assert never.acceptance("hit") == 0.01
 
 
-def test_what_a_backup_gets_accepted_says_nothing_about_the_draft():
-    policy = GeometricFanOut()
+@pytest.mark.parametrize("policy", [GeometricFanOut(), MeasuredFanOut()])
+def test_what_a_backup_gets_accepted_says_nothing_about_the_draft(policy):
     before = policy.counts(4, 16, "hit")
     for _ in range(1000):
         policy.observe(VerificationStats(0, 4, "miss"))
