@@ -25,7 +25,14 @@ from tests.placement.process.fake_worker import command
 from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
-from tests.placement.process.test_supervisor import ended, linux, speaking, speaking_later, started
+from tests.placement.process.test_supervisor import (
+    ended,
+    linux,
+    speaking,
+    speaking_later,
+    started,
+    working,
+)
 from tests.selection import cases
 
 BREAKABLE = "from tests.placement.process import faults; faults.install()"
@@ -34,11 +41,7 @@ BREAKABLE = "from tests.placement.process import faults; faults.install()"
 @linux
 @pytest.mark.parametrize("fault", cases(["port-shut", "fd-starved", "hung"], "port-shut"))
 def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
-    worker = DraftWorker(SETTINGS, patience=0.3, command=speaking_later(BREAKABLE))
-    try:
-        worker.supervisor.start()
-        worker.supervisor.wait_ready()
-        run = run_of(worker.draft())
+    with working(patience=0.3, started_by=speaking_later(BREAKABLE)) as (worker, run):
         run.until(only_misses)
         pid = worker.supervisor.pid
         os.kill(pid, faults.SIGNALS[fault])
@@ -48,8 +51,6 @@ def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == len(set(said)) <= 4
         assert sum("gives no sign of life" in line for line in said) == 1
-    finally:
-        worker.close()
 
 
 class Deaf:
@@ -289,19 +290,13 @@ def test_a_worker_that_is_started_again_is_urgent(monkeypatch):
 @linux
 def test_an_engine_that_is_stopped_for_long_finds_its_worker_alive():
     """Both are stopped, as by a debugger or a host that sleeps."""
-    worker = DraftWorker(SETTINGS, patience=0.3, command=command())
-    try:
-        worker.supervisor.start()
-        worker.supervisor.wait_ready()
-        run = run_of(worker.draft())
+    with working(patience=0.3) as (worker, run):
         run.until(only_misses)
         os.kill(worker.supervisor.pid, signal.SIGSTOP)
         time.sleep(4.0)  # nobody looks
         os.kill(worker.supervisor.pid, signal.SIGCONT)
         run.until(only_misses)
         assert worker.supervisor.starts == 1
-    finally:
-        worker.close()
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and 
 
 
 @contextmanager
-def working(*, patience=10.0, backup="none"):
-    """An engine over a supervised worker process."""
-    worker = DraftWorker(SETTINGS, patience=patience, command=command())
+def working(settings=SETTINGS, *, patience=10.0, backup="none", started_by=None):
+    """An engine over a supervised worker process, which a command starts."""
+    worker = DraftWorker(settings, patience=patience, command=started_by or command())
     try:
         worker.supervisor.start()
         worker.supervisor.wait_ready()
@@ -104,16 +104,11 @@ def test_a_worker_that_is_stopped_costs_one_wait_and_goes_on_when_it_is_continue
 @linux
 def test_every_thread_of_a_worker_runs_on_its_cores_alone():
     core = max(os.sched_getaffinity(0))
-    worker = DraftWorker(msgspec.structs.replace(SETTINGS, cores=(core,)), command=command())
-    try:
-        worker.supervisor.start()
-        worker.supervisor.wait_ready()
-        assert only_misses(run_of(worker.draft()).generate(count=1))
+    with working(msgspec.structs.replace(SETTINGS, cores=(core,))) as (worker, run):
+        assert only_misses(run.generate(count=1))
         tasks = list(Path(f"/proc/{worker.supervisor.pid}/task").iterdir())
         assert len(tasks) > 3
         assert all(os.sched_getaffinity(int(task.name)) == {core} for task in tasks)
-    finally:
-        worker.close()
 
 
 @linux
@@ -267,13 +262,8 @@ def test_what_native_code_writes_later_does_not_block_a_worker():
         "import tests.placement.process.script as s; o = s.ScriptedDraft.open; "
         "s.ScriptedDraft.open = lambda *a: (os.write(1, b'x' * 2**20), o(*a))[1]"
     )
-    worker = DraftWorker(SETTINGS, patience=5.0, command=speaking_later(code))
-    worker.supervisor.start()
-    try:
-        worker.supervisor.wait_ready()
-        assert only_misses(run_of(worker.draft()).generate())
-    finally:
-        worker.close()
+    with working(patience=5.0, started_by=speaking_later(code)) as (_, run):
+        assert only_misses(run.generate())
 
 
 def speaking_later(code):
