@@ -92,10 +92,11 @@ def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_op
         assert run.draft.counters["connections"] >= 2
 
 
-def test_a_worker_that_never_answers_the_hello_is_ended():
+def unmade():
+    """A draft that is not made before its worker is ended, what ends that, and whose end it was."""
     ends, go = [], threading.Event()
 
-    class Silent(ScriptedDraft):
+    class Unmade(ScriptedDraft):
         def __init__(self):
             go.wait(60)
             super().__init__()
@@ -104,7 +105,12 @@ def test_a_worker_that_never_answers_the_hello_is_ended():
         ends.append(address)
         go.set()
 
-    with served(draft=Silent, limit=HangLimit(0.3), end=end) as run:
+    return Unmade, end, ends
+
+
+def test_a_worker_that_never_answers_the_hello_is_ended():
+    draft, end, ends = unmade()
+    with served(draft=draft, limit=HangLimit(0.3), end=end) as run:
         run.until(only_misses)
         assert len(ends) == 1
 

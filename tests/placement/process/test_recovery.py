@@ -25,6 +25,7 @@ from tests.placement.process.fake_worker import command
 from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
+from tests.placement.process.test_hang import unmade
 from tests.placement.process.test_supervisor import (
     ended,
     linux,
@@ -163,18 +164,8 @@ def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
 def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
     """Else a worker whose streams break would never be replaced."""
     monkeypatch.setattr(connection, "_RETRY", 1e-3)
-    ends, go = [], threading.Event()
-
-    class Never(ScriptedDraft):
-        def __init__(self):
-            go.wait(60)
-            super().__init__()
-
-    def end(address):
-        ends.append(address)
-        go.set()
-
-    with served(draft=Never, limit=HangLimit(60.0), end=end) as run:
+    draft, end, ends = unmade()
+    with served(draft=draft, limit=HangLimit(60.0), end=end) as run:
         run.draft.streams.limit = HangLimit(1.0)
         give_up = time.monotonic() + 60
         while not ends:
