@@ -240,7 +240,7 @@ class Early(PageStock):
     def take(self, slot, tokens, names=(), spare=0):
         taken = super().take(slot, tokens, names, spare)
         if taken is not None:
-            self.fill(slot, len(names) * SIZE)
+            self.fill(slot, 10**6)
         return taken
 
 
@@ -259,6 +259,7 @@ class Uncounted(PageStock):
         held = self._held.get(slot)
         for page in held.pages if held else ():
             self._group(slot).users[page] = 1
+            self._group(slot).names.pop(page, None)
         super().give_back(slot)
 
 

@@ -13,13 +13,13 @@ from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loaded import Loaded
-from tests.llm.test_paged import ELSEWHERE, LONG, PAGE, elsewhere, opened, pair
+from tests.engine.test_page_stock import Early, Uncounted
+from tests.llm.test_paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened, pair
 from tests.llm.test_speculative import outputs
 from tests.placement.test_submesh import ids
 
 __all__ = ["pair"]
 
-ALONE = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
 COUPLED = [
     {},
     {"repetition_penalty": 1.4, "max_tokens": 30},
@@ -134,32 +134,11 @@ def test_it_can_be_turned_off_and_needs_pages(pair):
         opened(pair, prefix_caching=True)
 
 
-class Early(PageStock):
-    """Has pages reused that are not filled."""
-
-    def take(self, slot, tokens, names=(), spare=0):
-        taken = super().take(slot, tokens, names, spare)
-        if taken is not None:
-            self.fill(slot, 10**6)
-        return taken
-
-
 class Alike(PageStock):
     """Takes all prompts for the same."""
 
     def names(self, prompt):
         return tuple(bytes([page]) for page in range((len(prompt) - 1) // 128))
-
-
-class Uncounted(PageStock):
-    """Takes a page back from everybody when one leaves it."""
-
-    def give_back(self, slot):
-        held = self._held.get(slot)
-        for page in held.pages if held else ():
-            self._group(slot).users[page] = 1
-            self._group(slot).names.pop(page, None)
-        super().give_back(slot)
 
 
 def forgetful(self, name):
