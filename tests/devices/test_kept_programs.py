@@ -29,6 +29,7 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
 from ssd_jax.system.compile_cache import ProgramStore, keep_programs
 from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.test_mesh import SHAPE
 from tests.system.test_compile_cache import key_of
@@ -336,9 +337,7 @@ def test_models_say_the_same_from_kept_programs(
     tmp_path, monkeypatch, no_cache_of_the_user, settings, mesh
 ):
     """Every mode, its programs built and kept, and from the store alone."""
-    target, draft = (str(tmp_path / name) for name in ("target", "draft"))
-    for path, noise in ((target, 0.0), (draft, 0.04)):
-        tiny.write_checkpoint(path, "llama", noise=noise, num_key_value_heads=2, **SHAPE)
+    target, draft = tiny_pair.write(tmp_path, num_key_value_heads=2, **SHAPE)
     room = {"context": 320, "slots": 4, "dtype": "float32", "mesh": mesh}
     room |= settings | ({"draft": draft} if mesh is None else {})
 

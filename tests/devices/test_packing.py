@@ -13,7 +13,7 @@ from ssd_jax.devices.packing import Packing
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
 from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
 from tests.placement.test_mesh import SHAPE, opened
@@ -88,10 +88,7 @@ def test_an_array_of_another_size_or_type_is_refused(wrong):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     root = tmp_path_factory.mktemp("packing")
-    names = {noise: root / str(noise) for noise in (0.0, 0.04)}
-    for noise, path in names.items():
-        tiny.write_checkpoint(path, "qwen2", noise=noise, **SHAPE, num_attention_heads=4)
-    return tuple(map(str, names.values()))
+    return tiny_pair.write(root, "qwen2", **SHAPE, num_attention_heads=4)
 
 
 def handed_over(monkeypatch):

@@ -10,8 +10,8 @@ from ssd_jax import config
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.testing import tiny
 from ssd_jax.tuning import chooser
+from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests, run
 from tests.speculation.tuners import Restless
@@ -24,15 +24,13 @@ BUDGETS = (3, 8)
 @pytest.fixture(scope="module")
 def auto(tmp_path_factory):
     """Everything is chosen but the most K; coupled, so that sampled text is that of every mode."""
-    root = tmp_path_factory.mktemp("auto")
-    target = tiny.write_checkpoint(root / "target", "qwen3")
-    draft = tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    target, draft = tiny_pair.write(tmp_path_factory.mktemp("auto"), "qwen3")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "AUTO_BUDGETS", BUDGETS)
         llm = LLM(
-            str(target),
+            target,
             mode="auto",
-            draft=str(draft),
+            draft=draft,
             draft_placement="inline",
             k="3",
             slots=4,

@@ -13,7 +13,7 @@ import pytest
 
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.shipped]
@@ -33,12 +33,7 @@ def _a_gpu():
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def pair(request, tmp_path_factory):
-    root = tmp_path_factory.mktemp(request.param)
-    names = {"target": 0.0, "draft": 0.04}
-    return [
-        str(tiny.write_checkpoint(root / name, request.param, noise=noise, **SHAPE))
-        for name, noise in names.items()
-    ]
+    return tiny_pair.write(tmp_path_factory.mktemp(request.param), request.param, **SHAPE)
 
 
 def asked(llm, mode, **more):

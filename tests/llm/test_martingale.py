@@ -17,7 +17,7 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.testing import tiny
-from tests.checkpoints import tiny_drafts
+from tests.checkpoints import tiny_drafts, tiny_pair
 from tests.llm.martingale import ALPHA, FEW_IDS, Losing, say, sums
 from tests.sampling.edits import Edit, edited
 
@@ -28,11 +28,7 @@ SLOW = 10_000
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """A target, and a draft that sometimes agrees with it."""
-    root = tmp_path_factory.mktemp("martingale")
-    return [
-        tiny.write_checkpoint(root / name, "qwen3", noise=noise)
-        for name, noise in (("target", 0), ("draft", 0.03))
-    ]
+    return tiny_pair.write(tmp_path_factory.mktemp("martingale"), "qwen3", noise=0.03)
 
 
 def opened(checkpoints, mode="ssd", **settings):

@@ -8,7 +8,7 @@ from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.engine.page_stock import PageStock, Taken
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
 from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
 from tests.placement.test_submesh import ids
@@ -22,10 +22,7 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 6
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Target and draft."""
-    root = tmp_path_factory.mktemp("paged")
-    for noise in (0.0, 0.04):
-        tiny.write_checkpoint(root / str(noise), "qwen3", noise=noise, **SHAPE)
-    return [str(root / "0.0"), str(root / "0.04")]
+    return tiny_pair.write(tmp_path_factory.mktemp("paged"), "qwen3", **SHAPE)
 
 
 def opened(pair, *, there=None, **settings):

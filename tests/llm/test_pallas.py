@@ -10,7 +10,7 @@ from ssd_jax.kernels import kv_write_tpu
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs
 from tests.models.golden import execution_as
 
@@ -21,9 +21,7 @@ PROMPTS = ["to be or not to be, that is", "xyxyxyxy"]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    root, shape = tmp_path_factory.mktemp("pallas"), {"vocab_size": 320}
-    names = {"target": 0.0, "draft": 0.04}
-    return [str(tiny.write_checkpoint(root / n, noise=x, **shape)) for n, x in names.items()]
+    return tiny_pair.write(tmp_path_factory.mktemp("pallas"), vocab_size=320)
 
 
 def opened(pair, *, pallas, **settings):

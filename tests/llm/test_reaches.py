@@ -9,7 +9,7 @@ from ssd_jax.devices import paged_programs
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.kernels.tree_attention import xla
 from ssd_jax.models.execution import Execution
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.selection import cases
 
 BLOCK = 128
@@ -26,9 +26,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    root = tmp_path_factory.mktemp("reaches")
-    names = {"target": 0.0, "draft": 0.04}
-    return [str(tiny.write_checkpoint(root / name, noise=noise)) for name, noise in names.items()]
+    return tiny_pair.write(tmp_path_factory.mktemp("reaches"))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 
 FACTORS = {
     "family": ("llama", "qwen2", "qwen3"),
@@ -68,13 +69,7 @@ SAMPLED = [
 def checkpoints(tmp_path_factory):
     """(target, draft that agrees with it more often than not) of each family."""
     root = tmp_path_factory.mktemp("speculative")
-    return {
-        family: (
-            tiny.write_checkpoint(root / family, family),
-            tiny.write_checkpoint(root / f"{family}-draft", family, noise=0.04),
-        )
-        for family in FACTORS["family"]
-    }
+    return {family: tiny_pair.write(root / family, family) for family in FACTORS["family"]}
 
 
 def speculative(checkpoint, drafter, k, **settings):

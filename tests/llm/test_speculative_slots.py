@@ -11,7 +11,7 @@ import pytest
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_programs import Programs
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 
 K, CONTEXT = 3, 128  # also the size of a page
 PROMPTS = [
@@ -28,16 +28,15 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    root = tmp_path_factory.mktemp("slots")
-    names = {"target": 0.0, "draft": 0.04}
-    return {name: tiny.write_checkpoint(root / name, noise=noise) for name, noise in names.items()}
+    return tiny_pair.write(tmp_path_factory.mktemp("slots"))
 
 
 def load(checkpoints, slots):
+    target, draft = checkpoints
     return LLM(
-        str(checkpoints["target"]),
+        target,
         mode="sd",
-        draft=str(checkpoints["draft"]),
+        draft=draft,
         k=str(K),
         dtype="float32",
         slots=slots,

@@ -14,6 +14,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests, run
 from tests.selection import cases
@@ -79,13 +80,7 @@ def test_the_cases_cover_every_pair_of_factors():
 def checkpoints(tmp_path_factory):
     """(target, draft that agrees with it more often than not) of each family."""
     root = tmp_path_factory.mktemp("ssd")
-    return {
-        family: (
-            tiny.write_checkpoint(root / family, family),
-            tiny.write_checkpoint(root / f"{family}-draft", family, noise=0.04),
-        )
-        for family in FACTORS["family"]
-    }
+    return {family: tiny_pair.write(root / family, family) for family in FACTORS["family"]}
 
 
 def ssd(checkpoint, **settings):

@@ -7,7 +7,7 @@ import pytest
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.devices import expansion_programs, paged_programs
 from ssd_jax.models.execution import Execution
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 
 PROMPTS = ["to be or not to be, that is the question", "xyxyxyxyxyxyxyxyxyxy", "one two one two"]
 HOT = {"temperature": 0.8, "seed": 5}
@@ -33,9 +33,7 @@ DRAWING = {"accept", "start", "step", "expand", "grow"}
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    root = tmp_path_factory.mktemp("variants")
-    names = {"target": 0.0, "draft": 0.04}
-    return [str(tiny.write_checkpoint(root / name, noise=noise)) for name, noise in names.items()]
+    return tiny_pair.write(tmp_path_factory.mktemp("variants"))
 
 
 def load(checkpoints, mode):

@@ -12,7 +12,7 @@ import pytest
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.llm import LLM
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
 from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
 
@@ -28,10 +28,7 @@ def pairs(tmp_path_factory):
     def pair(family, heads):
         queries = 8 if 8 % heads == 0 else 3 * heads
         shape = SHAPE | {"num_attention_heads": queries, "num_key_value_heads": heads}
-        names = {noise: root / f"{family}-{heads}-{noise}" for noise in (0.0, 0.04)}
-        for noise, path in names.items():
-            tiny.write_checkpoint(path, family, noise=noise, **shape)
-        return tuple(map(str, names.values()))
+        return tiny_pair.write(root / f"{family}-{heads}", family, **shape)
 
     return pair
 

@@ -24,9 +24,9 @@ from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation import known_text
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
-from ssd_jax.testing import tiny
 from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
+from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import SAMPLED, outputs, requests, run
 from tests.models.golden import ON_TPUS, execution_as
@@ -43,15 +43,11 @@ def root(tmp_path_factory):
 
 def opened(root, family, *, heads=2, noise=0.04, **settings):
     """A target, and a draft that often agrees with it."""
-    name, shape = family, {"num_key_value_heads": heads}
-    pair = [root / name, root / f"{name}-{noise}"]
-    for path, own in zip(pair, (0.0, noise), strict=True):
-        tiny.write_checkpoint(path, family, noise=own, **shape)
+    path = root / f"{family}-{noise}"
+    target, draft = tiny_pair.write(path, family, noise=noise, num_key_value_heads=heads)
     defaults = {"context": 320, "exact": "bitwise", "compile_cache": "off", "k": "3", "budget": "8"}
     defaults["draft_placement"] = "inline"
-    return LLM(
-        str(pair[0]), mode="ssd", draft=str(pair[1]), **defaults | {"dtype": "float32"} | settings
-    )
+    return LLM(target, mode="ssd", draft=draft, **defaults | {"dtype": "float32"} | settings)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 
 PROMPTS = ["hello", "a prompt of two chunks. " * 6, "x", "1 2 3"]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=7)
@@ -23,8 +23,7 @@ FEW, MANY = 5, 100
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     root = tmp_path_factory.mktemp("signals")
-    tiny.write_checkpoint(root / "target", "qwen3")
-    tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    tiny_pair.write(root, "qwen3")
     return root
 
 

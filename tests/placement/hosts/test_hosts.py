@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ssd_jax.llm import LLM
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.placement.hosts.leading import answers
 from tests.placement.hosts.processes import Processes, said
 
@@ -36,10 +36,8 @@ def pair(tmp_path_factory):
     root = tmp_path_factory.mktemp("hosts")
 
     def made(family, heads):
-        paths = {noise: root / f"{family}-{heads}-{noise}" for noise in (0.0, 0.04)}
-        for noise, path in paths.items():
-            tiny.write_checkpoint(path, family, noise=noise, num_key_value_heads=heads, **SHAPE)
-        return tuple(map(str, paths.values()))
+        path = root / f"{family}-{heads}"
+        return tiny_pair.write(path, family, num_key_value_heads=heads, **SHAPE)
 
     return made
 

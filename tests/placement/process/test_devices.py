@@ -11,7 +11,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.placement.process.supervisor import COMMAND, Supervisor
 from ssd_jax.placement.visible import Devices
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.process.script import SETTINGS
 
@@ -21,13 +21,11 @@ PATIENCE = 120.0  # no answer is late here, however busy the machine is
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     """Two checkpoints that often agree, the draft on two devices of its own."""
-    root = tmp_path_factory.mktemp("devices")
-    tiny.write_checkpoint(root / "target", "qwen3")
-    tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    target, draft = tiny_pair.write(tmp_path_factory.mktemp("devices"), "qwen3")
     with LLM(
-        str(root / "target"),
+        target,
         mode="ssd",
-        draft=str(root / "draft"),
+        draft=draft,
         draft_placement="process",
         draft_devices="cpu:0,1",
         verify="coupled",

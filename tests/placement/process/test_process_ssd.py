@@ -21,7 +21,7 @@ from ssd_jax.roles.records import BranchTokens
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
-from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests, run
 from tests.placement.process.fake_worker import command
@@ -37,8 +37,7 @@ PATIENCE = 120.0  # no answer is late here, however busy the machine is
 def made(tmp_path_factory):
     """A directory of two checkpoints that often agree."""
     root = tmp_path_factory.mktemp("process")
-    tiny.write_checkpoint(root / "target", "qwen3")
-    tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    tiny_pair.write(root, "qwen3")
     return root
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ssd_jax.llm import LLM
 from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
 
 
 class Started(NamedTuple):
@@ -25,8 +26,7 @@ class Started(NamedTuple):
 def checkpoints(root):
     """A directory of a target and a draft that often agree, and of two other drafts: another
     model, and the same one with other weights."""
-    tiny.write_checkpoint(root / "target", "qwen3")
-    tiny.write_checkpoint(root / "draft", "qwen3", noise=0.04)
+    tiny_pair.write(root, "qwen3")
     tiny.write_checkpoint(root / "other", "llama")
     tiny.write_checkpoint(root / "other weights", "qwen3", noise=0.05)
     return root
