@@ -14,7 +14,6 @@ import pytest
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.shipped]
 
@@ -38,11 +37,8 @@ def pair(request, tmp_path_factory):
 
 def asked(llm, mode, **more):
     always = {"max_tokens": 24, "ignore_eos": True} | more
-    requests = [
-        llm.request(prompt, SamplingParams(**always, **settings), index)
-        for index, (prompt, settings) in enumerate(zip(PROMPTS, SETTINGS, strict=True))
-    ]
-    return outputs(llm, requests, mode)
+    params = [SamplingParams(**always, **settings) for settings in SETTINGS]
+    return llm.generate(PROMPTS, params, mode=mode)
 
 
 def said(llm, mode):

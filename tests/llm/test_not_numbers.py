@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.engine.engine import Engine
 from ssd_jax.testing import tiny
-from tests.llm.test_speculative import outputs
 
 pytestmark = pytest.mark.more  # tests/sampling has what is emitted
 
@@ -50,7 +49,7 @@ def without_draft(tmp_path_factory):
 def without_word(tmp_path_factory, without_draft):
     """A model that cannot read a word, which it never says, and the word."""
     root, encode = tmp_path_factory.mktemp("target"), without_draft.tokenizer.encode
-    healthy = outputs(without_draft, asked(without_draft, TEXTS, [GREEDY] * 2), "ar")
+    healthy = without_draft.generate(TEXTS, [GREEDY] * 2, mode="ar")
     said = {token for output in healthy for token in output.token_ids}
     read = {word: encode(word, add_special=False) for word in "bcdfgjkpquvwyz"}
     word, unread = next((word, token) for word, (token,) in read.items() if token not in said)
@@ -63,11 +62,6 @@ def without_word(tmp_path_factory, without_draft):
         yield llm, word
 
 
-def asked(llm, texts, params):
-    pairs = enumerate(zip(texts, params, strict=True))
-    return [llm.request(text, each, index) for index, (text, each) in pairs]
-
-
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_ends_by_an_error_and_its_neighbours_do_not(
@@ -75,10 +69,10 @@ def test_a_request_ends_by_an_error_and_its_neighbours_do_not(
 ):
     llm, word = without_word
     params = GREEDY, SamplingParams(**LENGTH, temperature=temperature), GREEDY
-    found = outputs(llm, asked(llm, [TEXTS[0], f"a {word}", TEXTS[1]], params), mode)
+    found = llm.generate([TEXTS[0], f"a {word}", TEXTS[1]], params, mode=mode)
     assert [output.finish_reason for output in found] == ["length", "error", "length"]
     assert found[1].token_ids == []
-    again = outputs(llm, asked(llm, TEXTS, [GREEDY] * 2), mode)
+    again = llm.generate(TEXTS, [GREEDY] * 2, mode=mode)
     assert [found[0].token_ids, found[2].token_ids] == [output.token_ids for output in again]
     (line,) = [record for record in caplog.records if record.name == Engine.__module__]
     assert "no numbers" in line.getMessage()
@@ -87,7 +81,7 @@ def test_a_request_ends_by_an_error_and_its_neighbours_do_not(
 
 def test_what_was_said_before_an_error_is_the_same_in_every_mode(without_draft, tmp_path):
     """The target cannot read a word that it says amid the text; the draft can."""
-    (healthy,) = outputs(without_draft, asked(without_draft, TEXTS[:1], [GREEDY]), "ar")
+    (healthy,) = without_draft.generate(TEXTS[:1], [GREEDY], mode="ar")
     end = next(n for n in range(5, 12) if healthy.token_ids[n] not in healthy.token_ids[:n])
 
     def no_word(tensors):
@@ -96,7 +90,7 @@ def test_what_was_said_before_an_error_is_the_same_in_every_mode(without_draft, 
     target, draft = checkpoint(tmp_path / "target", no_word), checkpoint(tmp_path / "draft")
     with LLM(target, draft=draft, **SETTINGS) as llm:
         for mode in llm.modes:
-            (found,) = outputs(llm, asked(llm, TEXTS[:1], [GREEDY]), mode)
+            (found,) = llm.generate(TEXTS[:1], [GREEDY], mode=mode)
             assert found.finish_reason == "error"
             assert found.token_ids == healthy.token_ids[: end + 1], mode
 
@@ -108,7 +102,7 @@ def test_a_word_that_cannot_be_read_spoils_no_page_of_others(without_word):
     settings |= {"kv_memory": "1MiB", "page_size": 16, "prefix_caching": True}
     with LLM(llm.config.target, **settings) as own:
         bad, good, again = (
-            outputs(own, asked(own, ["he is on the line " + end], [GREEDY]), "ar")[0]
+            own.generate(["he is on the line " + end], [GREEDY], mode="ar")[0]
             for end in (word, TEXTS[1], TEXTS[1])
         )
     assert [each.finish_reason for each in (bad, good, again)] == ["error", "length", "length"]
@@ -121,9 +115,7 @@ def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
     """Of sampled text that is compared which a filter leaves no choice."""
     one = SamplingParams(**LENGTH, temperature=0.7, top_k=1)
     params = [GREEDY, one]
-    expected, found = (
-        outputs(without_draft, asked(without_draft, TEXTS, params), each) for each in ("ar", mode)
-    )
+    expected, found = (without_draft.generate(TEXTS, params, mode=each) for each in ("ar", mode))
     assert [o.token_ids for o in found] == [o.token_ids for o in expected]
     assert [o.finish_reason for o in found] == ["length"] * 2
 

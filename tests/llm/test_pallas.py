@@ -11,7 +11,6 @@ from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs
 from tests.models.golden import execution_as
 
 SETTINGS = {"slots": 2, "context": 128, "compile_cache": "off", "dtype": "float32"}
@@ -34,11 +33,8 @@ def opened(pair, *, pallas, **settings):
 
 def said(llm, mode):
     each = [{}, {"temperature": 0.8, "seed": 5}]
-    requests = [
-        llm.request(prompt, SamplingParams(max_tokens=8, ignore_eos=True, **settings), index)
-        for index, (prompt, settings) in enumerate(zip(PROMPTS, each, strict=True))
-    ]
-    return [output.token_ids for output in outputs(llm, requests, mode)]
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, **settings) for settings in each]
+    return [output.token_ids for output in llm.generate(PROMPTS, params, mode=mode)]
 
 
 def ar(pair, **settings):

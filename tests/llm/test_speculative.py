@@ -93,7 +93,7 @@ def requests(llm, verify, **more):
     ]
 
 
-def outputs(llm, asked, mode, k=None):
+def outputs(llm, asked, mode=None, k=None):
     found = {}
     for event in llm.run(asked, mode, k):
         if event.output is not None:

@@ -12,6 +12,7 @@ from ssd_jax import LLM, SamplingParams
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_programs import Programs
 from tests.checkpoints import tiny_pair
+from tests.llm.test_speculative import outputs
 
 K, CONTEXT = 3, 128  # also the size of a page
 PROMPTS = [
@@ -68,11 +69,6 @@ def requests(llm, **changes):
     ]
 
 
-def outputs(llm, asked, mode="sd"):
-    found = [event.output for event in llm.run(asked, mode) if event.output]
-    return sorted(found, key=lambda output: output.prompt_index)
-
-
 def test_acceptance_and_text_are_the_same_with_one_sequence_and_with_many(one, many):
     alone, together = outputs(one, requests(one)), outputs(many, requests(many))
     for single, beside in zip(alone, together, strict=True):
@@ -93,8 +89,7 @@ def test_a_text_that_ends_while_others_go_on_ends_as_it_does_alone(one, many):
         for seed in range(8):
             sampled = {"temperature": 1.0, "ignore_eos": True, "seed": seed}
             params = [SamplingParams(max_tokens=2 + index % 5, **sampled) for index in range(8)]
-            pairs = enumerate(zip(PROMPTS, params, strict=True))
-            said += outputs(llm, [llm.request(text, own, index) for index, (text, own) in pairs])
+            said += llm.generate(PROMPTS, params)
         return [output.token_ids for output in said]
 
     assert found(one) == found(many)

@@ -44,12 +44,8 @@ def load(checkpoints, mode):
 
 
 def texts(llm, wave):
-    requests = [
-        llm.request(prompt, SamplingParams(max_tokens=16, ignore_eos=True, **settings), index)
-        for index, (prompt, settings) in enumerate(zip(PROMPTS, WAVES[wave], strict=False))
-    ]
-    found = [event.output for event in llm.run(requests) if event.output]
-    return [o.token_ids for o in sorted(found, key=lambda output: output.prompt_index)]
+    params = [SamplingParams(max_tokens=16, ignore_eos=True, **each) for each in WAVES[wave]]
+    return [output.token_ids for output in llm.generate(PROMPTS[: len(params)], params)]
 
 
 @pytest.mark.more
