@@ -1,4 +1,6 @@
-"""Models that are opened and never loaded."""
+"""Prompts, and models that are opened and never loaded."""
+
+import json
 
 import pytest
 
@@ -18,3 +20,11 @@ def unloaded(monkeypatch):
 
     monkeypatch.setattr(LLM, "load", load)
     return LoadingError
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """A file of three prompts."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"prompt {i}"}) for i in range(3)))
+    return path

@@ -22,13 +22,6 @@ ONE_STEP = ("--suite=step", "--widths=1", "--step_repeats=1")
 SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
 
 
-@pytest.fixture
-def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"prompt {i}"}) for i in range(3)))
-    return path
-
-
 def run(capsys, *arguments):
     status = main(list(arguments))
     out, err = capsys.readouterr()

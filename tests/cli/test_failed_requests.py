@@ -68,13 +68,6 @@ def fake(monkeypatch, tiny_checkpoint, capsys):
     return run
 
 
-@pytest.fixture
-def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"prompt {i}"}) for i in range(3)))
-    return path
-
-
 def test_generate_prints_what_there_is_and_counts(fake, prompts):
     reasons = ["stop", "error", "length"]
     status, out, err = fake(reasons, "generate", f"--prompt_file={prompts}", "--json")

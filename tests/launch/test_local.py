@@ -24,12 +24,16 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Checkpoints, prompts, and `ssd-jax` on the path."""
-    root = checkpoints(tmp_path_factory.mktemp("local"))
+    lines = [{"prompt": "to be or not"}, {"prompt": "one two", "temperature": 0.8, "seed": 3}]
+    return furnished(checkpoints(tmp_path_factory.mktemp("local")), lines)
+
+
+def furnished(root, lines):
+    """A directory with `ssd-jax` for the path, and a file of prompts."""
     (root / "bin").mkdir()
     command = root / "bin" / "ssd-jax"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ssd_jax "$@"\n')
     command.chmod(0o755)
-    lines = [{"prompt": "to be or not"}, {"prompt": "one two", "temperature": 0.8, "seed": 3}]
     (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return root
 

@@ -6,14 +6,13 @@ import json
 import random
 import re
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch.test_local import ROOT, children, environment, gone, texts
+from tests.launch.test_local import ROOT, children, environment, furnished, gone, texts
 from tests.placement.hosts.processes import free_port
 
 pytestmark = pytest.mark.slow
@@ -36,14 +35,7 @@ MOST_SECONDS = 600
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """`ssd-jax` on the path, and the prompts."""
-    root = tmp_path_factory.mktemp("real")
-    (root / "bin").mkdir()
-    command = root / "bin" / "ssd-jax"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ssd_jax "$@"\n')
-    command.chmod(0o755)
-    lines = [{"prompt": prompt} for prompt in PROMPTS]
-    (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return root
+    return furnished(tmp_path_factory.mktemp("real"), [{"prompt": prompt} for prompt in PROMPTS])
 
 
 def flags(root):
