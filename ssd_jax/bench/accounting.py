@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -34,6 +32,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import NGRAM_K
 from ssd_jax.system import notices
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
+from ssd_jax.system.leaving import end_with_starter
 
 
 def core_groups(
@@ -120,14 +119,6 @@ class PinnedModel:
         return answer
 
 
-def _end_with_parent() -> None:
-    """Ends this process when the one that has started it has ended without a word."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
 def _serve(
     pipe: Connection,
     config: Config,
@@ -142,7 +133,7 @@ def _serve(
     from ssd_jax.llm import LLM
 
     notices.count_as_said(said)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_starter()
     try:
         with LLM(config=config, ks=ks) as llm:
             pipe.send(notices.said())

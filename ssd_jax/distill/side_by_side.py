@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,6 +21,7 @@ from ssd_jax.errors import SsdError
 from ssd_jax.system.compile_cache import keep_programs, kept_in, open_store
 from ssd_jax.system.cores import pin, usable_cores
 from ssd_jax.system.host_memory import keep_freed_memory
+from ssd_jax.system.leaving import end_with_starter
 
 Work = Callable[[CompletionJob, Iterable[tuple[int, Any]]], Iterator[Report]]
 """Takes shards by their places, each with what is to be done of it; the first report says that the
@@ -123,7 +122,7 @@ def _serve(
 ) -> None:
     """Sends the reports of the work, then None; an exception is sent, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too; its starter ends it
-    threading.Thread(target=_end_with_starter, daemon=True).start()
+    end_with_starter()
     try:
         pin(cores)  # before JAX starts, which has as many threads as cores
         keep_freed_memory()
@@ -136,11 +135,3 @@ def _serve(
         return
     except Exception as error:
         pipe.send(error)
-
-
-def _end_with_starter() -> None:
-    """Ends this process with its starter, however that ends; else it would work on for minutes."""
-    starter = multiprocessing.parent_process()
-    if starter is not None:
-        starter.join()
-        os._exit(1)

@@ -1,8 +1,10 @@
-"""Ends a process that must not wait: devices may hang, and its output may go unread."""
+"""Ends processes: one that must not wait, since devices may hang and its output may go unread, and
+one that nobody needs any more."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import select
 import sys
@@ -31,3 +33,16 @@ def flush() -> None:
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+
+
+def end_with_starter() -> None:
+    """Makes this process end with the one that started it by `multiprocessing`, however that ends;
+    else it would work on for minutes."""
+
+    def wait() -> None:
+        starter = multiprocessing.parent_process()
+        if starter is not None:
+            starter.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

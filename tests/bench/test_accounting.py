@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 
 import pytest
@@ -208,30 +206,3 @@ def test_settings_of_ssd_alone_are_left_out_of_the_other_modes():
 def test_suites_that_run_programs_by_themselves_are_refused_with_hosts(capsys):
     assert main(["bench", "--suite=step", "--target=x", "--hosts=10.0.0.1:4000,count=2"]) == 2
     assert "those of hosts only run together" in capsys.readouterr().err
-
-
-ORPHAN = """
-import multiprocessing, os, signal, threading, time
-from ssd_jax.bench.accounting import _end_with_parent
-
-def serve(pipe):
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    pipe.send(os.getpid())
-    time.sleep(60)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    context.Process(target=serve, args=(there,), daemon=True).start()
-    print(here.recv(), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_model_ends_with_the_command_that_was_killed(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(ORPHAN)
-    # The pipe of the output is open as long as the child is there.
-    done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, timeout=50)
-    assert done.returncode == -signal.SIGKILL
-    assert int(done.stdout)

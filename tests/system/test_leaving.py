@@ -1,8 +1,9 @@
-"""A process that cannot go on ends, whoever reads what it says."""
+"""A process ends that cannot go on, whoever reads what it says, or that nobody needs any more."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -57,3 +58,30 @@ def test_a_process_ends_though_nobody_reads_its_errors_either():
             assert process.wait(30) == 3
         finally:
             process.kill()
+
+
+ORPHAN = """
+import multiprocessing, os, signal, time
+from ssd_jax.system.leaving import end_with_starter
+
+def serve(pipe):
+    end_with_starter()
+    pipe.send(os.getpid())
+    time.sleep(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=serve, args=(there,), daemon=True).start()
+    print(here.recv(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_ends_with_its_starter_that_was_killed(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ORPHAN)
+    # The pipe of the output is open as long as the child is there.
+    done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, timeout=50)
+    assert done.returncode == -signal.SIGKILL
+    assert int(done.stdout)
