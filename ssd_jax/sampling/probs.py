@@ -28,8 +28,6 @@ Largest = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
 """See `kernels.rows.largest`."""
 Threshold = Callable[[jax.Array], jax.Array]
 """Returns the least probability that stays, [B, 1]."""
-Enough = Callable[[jax.Array], jax.Array]
-"""Returns whether what is kept is enough, [B, 1] bool."""
 
 
 def allowed_logits(
@@ -124,7 +122,7 @@ def _filtered(p: Probs, sampling: Sampling, truncated: bool | None = None) -> Pr
     if truncated is not None:
         return truncation.apply(p, truncation.cut(p, sampling)) if truncated else p
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
-    p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: _count(kept) >= top_k))
+    p = _filter(p, top_k > 0, lambda p: _threshold(p, lambda kept: truncation.count(kept) >= top_k))
     p = _filter(p, top_p < 1, lambda p: _threshold(p, lambda kept: row_sum(kept) >= top_p))
     return _filter(p, min_p > 0, lambda p: min_p * row_max(p))
 
@@ -142,7 +140,7 @@ def _filter(p: Probs, applies: Bool[Array, "B 1"], threshold: Threshold) -> Prob
     return jax.lax.cond(jnp.any(applies), keep, lambda p: p, p)
 
 
-def _threshold(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
+def _threshold(p: Probs, enough: truncation.Enough) -> Float32[Array, "B 1"]:
     """The largest threshold whose kept set is enough (0 if none is).
 
     It is first searched among the likeliest tokens: those in the blocks with the largest maxima.
@@ -167,7 +165,7 @@ def _threshold(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
     return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))
 
 
-def _bisect(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
+def _bisect(p: Probs, enough: truncation.Enough) -> Float32[Array, "B 1"]:
     """`_threshold` by bisection.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
@@ -188,7 +186,3 @@ def _bisect(p: Probs, enough: Enough) -> Float32[Array, "B 1"]:
     low = jnp.where(enough(jnp.where(p >= best, p, 0.0)), high, 0)
     low, _ = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, (low, high))
     return value(low)
-
-
-def _count(kept: jax.Array) -> jax.Array:
-    return jnp.sum(kept > 0, axis=-1, keepdims=True)

@@ -42,7 +42,7 @@ def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
     Renormalising scales the rest of a row by one factor, so each threshold is one of p itself.
     """
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
-    low = jnp.where(top_k > 0, _largest(p, lambda kept: _count(kept) >= top_k), 0.0)
+    low = jnp.where(top_k > 0, _largest(p, lambda kept: count(kept) >= top_k), 0.0)
     mass = top_p * jnp.where(top_k > 0, _mass(p, low), 1.0)
     largest = _largest(p, lambda kept: row_sum(kept) >= mass)
     low = jnp.where(top_p < 1, jnp.maximum(low, largest), low)
@@ -79,5 +79,6 @@ def _mass(p: Float32[Array, "n V"], low: Float32[Array, "n 1"]) -> Float32[Array
     return row_sum(jnp.where(p >= low, p, 0.0))
 
 
-def _count(kept: Float32[Array, "n V"]) -> Int32[Array, "n 1"]:
+def count(kept: Float32[Array, "n V"]) -> Int32[Array, "n 1"]:
+    """Number of tokens kept of each row."""
     return jnp.sum(kept > 0, axis=-1, keepdims=True, dtype=jnp.int32)
