@@ -27,7 +27,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.system.atomic import clear_partial, new_directory
+from ssd_jax.system.atomic import new_directory
 from ssd_jax.system.paths import require_free
 
 KEY = "ssd_jax_draft"
@@ -224,8 +224,6 @@ def write_draft(
     check_stored(config, stored, tied, where=where)
     directory = directory.expanduser().absolute()
     _require_free(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    clear_partial(directory.parent, directory.name)
     written = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     if output_ids is not None:
         written[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -172,12 +173,17 @@ def write_checkpoint(
 
 @contextlib.contextmanager
 def _saying_why(directory: Path) -> Iterator[None]:
+    """Says it once: Orbax also logs what its threads raise, with their tracebacks."""
+    log = logging.getLogger("absl")
+    disabled, log.disabled = log.disabled, True
     try:
         yield
     except (OSError, ValueError) as error:  # tensorstore raises the latter
         raise SsdError(
-            f"{directory} cannot be written: {brief(error)}; make room there or name another place"
+            f"{directory} cannot be written: {brief(error, end=True)}; make room there or name another place"
         ) from error
+    finally:
+        log.disabled = disabled
 
 
 def _read_all(

@@ -18,6 +18,7 @@ from ssd_jax import __version__
 from ssd_jax.cli.entries import entry
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.collection import collect_seldom
+from ssd_jax.system.leaving import leave
 
 COMMANDS = {
     "generate": "complete prompts",
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SsdError as error:
         return _failed(arguments, str(error), error.exit_status)
     except KeyboardInterrupt:
+        if argv is None:
+            leave("", _INTERRUPTED)  # Python's own exit waits for compilers
         return _INTERRUPTED
     except BrokenPipeError:
         return _lost_output()

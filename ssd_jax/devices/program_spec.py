@@ -137,10 +137,11 @@ def compile_all(
     Tracing holds the interpreter lock, compiling does not: as many threads as cores, at least two,
     overlap them.
 
-    `progress` is called with (programs done, programs in all). An error cancels programs not begun.
+    `progress` is called with (programs done, programs in all). An error cancels programs not begun;
+    an interrupt does not wait for those under way either.
     """
     progress = progress or (lambda _done, _total: None)
-    pool = ThreadPoolExecutor(max(2, len(usable_cores())))
+    pool, waits = ThreadPoolExecutor(max(2, len(usable_cores()))), True
     try:
         futures = {name: pool.submit(spec.compile, mesh, name) for name, spec in specs.items()}
         progress(0, len(futures))
@@ -148,6 +149,9 @@ def compile_all(
             future.result()
             progress(done, len(futures))
         return {name: future.result() for name, future in futures.items()}
+    except KeyboardInterrupt:
+        waits = False  # some programs take minutes
+        raise
     finally:  # after an error, without those not begun
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(waits, cancel_futures=True)
         give_back_freed_memory()  # compilers take hundreds of megabytes

@@ -1,14 +1,16 @@
 """Files and directories that are whole or absent, whatever happens during writing.
 
 Each is written beside its place, as `.NAME.HEX.partial`, and renamed at the end. An error removes
-what was written and keeps what was there before; a killed writer leaves the `.partial`. Files have
-the mode given by the user's umask.
+what was written and keeps what was there before; a killed writer leaves the `.partial`, a directory
+until the next writer of the same. Files have the mode given by the user's umask.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import glob
 import io
 import os
 import re
@@ -69,8 +71,11 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
       OSError: the disk is full, or cannot be written; with the name of a file or directory.
     """
     directory = directory.resolve()
+    _clear_abandoned(directory)
     partial = _beside(directory, "partial")
     partial.mkdir(parents=True)
+    held = os.open(partial, os.O_RDONLY)
+    _locked(held)  # until this writer ends, however it does
     try:
         with named(directory):
             yield partial
@@ -90,19 +95,35 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(held)
     if durable:
         _sync(directory.parent)
     _remove(directory.parent, rf"{re.escape(directory.name)}\.[0-9a-f]{{8}}\.old")
 
 
-def clear_partial(directory: Path, name: str | None = None) -> None:
-    """Removes what killed writers of `name`, or of any name, have left in a directory; no writer
-    may be at work there."""
-    if name is None:
-        _remove(directory, r".*\.partial")
-    else:
-        path = (directory / name).resolve()
-        _remove(path.parent, rf"{re.escape(path.name)}\.\w{{8}}\.partial")
+def clear_partial(directory: Path) -> None:
+    """Removes what killed writers have left in a directory; no writer may be at work there."""
+    _remove(directory, r".*\.partial")
+
+
+def _clear_abandoned(directory: Path) -> None:
+    """Removes what killed writers of a directory have left; others may be at work on theirs."""
+    for path in directory.parent.glob(f".{glob.escape(directory.name)}.????????.partial"):
+        with contextlib.suppress(OSError):  # it has gone, or is another's
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if _locked(descriptor):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether this process has the lock now; some disks have no locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _remove(directory: Path, pattern: str) -> None:

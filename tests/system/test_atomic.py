@@ -83,11 +83,24 @@ def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
     assert not list(path.iterdir())
 
 
-def test_what_a_killed_writer_left_is_removed_by_name_or_all_of_it(tmp_path):
+def test_the_next_writer_of_a_directory_removes_what_a_killed_one_left(tmp_path):
+    path, other = tmp_path / "a", tmp_path / ".a.b.0123abcd.partial"
+    other.mkdir()
+    (tmp_path / ".a.0123abcd.partial" / "half").mkdir(parents=True)
+    with new_directory(path) as partial:
+        assert sorted(tmp_path.iterdir()) == sorted([partial, other])
+        (partial / "file").write_text("first")
+        with new_directory(path) as another:  # at once: neither removes the other's
+            (another / "file").write_text("second")
+        assert (path / "file").read_text() == "second"
+        assert (partial / "file").exists()
+    assert (path / "file").read_text() == "first"
+    assert sorted(tmp_path.iterdir()) == sorted([path, other])
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
     for name in (".a.0123abcd.partial", ".a.b.0123abcd.partial", ".a.0123abcd.old", "a.partial"):
         (tmp_path / name).write_text("")
-    clear_partial(tmp_path, "a")
-    assert len(list(tmp_path.iterdir())) == 3
     (tmp_path / ".c.0123abcd.partial").mkdir()
     clear_partial(tmp_path)
     clear_partial(tmp_path / "none")
@@ -122,7 +135,6 @@ def test_a_link_to_a_directory_stays_and_the_directory_is_written(tmp_path):
     (disk / "out").mkdir(parents=True)
     link.symlink_to(disk / "out")
     (disk / ".out.0123abcd.partial").mkdir()
-    clear_partial(tmp_path, "out")
     with new_directory(link) as partial:
         (partial / "file").write_text("new")
     assert link.is_symlink()

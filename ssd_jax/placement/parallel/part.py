@@ -77,9 +77,8 @@ class DraftOfParts(ABC):
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
-        self._told: list[
-            BranchTokens | Absence
-        ] = []  # of this expansion, by the parts that have it
+        # Of this expansion, by the parts that have it.
+        self._told: list[BranchTokens | Absence] = []
         self._branches: BranchTokens | None = None  # the same, joined
 
     def branch_tokens(

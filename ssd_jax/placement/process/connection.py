@@ -86,10 +86,11 @@ class Connection:
     Args:
       address: of the worker.
       token: secret that the worker was started with.
-      counters: counts ignored messages and broken streams.
+      counters: count ignored messages and broken streams.
       link: how the worker is reached.
 
     Attributes:
+      counters: see above.
       stream: carries the messages.
       alive: whether the connection has not failed; a failure is final.
       ready: whether the worker has agreed to the `Hello`.
@@ -105,7 +106,7 @@ class Connection:
         counters: Counter[str],
         link: Link = Link(),  # noqa: B008 (immutable)
     ) -> None:
-        self._hello, self._counters = hello, counters
+        self._hello, self.counters = hello, counters
         self._clock = _FarClock(shared=link.clock)
         self._work: deque[tuple[Busy, RoundAnswer]] = deque(maxlen=_KEPT)  # with the answers
         self._worked_until = 0.0
@@ -218,7 +219,7 @@ class Connection:
                     self._take(message)
                     self._changed.notify_all()
         except ProtocolError as error:
-            self._counters["garbage"] += 1
+            self.counters["garbage"] += 1
             self.refused = isinstance(error, VersionError) and not self.ready
             trouble = f"the worker sent {error}"
         except StreamError as error:
@@ -227,7 +228,7 @@ class Connection:
             if self.refused:
                 trouble = "the worker refused: its token or its protocol is another"
         except Exception as error:  # whatever it is, no one may go on waiting for answers
-            self._counters["garbage"] += 1
+            self.counters["garbage"] += 1
             trouble = f"an answer of the worker could not be taken: {error!r}"
         finally:
             with self._changed:
@@ -241,9 +242,9 @@ class Connection:
         elif isinstance(message, RoundAnswer):
             self._take_work(message)
             if message.number < self._asked:
-                self._counters["overtaken"] += 1
+                self.counters["overtaken"] += 1
             elif message.number > self._asked or self._replayed(message):
-                self._counters["ignored"] += 1
+                self.counters["ignored"] += 1
             elif isinstance(message, Winner):
                 self._winner = message
             elif isinstance(message, Speculations):
@@ -323,16 +324,22 @@ def connector(
     counters: Counter[str],
     *,
     link: Link = Link(),  # noqa: B008 (immutable)
+    first: Connection | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Connection | None]:
     """Returns a function that connects to `address()`, or gives None: there is none, or just tried.
 
-    While streams keep breaking at the same address, the pause before the next one doubles.
+    While streams keep breaking at the same address, the pause before the next one doubles. If
+    `first` is given and alive, it comes before others.
     """
     last, pause, tried = -float("inf"), 0.0, ""
 
     def connect() -> Connection | None:
-        nonlocal last, pause, tried
+        nonlocal first, last, pause, tried
+        given, first = first, None
+        if given is not None and given.alive:
+            given.counters = counters
+            return given
         where, now = address(), clock()
         same = where == tried
         if where is None or (same and now < last + pause):

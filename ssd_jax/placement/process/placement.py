@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.client import PATIENCE, RemoteDraft
-from ssd_jax.placement.process.connection import Link, connector
+from ssd_jax.placement.process.connection import Connection, Link, connector
 from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerSettings
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 
@@ -43,6 +43,10 @@ class Worker(Protocol):
 
     def check(self) -> None:
         """Raises: InputError: the worker could not start. Does not wait."""
+        ...
+
+    def take_stream(self) -> Connection | None:
+        """The open stream over which the worker was waited for, if there is one."""
         ...
 
     @property
@@ -108,7 +112,8 @@ class DraftWorker:
         def address() -> str | None:
             return supervisor.address
 
-        connect = connector(hello, token, address, counters, link=supervisor.link)
+        first = supervisor.take_stream()
+        connect = connector(hello, token, address, counters, link=supervisor.link, first=first)
         streams = WorkerStreams(connect, counters, address, supervisor.end)
         draft = RemoteDraft(
             hello,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections import Counter
 
 from ssd_jax.errors import InputError
@@ -14,6 +15,7 @@ from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
 from ssd_jax.placement.remote.security import Files
 from ssd_jax.placement.remote.transport import FarStream
+from ssd_jax.system.forks import owned
 
 ANSWER = 10.0
 """Seconds within which a worker must give a sign of life."""
@@ -46,6 +48,7 @@ class FarWorker:
             clock=address.loopback,
         )
         self._first: Connection | None = None
+        self._end = weakref.finalize(self, lambda: None)
 
     def start(self) -> None:
         """Asks the worker to load; returns at once."""
@@ -74,22 +77,32 @@ class FarWorker:
                              now - began)  # fmt: skip
             if now > began + STARTUP:
                 raise InputError(f"the draft worker at {self.address} has not loaded in time")
-        self.close()
 
     def check(self) -> None:
         """Raises: InputError: the worker has already refused. Does not wait."""
         if self._first is not None and self._first.refused:
             raise InputError(self._trouble(self._first))
 
+    def take_stream(self) -> Connection | None:
+        """See `process.placement.Worker`. While it is open, the worker keeps the draft."""
+        first, self._first = self._first, None
+        self._end.detach()
+        return first
+
     def close(self) -> None:
-        """Ends the stream that waited for the worker."""
-        if self._first is not None:
-            self._first.close()
-            self._first = None
+        """Ends the stream that waited for the worker, unless it was taken."""
+        first = self.take_stream()
+        if first is not None:
+            first.close()
 
     def _connect(self) -> Connection:
         settings = self._settings
-        return Connection(self.address, settings.hello, settings.token, Counter(), self.link)
+        made = Connection(self.address, settings.hello, settings.token, Counter(), self.link)
+        # Needed even if no one calls `close`: the receiving thread keeps the stream alive.
+        self._end.detach()
+        self._end = weakref.finalize(self, owned(made.close))
+        self._end.atexit = False
+        return made
 
     def _trouble(self, link: Connection) -> str:
         if link.refused:

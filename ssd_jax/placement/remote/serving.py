@@ -73,6 +73,10 @@ class Drafts:
           InputError: another draft is wanted, or more memory than an engine's share.
         """
         key = msgspec.msgpack.encode(wanted)
+        found = self._loaded.get(key)  # waits for no other's
+        if found is not None:
+            self._last = found
+            return found
         with self._lock:
             found = self._loaded.get(key)
             if found is None:

@@ -20,6 +20,7 @@ from ssd_jax.placement.process import client, codec, placement, server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.refusals import Refusals
+from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.remote import far_worker, transport
@@ -27,11 +28,11 @@ from ssd_jax.placement.remote.far_worker import FarWorker
 from ssd_jax.placement.remote.security import Files
 from ssd_jax.placement.remote.transport import METHOD
 from ssd_jax.placement.remote.transport import TOKEN as KEY
-from tests.placement.process.script import HELLO, TOKEN
+from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import run_of
 from tests.placement.process.serving import connecting
 from tests.placement.process.test_session import OPEN
-from tests.placement.remote.scripted import FAR, serving
+from tests.placement.remote.scripted import FAR, WANTED, serving
 from tests.waiting import eventually
 
 
@@ -95,6 +96,35 @@ def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
     placement.DraftWorker(settings).draft()
     assert ends[0] is None
     assert ends[1] is not None
+
+
+def test_the_first_draft_takes_the_stream_over_which_its_worker_was_waited_for():
+    """Without a stream, the worker would drop the draft for what another engine wants."""
+    streams = []
+
+    def load(wanted):
+        return lambda called: (
+            streams.append(called) or DraftSession(wanted.hello, ScriptedDraft, called)
+        )
+
+    running, address = serving(load)
+    about = {name: getattr(WANTED, name) for name in WANTED.__struct_fields__}
+    settings = msgspec.structs.replace(settings_of_nothing(), token=TOKEN, **about)
+    worker = placement.DraftWorker(
+        settings, elsewhere=FarWorker(settings, Address.parse(address, "here"), Files())
+    )
+    try:
+        worker.start()
+        worker.wait_ready()
+        assert len(streams) == 1
+        draft = worker.draft()
+        assert run_of(draft).generate()["miss"] > 0
+        assert len(streams) == draft.counters["connections"] == 1
+        worker.draft()
+        assert len(streams) == 2
+    finally:
+        worker.close()
+        running.stop(None)
 
 
 def far(**settings):

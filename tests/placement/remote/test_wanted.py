@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import Counter
@@ -161,3 +162,29 @@ def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
     del used
     drafts.load(wanted(64))
     assert len(alive) == 1
+
+
+def test_a_draft_that_is_loaded_is_found_while_another_loads(monkeypatch):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def load_sessions(settings, *, engines, copies):
+        if settings.hello.context != HELLO.context:
+            begun.set()
+            assert goes_on.wait(30)
+        return lambda _called: None
+
+    monkeypatch.setattr(serving_module, "load_sessions", load_sessions)
+    drafts = serving_module.Drafts(serving_module.Own("draft", None, None, 4))
+    loaded = drafts.load(WANTED)
+    other = msgspec.structs.replace(HELLO, context=2 * HELLO.context)
+    wanted = msgspec.structs.replace(WANTED, hello=other)
+    loading = threading.Thread(target=drafts.load, args=(wanted,))
+    loading.start()
+    assert begun.wait(30)
+    found = []
+    asking = threading.Thread(target=lambda: found.append(drafts.load(WANTED)), daemon=True)
+    asking.start()
+    asking.join(10)
+    goes_on.set()
+    loading.join(30)
+    assert found == [loaded]
