@@ -143,6 +143,7 @@ def step_table(result: StepResult, memory: Bandwidth) -> Table:
     ]
     where = "device memory" if memory.threads is None else counted(memory.threads, "CPU thread")
     notes = [
+        "dispatch: ms until the call returns, while the forward still runs",
         f"memory, {where}, {memory.buffer_bytes >> 20} MiB touched:",
         f"  read {memory.read_gb_per_s:.1f} GB/s (reduced to one value; weights are only read)",
         f"  copy {memory.copy_gb_per_s:.1f} GB/s (bytes read + bytes written)",

@@ -35,6 +35,9 @@ _TEXTS = {
     "dtype": "compute dtype",
     "draft_dtype": "compute dtype of the draft; default: dtype",
     "k": f"tokens proposed per round, 1 to {MAX_K}; default {MODEL_K}",
+    "target_devices": "numbers of the target's devices, such as 0-3; without these and "
+    "draft_devices two splits are compared",
+    "draft_devices": "numbers of the draft's devices; default: those that the target leaves",
     "budget": f"branches per sequence, {LEAST_BUDGET} to {MAX_BUDGET}; default {BUDGET}",
 }
 """Help of settings that mean less here than in other commands."""
@@ -64,6 +67,9 @@ def run(arguments: Sequence[str]) -> int:
     for name, value in (("k", config.k), ("budget", config.budget)):
         if value == "auto":
             raise InputError(f"{name} = 'auto' needs measured costs; give a number")
+    platform = config.device_groups.platform
+    if platform is not None:
+        raise InputError(f"devices of {platform}: --chip says what they are; give numbers alone")
     return _show(config, draft_dtype, given)
 
 
@@ -103,7 +109,6 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         branches=config.branches,
     )
     groups = config.device_groups
-    groups.require_platform(None)
     given_groups = groups.target is not None or groups.draft is not None
     split = groups.split(count) if given_groups else None
     require_whole_programs()

@@ -16,7 +16,7 @@ _USED = ("target", "dtype", "out", "config")
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = settings.new_flags({"out": "directory to write; must not exist"})
+    values = settings.new_flags({"out": "directory to write; must not exist, or be empty"})
     values["dtype"].help, values.choices["dtype"] = "dtype to store", _DTYPES
     given = settings.parse(
         values, "convert", arguments, hidden=[name for name in values if name not in _USED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -53,6 +54,9 @@ def run(arguments: Sequence[str]) -> int:
     if cores is not None:
         require_usable("draft_cores", cores)
         pin(cores)  # before JAX counts them
+
+    # Strangers would fill the log with gRPC's lines about their handshakes.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store

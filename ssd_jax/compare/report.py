@@ -158,7 +158,9 @@ def _difference(finding: Finding) -> dict[str, Any]:
 
 def _notes(comparison: Comparison) -> list[str]:
     verdicts, missing = comparison.verdicts, comparison.one_sided
-    notes = ["position: index of the token, from 0; margin: between the two, in logits"]
+    notes = ["position: index of the token, from 0"]
+    if any(finding.margin is not None for finding in comparison.findings):
+        notes[0] += "; margin: between the two, in logits"
     if verdicts["float"]:
         notes.append(
             f"float: the target finds both equal up to rounding (margin below {comparison.limit:g},"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ssd_jax.checkpoints.detokenizer import DecodeStream
 
 _LOG = logging.getLogger(__name__)
+_SHORT_PROMPTS = 4  # most that a step reads
 _NO_NUMBERS = (
     "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
     "too large for its dtype: try --dtype=float32, or fetch it again"
@@ -192,10 +193,7 @@ class Engine:
         if ahead:
             return
         self._grow()
-        self._admit()
-        self._prefill()
-        self._prompt_drafter()
-        self._seats.share()
+        self._read_prompts()
         self._log.mark("admit")
 
         rows = self._decoding()
@@ -341,10 +339,28 @@ class Engine:
         timed = self._drafter is not None and self._drafter.timed
         return dataclasses.replace(params, seed=seed) if timed else params
 
-    def _prefill(self) -> None:
-        """Prefills one chunk a step, oldest request first, so as not to hold up running requests.
+    def _read_prompts(self) -> None:
+        """Admits requests and reads their prompts, oldest first: one whole chunk, or a few short
+        prompts that fit into one, so as not to hold up running requests."""
+        left = chunk = self._target.max_chunk
+        while True:
+            self._admit()
+            tokens = self._prefill(left)
+            self._prompt_drafter()
+            self._seats.share()
+            if not tokens:
+                return
+            left -= max(tokens, chunk // _SHORT_PROMPTS)
+
+    def _prefill(self, most: int) -> int:
+        """Prefills the next chunk of the oldest request whose prompt is not read.
 
         The first chunk also covers the positions whose keys and values the pages hold already.
+
+        Args:
+          most: most tokens to run.
+
+        Returns: number of tokens that are run; 0 if there are more than `most`, or none.
         """
         unfinished = [
             (state.request_id, slot)
@@ -352,11 +368,14 @@ class Engine:
             if not state.sequence.prefilled
         ]
         if not unfinished:
-            return
+            return 0
         _, slot = min(unfinished)
         state = self._running[slot]
         sequence, given = state.sequence, state.sequence.given
-        end = min(max(given, state.reused) + self._target.max_chunk, sequence.to_prefill)
+        begin = max(given, state.reused)
+        end = min(begin + self._target.max_chunk, sequence.to_prefill)
+        if end - begin > most:
+            return 0
         chunk = sequence.text[given:end]
         self._log.dispatched()
         if end < sequence.to_prefill or sequence.output:
@@ -365,6 +384,7 @@ class Engine:
             pending = self._target.prefill_last(slot, chunk, given)
             self._in_flight.append(InFlight(pending, [(0, state)], end))
         sequence.prefill(end)
+        return end - begin
 
     def _prompt_drafter(self) -> None:
         """Prefills the drafter with the tokens that the target was given."""

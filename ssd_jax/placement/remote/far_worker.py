@@ -20,6 +20,7 @@ from ssd_jax.system.forks import owned
 ANSWER = 10.0
 """Seconds within which a worker must give a sign of life."""
 _REMINDER = 60.0  # seconds between log lines while it loads
+_NO_TLS = "; a worker that says (TLS) when it starts needs draft_tls_ca and draft_token_file here"
 _LOG = logging.getLogger(__name__)
 
 
@@ -115,5 +116,5 @@ class FarWorker:
             f"no draft worker answers at {self.address} within {ANSWER:.0f} s"
             f"{link.trouble and f' ({link.trouble})'}; start one there with `ssd-jax draft-worker "
             f"--listen=HOST:{self._where.port}`, and see whether the port is open: "
-            f"nc -vz {self._where.host} {self._where.port}{tls or ''}"
+            f"nc -vz {self._where.host} {self._where.port}{tls or _NO_TLS}"
         )
