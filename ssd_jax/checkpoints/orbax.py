@@ -180,7 +180,8 @@ def _saying_why(directory: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # tensorstore raises the latter
         raise SsdError(
-            f"{directory} cannot be written: {brief(error, end=True)}; make room there or name another place"
+            f"{directory} cannot be written: {brief(error, end=True)}; make room there or name "
+            "another place"
         ) from error
     finally:
         log.disabled = disabled

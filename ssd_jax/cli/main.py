@@ -17,6 +17,7 @@ from typing import Any
 from ssd_jax import __version__
 from ssd_jax.cli.entries import entry
 from ssd_jax.errors import InputError, SsdError
+from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.leaving import leave
 
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _lost_output()
         bad = error.errno in _UNUSABLE and error.filename is not None
         status = InputError.exit_status if bad else SsdError.exit_status
-        return _failed(arguments, _about(error, "name another one" if bad else ""), status)
+        return _failed(arguments, _about(error, _remedy(error) if bad else ""), status)
     except RuntimeError as error:
         if not _is_of_device(error):
             raise
@@ -134,6 +135,13 @@ def _about(error: OSError, remedy: str) -> str:
         place = "standard input or output"
     reason = error.strerror or str(error)
     return f"{'' if place is None else f'{place}: '}{reason}{remedy and '; '}{remedy}"
+
+
+def _remedy(error: OSError) -> str:
+    with contextlib.suppress(FileNotFoundError):  # no home directory
+        if Path(os.fsdecode(error.filename)).is_relative_to(cache_dir()):
+            return "give another cache by XDG_CACHE_HOME"
+    return "name another one"
 
 
 def _lost_output() -> int:

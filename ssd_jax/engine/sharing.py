@@ -136,7 +136,8 @@ class Sharing:
 
     async def next_async(self, caller: Caller) -> TokenEvent:
         """`next` for a task of an event loop; waiting takes no thread."""
-        loop, woken = caller.task = asyncio.get_running_loop(), asyncio.Event()
+        woken = asyncio.Event()
+        caller.task = asyncio.get_running_loop(), woken
         try:
             while True:
                 woken.clear()

@@ -122,7 +122,7 @@ def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> 
     except ValueError as error:
         raise InputError(f"{path} is not readable JSON: {brief(error)}; {remedy}") from None
     if not isinstance(value, dict):
-        found = type(value).__name__
+        found = "null" if value is None else type(value).__name__
         raise InputError(f"{path} holds a JSON {found}, expected an object; {remedy}")
     return value
 

@@ -15,6 +15,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.engine.metrics import empty
 from ssd_jax.engine.request import RequestOutput, TokenEvent
 from ssd_jax.llm import LLM
+from ssd_jax.system.cache_dir import cache_dir
 
 SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off")
 
@@ -154,6 +155,10 @@ def test_bench_scores_no_text_that_failed(fake, prompts, tiny_checkpoint):
     [
         (OSError(28, "No space left on device", "t.json"), "t.json: No space left on device"),
         (PermissionError(13, "Permission denied", "t"), "t: Permission denied; name another one"),
+        (
+            PermissionError(13, "Permission denied", str(cache_dir() / "weights")),
+            f"{cache_dir() / 'weights'}: Permission denied; give another cache by XDG_CACHE_HOME",
+        ),
         (jax.errors.JaxRuntimeError("no memory\nat 0x1"), "a device has failed: no memory"),
         (MemoryError(), "out of memory; lower --slots, --context or --budget, or take a smaller"),
     ],

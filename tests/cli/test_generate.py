@@ -103,7 +103,8 @@ def test_chat_template_can_be_switched_off(generate):
 @pytest.mark.more
 def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     path = tmp_path / "settings.toml"
-    path.write_text("max_tokens = 2\nignore_eos = true\ntemperature = 2.0\nseed = 4\nslots = 4\n")
+    lines = "max_tokens = 2\nignore_eos = true\ntemperature = 2.0\nseed = 4\nslots = 4\n"
+    path.write_text(lines, encoding="utf-8-sig")  # as editors on Windows write it
 
     def said(*arguments):
         status, out, _ = generate("--prompt=hello", "--json", *arguments)

@@ -244,6 +244,29 @@ def test_long_prompts_are_prefilled_in_chunks_while_others_decode():
     assert (len(done[first].token_ids), len(done[second].token_ids)) == (20, 2)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "read"),
+    [
+        ((1, 1, 1, 1, 1, 1), [4, 2]),  # four at most
+        ((3, 3, 3, 3), [2, 2]),  # one chunk at most
+        ((2, 8, 2), [1, 1, 1]),
+        ((8, 2, 2, 2), [1, 3]),
+        ((20, 1), [1, 1, 2]),  # the rest of one and the next
+    ],
+)
+def test_a_step_reads_one_chunk_or_a_few_short_prompts(lengths, read):
+    target, engine = make(spell("x" * 30), max_chunk=8, slots=6)
+    for index, length in enumerate(lengths):
+        engine.add(request(prompt=[65] * length, index=index))
+    found = []
+    for _ in read:
+        target.calls.clear()
+        engine.step()
+        found.append(target.calls.count("prefill"))
+    assert found == read
+    assert engine._seats.prefilled
+
+
 def test_requests_enter_and_leave_slots_in_any_round():
     script = lambda prompt, position: 33 + (sum(prompt) * 7 + position) % 90  # noqa: E731
     target, engine = make(script, slots=3)
