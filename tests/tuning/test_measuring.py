@@ -302,7 +302,8 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 
     monkeypatch.setattr(placement, "RemoteDraft", remote)
     monkeypatch.setattr(placement.WorkerStreams, "wait_ready", lambda self, timeout, until: True)
-    monkeypatch.setattr(placement, "Supervisor", lambda *_: SimpleNamespace(end=None, link=None))
+    supervisor = SimpleNamespace(end=None, link=None, take_stream=lambda: None)
+    monkeypatch.setattr(placement, "Supervisor", lambda *_: supervisor)
     settings = SimpleNamespace(hello=None, token="", draft_temperature=None)
     worker = placement.DraftWorker(settings, patience=2.0)
     worker.draft()

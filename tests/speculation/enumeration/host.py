@@ -46,6 +46,7 @@ class Host:
       budget, fan_out, backup: as of the controller.
       width, patience, q_arrives: of the draft.
       slots: requests decoded together.
+      chunk: tokens of prompts that a round reads; with one, requests begin in different rounds.
       tuner: chooses K and M; None are those of the game and `budget`.
     """
 
@@ -58,6 +59,7 @@ class Host:
     patience: float = float("inf")
     q_arrives: Callable[[int], bool] = lambda _number: True
     slots: int = 1
+    chunk: int = 1
     tuner: Callable[[], Tuner] | None = None
 
     def engine(
@@ -93,7 +95,7 @@ class Host:
             clock=clock,
             **(elsewhere if self.forward else {}),
         )
-        target = ToyTarget(self.game, noise, clock, slots=self.slots)
+        target = ToyTarget(self.game, noise, clock, slots=self.slots, chunk=self.chunk)
         return Engine(
             target,
             Silent,

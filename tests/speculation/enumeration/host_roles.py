@@ -362,9 +362,10 @@ class Pending:
 class ToyTarget:
     """See `protocols.Target`: verifies by the game's rule; a forward takes a second."""
 
-    max_chunk, context = 8, 64
+    context = 64
 
-    def __init__(self, game: Game, noise: Any, clock: Clock, *, slots: int) -> None:
+    def __init__(self, game: Game, noise: Any, clock: Clock, *, slots: int, chunk: int) -> None:
+        self.max_chunk = chunk
         self.slots, self._game, self._noise, self._clock = slots, game, noise, clock
         self._names: dict[int, Name] = {}
         self._texts: dict[int, Text] = {}

@@ -169,6 +169,7 @@ WHERE = {"beside": (replace(HOST, slots=2), 5), "after": (replace(HOST, forward=
     [
         pytest.param(*WHERE["beside"], marks=pytest.mark.slow, id="beside"),
         pytest.param(WHERE["beside"][0], 4, id="beside, shorter"),
+        pytest.param(replace(WHERE["beside"][0], chunk=8), 4, id="from one round on"),
         pytest.param(*WHERE["after"], id="after"),
     ],
 )
