@@ -75,7 +75,7 @@ class Caller:
 class Sharing:
     """The callers of all engines of a model.
 
-    Any thread may call; each `Caller` belongs to one thread.
+    Any thread may call; each `Caller` belongs to one thread, or to one task of an event loop.
     """
 
     def __init__(self) -> None:
@@ -135,23 +135,20 @@ class Sharing:
         return event
 
     async def next_async(self, caller: Caller) -> TokenEvent:
-        """`next` for a task of an event loop; waiting takes no thread."""
+        """`next` for a task of an event loop; waiting takes no thread, and a task that is cancelled
+        is to `leave`."""
         woken = asyncio.Event()
         caller.task = asyncio.get_running_loop(), woken
-        try:
-            while True:
-                woken.clear()
-                with Deferred(), self._lock:
-                    event = self._fetch(caller)
-                    if event is not None:
-                        return event
-                    self._waiting[caller] = None
-                    if self._leader is None:
-                        self._hand_over()
-                await woken.wait()
-        finally:
+        while True:
+            woken.clear()
             with Deferred(), self._lock:
-                self._waiting.pop(caller, None)
+                event = self._fetch(caller)
+                if event is not None:
+                    return event
+                self._waiting[caller] = None
+                if self._leader is None:
+                    self._hand_over()
+            await woken.wait()
 
     def leave(self, caller: Caller) -> None:
         """Cancels the caller's open requests.
