@@ -184,8 +184,9 @@ class PageStock:
         return self._group(slot) is self._group(other)
 
     def best(self, slots: Sequence[int], names: Sequence[Digest]) -> list[int]:
-        """Free slots for a request, first those whose group holds most of its prompt."""
-        return sorted(slots, key=lambda slot: -len(self._known(self._group(slot), names)))
+        """A free slot of each group, that of the group that holds most of the prompt first."""
+        ones = {slot // self._share: slot for slot in reversed(slots)}.values()
+        return sorted(ones, key=lambda slot: (-len(self._known(self._group(slot), names)), slot))
 
     def fill(self, slot: int, positions: int) -> None:
         """Lets others reuse the first positions of a slot, which both roles were asked to fill."""
