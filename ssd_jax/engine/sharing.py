@@ -176,6 +176,7 @@ class Sharing:
             for caller in self._callers.values():
                 self._end(caller)
             self._callers.clear()
+            self._waiting.clear()
         if not self._frozen and self._round.acquire(timeout=_LONGEST):
             self._round.release()
 

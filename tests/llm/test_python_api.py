@@ -280,6 +280,25 @@ def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm):
     assert [each.finish_reason for each in outputs] == ["length", "length"]
 
 
+def test_no_round_follows_for_a_task_whose_loop_stands_still_when_the_model_closes(tiny_checkpoint):
+    llm = LLM(tiny_checkpoint, dtype="float32", context=64, slots=1)
+    rounds, submit = [], llm._sharing._rounds.submit
+    llm._sharing._rounds.submit = lambda *work: rounds.append(submit(*work))
+
+    async def held_up():
+        task = asyncio.create_task(llm.generate_async("ab", LONG))
+        while not rounds:
+            await asyncio.sleep(0)
+        llm.close()
+        asked = len(rounds)
+        time.sleep(0.2)
+        assert len(rounds) <= asked + 1
+        with pytest.raises(SsdError, match="closed"):
+            await task
+
+    asyncio.run(held_up())
+
+
 def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, monkeypatch):
     step = llm.engine.step
     monkeypatch.setattr(llm.engine, "step", lambda: time.sleep(0.02) or step())
