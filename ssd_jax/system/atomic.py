@@ -72,10 +72,11 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     """
     directory = directory.resolve()
     _clear_abandoned(directory)
-    partial = _beside(directory, "partial")
-    partial.mkdir(parents=True)
-    held = os.open(partial, os.O_RDONLY)
+    new = _beside(directory, "new")
+    new.mkdir(parents=True)
+    held = os.open(new, os.O_RDONLY)
     _locked(held)  # until this writer ends, however it does
+    partial = new.rename(new.with_suffix(".partial"))  # never without its lock
     try:
         with named(directory):
             yield partial

@@ -61,9 +61,9 @@ def test_a_directory_takes_the_place_of_the_one_before(tmp_path, monkeypatch, at
 def test_a_directory_that_is_replaced_is_always_there(tmp_path, monkeypatch):
     path = tmp_path / "directory"
     path.mkdir()
-    monkeypatch.setattr(Path, "rename", None)  # would leave none of that name for a while
     with new_directory(path) as partial:
         (partial / "file").write_text("new")
+        monkeypatch.setattr(Path, "rename", None)  # would leave none of that name for a while
     assert (path / "file").read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -96,6 +96,24 @@ def test_the_next_writer_of_a_directory_removes_what_a_killed_one_left(tmp_path)
         assert (partial / "file").exists()
     assert (path / "file").read_text() == "first"
     assert sorted(tmp_path.iterdir()) == sorted([path, other])
+
+
+def test_a_directory_has_its_lock_before_its_name(tmp_path, monkeypatch):
+    """Or another writer would take it for abandoned."""
+    seen, rename = [], Path.rename
+
+    def looked(path, target):
+        seen.append((path.suffix, target.suffix))
+        with new_directory(tmp_path / "a"):
+            assert path.is_dir()
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", lambda path, target: [patch.undo(), looked(path, target)][1])
+        with new_directory(tmp_path / "a") as partial:
+            assert partial.is_dir()
+    assert seen == [(".new", ".partial")]
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 
 
 def test_what_killed_writers_left_is_removed(tmp_path):

@@ -70,7 +70,7 @@ def test_every_process_ends_when_one_is_lost(folders, tmp_path, lost, by):
         assert time.monotonic() - began < SOON
     assert left.returncode not in (0, None)
     named = "host 1 of 2" if lost else "host 0 of 2 (the leader"
-    assert named in errors, errors
+    assert named in errors, (left.returncode, errors)
     assert "is lost" in errors
     if lost:
         assert left.returncode == 1
