@@ -73,10 +73,11 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     directory = directory.resolve()
     _clear_abandoned(directory)
     new = _beside(directory, "new")
+    partial = new.with_suffix(".partial")
     new.mkdir(parents=True)
     held = os.open(new, os.O_RDONLY)
     _locked(held)  # until this writer ends, however it does
-    partial = new.rename(new.with_suffix(".partial"))  # never without its lock
+    new.rename(partial)  # which is never without its lock
     try:
         with named(directory):
             yield partial

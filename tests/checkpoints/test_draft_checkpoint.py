@@ -215,7 +215,8 @@ def test_everything_reaches_the_disk_before_its_name_does(tmp_path, target, monk
     monkeypatch.setattr(os, "fsync", lambda to: (done.append(os.fstat(to).st_ino), sync(to)))
     monkeypatch.setattr(Path, "rename", lambda here, to: (done.append("renamed"), rename(here, to)))
     path = tiny_drafts.write(tmp_path / "draft", target, IDS)
-    *files, partial, last, parent = done
+    first, *files, partial, last, parent = done
+    assert first == "renamed"  # what is under way
     assert sorted(files) == sorted(entry.stat().st_ino for entry in path.iterdir())
     assert (partial, last, parent) == (path.stat().st_ino, "renamed", tmp_path.stat().st_ino)
 
