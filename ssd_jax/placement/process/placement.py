@@ -45,8 +45,12 @@ class Worker(Protocol):
         """Raises: InputError: the worker could not start. Does not wait."""
         ...
 
+    def hold(self) -> None:
+        """Opens a stream, where a worker without one may drop the draft. Does not wait."""
+        ...
+
     def take_stream(self) -> Connection | None:
-        """The open stream over which the worker was waited for, if there is one."""
+        """The stream that `start` or `hold` has opened, if there is one."""
         ...
 
     @property
@@ -136,6 +140,7 @@ class DraftWorker:
     def end_last(self) -> None:
         """Ends the draft made last; its figures are dropped."""
         self.drafts.pop().close()
+        self.supervisor.hold()
 
     @property
     def counters(self) -> Counter[str]:

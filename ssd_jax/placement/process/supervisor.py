@@ -165,6 +165,9 @@ class Supervisor:
         if self._state.failure is not None:
             raise InputError(f"the draft worker cannot start: {self._state.failure}")
 
+    def hold(self) -> None:
+        """See `placement.Worker`; a worker process keeps its draft."""
+
     def take_stream(self) -> None:
         """See `placement.Worker`; a worker process reports by itself that it is ready."""
 

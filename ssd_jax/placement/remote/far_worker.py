@@ -55,6 +55,9 @@ class FarWorker:
         """Asks the worker to load; returns at once."""
         self._first = self._connect()
 
+    hold = start
+    """See `process.placement.Worker`."""
+
     def wait_ready(self) -> None:
         """Waits until the worker has loaded.
 

@@ -122,6 +122,10 @@ def test_the_first_draft_takes_the_stream_over_which_its_worker_was_waited_for()
         assert len(streams) == draft.counters["connections"] == 1
         worker.draft()
         assert len(streams) == 2
+        worker.end_last()
+        eventually(lambda: len(streams) == 3)
+        assert worker.draft().counters["connections"] == 1
+        assert len(streams) == 3
     finally:
         worker.close()
         running.stop(None)
