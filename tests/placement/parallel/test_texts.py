@@ -21,6 +21,7 @@ from tests.llm.test_speculative import outputs, requests
 from tests.placement.remote import workers
 from tests.placement.test_submesh import ids
 from tests.sampling.edits import Edit, edited
+from tests.waiting import eventually
 
 M = 8
 
@@ -152,7 +153,7 @@ def test_a_worker_that_is_killed_costs_its_share_until_it_is_back(pair, expected
             assert ids(again) == expected
             return first.supervisor.starts == 2 and first.counters["dead"] == dead
 
-        workers.eventually(back)
+        eventually(back)
         assert not {"late", "dead", "stale"} & {*other.counters}
 
 
