@@ -1,4 +1,4 @@
-# What the launch scripts ask of their arguments; they set `script`, their name, and source this.
+# What the launch scripts share, most of it checks of their arguments; they set `script`, their name, and source this.
 # shellcheck shell=bash
 
 refuse() {
@@ -36,6 +36,13 @@ run() { # COMMAND...: runs it, or prints it in a dry run
   else
     "$@"
   fi
+}
+
+end_jobs() { # for a trap, in a script with `set -m`: each of its jobs is a group with its own children
+  local _job
+  for _job in $(jobs -p); do
+    kill -- "-$_job" 2>/dev/null || true
+  done
 }
 
 given() { # NAME VALUE

@@ -53,11 +53,10 @@ text() { # a string of JSON, which is one of YAML
   printf '"%s"' "$value"
 }
 
-list() { # the same, of a list, one a line behind so many spaces
-  local spaces=$1 each
-  shift
+words() { # the same, of a command, one a line; Kubernetes reads $$ as $, and $(NAME) as a variable
+  local each
   for each in "$@"; do
-    printf '%*s- %s\n' "$spaces" '' "$(text "$each")"
+    printf '%16s- %s\n' '' "$(text "${each//\$/\$\$}")"
   done
 }
 
@@ -98,7 +97,7 @@ EOF
                 image: $(text "$image")
                 workingDir: /ssd
                 command:
-$(list 16 "$@")
+$(words "$@")
 EOF
   if [[ -n $resources ]]; then
     echo "$resources"

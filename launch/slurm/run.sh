@@ -76,9 +76,10 @@ if [[ -n $draft ]]; then
   worker=(ssd-jax draft-worker "--listen=$host:$port" "--draft=$draft" "--token_file=$directory/token")
   worker+=("--tls_cert=$directory/worker.pem" "--tls_key=$directory/worker.key")
   worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
+  set -m
+  trap end_jobs EXIT
   # The job goes on without the draft, and SLURM does not start it again.
   run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" &
-  trap 'kill %1 2>/dev/null || true' EXIT
   if $dry_run; then wait; fi
   command+=("--draft=$draft" "--draft_placement=remote:$host:$port" "--draft_tls_ca=$directory/worker.pem")
   command+=("--draft_token_file=$directory/token")

@@ -52,16 +52,13 @@ on() { # NAME WORKER COMMAND...: runs a command on a host of a slice, with the o
 }
 
 command=("$@")
-ssh=() children=() secrets=''
-set -m # each of the children is a group with its own children
+ssh=() secrets=''
+set -m
 end() {
-  local child
   if [[ -n $secrets ]] && ! $dry_run; then
     rm -rf "$secrets"
   fi
-  for child in ${children[@]+"${children[@]}"}; do
-    kill -- "-$child" 2>/dev/null || true
-  done
+  end_jobs
 }
 trap end EXIT
 if [[ -n $draft ]]; then
@@ -84,7 +81,6 @@ if [[ -n $draft ]]; then
   worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
   ssh=(-- -tt) # with a terminal, which ends the worker when it is closed
   on "$draft_tpu" 0 "${worker[@]}" </dev/null &
-  children+=($!)
   ssh=()
   if $dry_run; then wait; fi
   command+=("--draft=$draft" "--draft_placement=remote:$draft_address:$port")
@@ -92,7 +88,6 @@ if [[ -n $draft ]]; then
 fi
 for ((index = 1; index < hosts; index++)); do
   on "$tpu" "$index" launch/host.sh "$index" auto "${command[@]}" </dev/null &
-  children+=($!)
   if $dry_run; then wait; fi
 done
 on "$tpu" 0 launch/host.sh 0 auto "${command[@]}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -279,7 +281,7 @@ def test_pods_run_what_local_processes_run(manifest):
         job["name"]: job["template"]["spec"]["template"]["spec"]["containers"][0]
         for job in found["spec"]["replicatedJobs"]
     }
-    shell, flag, line, _, hosts, *command = pods["target"]["command"]
+    shell, flag, line, _, hosts, *command = map(expanded, pods["target"]["command"])
     assert (shell, flag) == ("bash", "-c")
     assert line == 'exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"'
     assert hosts == ("auto" if where == "tpu" else "ssd-target-0-0.ssd:4000,count=2")
@@ -291,10 +293,15 @@ def test_pods_run_what_local_processes_run(manifest):
 
 def test_words_of_a_command_stay_what_they_are():
     yaml = pytest.importorskip("yaml")
-    hard = ["generate", '--prompt=a "b"\n\tc\\ $HOME: {d}']
+    hard = ["generate", '--prompt=a "b"\n\tc\\ $HOME: {d} $$x^2$$ $(JOB_COMPLETION_INDEX) $$(c)']
     found = yaml.safe_load(dry("gke/run.sh", *ON_GPUS, *hard))
     pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["command"][5:7] == hard
+    assert [*map(expanded, pod["containers"][0]["command"][5:7])] == hard
+
+
+def expanded(word):
+    """What Kubernetes makes of a word, in a pod where every variable is 0."""
+    return re.sub(r"\$(?:(\$)|\(\w+\))", lambda found: found[1] or "0", word)
 
 
 def test_secrets_are_the_owners_and_stay(tmp_path):
@@ -343,16 +350,48 @@ def test_what_openssl_does_not_take_is_named_in_one_line_and_leaves_nothing(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tpu_script_ends_its_draft_worker_with_itself(tmp_path):
-    program, started, ended = (tmp_path / name for name in ("gcloud", "started", "ended"))
-    worker = f"trap 'touch {ended}; exit' TERM; touch {started}; sleep 60 & wait"
-    program.write_text(
-        "#!/bin/bash\n"
-        f'if [[ "$*" == *draft-worker* ]]; then {worker}; fi\n'
-        f'if [[ "$*" == *host.sh* ]]; then until [[ -e {started} ]]; do sleep 0.05; done; fi\n'
-    )
-    program.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    command = [LAUNCH / "tpu_vm/run.sh", *FLAGS["tpu_vm/run.sh"], *COMMAND]
-    subprocess.run(command, env={**os.environ, "PATH": path}, timeout=60, check=True)
-    eventually(ended.exists, seconds=10)
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Starts a script that starts stand-ins; those of the draft worker, and of the target's leader
+    if it is to run, leave the files NAME-started, and at SIGTERM NAME-ended."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+
+    def start(script, target):
+        def role(name):
+            end = f"trap 'touch {tmp_path}/{name}-ended; exit' TERM"
+            return f"{end}; touch {tmp_path}/{name}-started; sleep 60 & wait"
+
+        wait = f"until [[ -e {tmp_path}/draft-started ]]; do sleep 0.05; done"
+        of_target = f"{wait}; {role('target')}" if target else wait
+        for program in ("gcloud", "srun"):
+            (tmp_path / program).write_text(
+                "#!/bin/bash\n"
+                f'if [[ "$*" == *draft-worker* ]]; then {role("draft")}; fi\n'
+                f'if [[ "$*" == *"host.sh "[0g]* ]]; then {of_target}; fi\n'
+            )
+            (tmp_path / program).chmod(0o755)
+        (tmp_path / "scontrol").write_text("#!/bin/bash\necho localhost\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        own = [f"--job={LAUNCH}", f"--directory={tmp_path}/s"] if "slurm" in script else []
+        return subprocess.Popen([LAUNCH / script, *own, *FLAGS[script], *COMMAND])
+
+    return start
+
+
+@pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])
+def test_a_script_ends_its_draft_worker_with_itself(started, script, tmp_path):
+    assert started(script, target=False).wait(60) == 0
+    eventually((tmp_path / "draft-ended").exists, seconds=10)
+
+
+@pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_script_that_is_ended_ends_all_that_it_started(started, script, number, tmp_path):
+    running = started(script, target=True)
+    eventually((tmp_path / "target-started").exists, seconds=30)
+    running.send_signal(number)
+    for name in ("draft", "target"):
+        eventually((tmp_path / f"{name}-ended").exists, seconds=10)
+    assert running.wait(10) == -number
