@@ -22,7 +22,7 @@ from ssd_jax.placement.process.messages import (
 )
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.stream import Answers, message_size
+from ssd_jax.placement.process.stream import Answers, Gone, message_size
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
@@ -36,7 +36,7 @@ MakeSession = Callable[[Callable[[], bool]], DraftSession]
 """Makes a session, given a function that returns whether another round waits."""
 
 
-Load = Callable[[Wanted], MakeSession]
+Load = Callable[[Wanted, Gone], MakeSession]
 """Loads what an engine wants; an `SsdError` is reported to the engine."""
 
 
@@ -55,7 +55,7 @@ def serve(
     """
     refusals = Refusals()
 
-    def start(requests: Iterator[bytes]) -> Iterator[bytes]:
+    def start(requests: Iterator[bytes], _: Gone) -> Iterator[bytes]:
         inbox = _Inbox(about, refusals)
         inbox.admitted.set()  # it is on this host
         inbox.start(requests)
@@ -76,10 +76,10 @@ def wanted_sessions(
       streams, greeting: see `STREAMS` and `GREETING`.
     """
 
-    def start(requests: Iterator[bytes]) -> Iterator[bytes]:
+    def start(requests: Iterator[bytes], gone: Gone) -> Iterator[bytes]:
         inbox = _Inbox(_NOTHING, refusals)
         inbox.start(requests)
-        return _loaded(load, inbox, greeting, size)
+        return _loaded(load, inbox, gone, greeting, size)
 
     return _at_most(streams, start, refusals)
 
@@ -91,14 +91,14 @@ def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
     """Serves `streams` streams at a time, and refuses others with a message."""
     free = threading.BoundedSemaphore(streams)
 
-    def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
+    def stream(requests: Iterator[bytes], gone: Gone) -> Iterator[bytes]:
         if not free.acquire(timeout=_LEAVING):
             reason = f"it serves {streams} engines already, and no more; close some"
             refusals.say("streams", reason)
             yield _refusal(reason)
             return
         try:
-            yield from answers(requests)
+            yield from answers(requests, gone)
         finally:
             free.release()
 
@@ -187,7 +187,7 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
         _LOG.info("a stream has ended: %s", dict(session.counters))
 
 
-def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[bytes]:
+def _loaded(load: Load, inbox: _Inbox, gone: Gone, greeting: float, size: int) -> Iterator[bytes]:
     """Answers one stream, beginning with what its engine wants."""
     session = None
     try:
@@ -201,7 +201,7 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
                 f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
                 "lower --slots, --context or --budget"
             )
-        make = load(wanted)  # keeps what was loaded as long as it is referenced
+        make = load(wanted, gone)  # keeps what was loaded as long as it is referenced
         session = make(inbox.called)
         inbox.about = wanted.hello
     except ProtocolError as error:

@@ -57,7 +57,9 @@ OpenStream = Callable[[str, str, int], Stream]
 """Opens a stream to an address, with a token and the most bytes of a message."""
 
 
-Answers = Callable[[Iterator[bytes]], Iterator[bytes]]
+Gone = Callable[[], bool]
+"""Whether the engine of a stream has left, as far as is known."""
+Answers = Callable[[Iterator[bytes], Gone], Iterator[bytes]]
 """Serves a stream at a worker: answers, given the messages of an engine."""
 
 

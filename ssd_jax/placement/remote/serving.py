@@ -16,9 +16,10 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
-from ssd_jax.placement.process.messages import Wanted
+from ssd_jax.placement.process.messages import ProtocolError, Wanted
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.server import GREETING, MakeSession, wanted_sessions
+from ssd_jax.placement.process.stream import Gone
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.remote.transport import serve_far
 from ssd_jax.placement.visible import Devices, count_gpus
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MESSAGE = 2**26
 """Most bytes of a message."""
+_LOOK = 0.5  # seconds between two looks whether an engine still waits
 _LOG = logging.getLogger(__name__)
 
 
@@ -66,18 +68,22 @@ class Drafts:
         )
         self._last: MakeSession | None = None
 
-    def load(self, wanted: Wanted) -> MakeSession:
+    def load(self, wanted: Wanted, gone: Gone = lambda: False) -> MakeSession:
         """See `server.Load`.
 
         Raises:
           InputError: another draft is wanted, or more memory than an engine's share.
+          ProtocolError: the engine has left while others' drafts were loaded.
         """
         key = msgspec.msgpack.encode(wanted)
         found = self._loaded.get(key)  # waits for no other's
         if found is not None:
             self._last = found
             return found
-        with self._lock:
+        while gone() or not self._lock.acquire(timeout=_LOOK):
+            if gone():
+                raise ProtocolError("it left before its draft was loaded")
+        try:
             found = self._loaded.get(key)
             if found is None:
                 self._last = None
@@ -99,6 +105,8 @@ class Drafts:
                 self._loaded[key] = found
             self._last = found
             return found
+        finally:
+            self._lock.release()
 
 
 def serve(

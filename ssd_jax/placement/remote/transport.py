@@ -170,7 +170,7 @@ def serve_far(
 
     def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.send_initial_metadata((LET_IN,))  # a sign of life, before there is a draft
-        return answers(requests)
+        return answers(requests, lambda: not context.is_active())
 
     handler = _Handler(grpc.stream_stream_rpc_method_handler(stream), token, refusals)
     server.add_generic_rpc_handlers([handler])

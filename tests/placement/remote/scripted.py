@@ -25,7 +25,7 @@ def serving(load=None, *, ahead=0.0, size=SIZE, streams=STREAMS, greeting=GREETI
     def clock():
         return time.perf_counter() + ahead
 
-    def usual(wanted):
+    def usual(wanted, _gone):
         return lambda called: DraftSession(wanted.hello, ScriptedDraft, called, clock=clock)
 
     refusals = Refusals()

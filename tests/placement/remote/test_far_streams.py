@@ -66,7 +66,7 @@ def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
 
 
 def test_a_worker_of_another_version_of_the_protocol_is_reported_as_one_at_once():
-    def answers(_requests):
+    def answers(_requests, _gone):
         yield b"SSD" + bytes([codec.VERSION + 1]) + b"!"
 
     settings, refusals = msgspec.structs.replace(settings_of_nothing(), token=TOKEN), Refusals()
@@ -102,7 +102,7 @@ def test_the_first_draft_takes_the_stream_over_which_its_worker_was_waited_for()
     """Without a stream, the worker would drop the draft for what another engine wants."""
     streams = []
 
-    def load(wanted):
+    def load(wanted, _gone):
         return lambda called: (
             streams.append(called) or DraftSession(wanted.hello, ScriptedDraft, called)
         )
@@ -148,7 +148,7 @@ def test_nothing_of_a_stranger_is_read(monkeypatch, metadata, said):
         yield from said
         wait.wait(60)
 
-    running, address = serving(asked.append, streams=1)
+    running, address = serving(lambda *asks: asked.append(asks), streams=1)
     with grpc.insecure_channel(address) as channel:
         for _ in range(20):
             call = channel.stream_stream(METHOD)(messages(), metadata=metadata, timeout=60)

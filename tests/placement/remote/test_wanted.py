@@ -14,13 +14,14 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import codec, refusals
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.messages import Refused, Welcome
+from ssd_jax.placement.process.messages import ProtocolError, Refused, Welcome
 from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.placement.remote.transport import METHOD
 from ssd_jax.placement.remote.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.test_session import OPEN
 from tests.placement.remote.scripted import FAR, SIZE, WANTED, serving
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_each_kind_of_refusal_is_logged_once_and_no_secret_with_it(worker, caplo
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
-    def load(_wanted):
+    def load(_wanted, _gone):
         raise InputError("no such file") if known else MemoryError("out of memory")
 
     running, address = serving(load)
@@ -162,6 +163,50 @@ def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
     del used
     drafts.load(wanted(64))
     assert len(alive) == 1
+
+
+def test_nothing_is_loaded_for_an_engine_that_left_while_it_waited(monkeypatch):
+    begun, goes_on, told = threading.Event(), threading.Event(), []
+
+    def load_sessions(settings, *, engines, copies):
+        told.append(settings.hello.context)
+        begun.set()
+        assert goes_on.wait(30)
+        return lambda _called: None
+
+    monkeypatch.setattr(serving_module, "load_sessions", load_sessions)
+    drafts = serving_module.Drafts(serving_module.Own("draft", None, None, 4))
+    other = msgspec.structs.replace(HELLO, context=2 * HELLO.context)
+    loading = threading.Thread(target=drafts.load, args=(WANTED,))
+    loading.start()
+    assert begun.wait(30)
+    looks = iter([False, True, True])
+    with pytest.raises(ProtocolError, match="it left before"):
+        drafts.load(msgspec.structs.replace(WANTED, hello=other), lambda: next(looks))
+    goes_on.set()
+    loading.join(30)
+    assert told == [HELLO.context]
+
+
+def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered():
+    begun, seen = threading.Event(), threading.Event()
+
+    def load(_wanted, gone):
+        assert not gone()
+        begun.set()
+        eventually(gone)
+        seen.set()
+        raise ProtocolError("it left")
+
+    running, address = serving(load)
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(METHOD)(
+            iter([codec.encode(WANTED)]), metadata=((KEY, TOKEN),), timeout=60
+        )
+        assert begun.wait(30)
+        call.cancel()
+        assert seen.wait(30)
+    running.stop(None)
 
 
 def test_a_draft_that_is_loaded_is_found_while_another_loads(monkeypatch):
