@@ -146,23 +146,25 @@ class MeasuredFanOut(FanOut):
     misses; the ranks of bonus tokens are learned together.
 
     Args:
-      acceptance: the rate before anything was observed.
+      acceptance, r: the rate and the exponent before anything was observed.
       weight: number of observations that each guess is worth.
     """
 
-    def __init__(self, *, acceptance: float = FIRST_GUESS, weight: float = WEIGHT) -> None:
+    def __init__(
+        self, *, acceptance: float = FIRST_GUESS, r: float = 1.0, weight: float = WEIGHT
+    ) -> None:
         kinds: tuple[After, ...] = ("hit", "miss")
         self._by_place = {
             after: AcceptanceEstimator(guess=acceptance, weight=weight) for after in kinds
         }
-        self._ranks, self._weight = Ranks(), weight
+        self._ranks, self._guess, self._weight = Ranks(), r, weight
         self._r: float | None = None  # of `_ranks`, once worked out
 
     @property
     def r(self) -> float:
         """The exponent of the miss rate."""
         if self._r is None:
-            self._r = exponent(self._ranks, weight=self._weight)
+            self._r = exponent(self._ranks, self._guess, weight=self._weight)
         return self._r
 
     def rates(self, length: int, after: After) -> list[float]:
@@ -270,15 +272,15 @@ class ConfidenceFanOut(FanOut):
         return shares
 
 
-def exponent(ranks: Ranks, *, weight: float = WEIGHT) -> float:
+def exponent(ranks: Ranks, guess: float = 1.0, *, weight: float = WEIGHT) -> float:
     """r of the power law, within [.3, 3]: F prepared bonus tokens miss with probability F^-r.
 
     The law holds up to a constant factor, the probability that one prepared token misses, on which
     fan-outs do not depend. So r is the likeliest exponent for the places behind the first, where
     the bonus token passes place F - 1 with probability ((F - 1) / F)^r. `weight` look-ups that
-    agree with r = 1 are counted beforehand.
+    agree with r = `guess` are counted beforehand.
     """
-    seen: list[tuple[int, float, float]] = [(1, weight, weight / 2)]  # (1/2)^1 misses
+    seen: list[tuple[int, float, float]] = [(1, weight, weight * (1 - 2**-guess))]
     seen += [(place, n, ranks.found[place]) for place, n in ranks.looked.items() if place]
     low, high = _LEAST, _MOST
     for _ in range(_HALVINGS):

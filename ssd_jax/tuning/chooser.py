@@ -72,9 +72,11 @@ class Chooser:
     def line(self) -> str:
         """A line about what was chosen, and why."""
         each = "; ".join(f"{mode} {predicted}" for mode, predicted in self.predicted.items())
+        fastest = max(self.predicted, key=lambda mode: self.predicted[mode].rate)
+        near = "" if fastest == self.mode else f"; {fastest} is less than {_ENOUGH - 1:.0%} faster"
         return (
             f"mode auto takes {self.mode}: predicted tokens/s are {each} "
-            f"(an acceptance of {self._guess.acceptance:.2f})"
+            f"(an acceptance of {self._guess.acceptance:.2f}{near})"
         )
 
     def tuner(self, mode: str, k: int) -> FastestTuner:

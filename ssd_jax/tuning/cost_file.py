@@ -31,7 +31,7 @@ class KnownCosts:
 class _Kept(msgspec.Struct):
     """Content of the file: only what `write` writes has these types and ranges."""
 
-    format: Literal[5]
+    format: Literal[6]
     about: str
     costs: Costs
     guess: Guess
@@ -68,7 +68,7 @@ class CostFile:
         """Writes the file, whole or not at all; an unwritable directory keeps nothing."""
         if self.path is None:
             return
-        kept = msgspec.json.encode(_Kept(5, self._about, known.costs, known.guess))
+        kept = msgspec.json.encode(_Kept(6, self._about, known.costs, known.guess))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, kept)

@@ -109,7 +109,7 @@ class Guess:
 
     acceptance: Share = FIRST_GUESS
     alone: Share = 0.5
-    r: float = 1.0
+    r: Annotated[float, Meta(ge=0, le=9)] = 1.0
     judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
     def rates(self, length: int, after: After) -> list[float]:

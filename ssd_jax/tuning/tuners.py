@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, weighed
@@ -23,9 +24,10 @@ class Observed:
 
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
-        self._measured = MeasuredFanOut(acceptance=guess.acceptance)
+        self._measured = MeasuredFanOut(acceptance=guess.acceptance, r=guess.r)
         self._all = AcceptanceEstimator()
-        self._missed = self._expected = 0.0
+        self._missed = 0
+        self._looked: Counter[int] = Counter()  # by the number of prepared bonus tokens
 
     @property
     def r(self) -> float:
@@ -35,7 +37,9 @@ class Observed:
     @property
     def alone(self) -> float:
         """See `throughput.Observations.alone`: misses over those of the power law with c = 1."""
-        return weighed(self._missed, self._expected, self._guess.alone)
+        r = self.r
+        expected = sum(count * prepared**-r for prepared, count in self._looked.items())
+        return weighed(self._missed, expected, self._guess.alone)
 
     def rates(self, length: int, after: After) -> list[float]:
         """See `throughput.Observations.rates`."""
@@ -47,7 +51,7 @@ class Observed:
         self._all.observe(verified.accepted, [None] * verified.length)
         if verified.prepared:
             self._missed += verified.rank is None
-            self._expected += verified.prepared**-self.r
+            self._looked[verified.prepared] += 1
 
     @property
     def guess(self) -> Guess:
@@ -58,6 +62,7 @@ class Observed:
         return Guess(
             acceptance=weighed(accepted, judged, guess.acceptance, before),
             alone=min((1 - new) * guess.alone + new * self.alone, 1.0),
+            r=(1 - new) * guess.r + new * self.r,
             judged=guess.judged + judged,
         )
 

@@ -94,6 +94,7 @@ def broken(part, value):
         broken("draft", float("nan")),
         broken("acceptance", float("inf")),
         broken("alone", 1.5),
+        broken("r", -1.0),
         broken("judged", -1),
         broken("judged", 10**400),
         broken("draft", 10**400),

@@ -1,10 +1,11 @@
 """Choosing K and M while decoding."""
 
+import numpy as np
 import pytest
 
 from ssd_jax.speculation.fan_out import UniformFanOut, VerificationStats
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
-from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.throughput import Costs, Guess, missing
 from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 COSTS = Costs(
@@ -139,3 +140,16 @@ def test_look_ups_without_branches_say_nothing_of_misses():
     for _ in range(20):
         seen.observe(VerificationStats(1, 2, "miss", 0, None))
     assert seen.alone == 0.5
+
+
+@pytest.mark.parametrize("r", [0.4, 1.0, 2.0])
+def test_the_next_start_expects_the_misses_that_this_one_had(r):
+    """A c that was observed beside one r means nothing beside another."""
+    rng, seen = np.random.default_rng(0), Observed(Guess())
+    for _ in range(2000):
+        prepared, passed = int(rng.integers(1, 9)), rng.random()
+        ranks = (rank for rank in range(prepared) if passed > 0.5 * (rank + 1) ** -r)
+        seen.observe(VerificationStats(3, 4, "hit", prepared, next(ranks, None)))
+    for known in (seen, seen.guess, Observed(seen.guess)):
+        for count in (1, 2, 4, 8):
+            assert missing(count, known) == pytest.approx(0.5 * count**-r, abs=0.04), count
