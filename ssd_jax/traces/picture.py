@@ -1,4 +1,4 @@
-"""Rounds of an engine as a picture: the target's lane above, the draft's below.
+"""Rounds of an engine as a picture: the target's lane above, those of draft workers below.
 
 Colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart;
 misses are hatched, too, for print.
@@ -42,7 +42,8 @@ _DRAFT = {
     "prefill": _PREFILL,
 }
 _EXPOSED = _Style("draft forward, not hidden", "#56B4E9")
-_TARGET_LANE, _DRAFT_LANE, _HEIGHT = 1.0, 0.0, 0.72
+_TARGET_LANE, _HEIGHT = 0, 0.72
+"""The lane of draft worker n, from 1 on, is at -n."""
 _NARROW = 0.022  # of the width: a narrower slice has no room for a word
 
 
@@ -56,7 +57,7 @@ def choose(engines: Sequence[EngineLanes], name: str | None) -> EngineLanes:
     if not drawn:
         raise InputError("the trace has no rounds; trace a run that generates more than one token")
     if name is None:
-        return next((engine for engine in reversed(drawn) if engine.draft), drawn[-1])
+        return next((engine for engine in reversed(drawn) if engine.drafts), drawn[-1])
     for engine in drawn:
         if engine.name == name:
             return engine
@@ -98,13 +99,14 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     zero, end = rounds[0].begin, rounds[-1].end
     margin = 0.01 * (end - zero)
     bars = list(_bars(engine, zero - margin, end + margin))
-    lanes = {"target": _TARGET_LANE} | ({"draft": _DRAFT_LANE} if engine.draft else {})
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    workers = len(engine.drafts)
+    lanes = ["target", *("draft" if n == 1 else f"draft {n}" for n in range(1, workers + 1))]
+    figure = Figure(figsize=(12, 3.6 + 0.9 * max(workers - 1, 0)), layout="constrained")
     axes = figure.subplots()
     for bar in bars:
         _draw_bar(axes, bar, zero, _NARROW * (end - zero + 2 * margin))
-    axes.set_yticks([*lanes.values()], labels=[*lanes], fontsize=12)
-    axes.set_ylim(min(lanes.values()) - 0.5, _TARGET_LANE + 0.5)
+    axes.set_yticks([-n for n in range(len(lanes))], labels=lanes, fontsize=12)
+    axes.set_ylim(-workers - 0.5, _TARGET_LANE + 0.5)
     axes.set_xlim(-margin, end + margin - zero)
     axes.set_xlabel("ms (+n: tokens that a round committed)")
     axes.set_title(title(engine, rounds), loc="left", fontsize=12)
@@ -148,7 +150,7 @@ class _Bar(NamedTuple):
 
     begin: float
     end: float
-    lane: float
+    lane: int
     style: _Style
     words: str = ""
     part: bool = False
@@ -156,7 +158,8 @@ class _Bar(NamedTuple):
 
 def _bars(engine: EngineLanes, first: float, last: float) -> Iterator[_Bar]:
     """The bars between two times."""
-    for lane, slices in ((_TARGET_LANE, engine.target), (_DRAFT_LANE, engine.draft)):
+    for n, slices in enumerate((engine.target, *engine.drafts)):
+        lane = -n
         for each in slices:
             begin, end = max(each.begin, first), min(each.end, last)
             if begin >= end:

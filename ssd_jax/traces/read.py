@@ -40,12 +40,12 @@ class EngineLanes:
     Attributes:
       name: such as "ssd k=4".
       target: prefills and rounds, by time.
-      draft: the draft's work, by time; empty where it has no devices of its own.
+      drafts: the work of each draft worker, by time; none where it has no devices of its own.
     """
 
     name: str
     target: Sequence[Slice]
-    draft: Sequence[Slice]
+    drafts: Sequence[Sequence[Slice]]
 
     @property
     def rounds(self) -> list[Slice]:
@@ -55,7 +55,7 @@ class EngineLanes:
     def hidden_share(self, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Share of draft time beside target time, between two times; None without draft time."""
         target = [(each.begin, each.end) for each in self.target]
-        spans = [(max(s.begin, begin), min(s.end, end)) for s in self.draft]
+        spans = [(max(s.begin, begin), min(s.end, end)) for each in self.drafts for s in each]
         spans = [(first, last) for first, last in spans if first < last]
         busy = sum(last - first for first, last in spans)
         return sum(overlap(*span, target) for span in spans) / busy if busy else None
@@ -86,21 +86,25 @@ def read_trace(path: Path) -> list[EngineLanes]:
 
 def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
     names: dict[int, str] = {}
-    lanes: dict[tuple[int, str], list[Slice]] = {}
+    lanes: dict[tuple[int, str], dict[int, list[Slice]]] = {}
     lane_of = {thread: lane for lane, thread in LANES.items()}
     for event in events:
         if event["ph"] != "M":
-            lane = event["pid"], lane_of[event["tid"] % OF_A_WORKER]
-            lanes.setdefault(lane, []).append(_slice(event))
+            worker, thread = divmod(event["tid"], OF_A_WORKER)
+            of_workers = lanes.setdefault((event["pid"], lane_of[thread]), {})
+            of_workers.setdefault(worker, []).append(_slice(event))
         elif event["name"] == "process_name":
             names[event["pid"]] = str(event["args"]["name"])
-    for slices in lanes.values():
-        slices.sort(key=lambda each: each.begin)
+
+    def by_time(engine: int, lane: str) -> list[list[Slice]]:
+        of_workers = lanes.get((engine, lane), {})
+        return [sorted(of_workers[n], key=lambda each: each.begin) for n in sorted(of_workers)]
+
     return [
         EngineLanes(
             name=name,
-            target=lanes.get((engine, "target"), []),
-            draft=lanes.get((engine, "draft"), []),
+            target=next(iter(by_time(engine, "target")), []),
+            drafts=by_time(engine, "draft"),
         )
         for engine, name in names.items()
     ]

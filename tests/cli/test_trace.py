@@ -31,7 +31,7 @@ def test_a_run_is_traced_from_the_prompt_to_the_last_token(tiny_checkpoint, tmp_
     assert engine.name == "sd k=2"
     assert engine.target[0].name == "prefill"
     assert sum(each.committed for each in engine.rounds) == 8
-    assert engine.draft == []
+    assert engine.drafts == []
 
 
 @pytest.mark.more

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from matplotlib.axes import Axes
 
 from ssd_jax.cli.main import main
 from ssd_jax.engine.trace import RowTrace, Trace
@@ -40,11 +41,35 @@ def path(tmp_path):
 def test_engines_lanes_and_rounds_come_back(path):
     plain, ssd = read_trace(path)
     assert (plain.name, ssd.name) == ("ar", "ssd k=2")
-    assert [len(ssd.target), len(ssd.rounds), len(ssd.draft)] == [21, 20, 40]
+    assert [len(ssd.target), len(ssd.rounds), *map(len, ssd.drafts)] == [21, 20, 40]
     assert ssd.target[0][:3] == ("prefill", 90_000, 95_000)
     assert ssd.rounds[4].sources == ["miss"]
     assert ssd.rounds[4].committed == 2
-    assert (plain.draft, plain.hidden_share()) == ([], None)
+    assert (plain.drafts, plain.hidden_share()) == ([], None)
+
+
+def test_each_draft_worker_has_a_lane(tmp_path, monkeypatch):
+    trace = Trace(tmp_path / "trace.json", zero=0.0)
+    ssd = trace.engine("ssd k=2")
+    ssd.round((0.0, 4.0), [RowTrace(0, 3, "hit", 2, 1, [7])])
+    ssd.draft([Busy("grow", 1.0, 2.0, worker=1), Busy("expand", 2.0, 6.0, worker=1)])
+    ssd.draft([Busy("expand", 0.0, 2.0)])
+    trace.write()
+    [engine] = read_trace(trace.path)
+    found = [[(each.name, each.begin) for each in worker] for worker in engine.drafts]
+    assert found == [[("expand", 0)], [("grow", 1000), ("expand", 2000)]]
+    assert engine.hidden_share() == 5 / 7
+    bars = [*picture._bars(engine, 0, 6000)]
+    assert sorted({bar.lane for bar in bars}) == [-2, -1, 0]
+    labels, set_yticks = [], Axes.set_yticks
+
+    def kept(self, ticks, labels_=None, **settings):
+        labels.extend(zip(ticks, settings["labels"], strict=True))
+        return set_yticks(self, ticks, **settings)
+
+    monkeypatch.setattr(Axes, "set_yticks", kept)
+    picture.draw(engine, engine.rounds, tmp_path / "lanes.png")
+    assert labels == [(0, "target"), (-1, "draft"), (-2, "draft 2")]
 
 
 def test_the_hidden_share_is_of_the_drafts_time_in_the_window(path):
