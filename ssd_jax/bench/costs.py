@@ -1,7 +1,8 @@
 """The cost of a decode step by its parts: drafting, verifying, and the engine on the host.
 
 In decoding, drafting and verifying are dispatched without waiting. Here they are timed one after
-the other, which gives the ceiling of hiding the draft, 1 + t_draft / t_verify (paper, Corollary 9).
+the other, which gives the ceiling of hiding the draft: 1 + t, where t = t_draft / t_verify (paper,
+Corollary 9), or (1 + t) / t where the draft takes longer than what could hide it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RoundCosts:
       draft_ms: from the request for proposals until they are ready.
       verify_ms: from dispatch until the outcome is ready.
       gain: measured speed-up of SSD with the same K over SD in decoding.
-      ceiling: speed-up over SD if drafting cost nothing and nothing else changed.
+      ceiling: speed-up over SD if drafting ran beside verification and nothing else changed.
     """
 
     draft_ms: Estimate
@@ -43,7 +44,8 @@ def time_round(draft: Callable[[], object], verify: Callable[[], object]) -> Rou
     """Times proposals and verifications in turn, see `in_turns`."""
     times = in_turns((draft, verify), rounds=_WARM_UP + _ROUNDS)
     drafting, verifying = (estimate_of(ms[_WARM_UP:]) for ms in times)
-    ceiling = 1 + drafting.median / verifying.median
+    ratio = drafting.median / verifying.median
+    ceiling = (1 + ratio) / max(1, ratio)
     return RoundCosts(draft_ms=drafting, verify_ms=verifying, ceiling=ceiling)
 
 
@@ -56,7 +58,7 @@ def costs_table(costs: Mapping[str, RoundCosts]) -> Table:
         Column("ceiling", lambda row: number_cell(row[1].ceiling, "{:.2f}x")),
         Column("ssd / sd", lambda row: estimate_cell(row[1].gain, "{:.2f}x")),
     ]
-    notes = ["ceiling: 1 + draft / verify, what hiding the draft behind verification would gain"]
+    notes = ["ceiling: (draft + verify) / the longer one, what running them at once would gain"]
     if any(each.gain is not None for each in costs.values()):
         notes.append("ssd / sd: what SSD gained in tokens/s, hits, misses and waits included")
     return build_table(columns, list(costs.items()), title="a round by its parts", notes=notes)

@@ -219,6 +219,11 @@ def test_few_prompts_are_told_to_have_no_interval():
     assert "need 6 prompts" not in rendered(report.bench_table(measure(count=6)))
 
 
+def test_verification_hides_no_more_of_a_draft_than_it_lasts(monkeypatch):
+    monkeypatch.setattr(costs, "in_turns", lambda _, rounds: [[40.0] * rounds, [10.0] * rounds])
+    assert time_round(lambda: None, lambda: None).ceiling == pytest.approx(1.25)
+
+
 def test_what_ssd_gained_stands_beside_the_ceiling(monkeypatch):
     def sd(prompt):
         return fakes.result(tokens_per_second=10 + prompt.index)
