@@ -16,7 +16,7 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config import Config
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
-from ssd_jax.engine.sequence import check
+from ssd_jax.engine.sequence import check, stop_ids
 from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.errors import InputError
 from ssd_jax.prompting import Params, Prompt, as_prompts
@@ -109,6 +109,12 @@ class Calls(ABC):
             )
         self._checked_ids([token for token, _ in params.logit_bias], "logit_bias: ")
         self._checked_ids(list(params.stop_token_ids), "stop_token_ids: ")
+        stops = stop_ids(request, self.tokenizer.eos_ids)
+        if params.min_tokens and stops >= {*range(self.tokenizer.size)}:
+            raise InputError(
+                f"min_tokens = {params.min_tokens}: every token id ends the text, so there is none "
+                "that could come before; leave one out of stop_token_ids"
+            )
         return request
 
     def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:

@@ -302,15 +302,23 @@ class EngineSettings:
 def _plain(value: Any, kind: str) -> Any:
     """A number as a number, where a setting may be one; else values that stand for text as text."""
     if isinstance(value, Real) and not isinstance(value, bool):
-        whole = isinstance(value, Integral)
-        value = int(value) if whole else float(value) if kind.startswith("float") else value
+        value = (
+            int(value) if _is_whole(value) else float(value) if kind.startswith("float") else value
+        )
     if isinstance(value, str):
         value = str(value)  # NumPy's are no plain ones
-    if kind.startswith("str") and isinstance(value, int | Path) and not isinstance(value, bool):
-        return str(value)
+    if kind.startswith("str"):
+        if isinstance(value, list | tuple) and value and all(map(_is_whole, value)):
+            return ",".join(map(str, value))
+        if isinstance(value, Path) or _is_whole(value):
+            return str(value)
     if kind.startswith("int | str") and isinstance(value, str) and _NUMBER.fullmatch(value):
         return int(value)
     return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> None:
@@ -322,8 +330,7 @@ def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> 
             raise InputError(f"{name} = {value!r} is unknown; one of {list(about['choices'])}")
         return
     if isinstance(other, str):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value != other and not (whole and within[0] <= value <= within[1]):
+        if value != other and not (_is_whole(value) and within[0] <= value <= within[1]):
             either = f"{other} or {within[0]} to {within[1]}"
             raise InputError(f"{name} = {value!r} is impossible; give {either}")
         return

@@ -68,6 +68,7 @@ def test_every_setting_is_a_typed_keyword():
         ({"draft_temperature": np.float32(0.5), **OF_SSD}, "draft_temperature", 0.5),
         ({"saguaro_c": Fraction(1, 2), **OF_SSD}, "saguaro_c", 0.5),
         ({"fan_out": np.str_("uniform"), **OF_SSD}, "fan_out", "uniform"),
+        ({"fan_out": [3, 3, 2, 4], "k": 3, "budget": 12, **OF_SSD}, "fan_out", "3,3,2,4"),
     ],
 )
 def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
@@ -85,7 +86,7 @@ def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
         ({"k": np.array([1, 2]), "mode": "sd", "draft": "ngram"}, "k = .* give one value"),
         ({"slots": None}, "slots = None is not understood; give an integer"),
         ({"kv_memory": 1.5}, "kv_memory = 1.5 is not understood; give an integer or text"),
-        ({"fan_out": [4, 3]}, r"fan_out = \[4, 3\] is not understood; give one value"),
+        ({"fan_out": [4, 0.5]}, r"fan_out = \[4, 0.5\] is not understood; give one value"),
         ({"chat_template": 1}, "chat_template = 1 is not understood; give true or false"),
         ({"model": "x"}, "unknown key 'model'; did you mean 'target'?"),
         ({"max_num_sequences": 2}, "unknown key 'max_num_sequences'; did you mean 'max_num_seqs'"),
@@ -147,6 +148,15 @@ def test_n_texts_of_each_prompt_have_noise_of_their_own(llm):
 def test_wrong_arguments_raise_input_errors(llm, arguments, message):
     with pytest.raises(InputError, match=message):
         llm.generate(*arguments)
+
+
+def test_a_text_that_can_neither_go_on_nor_end_is_refused(llm, monkeypatch):
+    monkeypatch.setattr(llm.tokenizer, "size", 32)
+    ends = dataclasses.replace(SHORT, stop_token_ids=range(32))
+    assert llm.request([5], ends)
+    assert llm.request([5], dataclasses.replace(ends, min_tokens=2, stop_token_ids=range(31)))
+    with pytest.raises(InputError, match="min_tokens = 2: every token id ends the text"):
+        llm.request([5], dataclasses.replace(ends, min_tokens=2))
 
 
 @pytest.mark.parametrize(
