@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ssd_jax.cli import settings
@@ -18,12 +18,13 @@ _DRAFTS = ("default", "ngram")
 
 
 class _Flag(NamedTuple):
-    """A flag, or another spelling of one."""
+    """A flag, or another spelling of one; with `files`, values besides the choices are files."""
 
     name: str
     text: str
     boolean: bool
     choices: Sequence[str]
+    files: bool
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,10 +48,13 @@ def _flags(command: str) -> list[_Flag]:
         names |= {theirs: ours for theirs, ours in VLLM.items() if ours in names}
         choices, found = shown.flags.choices, []
         for name, ours in names.items():
-            flag = shown.flags[ours]
-            found.append(_Flag(name, _first(flag.help), flag.boolean, choices.get(ours, ())))
+            flag, words = shown.flags[ours], choices.get(ours, ())
+            files = not words
+            if name == "draft" and "mode" in names:
+                words = _DRAFTS
+            found.append(_Flag(name, _first(flag.help), flag.boolean, words, files))
             if flag.boolean and name != "help":
-                found.append(_Flag(f"no{name}", f"not {name}", boolean=True, choices=()))
+                found.append(_Flag(f"no{name}", f"not {name}", True, (), False))
         return found
     raise AssertionError("--help ends a command")
 
@@ -60,15 +64,21 @@ def _first(text: str) -> str:
     return re.sub(r"[^\w ,.-]", "", re.split("[;:(]", " ".join(text.split()))[0]).strip()
 
 
+def _words(commands: Iterable[str]) -> dict[str, str]:
+    """What follows a command that takes a word."""
+    return {"completion": " ".join(_SCRIPTS), "help": " ".join(commands)}
+
+
 def _bash(commands: Mapping[str, str], flags: Mapping[str, Sequence[_Flag]]) -> str:
-    values = [f"    'completion completion') words='{' '.join(_SCRIPTS)}' ;;"]
+    values = [
+        f"    '{name} {name}') words='{words}' ;;" for name, words in _words(commands).items()
+    ]
     names = []
     for command, found in flags.items():
-        decodes = any(flag.name == "mode" for flag in found)
         for flag in found:
-            words = _DRAFTS if flag.name == "draft" and decodes else flag.choices
-            if words:
-                values.append(f"    '{command} --{flag.name}') words='{' '.join(words)}' ;;")
+            if flag.choices:
+                words = " ".join(flag.choices)
+                values.append(f"    '{command} --{flag.name}') words='{words}' ;;")
         listed = " ".join(f"--{flag.name}{'' if flag.boolean else '='}" for flag in found)
         names.append(f"    {command}) words='{listed}' ;;")
     return "\n".join(
@@ -102,11 +112,14 @@ def _zsh(commands: Mapping[str, str], flags: Mapping[str, Sequence[_Flag]]) -> s
         if flag.boolean:
             return f"'--{flag.name}[{flag.text}]'"
         values = f"({' '.join(flag.choices)})" if flag.choices else "_files"
+        if flag.choices and flag.files:
+            values = f'{{_alternative "words\\:{flag.name}\\:{values}" "files\\:file\\:_files"}}'
         return f"'--{flag.name}=[{flag.text}]:{flag.name}:{values}'"
 
-    cases = []
-    for command, found in flags.items():
-        listed = " ".join(["'*:file:_files'", *map(argument, found)])
+    cases, words = [], _words(commands)
+    for command in [*flags, "help"]:
+        first = f"'1:word:({words[command]})'" if command in words else "'*:file:_files'"
+        listed = " ".join([first, *map(argument, flags.get(command, ()))])
         cases.append(f"    {command}) _arguments {listed} ;;")
     described = " ".join(f"'{name}:{_first(text)}'" for name, text in commands.items())
     return "\n".join(
@@ -132,9 +145,13 @@ def _fish(commands: Mapping[str, str], flags: Mapping[str, Sequence[_Flag]]) -> 
         f"{start} -f -n __fish_use_subcommand -a {name} -d '{_first(text)}'"
         for name, text in commands.items()
     ]
+    for command, words in _words(commands).items():
+        lines.append(f"{start} -f -n '__fish_seen_subcommand_from {command}' -a '{words}'")
     for command, found in flags.items():
         for flag in found:
-            values = f" -x -a '{' '.join(flag.choices)}'" if flag.choices else " -r"
+            values = " -r" if flag.files else " -x"
+            if flag.choices:
+                values += f" -a '{' '.join(flag.choices)}'"
             lines.append(
                 f"{start} -n '__fish_seen_subcommand_from {command}' -l {flag.name}"
                 f"{'' if flag.boolean else values} -d '{flag.text}'"

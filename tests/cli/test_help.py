@@ -173,6 +173,7 @@ def test_another_spelling_of_a_flag_that_is_none_gets_a_hint(capsys):
         (["ssd-jax", "distill", "--stage", "=", "ma"], ["magpie"]),
         (["ssd-jax", "convert", "--dtype", "="], ["float32", "bfloat16"]),
         (["ssd-jax", "completion", ""], ["bash", "zsh", "fish"]),
+        (["ssd-jax", "help", "ge"], ["generate"]),
         (["ssd-jax", "bench", "--mode", "=", "s"], ["sd", "ssd"]),
         (["ssd-jax", "bench", "--mode", "="], ["ar", "sd", "ssd", "auto"]),
     ],
@@ -207,7 +208,9 @@ def completions():
         ("bash", "generate)", "--max_tokens="),
         ("zsh", "'generate:complete prompts'", "'--json[one JSON line per prompt"),
         ("zsh", "'distill:train a small draft", "'--stage=[stage to run alone]:stage:(magpie "),
+        ("zsh", "help) _arguments '1:word:(generate ", "completion) _arguments '1:word:(bash "),
         ("fish", "-a generate -d 'complete prompts'", "-l mode -x -a 'ar sd ssd auto'"),
+        ("fish", "from completion' -a 'bash zsh fish'", "-l draft -r -a 'default ngram'"),
     ],
 )
 def test_a_script_has_every_command_and_is_one_of_its_shell(shell, command, flag, completions):
