@@ -109,7 +109,8 @@ def require_whole_programs() -> None:
         version = ".".join(map(str, sys.version_info[:2]))
         raise InputError(
             f"this needs JAX 0.12, so Python 3.12 or newer, and has JAX {jax.__version__} with "
-            f"Python {version}; install ssd-jax[tpu] in a newer one"
+            f"Python {version}; in an environment of a newer Python, run pip install -e '.[tpu]' "
+            "in a checkout of ssd_jax"
         )
 
 

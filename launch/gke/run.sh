@@ -34,6 +34,9 @@ flags 'image hosts accelerator chips topology name draft draft_devices draft_acc
 shift "$taken"
 given COMMAND "${1:-}"
 given --image "$image"
+if [[ ! $name =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]]; then
+  refuse "--name=$name is no name of Kubernetes: small letters, digits and -, such as ssd"
+fi
 number --hosts "$hosts"
 given --accelerator "$accelerator"
 number --chips "$chips"
@@ -50,6 +53,7 @@ text() { # a string of JSON, which is one of YAML
   local value=${1//\\/\\\\}
   value=${value//\"/\\\"}
   value=${value//$'\n'/\\n}
+  value=${value//$'\r'/\\r}
   printf '"%s"' "$value"
 }
 

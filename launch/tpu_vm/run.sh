@@ -37,6 +37,10 @@ given --zone "$zone"
 port "$port" 65535
 of_draft draft_devices draft_tpu draft_address
 target_of "$@"
+setup=${setup:-true}
+host=${draft_address#[} # an IPv6 address is in brackets where a port follows
+host=${host%]} at=$draft_address
+[[ $host != *:* ]] || at="[$host]"
 if [[ -n $draft ]]; then
   given --draft_tpu "$draft_tpu"
   given --draft_address "$draft_address"
@@ -67,7 +71,7 @@ if [[ -n $draft ]]; then
     secrets=$(mktemp -d)
   fi
   if ! $dry_run; then
-    "$here/secrets.sh" "$secrets" "$draft_address"
+    "$here/secrets.sh" "$secrets" "$host"
   fi
   for each in "$tpu:all" "$draft_tpu:0"; do # nobody else may read the token
     on "${each%:*}" "${each##*:}" mkdir -p -m 700 "$there"
@@ -76,14 +80,14 @@ if [[ -n $draft ]]; then
     on "${each%:*}" "${each##*:}" chmod 600 "$there/token"
   done
   run "${gcloud[@]}" scp "$secrets/worker.key" "$draft_tpu:$there/" "--zone=$zone" --worker=0
-  worker=(ssd-jax draft-worker "--listen=$draft_address:$port" "--draft=$draft" "--token_file=$there/token")
+  worker=(ssd-jax draft-worker "--listen=$at:$port" "--draft=$draft" "--token_file=$there/token")
   worker+=("--tls_cert=$there/worker.pem" "--tls_key=$there/worker.key")
   worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
   ssh=(-- -tt) # with a terminal, which ends the worker when it is closed
   on "$draft_tpu" 0 "${worker[@]}" </dev/null &
   ssh=()
   if $dry_run; then wait; fi
-  command+=("--draft=$draft" "--draft_placement=remote:$draft_address:$port")
+  command+=("--draft=$draft" "--draft_placement=remote:$at:$port")
   command+=("--draft_tls_ca=$there/worker.pem" "--draft_token_file=$there/token")
 fi
 for ((index = 1; index < hosts; index++)); do

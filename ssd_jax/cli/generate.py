@@ -41,6 +41,9 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS)
     given = settings.parse(values, "generate", arguments)
+    mode, other = given["mode"], given["compare"]
+    if mode == "ar" and other in ("sd", "ssd"):
+        raise _needs(other, mode)  # before what that mode needs is refused beside this one
     config = settings.config_of(given)
     if config.logprobs is not None and not given["json"]:
         raise InputError(f"logprobs = {config.logprobs} are shown in JSON lines alone; add --json")
@@ -93,10 +96,13 @@ def _check_other(config: Config, other: str | None) -> None:
     # Every model can decode one token at a time; a draft that branches can draft without branches.
     prepared = {"ssd": ("sd", "ssd"), "sd": ("sd",)}.get(config.prepared, ())
     if other != "ar" and other not in prepared:
-        raise InputError(
-            f"compare = {other!r} needs the settings of that mode; "
-            f"use --mode={other} --compare={config.mode}"
-        )
+        raise _needs(other, config.mode)
+
+
+def _needs(other: str, mode: str) -> InputError:
+    return InputError(
+        f"compare = {other!r} needs the settings of that mode; use --mode={other} --compare={mode}"
+    )
 
 
 def _compare(

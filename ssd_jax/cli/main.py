@@ -84,6 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = InputError.exit_status if bad else SsdError.exit_status
         return _failed(arguments, _about(error, _remedy(error) if bad else ""), status)
     except RuntimeError as error:
+        if "can't start new thread" in str(error):
+            why = (
+                "the system starts no more threads; allow more memory or processes (ulimit -v, -u)"
+            )
+            return _failed(arguments, why, SsdError.exit_status)
         if not _is_of_device(error):
             raise
         said = (str(error).splitlines() or [repr(error)])[0]

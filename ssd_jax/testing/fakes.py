@@ -6,7 +6,7 @@ engine = Engine(fake, Letters, frozenset(), drafter=FakeDrafter(...))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,7 +190,7 @@ class Letters:
 
     def __init__(self, _after: int = 0) -> None: ...
 
-    def push(self, ids: Sequence[int]) -> str:
+    def push(self, ids: Iterable[int]) -> str:
         return "".join(chr(token) for token in ids if token >= 32)
 
     def flush(self) -> str:
@@ -200,7 +200,7 @@ class Letters:
 class Silent(Letters):
     """Token id -> no text."""
 
-    def push(self, ids: Sequence[int]) -> str:
+    def push(self, ids: Iterable[int]) -> str:
         del ids
         return ""
 

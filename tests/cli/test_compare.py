@@ -192,6 +192,7 @@ def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
     [
         (["--compare=ar"], "compare = 'ar' is the mode that runs anyway"),
         (["--compare=sd"], "use --mode=sd --compare=ar"),
+        (["--mode=ar", "--draft=d", "--compare=ssd"], "use --mode=ssd --compare=ar"),
         (["--compare=fast"], "compare = 'fast' is unknown; one of"),
         (["--mode=sd", "--draft=ngram", "--compare=sd"], "is the mode that runs anyway"),
         (["--mode=sd", "--draft=ngram", "--compare=ssd"], "use --mode=ssd --compare=sd"),

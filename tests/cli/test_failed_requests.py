@@ -160,6 +160,7 @@ def test_bench_scores_no_text_that_failed(fake, prompts, tiny_checkpoint):
             f"{cache_dir() / 'weights'}: Permission denied; give another cache by XDG_CACHE_HOME",
         ),
         (jax.errors.JaxRuntimeError("no memory\nat 0x1"), "a device has failed: no memory"),
+        (RuntimeError("can't start new thread"), "the system starts no more threads; allow more"),
         (MemoryError(), "out of memory; lower --slots, --context or --budget, or take a smaller"),
     ],
 )

@@ -99,6 +99,11 @@ def test_help_and_unknown_flags(script):
         ("host.sh", ["x", "auto", "generate"], "INDEX = x is no number"),
         ("host.sh", ["08", "auto", "generate"], "INDEX = 08 is no number"),
         ("local.sh", ["--port=65535", "generate"], "--port=65535 is no port: 1 to 65534"),
+        (
+            "gke/run.sh",
+            ["--image=i", "--hosts=2", "--accelerator=a", "--chips=4", "--name=12", "generate"],
+            "--name=12 is no name of Kubernetes: small letters, digits and -, such as ssd",
+        ),
         ("secrets.sh", ["here"], "DIRECTORY and HOST are needed"),
         ("secrets.sh", ["here", ""], "HOST = '' is no name or number of a host"),
         ("secrets.sh", ["here", "a,DNS:b"], "HOST = 'a,DNS:b' is no name or number of a host"),
@@ -199,6 +204,15 @@ def parts(script):
     return workers, hosts
 
 
+@pytest.mark.parametrize("address", ["fd00::7", "[fd00::7]"])
+def test_a_worker_may_have_an_address_of_ipv6(address):
+    flags = [*FLAGS["tpu_vm/run.sh"], f"--draft_address={address}", "--setup="]
+    found = dry("tpu_vm/run.sh", *flags, *COMMAND).replace("\\", "")
+    assert "--listen=[fd00::7]:4711" in found
+    assert "--draft_placement=remote:[fd00::7]:4711" in found
+    assert "--command=true && " in found
+
+
 @pytest.mark.parametrize("script", ["slurm/run.sh", "tpu_vm/run.sh"])
 def test_clusters_run_what_local_processes_run(script):
     """A worker with TLS, and hosts by JAX's own detection."""
@@ -293,7 +307,7 @@ def test_pods_run_what_local_processes_run(manifest):
 
 def test_words_of_a_command_stay_what_they_are():
     yaml = pytest.importorskip("yaml")
-    hard = ["generate", '--prompt=a "b"\n\tc\\ $HOME: {d} $$x^2$$ $(JOB_COMPLETION_INDEX) $$(c)']
+    hard = ["generate", '--prompt=a "b"\n\tc\\ $HOME: {d}\r $$x^2$$ $(JOB_COMPLETION_INDEX) $$(c)']
     found = yaml.safe_load(dry("gke/run.sh", *ON_GPUS, *hard))
     pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert [*map(expanded, pod["containers"][0]["command"][5:7])] == hard

@@ -267,6 +267,7 @@ class Round(DraftMessage, frozen=True):
         """See `DraftMessage.check`."""
         if self.drafts.any() and (self.drafts * ((self.winner >= 0) | (self.limit > 0))).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
+        _within("committed", self.committed.shape[1], about.context + 1)
         _within("number of branches", int(self.counts.sum(axis=1).max()), about.branches + 1)
         _within("forwards", self.forwards, about.k + 2)
 

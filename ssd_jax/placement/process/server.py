@@ -128,6 +128,9 @@ class _Inbox:
         """Reads the stream to its end."""
         try:
             for data in requests:
+                most = message_size(self.about)
+                if self.about is not _NOTHING and len(data) > most:
+                    raise ProtocolError(f"a message of {len(data)} bytes, of {most} at most")
                 message = codec.decode(data, self.about)
                 self._read += isinstance(message, Round)
                 self._items.put(message)

@@ -177,6 +177,16 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_array(message):
                 again(replace(message, **{name: changed}))
 
 
+def test_no_more_is_committed_than_a_slot_holds():
+    for width in (HELLO.context, HELLO.context + 1):
+        longer = replace(ROUND, committed=np.full((HELLO.slots, width), -1, np.int32))
+        if width <= HELLO.context:
+            assert again(longer).committed.shape[1] == width
+            continue
+        with pytest.raises(ProtocolError, match="committed"):
+            again(longer)
+
+
 def test_noise_is_refused():
     rng = np.random.default_rng(2)
     for size in range(200):

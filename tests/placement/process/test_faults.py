@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.placement.process import server
-from ssd_jax.placement.process.messages import Speculations
+from ssd_jax.placement.process.messages import ProtocolError, Speculations
 from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
@@ -226,6 +226,16 @@ def test_only_a_round_calls_the_draft_away_from_its_branches():
     assert inbox.called()
     assert type(next(inbox.messages(1.0))) is type(ROUND)
     assert not inbox.called()
+
+
+def test_a_message_that_is_longer_than_any_of_use_ends_its_stream():
+    """Once it is known what the engine wants: before, only its first message is read."""
+    inbox = server._Inbox(HELLO, Refusals())
+    inbox.admitted.set()
+    most = server.message_size(HELLO)
+    inbox.fill(iter([bytes(most + 1)]))
+    with pytest.raises(ProtocolError, match=f"a message of {most + 1} bytes, of {most} at most"):
+        next(inbox.messages(1.0))
 
 
 @pytest.mark.parametrize("field", ["model", "k", "branches", "support", "rule", "context"])
