@@ -16,7 +16,14 @@ from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
 from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring
-from ssd_jax.tuning.measuring import Branches, looking_ahead, measure_draft, median, verifying
+from ssd_jax.tuning.measuring import (
+    Branches,
+    by_size,
+    looking_ahead,
+    measure_draft,
+    median,
+    verifying,
+)
 
 SLOTS, CONTEXT, K = 2, 64, 4
 
@@ -319,3 +326,15 @@ def test_what_is_measured_fits_the_context(context):
 def test_the_first_run_warms_up_and_is_not_timed():
     times = iter([0.0, 9.0, 10.0, 11.0, 20.0, 21.5, 30.0, 32.0])
     assert median(lambda: None, lambda: next(times)) == 1.5
+
+
+def test_what_a_larger_size_does_in_less_time_was_disturbed_and_is_measured_again():
+    times = {8: iter([4.0]), 1: iter([9.0, 1.0]), 4: iter([7.0, 6.0, 2.0]), 2: iter([1.5])}
+    found = by_size(times, lambda size: next(times[size]))
+    assert found == {1: 1.0, 2: 1.5, 4: 2.0, 8: 4.0}
+    assert list(found) == [1, 2, 4, 8]
+
+
+def test_what_is_slower_than_a_larger_size_every_time_is_kept_so():
+    times = {1: iter([3.0, 3.5, 2.5, 0.0]), 2: iter([1.0])}
+    assert by_size(times, lambda size: next(times[size])) == {1: 2.5, 2: 1.0}
