@@ -24,6 +24,9 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.fields import by_name
 from ssd_jax.system.files import shown
 
+_AT_ONCE = 100
+"""Most requests that are queued before an event loop goes on with its other tasks."""
+
 
 class Calls(ABC):
     """The calls of an open model, which share its engines.
@@ -218,7 +221,9 @@ class Calls(ABC):
         """`run` for an event loop."""
         caller = Caller(await asyncio.to_thread(self.engine_of, mode))
         try:
-            self._sharing.add(caller, requests)
+            for first in range(0, len(requests), _AT_ONCE):
+                self._sharing.add(caller, requests[first : first + _AT_ONCE])
+                await asyncio.sleep(0)
             while caller.open:
                 yield await self._sharing.next_async(caller)
         finally:

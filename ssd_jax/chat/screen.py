@@ -11,14 +11,10 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from ssd_jax.system.files import printable
+
 _HELD = 24
 _PIECES = re.compile(r"\n|[ \t]+|[\u2e80-\U0010ffff]|[^ \t\n\u2e80-\U0010ffff]+")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def printable(text: str) -> str:
-    """Text without control characters, which could move the cursor or rename the window."""
-    return _CONTROL.sub("\ufffd", text.replace("\r", ""))  # \r and \n may come in two pieces
 
 
 class WordWrap:

@@ -25,7 +25,7 @@ from ssd_jax.bench.report import (
 )
 from ssd_jax.bench.run import BenchResult, Variant, prompt_result, run_paired
 from ssd_jax.bench.table import Column, build_table, median_cell
-from ssd_jax.chat.screen import WordWrap, printable
+from ssd_jax.chat.screen import WordWrap
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import (
@@ -41,6 +41,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.cores import shown, usable_cores
+from ssd_jax.system.files import printable
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,8 @@ from ssd_jax.distill.value_types import Count, Passage
 from ssd_jax.errors import InputError
 
 SPLITS = ("train", "held_out")
+PLAIN_TEXT = (".txt", ".md", ".rst")
+"""Endings of the names of plain text files."""
 
 
 class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +34,11 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limit: Count | None = None
     tasks: Count | None = None
     times: Count = 1
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the file is cut into passages."""
+        return Path(self.path).suffix in PLAIN_TEXT
 
     @property
     def id_ranges(self) -> tuple[range, ...] | None:
@@ -89,7 +97,8 @@ class PromptSettings:
                     raise InputError(
                         f"{name} lists {entry.path!r} twice; put its ids into one entry"
                     )
-        if self.passage_tokens > self.longest:
+        cut = any(entry.is_plain_text for entry in (*self.train, *self.held_out))
+        if cut and self.passage_tokens > self.longest:
             raise InputError(
                 f"passage_tokens = {self.passage_tokens} is more than longest = {self.longest}; "
                 "lower the one or raise the other"

@@ -26,7 +26,7 @@ from safetensors.numpy import load, save
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.distill.magpie import SET, Written
 from ssd_jax.distill.prompt_settings import SPLITS, PromptEntry, PromptSettings
-from ssd_jax.distill.reading import Line, find, is_plain_text, passages, read_lines, read_plain
+from ssd_jax.distill.reading import Line, find, passages, read_lines, read_plain
 from ssd_jax.distill.tasks import TEMPLATES, make_tasks
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
@@ -162,7 +162,7 @@ class PromptFiles:
         Raises:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
         """
-        files = [entry for entry in self._every if not is_plain_text(entry)]
+        files = [entry for entry in self._every if not entry.is_plain_text]
         lines = good_lines(read_lines(entry, self._paths[entry.path]) for entry in files)
         by_entry = dict(zip(files, lines, strict=True))
         read = {

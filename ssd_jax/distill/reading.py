@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
-from ssd_jax.distill.prompt_settings import PromptEntry
+from ssd_jax.distill.prompt_settings import PLAIN_TEXT, PromptEntry
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import MOST_TEXT, decode, read_bytes
 from ssd_jax.system.prompts import BadLine, PromptLine, string
-
-PLAIN_TEXT = (".txt", ".md", ".rst")
-"""Endings of the names of plain text files."""
 
 _LONGEST_ID = 20
 _ID_KEYS = ("task_id", "question_id", "id")
@@ -52,11 +49,6 @@ class Line(NamedTuple):
         return "\n\n".join(written)
 
 
-def is_plain_text(entry: PromptEntry) -> bool:
-    """Whether the file is cut into passages."""
-    return Path(entry.path).suffix in PLAIN_TEXT
-
-
 def find(entry: PromptEntry, directory: Path) -> Path | None:
     """The file of an entry; None is a built-in set.
 
@@ -72,9 +64,9 @@ def find(entry: PromptEntry, directory: Path) -> Path | None:
             f"{', '.join(BUILT_IN)}; give the directory of the files as --data "
             "(docs/distill.md says where to get those of the shipped configurations)"
         )
-    if is_plain_text(entry) and entry.ids is not None:
+    if entry.is_plain_text and entry.ids is not None:
         raise InputError(f"prompts {entry.path!r}: lines of plain text have no ids; leave ids out")
-    if not is_plain_text(entry) and entry.tasks is not None:
+    if not entry.is_plain_text and entry.tasks is not None:
         raise InputError(
             f"prompts {entry.path!r}: tasks are made over plain text ({', '.join(PLAIN_TEXT)}); "
             "leave tasks out"

@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import reprlib
 import stat
 import zlib
@@ -239,6 +240,11 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
+def printable(text: str) -> str:
+    """Text without control characters, which could move the cursor or rename the window."""
+    return _CONTROL.sub("\ufffd", text.replace("\r", ""))  # \r and \n may come in two pieces
+
+
 def brief(error: BaseException, *, end: bool = False) -> str:
     """An error's message as one short line: other libraries quote whatever they were given.
 
@@ -251,6 +257,7 @@ def brief(error: BaseException, *, end: bool = False) -> str:
     return f"...{text[-_LONGEST_WORDS:]}" if end else f"{text[:_LONGEST_WORDS]}..."
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LONGEST_WORDS = 300
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80

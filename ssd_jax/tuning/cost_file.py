@@ -48,6 +48,7 @@ class CostFile:
     def __init__(self, directory: Path | None, about: Mapping[str, Any]) -> None:
         # As ASCII text: paths may contain bytes that are not UTF-8.
         self._about = json.dumps(about, sort_keys=True)
+        self._warned = False
         name = hashlib.sha256(self._about.encode()).hexdigest()[:32]
         self.path = None if directory is None else directory / f"{name}.json"
 
@@ -73,4 +74,10 @@ class CostFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, kept)
         except OSError as error:
-            _LOG.warning("measured costs are not kept: %s", error)
+            if not self._warned:
+                _LOG.warning(
+                    "measured costs are not kept, and measured again at the next start: %s; give "
+                    "another --compile_cache, or another cache by XDG_CACHE_HOME",
+                    error,
+                )
+            self._warned = True

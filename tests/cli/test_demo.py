@@ -86,7 +86,7 @@ def test_the_rounds_that_are_drawn_have_no_prefill_among_or_beside_them():
         Slice(name, time, time + 1, {} if name == "prefill" else {"round": time})
         for time, name in enumerate(names)
     ]
-    assert behind_a_prompt(EngineLanes(name="ssd", target=target, draft=[])) == (5, 6)
+    assert behind_a_prompt(EngineLanes(name="ssd", target=target, drafts=[])) == (5, 6)
 
 
 @pytest.mark.parametrize("name", ["k", "budget", "draft_dtype", "draft_cores"])

@@ -77,6 +77,13 @@ def test_the_directory_of_the_prompts_can_be_given(tmp_path):
     assert read_settings(path, data=Path("else")).directory == Path("else")
 
 
+def test_passages_are_no_concern_without_a_text_to_cut(tmp_path):
+    given = tiny_run.settings(
+        tmp_path, prompts_passage_tokens="99", prompts_train='["train.jsonl"]'
+    )
+    assert given.prompts.longest == 48
+
+
 @pytest.mark.parametrize("text", ["", "3-1", "a", "1,,2", "1-", "-3", "1-2-3"])
 def test_a_bad_range_is_refused(text):
     with pytest.raises(InputError, match=re.escape("x: ")):

@@ -24,6 +24,7 @@ import pytest
 import ssd_jax
 from ssd_jax import LLM, Config, InputError, SamplingParams
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.sharing import Sharing
 from ssd_jax.errors import SsdError
 from ssd_jax.keywords import VLLM, Settings
 from ssd_jax.sampling.params import SamplingFields
@@ -344,6 +345,30 @@ def test_a_stream_that_is_kept_is_cancelled_when_it_is_closed(llm):
 
 async def streamed(llm):
     return [event async for event in llm.stream_async("ab", LONG)]
+
+
+def test_an_event_loop_goes_on_while_many_requests_are_queued(llm, monkeypatch):
+    monkeypatch.setattr("ssd_jax.calls._AT_ONCE", 2)
+    happened, add = [], Sharing.add
+
+    def told(self, caller, requests):
+        happened.append(len(requests))
+        add(self, caller, requests)
+
+    monkeypatch.setattr(Sharing, "add", told)
+
+    async def both():
+        made = asyncio.create_task(llm.generate_async(["ab"] * 5, SHORT))
+        while not happened:
+            await asyncio.sleep(0)
+        while not made.done():
+            happened.append("beat")
+            await asyncio.sleep(0)
+        return await made
+
+    assert len(asyncio.run(both())) == 5
+    assert [each for each in happened if each != "beat"] == [2, 2, 1]
+    assert happened.index(1) > happened.index("beat") > 0
 
 
 @pytest.mark.parametrize("ask", [streamed, lambda llm: llm.generate_async(["ab", "cd"], LONG)])

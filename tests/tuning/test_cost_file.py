@@ -130,10 +130,13 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_place_that_cannot_be_written_keeps_nothing(tmp_path):
+def test_a_place_that_cannot_be_written_keeps_nothing_and_is_named_once(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     file = CostFile(tmp_path / "file" / "costs", ABOUT)
     file.write(KNOWN)
+    file.write(KNOWN)
+    [said] = caplog.messages
+    assert "give another --compile_cache, or another cache by XDG_CACHE_HOME" in said
     assert file.read(**ASKED) is None
 
 

@@ -28,6 +28,7 @@ from ssd_jax.placement.process.messages import (
 from ssd_jax.placement.process.stream import OpenStream, StreamError, message_size
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import BranchTokens, no_branches
+from ssd_jax.system.files import printable
 
 HANG = 30.0
 """Seconds that an answer may take."""
@@ -232,7 +233,8 @@ class Connection:
             trouble = f"an answer of the worker could not be taken: {error!r}"
         finally:
             with self._changed:
-                self.alive, self.trouble = False, trouble
+                self.alive = False
+                self.trouble = printable(trouble)  # the worker may say anything
                 self._changed.notify_all()
             self.stream.close()
 

@@ -132,6 +132,19 @@ def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
         running.stop(None)
 
 
+def test_what_a_worker_says_is_shown_without_control_characters():
+    def load(_wanted, _gone):
+        raise InputError("\x1b[2J\x1b[31mgone\nTraceback")
+
+    running, address = serving(load)
+    try:
+        link = Connection(address, HELLO, TOKEN, Counter(), FAR)
+        assert not link.wait_ready(30)
+        assert link.trouble == "the worker refused: \ufffd[2J\ufffd[31mgone\nTraceback"
+    finally:
+        running.stop(None)
+
+
 @pytest.mark.more
 def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
     """Each want has weights and programs of its own; a worker serves for weeks."""
