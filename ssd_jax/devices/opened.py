@@ -119,7 +119,9 @@ def execution_for(
       InputError: attention that is asked for by name and is not possible.
     """
     linear = products.backend(platform, dtype, devices=devices)
-    for_platform = partial(Execution.for_platform, platform, dtype, linear=linear)
+    for_platform = partial(
+        Execution.for_platform, platform, dtype, linear=linear, blocks=products.in_blocks(device)
+    )
     found = backends(platform, devices=devices, asked=attention)
     *preferred, last = [for_platform(attention=name) for name in found]
     reads = partial(why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK)

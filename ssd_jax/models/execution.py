@@ -28,6 +28,7 @@ class Execution:
       kernels: how Pallas kernels are called, if attention uses them.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
+      blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
       chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
@@ -45,6 +46,7 @@ class Execution:
     kernels: Kernels | None = None
     window_writes: bool = False
     linear: str = "xla"
+    blocks: bool = False
     variants: tuple[str, ...] = ("any",)
     chunk_options: tuple[tuple[str, bool], ...] = ()
     prefill_chunks: tuple[int, ...] = (32, 128)
@@ -83,7 +85,13 @@ class Execution:
 
     @classmethod
     def for_platform(
-        cls, platform: str, dtype: str, *, linear: str = "xla", attention: str | None = None
+        cls,
+        platform: str,
+        dtype: str,
+        *,
+        linear: str = "xla",
+        blocks: bool = False,
+        attention: str | None = None,
     ) -> Execution:
         """The choices that were measured to be best on a platform.
 
@@ -100,7 +108,7 @@ class Execution:
         Args:
           platform: JAX's name of the platform.
           dtype: a floating type, int8, "w8a8" (int8 with one digit) or "native" (see `Config`).
-          linear, attention: see above; attention None is Pallas on TPUs, else XLA.
+          linear, blocks, attention: see above; attention None is Pallas on TPUs, else XLA.
         """
         compute = jnp.dtype({"native": "bfloat16", "w8a8": "int8"}.get(dtype, dtype))
         cpu, gpu = platform == "cpu", platform in ("gpu", "cuda", "rocm")
@@ -119,6 +127,7 @@ class Execution:
             kernels=Kernels() if attention.startswith("pallas") else None,
             window_writes=not (cpu or gpu),
             linear=linear,
+            blocks=blocks,
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
             chunk_options=options,
             prefill_chunks=(32, 128) if cpu else (64, 512),

@@ -20,6 +20,7 @@ from jaxtyping import Int32
 
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageArray
+from ssd_jax.kernels.linear.blocks import BLOCK, to_blocks
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.kernels.piece import Piece
@@ -86,6 +87,7 @@ class FunctionalModel:
         copied = dataclasses.replace(config, num_kv_heads=self.kv_heads)
         module = CausalLM(copied, execution)
         self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
+        blocked = self._block(module) if execution.blocks else {}
         for _, each in nnx.iter_modules(module):
             if isinstance(each, Matrix):
                 each.digits = execution.digits
@@ -94,6 +96,9 @@ class FunctionalModel:
         tensors = {name: self._tensors(name) for name in self._flat}
         self._variables = {
             tensor: variable for name, variable in self._flat.items() for tensor in tensors[name]
+        }
+        self._blocked = {
+            tensor: matrix for name, matrix in blocked.items() for tensor in tensors[name]
         }
         self._treedef = jax.tree.structure(state)
         structs = {name: variable.get_value() for name, variable in self._flat.items()}
@@ -126,8 +131,8 @@ class FunctionalModel:
                 continue  # made from its weight
             value, axes, copies = variable.get_value(), variable.axes, self._copies(variable)
             shape = value.shape[-len(axes) :]  # of one layer
-            if name in self._packed:
-                shape = self._packed[name].shape
+            if matrix := self._packed.get(name) or self._blocked.get(name):
+                shape, axes = matrix.shape, matrix.axes
             if copies > 1:
                 shape, axes = (shape[0] // copies, *shape[1:]), (None,) * len(shape)
             whole = not jnp.issubdtype(value.dtype, jnp.integer)
@@ -144,17 +149,21 @@ class FunctionalModel:
         if name in self._packed:
             pack = _pack_int8 if self.execution.compute == jnp.int8 else _pack_bfloat16
             return {name: array if name in self.stored else pack(array)}
-        variable = self._variables[name]
-        axes, copies = variable.axes, self._copies(variable)
+        variable, blocked = self._variables[name], self._blocked.get(name)
+        axes, copies = (blocked or variable).axes, self._copies(variable)
         if copies > 1:
             heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
             repeated = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, copies, 0)
             array = jax.device_put(repeated.reshape(-1, *array.shape[1:]), self._sharding(axes))
-        if variable.get_value().dtype != jnp.int8:
-            return {name: array}
-        placed: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
-        rows = jax.jit(quantize, out_shardings=placed)(array)
-        return {name: rows.values, f"{name}{_SCALE}": rows.scales}
+        made = {name: array}
+        if variable.get_value().dtype == jnp.int8:
+            placed: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
+            rows = jax.jit(quantize, out_shardings=placed)(array)
+            made = {name: rows.values, f"{name}{_SCALE}": rows.scales}
+        if blocked:
+            put = jax.jit(to_blocks, out_shardings=self._sharding(variable.axes))
+            made[name] = put(made[name])
+        return made
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The flat parameter list, from loaded tensors and `bundles` (see `stacks.Stacks`)."""
@@ -257,7 +266,21 @@ class FunctionalModel:
 
     def _copies(self, variable: nnx.Variable) -> int:
         """Number of copies of each row of its tensor."""
-        return self.rules.kv_copies if variable.axes[0] == "kv_heads" else 1
+        return self.rules.kv_copies if "kv_heads" in variable.axes else 1
+
+    def _block(self, module: CausalLM) -> dict[str, Matrix]:
+        """Turns all weights that take part in products into blocks, where they divide into them on
+        each device; returns them by variable."""
+        blocked = {}
+        for path, matrix in nnx.iter_modules(module):
+            if not isinstance(matrix, Matrix) or _looked_up(matrix, self.config):
+                continue
+            cut = self.rules.spec(matrix.axes)[1] is not None
+            devices = self.mesh.shape[TENSOR_AXIS] if self.mesh is not None and cut else 1
+            if matrix.shape[1] % (BLOCK * devices) == 0:
+                matrix.block()
+                blocked[_joined((*path, "weight"))] = matrix
+        return blocked
 
     def _tensors(self, name: str) -> list[str]:
         """Checkpoint tensors of a variable: one, or one for each scanned layer."""
@@ -271,16 +294,21 @@ def _joined(path: Sequence[Any]) -> str:
     return ".".join(map(str, path))
 
 
+def _looked_up(matrix: Matrix, config: ModelConfig) -> bool:
+    """Whether no product takes a weight: an embedding that is not the output head."""
+    return isinstance(matrix, Embedding) and not config.tie_embeddings
+
+
 def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
     """Turns all weights that take part in products into panels; returns them by name."""
     packed = {}
     for path, matrix in nnx.iter_modules(module):
         name = _joined((*path, "weight"))
-        if isinstance(matrix, Matrix):
-            looked_up = isinstance(matrix, Embedding) and not module.config.tie_embeddings
-            if name in stored or not looked_up:
-                matrix.pack(stored.get(name, module.execution.kind))
-                packed[name] = matrix
+        if not isinstance(matrix, Matrix):
+            continue
+        if name in stored or not _looked_up(matrix, module.config):
+            matrix.pack(stored.get(name, module.execution.kind))
+            packed[name] = matrix
     stays = sum(matrix.weight.get_value().size for matrix in packed.values()) <= _CACHE
     for matrix in packed.values():
         matrix.stays = stays

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.linear.api import W8A8, Packed, Quantized, Weight, products, take
+from ssd_jax.kernels.linear.blocks import BLOCK
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import Norm, rms_norm
 
@@ -49,6 +50,7 @@ class Matrix(nnx.Module):
         scales = parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32))
         self.weight_scale = scales if dtype == jnp.int8 else None
         self.shape = shape
+        self.axes = axes
         self.kind: str | None = None
         self.stays = False  # in a cache, see `Packed`
         self.digits = 2  # of an activation, if the weight is int8
@@ -59,6 +61,12 @@ class Matrix(nnx.Module):
         self.weight = nnx.Param(panels, axes=(None, None))
         self.weight_scale = None
         self.kind = kind
+
+    def block(self) -> None:
+        """Stores the weight in blocks of inputs; to be called before there are arrays."""
+        own: Any = self.weight.get_value()
+        shape = (*own.shape[:-2], self.shape[1] // BLOCK, self.shape[0], BLOCK)
+        self.weight = parameter(shape, (*self.axes[::-1], None), own.dtype)
 
     @property
     def rows(self) -> Weight:

@@ -23,6 +23,7 @@ from ssd_jax.models.functional import FunctionalModel
 FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
 ON_TPUS: dict[str, Any] = {
     "scan_layers": True,
+    "blocks": True,
     "window_writes": True,
     "attention": "xla_static",
     "one_array": True,

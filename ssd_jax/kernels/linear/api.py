@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.kernels.linear import cpu, quantized, xla
+from ssd_jax.kernels.linear import blocks, cpu, quantized, xla
+from ssd_jax.kernels.linear.blocks import in_blocks
 from ssd_jax.kernels.linear.cpu import Packed
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized
 from ssd_jax.kernels.rows import Norm, rms_norm
 
-Weight = Float[Array, "_ inputs"] | Quantized | Packed
+Weight = Float[Array, "... _ _"] | Quantized | Packed
 
 
 def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
@@ -50,7 +51,7 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
         return cpu.take(weight, indices)
     if isinstance(weight, Quantized):
         return quantized.take(weight, indices)
-    return weight[indices].astype(jnp.float32)
+    return blocks.take(weight, indices).astype(jnp.float32)
 
 
-__all__ = ["W8A8", "Packed", "Quantized", "Weight", "backend", "products", "take"]
+__all__ = ["W8A8", "Packed", "Quantized", "Weight", "backend", "in_blocks", "products", "take"]

@@ -6,22 +6,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from ssd_jax.kernels.linear.blocks import contraction
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized, digits, integer_product
 from ssd_jax.kernels.precision import precision
 
 
 def product(
-    x: Float[Array, "n inputs"], weight: Float[Array, "outputs inputs"] | Quantized
+    x: Float[Array, "n inputs"], weight: Float[Array, "... outputs _"] | Quantized
 ) -> Float32[Array, "n outputs"]:
     """x @ weight^T; see `api.products`. Products that share x share its quantised form, which the
     compiler computes only once."""
     if isinstance(weight, Quantized):
         return integer_product(digits(x, one=isinstance(weight, W8A8)), weight)
-    contract_in = (((1,), (1,)), ((), ()))
+    x, dimensions = contraction(x.astype(weight.dtype), weight)
     return jax.lax.dot_general(
-        x.astype(weight.dtype),
+        x,
         weight,
-        contract_in,
+        dimensions,
         precision=precision(weight),
         preferred_element_type=jnp.float32,
     )
