@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import (
@@ -301,10 +301,10 @@ class EngineSettings:
 
 def _plain(value: Any, kind: str) -> Any:
     """A number as a number, where a setting may be one; else values that stand for text as text."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        value = (
-            int(value) if _is_whole(value) else float(value) if kind.startswith("float") else value
-        )
+    if _is_whole(value):
+        value = int(value)
+    elif isinstance(value, Real) and kind.startswith("float") and not isinstance(value, bool):
+        value = float(value)
     if isinstance(value, str):
         value = str(value)  # NumPy's are no plain ones
     if kind.startswith("str"):
@@ -317,7 +317,7 @@ def _plain(value: Any, kind: str) -> Any:
     return value
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: Any) -> TypeGuard[Integral]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

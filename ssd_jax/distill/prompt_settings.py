@@ -87,17 +87,18 @@ class PromptSettings:
     def __post_init__(self) -> None:
         if not self.held_out:
             raise InputError("held_out is empty; list at least one file of prompts")
+        cut = False
         for name in SPLITS:
             files = getattr(self, name)
             entries = tuple(PromptEntry(path=e) if isinstance(e, str) else e for e in files)
             object.__setattr__(self, name, entries)
+            cut = cut or any(entry.is_plain_text for entry in entries)
             for place, entry in enumerate(entries):
                 parse_ranges("1" if entry.ids is None else entry.ids, f"{name}: {entry.path}")
                 if any(other.set == entry.set for other in entries[:place]):
                     raise InputError(
                         f"{name} lists {entry.path!r} twice; put its ids into one entry"
                     )
-        cut = any(entry.is_plain_text for entry in (*self.train, *self.held_out))
         if cut and self.passage_tokens > self.longest:
             raise InputError(
                 f"passage_tokens = {self.passage_tokens} is more than longest = {self.longest}; "

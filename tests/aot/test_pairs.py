@@ -143,21 +143,10 @@ def _sent(case):
 def known_weaknesses(case):
     """Gates that fail where what they are about is large beside the rest, and why."""
     found = {}
-    if case.slice_.name == "tpu7x" and case.name[0] != "accept":
-        why = "arguments come in tiles of 8 rows, and products there take bfloat16 in tiles of 16"
-        found |= dict.fromkeys(_OF_TILES, why)
     if case.chip.platform == "gpu":
         why = "XLA cuts products, whose parts go through memory, as activations do"
         found["reads weights and pages once"] = why
     return found
-
-
-_OF_TILES = (
-    "no copy of the pages",
-    "no temporary of their size",
-    "reads weights and pages once",
-    "fits",
-)
 
 
 def marked(case):
