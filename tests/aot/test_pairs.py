@@ -45,7 +45,7 @@ holds blocks of 32 of them is padded to 128 lanes.
 LEAN = ("v5e", "v6e")
 """Where the branches of 16 and of 64 sequences hold a tenth of the pages at most, logits or not."""
 
-SPILL = ("v4", "v5p", "h100", "h200")
+SPILL = ("v4", "v5p", "tpu7x", "h100", "h200")
 """Where activations go through memory, up to `PASSES` times a layer: elsewhere they stay on the
 chip."""
 PASSES = 10
@@ -174,8 +174,9 @@ def test_a_program_passes_every_gate(about, record_property):
         pytest.xfail("; ".join(dict.fromkeys(known[name] for name in wrong)))
 
 
+@pytest.mark.skipif(bool(gpus.WHY), reason=str(gpus.WHY))
 def test_weaknesses_are_still_there():
-    case = Case("tpu7x", "llama-3.1-8b", 1, 8192, "forward")
+    case = Case("h100", "llama-3.1-8b", 16, 8192, "forward")
     case.compiled, case.module = compile_program(case.spec, case.model, case.chip)
     assert {*gates(case)} & {*known_weaknesses(case)}, "take them off"
 
