@@ -39,7 +39,7 @@ run() { # COMMAND...: runs it, or prints it in a dry run
 }
 
 end_jobs() { # for a trap, in a script with `set -m`: each of its jobs is a group with its own children
-  local _job
+  # Nothing is local: after an interrupt in a function bash runs the trap outside of any.
   for _job in $(jobs -p); do
     kill -- "-$_job" 2>/dev/null || true
   done

@@ -155,15 +155,13 @@ class FunctionalModel:
             heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
             repeated = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, copies, 0)
             array = jax.device_put(repeated.reshape(-1, *array.shape[1:]), self._sharding(axes))
-        made = {name: array}
-        if variable.get_value().dtype == jnp.int8:
-            placed: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
-            rows = jax.jit(quantize, out_shardings=placed)(array)
-            made = {name: rows.values, f"{name}{_SCALE}": rows.scales}
         if blocked:
-            put = jax.jit(to_blocks, out_shardings=self._sharding(variable.axes))
-            made[name] = put(made[name])
-        return made
+            return {name: jax.jit(to_blocks, out_shardings=self._sharding(variable.axes))(array)}
+        if variable.get_value().dtype != jnp.int8:
+            return {name: array}
+        placed: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
+        rows = jax.jit(quantize, out_shardings=placed)(array)
+        return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The flat parameter list, from loaded tensors and `bundles` (see `stacks.Stacks`)."""
@@ -269,11 +267,13 @@ class FunctionalModel:
         return self.rules.kv_copies if "kv_heads" in variable.axes else 1
 
     def _block(self, module: CausalLM) -> dict[str, Matrix]:
-        """Turns all weights that take part in products into blocks, where they divide into them on
-        each device; returns them by variable."""
+        """Turns weights that products take into blocks, where they divide into them on each device;
+        returns them by variable. Those of int8 are not copied anyway."""
         blocked = {}
         for path, matrix in nnx.iter_modules(module):
             if not isinstance(matrix, Matrix) or _looked_up(matrix, self.config):
+                continue
+            if matrix.weight_scale is not None:
                 continue
             cut = self.rules.spec(matrix.axes)[1] is not None
             devices = self.mesh.shape[TENSOR_AXIS] if self.mesh is not None and cut else 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
+import termios
 from pathlib import Path
 
 import pytest
@@ -372,7 +375,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
 
-    def start(script, target):
+    def start(script, target, **how):
         def role(name):
             end = f"trap 'touch {tmp_path}/{name}-ended; exit' TERM"
             return f"{end}; touch {tmp_path}/{name}-started; sleep 60 & wait"
@@ -389,7 +392,7 @@ def started(tmp_path, monkeypatch):
         (tmp_path / "scontrol").write_text("#!/bin/bash\necho localhost\n")
         (tmp_path / "scontrol").chmod(0o755)
         own = [f"--job={LAUNCH}", f"--directory={tmp_path}/s"] if "slurm" in script else []
-        return subprocess.Popen([LAUNCH / script, *own, *FLAGS[script], *COMMAND])
+        return subprocess.Popen([LAUNCH / script, *own, *FLAGS[script], *COMMAND], **how)
 
     return start
 
@@ -398,6 +401,24 @@ def started(tmp_path, monkeypatch):
 def test_a_script_ends_its_draft_worker_with_itself(started, script, tmp_path):
     assert started(script, target=False).wait(60) == 0
     eventually((tmp_path / "draft-ended").exists, seconds=10)
+
+
+@pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])
+def test_a_leader_that_dies_of_ctrl_c_takes_the_draft_worker_with_it(started, script, tmp_path):
+    ours, theirs = pty.openpty()
+
+    def take_terminal():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    running = started(script, target=True, preexec_fn=take_terminal, **streams)
+    os.close(theirs)
+    eventually((tmp_path / "target-started").exists, seconds=30)
+    os.write(ours, b"\x03")
+    eventually((tmp_path / "draft-ended").exists, seconds=10)
+    assert running.wait(10) in (130, -signal.SIGINT)
+    os.close(ours)
 
 
 @pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])

@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int8, Int32
 
-from ssd_jax.kernels.linear import blocks
-
 LARGEST = 127
 """Largest int8 value used; -128 is not used, so a row and its negative are treated alike."""
 
@@ -31,9 +29,9 @@ _SMALLEST_ABSMAX = 1e-30
 
 
 class Quantized(NamedTuple):
-    """A weight: row i is values[i] * scales[i]. The values may be in blocks, see `blocks.py`."""
+    """A weight: row i is values[i] * scales[i]."""
 
-    values: Int8[Array, "... outputs _"]
+    values: Int8[Array, "outputs inputs"]
     scales: Float32[Array, "outputs"]
 
 
@@ -76,14 +74,14 @@ def digits(x: Float32[Array, "n inputs"], *, one: bool = False) -> Digits:
 
 def take(weight: Quantized, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
     """Rows of a weight."""
-    return blocks.take(weight.values, indices) * weight.scales[indices][:, None]
+    return weight.values[indices] * weight.scales[indices][:, None]
 
 
 def integer_product(x: Digits, weight: Quantized) -> Float32[Array, "n outputs"]:
     """x @ weight^T, summed in int32 and scaled. A sum cannot overflow below 133,000 terms."""
+    contract_in = (((1,), (1,)), ((), ()))
     rows = x.high if x.low is None else jnp.concatenate([x.high, x.low])
-    rows, dimensions = blocks.contraction(rows, weight.values)
-    sums = jax.lax.dot_general(rows, weight.values, dimensions, preferred_element_type=jnp.int32)
+    sums = jax.lax.dot_general(rows, weight.values, contract_in, preferred_element_type=jnp.int32)
     units = sums.astype(jnp.float32)
     if x.low is not None:
         high, low = jnp.split(units, 2)
