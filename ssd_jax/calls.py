@@ -113,7 +113,8 @@ class Calls(ABC):
         self._checked_ids([token for token, _ in params.logit_bias], "logit_bias: ")
         self._checked_ids(list(params.stop_token_ids), "stop_token_ids: ")
         stops = stop_ids(request, self.tokenizer.eos_ids)
-        if params.min_tokens and stops >= {*range(self.tokenizer.size)}:
+        size = self.tokenizer.size
+        if params.min_tokens and len(stops) >= size and stops >= {*range(size)}:
             raise InputError(
                 f"min_tokens = {params.min_tokens}: every token id ends the text, so there is none "
                 "that could come before; leave one out of stop_token_ids"

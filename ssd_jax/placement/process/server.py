@@ -105,6 +105,10 @@ def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
     return stream
 
 
+class LeftError(ProtocolError):
+    """The engine has left before it was answered, which is nothing to refuse it for."""
+
+
 class _SilentError(ProtocolError):
     """The first message did not come."""
 
@@ -207,6 +211,8 @@ def _loaded(load: Load, inbox: _Inbox, gone: Gone, greeting: float, size: int) -
         make = load(wanted, gone)  # keeps what was loaded as long as it is referenced
         session = make(inbox.called)
         inbox.about = wanted.hello
+    except LeftError as error:
+        _LOG.info("%s", error)
     except ProtocolError as error:
         inbox.refusals.say(type(error).__name__, error)
         yield _refusal(error)

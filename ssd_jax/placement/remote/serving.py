@@ -16,9 +16,9 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
-from ssd_jax.placement.process.messages import ProtocolError, Wanted
+from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.refusals import Refusals
-from ssd_jax.placement.process.server import GREETING, MakeSession, wanted_sessions
+from ssd_jax.placement.process.server import GREETING, LeftError, MakeSession, wanted_sessions
 from ssd_jax.placement.process.stream import Gone
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.remote.transport import serve_far
@@ -73,7 +73,7 @@ class Drafts:
 
         Raises:
           InputError: another draft is wanted, or more memory than an engine's share.
-          ProtocolError: the engine has left while others' drafts were loaded.
+          LeftError: the engine has left while others' drafts were loaded.
         """
         key = msgspec.msgpack.encode(wanted)
         found = self._loaded.get(key)  # waits for no other's
@@ -82,7 +82,7 @@ class Drafts:
             return found
         while gone() or not self._lock.acquire(timeout=_LOOK):
             if gone():
-                raise ProtocolError("it left before its draft was loaded")
+                raise LeftError("an engine has left before its draft was loaded")
         try:
             found = self._loaded.get(key)
             if found is None:

@@ -14,7 +14,8 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import codec, refusals
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.messages import ProtocolError, Refused, Welcome
+from ssd_jax.placement.process.messages import Refused, Welcome
+from ssd_jax.placement.process.server import LeftError
 from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.placement.remote.transport import METHOD
 from ssd_jax.placement.remote.transport import TOKEN as KEY
@@ -194,14 +195,14 @@ def test_nothing_is_loaded_for_an_engine_that_left_while_it_waited(monkeypatch):
     loading.start()
     assert begun.wait(30)
     looks = iter([False, True, True])
-    with pytest.raises(ProtocolError, match="it left before"):
+    with pytest.raises(LeftError, match="has left before"):
         drafts.load(msgspec.structs.replace(WANTED, hello=other), lambda: next(looks))
     goes_on.set()
     loading.join(30)
     assert told == [HELLO.context]
 
 
-def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered():
+def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered(caplog):
     begun, seen = threading.Event(), threading.Event()
 
     def load(_wanted, gone):
@@ -209,7 +210,7 @@ def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered():
         begun.set()
         eventually(gone)
         seen.set()
-        raise ProtocolError("it left")
+        raise LeftError("it left")
 
     running, address = serving(load)
     with grpc.insecure_channel(address) as channel:
@@ -220,6 +221,7 @@ def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered():
         call.cancel()
         assert seen.wait(30)
     running.stop(None)
+    assert not caplog.messages  # others are refused, and of them the first is named
 
 
 def test_a_draft_that_is_loaded_is_found_while_another_loads(monkeypatch):
