@@ -98,7 +98,8 @@ def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
 
     def by_time(engine: int, lane: str) -> list[list[Slice]]:
         of_workers = lanes.get((engine, lane), {})
-        return [sorted(of_workers[n], key=lambda each: each.begin) for n in sorted(of_workers)]
+        every = range(1 + max(of_workers, default=-1))  # one may have done nothing
+        return [sorted(of_workers.get(n, []), key=lambda each: each.begin) for n in every]
 
     return [
         EngineLanes(

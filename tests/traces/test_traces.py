@@ -52,15 +52,15 @@ def test_each_draft_worker_has_a_lane(tmp_path, monkeypatch):
     trace = Trace(tmp_path / "trace.json", zero=0.0)
     ssd = trace.engine("ssd k=2")
     ssd.round((0.0, 4.0), [RowTrace(0, 3, "hit", 2, 1, [7])])
-    ssd.draft([Busy("grow", 1.0, 2.0, worker=1), Busy("expand", 2.0, 6.0, worker=1)])
+    ssd.draft([Busy("grow", 1.0, 2.0, worker=2), Busy("expand", 2.0, 6.0, worker=2)])
     ssd.draft([Busy("expand", 0.0, 2.0)])
     trace.write()
     [engine] = read_trace(trace.path)
     found = [[(each.name, each.begin) for each in worker] for worker in engine.drafts]
-    assert found == [[("expand", 0)], [("grow", 1000), ("expand", 2000)]]
+    assert found == [[("expand", 0)], [], [("grow", 1000), ("expand", 2000)]]
     assert engine.hidden_share() == 5 / 7
     bars = [*picture._bars(engine, 0, 6000)]
-    assert sorted({bar.lane for bar in bars}) == [-2, -1, 0]
+    assert sorted({bar.lane for bar in bars}) == [-3, -1, 0]
     labels, set_yticks = [], Axes.set_yticks
 
     def kept(self, ticks, labels_=None, **settings):
@@ -69,7 +69,7 @@ def test_each_draft_worker_has_a_lane(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Axes, "set_yticks", kept)
     picture.draw(engine, engine.rounds, tmp_path / "lanes.png")
-    assert labels == [(0, "target"), (-1, "draft"), (-2, "draft 2")]
+    assert labels == [(0, "target"), (-1, "draft"), (-2, "draft 2"), (-3, "draft 3")]
 
 
 def test_the_hidden_share_is_of_the_drafts_time_in_the_window(path):
