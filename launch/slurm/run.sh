@@ -79,7 +79,7 @@ if [[ -n $draft ]]; then
   set -m
   trap end_jobs EXIT
   # The job goes on without the draft, and SLURM does not start it again.
-  run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" &
+  run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" </dev/null &
   if $dry_run; then wait; fi
   command+=("--draft=$draft" "--draft_placement=remote:$host:$port" "--draft_tls_ca=$directory/worker.pem")
   command+=("--draft_token_file=$directory/token")

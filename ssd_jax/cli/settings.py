@@ -293,8 +293,11 @@ def _set(values: Flags, name: str, value: Any, where: str) -> None:
         raise InputError(f"{where}[{name}] is a section; give {name} = a value before all sections")
     if isinstance(value, bool) and not flag.boolean:
         raise InputError(f"{where}{name} = {str(value).lower()} is a boolean; give another value")
+    if isinstance(value, list):
+        several = isinstance(flag, flags.MultiFlag)
+        value = [str(item) for item in value] if several else ",".join(map(str, value))
     try:
-        flag.parse([str(item) for item in value] if isinstance(value, list) else str(value))
+        flag.parse(value if isinstance(value, list) else str(value))
     except flags.IllegalFlagValueError as error:
         raise InputError(f"{where}{_wrong_type(values, error)}") from None
 

@@ -64,7 +64,8 @@ class Chooser:
             self.mode = "ar"
             for mode in dict.fromkeys(("sd", config.prepared)):
                 found = self.tuner(mode, config.speculated).best(config.slots)
-                if found.rate > _ENOUGH * max(each.rate for each in self.predicted.values()):
+                fastest = found.rate > max(each.rate for each in self.predicted.values())
+                if fastest and found.rate > _ENOUGH * self.predicted[self.mode].rate:
                     self.mode = mode
                 self.predicted[mode] = found
 

@@ -142,6 +142,14 @@ def test_a_file_of_settings_may_have_the_names_of_vllm(tmp_path):
     assert (given["slots"], given["k"]) == (5, "2")
 
 
+def test_numbers_of_a_setting_may_be_a_list_in_a_file(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('fan_out = [3, 3, 2, 4]\nstop = ["x", "y"]\nstop_token_ids = [3, 4]\n')
+    given = settings.parse(settings.new_flags(), "generate", [f"--config={path}"])
+    found = (given["fan_out"], given["stop"], given["stop_token_ids"])
+    assert found == ("3,3,2,4", ["x", "y"], [3, 4])
+
+
 def test_a_file_of_settings_has_one_name_of_each(tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("max_num_seqs = 3\nslots = 2\n")

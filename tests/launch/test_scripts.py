@@ -370,7 +370,8 @@ def test_what_openssl_does_not_take_is_named_in_one_line_and_leaves_nothing(tmp_
 @pytest.fixture
 def started(tmp_path, monkeypatch):
     """Starts a script that starts stand-ins; those of the draft worker, and of the target's leader
-    if it is to run, leave the files NAME-started, and at SIGTERM NAME-ended."""
+    if it is to run, leave the files NAME-started, and at SIGTERM NAME-ended. The worker first reads
+    its input to the end: that of the script is the leader's."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
@@ -385,13 +386,14 @@ def started(tmp_path, monkeypatch):
         for program in ("gcloud", "srun"):
             (tmp_path / program).write_text(
                 "#!/bin/bash\n"
-                f'if [[ "$*" == *draft-worker* ]]; then {role("draft")}; fi\n'
+                f'if [[ "$*" == *draft-worker* ]]; then cat; {role("draft")}; fi\n'
                 f'if [[ "$*" == *"host.sh "[0g]* ]]; then {of_target}; fi\n'
             )
             (tmp_path / program).chmod(0o755)
         (tmp_path / "scontrol").write_text("#!/bin/bash\necho localhost\n")
         (tmp_path / "scontrol").chmod(0o755)
         own = [f"--job={LAUNCH}", f"--directory={tmp_path}/s"] if "slurm" in script else []
+        how = {"stdin": subprocess.PIPE} | how
         return subprocess.Popen([LAUNCH / script, *own, *FLAGS[script], *COMMAND], **how)
 
     return start
