@@ -294,8 +294,8 @@ def _set(values: Flags, name: str, value: Any, where: str) -> None:
     if isinstance(value, bool) and not flag.boolean:
         raise InputError(f"{where}{name} = {str(value).lower()} is a boolean; give another value")
     if isinstance(value, list):
-        several = isinstance(flag, flags.MultiFlag)
-        value = [str(item) for item in value] if several else ",".join(map(str, value))
+        words = [str(item) for item in value]
+        value = ",".join(words) if flag.flag_type() == "string" else words
     try:
         flag.parse(value if isinstance(value, list) else str(value))
     except flags.IllegalFlagValueError as error:

@@ -92,7 +92,7 @@ class PromptSettings:
             files = getattr(self, name)
             entries = tuple(PromptEntry(path=e) if isinstance(e, str) else e for e in files)
             object.__setattr__(self, name, entries)
-            cut = cut or any(entry.is_plain_text for entry in entries)
+            cut = cut or any(entry.is_plain_text and not entry.tasks for entry in entries)
             for place, entry in enumerate(entries):
                 parse_ranges("1" if entry.ids is None else entry.ids, f"{name}: {entry.path}")
                 if any(other.set == entry.set for other in entries[:place]):

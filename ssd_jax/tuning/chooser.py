@@ -64,8 +64,7 @@ class Chooser:
             self.mode = "ar"
             for mode in dict.fromkeys(("sd", config.prepared)):
                 found = self.tuner(mode, config.speculated).best(config.slots)
-                fastest = found.rate > max(each.rate for each in self.predicted.values())
-                if fastest and found.rate > _ENOUGH * self.predicted[self.mode].rate:
+                if found.rate > _ENOUGH * max(each.rate for each in self.predicted.values()):
                     self.mode = mode
                 self.predicted[mode] = found
 
@@ -74,7 +73,9 @@ class Chooser:
         """A line about what was chosen, and why."""
         each = "; ".join(f"{mode} {predicted}" for mode, predicted in self.predicted.items())
         fastest = max(self.predicted, key=lambda mode: self.predicted[mode].rate)
-        near = "" if fastest == self.mode else f"; {fastest} is less than {_ENOUGH - 1:.0%} faster"
+        near = ""
+        if fastest != self.mode:
+            near = f"; {fastest} is less than {_ENOUGH - 1:.0%} faster than a simpler mode"
         return (
             f"mode auto takes {self.mode}: predicted tokens/s are {each} "
             f"(an acceptance of {self._guess.acceptance:.2f}{near})"

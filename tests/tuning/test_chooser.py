@@ -3,7 +3,6 @@
 import dataclasses
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from ssd_jax.config import Config
@@ -44,20 +43,8 @@ def test_a_mode_that_is_not_taken_although_it_is_faster_is_named():
     assert 0 < len(near) < len(found)
     for each in near:
         fastest = max(each.predicted, key=lambda mode: each.predicted[mode].rate)
-        assert f"; {fastest} is less than 5% faster)" in each.line
+        assert f"; {fastest} is less than 5% faster than a simpler mode)" in each.line
         assert each.mode != fastest
-
-
-def test_no_mode_is_5_percent_faster_than_the_one_that_is_taken():
-    """Nor where SD is a little faster than AR, and SSD than SD."""
-    rng = np.random.default_rng(1)
-    for _ in range(2000):
-        draft = rng.uniform(0.05, 1.2)
-        guess = Guess(acceptance=rng.uniform(0.3, 0.95), alone=rng.uniform(0.1, 0.9))
-        budget = {"k": int(rng.choice([2, 4, 6])), "budget": 16}
-        found = chosen(costs(draft, draft * rng.uniform(0.3, 3)), guess, **budget)
-        fastest = max(each.rate for each in found.predicted.values())
-        assert fastest <= 1.05 * found.predicted[found.mode].rate
 
 
 def test_a_cheap_draft_speculates_while_the_target_verifies():
