@@ -23,7 +23,7 @@ PAIRS = {
     "Qwen3-32B, Qwen3-0.6B": ("qwen3-32b", "qwen3-0.6b"),
     "Llama-3.1-70B, Llama-3.2-1B": ("llama-3.1-70b", "llama-3.2-1b"),
 }
-CHIPS = ("v5e", "v6e", "v5p", "h100", "h200")
+CHIPS = ("v5e", "v6e", "v5p", "tpu7x", "h100", "h200")
 SPLIT = tuple(range(4)), tuple(range(4, 8))
 SIZES = Sizes(slots=16, context=8192, k=4, branches=16)
 ACCEPTANCES = (0.6, 0.8)

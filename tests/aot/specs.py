@@ -3,6 +3,7 @@
 from ssd_jax.aot import programs as aot_programs
 from ssd_jax.aot.programs import Sizes
 from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.kernels.linear.api import in_blocks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -41,7 +42,8 @@ def programs(
     paging=None,
 ) -> dict[str, ProgramSpec]:
     """Those of a target and of a draft of the same architecture."""
-    execution = Execution.for_platform(platform, dtype, attention=attention)
+    blocks = mesh is not None and in_blocks(mesh.devices.flat[0])
+    execution = Execution.for_platform(platform, dtype, attention=attention, blocks=blocks)
     model = FunctionalModel(about, execution, mesh=mesh)
     sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES, paging=paging)
     found = {
