@@ -152,11 +152,8 @@ def test_workers_that_share_the_work_have_lanes_of_their_own(tmp_path):
     assert {"draft", "draft 2"} == {*lanes}
     assert lanes["draft 2"] == (1.5e6, 1.5e6)
     (read,) = read_trace(tmp_path / "trace.json")
-    assert [(each.begin, each.end) for each in read.draft] == [
-        (1000, 2000),
-        (1500, 3000),
-        (2000, 2500),
-    ]
+    found = [[(each.begin, each.end) for each in worker] for worker in read.drafts]
+    assert found == [[(1000, 2000), (2000, 2500)], [(1500, 3000)]]
 
 
 def row(source, proposed=0):

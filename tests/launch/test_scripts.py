@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import pty
 import re
@@ -426,7 +427,8 @@ def test_a_leader_that_dies_of_ctrl_c_takes_the_draft_worker_with_it(started, sc
 @pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_script_that_is_ended_ends_all_that_it_started(started, script, number, tmp_path):
-    running = started(script, target=True)
+    usual = functools.partial(signal.signal, number, signal.SIG_DFL)  # nohup has it ignored
+    running = started(script, target=True, preexec_fn=usual)
     eventually((tmp_path / "target-started").exists, seconds=30)
     running.send_signal(number)
     for name in ("draft", "target"):
