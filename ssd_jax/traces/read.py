@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ssd_jax.engine.trace import FORMAT, LANES, MOST_BYTES, OF_A_WORKER, PRODUCER
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import overlap
+from ssd_jax.settings import MAX_WORKERS
 from ssd_jax.system.files import read_json, shown
 
 
@@ -91,6 +92,8 @@ def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
     for event in events:
         if event["ph"] != "M":
             worker, thread = divmod(event["tid"], OF_A_WORKER)
+            if not 0 <= worker < MAX_WORKERS:
+                raise ValueError(f"a slice of draft worker {worker}")
             of_workers = lanes.setdefault((event["pid"], lane_of[thread]), {})
             of_workers.setdefault(worker, []).append(_slice(event))
         elif event["name"] == "process_name":

@@ -128,6 +128,7 @@ BAD = {
     "no numbers": (lambda d: first_slice(d).update(ts="soon"), "damaged"),
     "no time": (lambda d: first_slice(d).update(ts=float("nan")), "damaged"),
     "backwards": (lambda d: first_slice(d).update(dur=-1), "damaged"),
+    "no worker": (lambda d: first_slice(d).update(tid=10**10 + 1), "damaged"),
     "no lane": (lambda d: first_slice(d).update(tid=9), "damaged"),
     "no rows": (lambda d: first_slice(d)["args"].update(rows=[{}]), "damaged"),
     "no events": (lambda d: d.pop("traceEvents"), "no traceEvents"),
