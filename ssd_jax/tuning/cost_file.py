@@ -57,8 +57,12 @@ class CostFile:
         if self.path is None:
             return None
         try:
+            # An error's traceback would keep the caller's frame, and so a model's arrays, until
+            # garbage is collected.
+            if not self.path.exists():
+                return None
             kept = msgspec.json.decode(read_bytes(self.path, most=MOST_JSON), type=_Kept)
-        except (InputError, ValueError, RecursionError) as error:
+        except (InputError, OSError, ValueError, RecursionError) as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
         costs = kept.costs
