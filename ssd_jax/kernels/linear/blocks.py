@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-from jaxtyping import Array, Shaped
+from jax.lax import DotDimensionNumbers
+from jaxtyping import Array, Int32, Shaped
 
 BLOCK = 128
 """Columns of a tile, of every type and on every TPU."""
@@ -29,16 +29,18 @@ def to_blocks(weight: Shaped[Array, "outputs inputs"]) -> Shaped[Array, "blocks 
 
 
 def contraction(
-    x: Shaped[Array, "n inputs"], weight: jax.Array
-) -> tuple[jax.Array, tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple, tuple]]]:
+    x: Shaped[Array, "n inputs"], weight: Shaped[Array, "... outputs _"]
+) -> tuple[Shaped[Array, "n ... _"], DotDimensionNumbers]:
     """x and the dimensions of `dot_general` for x @ weight^T, in blocks if the weight is."""
     if weight.ndim == 2:
         return x, (((1,), (1,)), ((), ()))
     return x.reshape(x.shape[0], -1, BLOCK), (((1, 2), (0, 2)), ((), ()))
 
 
-def take(weight: jax.Array, indices: jax.Array) -> jax.Array:
-    """Rows [n, inputs] of a weight, which may be in blocks."""
+def take(
+    weight: Shaped[Array, "... outputs _"], indices: Int32[Array, "n"]
+) -> Shaped[Array, "n inputs"]:
+    """Rows of a weight, which may be in blocks."""
     if weight.ndim == 2:
         return weight[indices]
     return weight[:, indices].swapaxes(0, 1).reshape(indices.shape[0], -1)

@@ -80,9 +80,11 @@ class Drafts:
         if found is not None:
             self._last = found
             return found
-        while gone() or not self._lock.acquire(timeout=_LOOK):
-            if gone():
-                raise LeftError("an engine has left before its draft was loaded")
+        while not gone():
+            if self._lock.acquire(timeout=_LOOK):
+                break
+        else:
+            raise LeftError("an engine has left before its draft was loaded")
         try:
             found = self._loaded.get(key)
             if found is None:
