@@ -31,7 +31,7 @@ from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence, check
-from ssd_jax.engine.stop_strings import Released, TextStream
+from ssd_jax.engine.stop_strings import TextStream
 from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
@@ -260,7 +260,7 @@ class Engine:
                 self._fail(state, error)
                 continue
             if event.token_ids or event.text or event.output:
-                self._events.append(event)
+                self._tell(event)
         while self._cut_off:
             state, reason, error = self._cut_off.popleft()
             if state.ended:  # by an earlier event
@@ -271,8 +271,12 @@ class Engine:
                 _LOG.error(
                     "request %d ends by an error: %s", state.request_id, said, exc_info=trace
                 )
-            self._events.append(state.final(reason, state.text.cut()))
+            self._tell(state.final(reason, state.text.cut()))
         self._log.mark("text")
+
+    def _tell(self, event: TokenEvent) -> None:
+        self._events.append(event)
+        self._log.text(event)
 
     def _commit(self, outcomes: Outcomes) -> None:
         """Commits the outcomes of the first program in flight."""
@@ -429,10 +433,7 @@ class Engine:
         rest = state.text.finish()
         if rest.stopped:
             reason = "stop"
-        return state.final(
-            reason,
-            Released(released.token_ids + rest.token_ids, released.text + rest.text, True),
-        )
+        return state.final(reason, released.followed_by(rest))
 
     def _end(self, state: RequestState, reason: FinishReason) -> None:
         state.sequence.finish_reason = reason

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ssd_jax.engine.origin import TextSpan
 from ssd_jax.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -66,7 +67,9 @@ class RequestOutput:
 class TokenEvent:
     """New tokens of one request; concatenated events equal the output.
 
-    `output` is set on the request's last event only.
+    Attributes:
+      spans: the text by token, each with where the token comes from; joined they are `text`.
+      output: set on the request's last event only.
     """
 
     request_id: int
@@ -74,4 +77,5 @@ class TokenEvent:
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] | None = None
+    spans: list[TextSpan] = dataclasses.field(default_factory=list)
     output: RequestOutput | None = None

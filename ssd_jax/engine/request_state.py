@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from ssd_jax.engine.metrics import RequestTimes, RoundRecord
+from ssd_jax.engine.origin import Origin, origins, spans
 from ssd_jax.engine.request import FinishReason, Request, RequestOutput, TokenEvent, TokenLogprobs
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import Released, TextStream
@@ -27,6 +28,7 @@ class RequestState:
       prompted: tokens given to the drafter, of those given to the target.
       last: tokens that its last round committed.
       logprobs: of the committed tokens, if asked for.
+      origins: of the committed tokens.
       ended: whether its last event was made.
     """
 
@@ -43,6 +45,7 @@ class RequestState:
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    origins: list[Origin] = dataclasses.field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class RequestState:
 
         The program that gave the first token verified nothing and is no round.
         """
+        self.origins += origins(known.source, known.accepted, len(tokens))
         if len(self.times.tokens) > len(tokens):
             known.truncate(len(tokens))
             self.times.rounds.append(known)
@@ -86,14 +90,15 @@ class RequestState:
 
     def event(self, released: Released) -> TokenEvent:
         """New tokens and text."""
-        end = len(self.text.token_ids)
-        log = self.logprobs
+        end, log = len(self.text.token_ids), self.logprobs
+        begin = end - len(released.token_ids)
         return TokenEvent(
             request_id=self.request_id,
             prompt_index=self.request.index,
             token_ids=released.token_ids,
             text=released.text,
-            logprobs=None if log is None else log[end - len(released.token_ids) : end],
+            logprobs=None if log is None else log[begin:end],
+            spans=spans(released.text, released.ends, self.origins[begin:end] or self.origins[-1:]),
         )
 
     def final(self, reason: FinishReason, released: Released) -> TokenEvent:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ssd_jax.engine.metrics import RoundRecord, row_lookup
-from ssd_jax.engine.request import FinishReason
+from ssd_jax.engine.request import FinishReason, TokenEvent
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.trace import EngineTrace, RowTrace
 from ssd_jax.roles.activity import DraftCost, TargetTimes
@@ -110,6 +110,11 @@ class RoundLog:
                     state.times.prefills.append(self._times.cost(slot, drafted.activity))
             if self._trace is not None:
                 self._trace.draft(drafted.activity.spans)
+
+    def text(self, event: TokenEvent) -> None:
+        """Adds text to the trace, in the request's last round."""
+        if self._trace is not None:
+            self._trace.text(event.request_id, event.spans, last=event.output is not None)
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
         traced, drafted, (began, now) = [], flight.drafted, span

@@ -10,11 +10,22 @@ if TYPE_CHECKING:
 
 
 class Released(NamedTuple):
-    """Tokens and text that no later stop string can take back."""
+    """Tokens and text that no later stop string can take back.
+
+    Attributes:
+      ends: where the text of each token ends in `text`.
+    """
 
     token_ids: list[int]
     text: str
     stopped: bool
+    ends: list[int]
+
+    def followed_by(self, rest: Released) -> Released:
+        """What both release, in this order."""
+        ends = [len(self.text) + end for end in rest.ends]
+        ids = self.token_ids + rest.token_ids
+        return Released(ids, self.text + rest.text, rest.stopped, self.ends + ends)
 
 
 class TextStream:
@@ -128,5 +139,6 @@ class TextStream:
 
     def _release(self, text_end: int, ids_end: int, *, stopped: bool) -> Released:
         ids, text = self._ids[self._sent_ids : ids_end], self._text[self._sent_text : text_end]
+        begin, ends = self._sent_text, self._ends[self._sent_ids : ids_end]
         self._sent_ids, self._sent_text = ids_end, max(text_end, self._sent_text)
-        return Released(ids, text, stopped)
+        return Released(ids, text, stopped, [min(max(e - begin, 0), len(text)) for e in ends])

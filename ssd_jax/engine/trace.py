@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssd_jax.engine.origin import TextSpan
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.system.atomic import new_file
@@ -84,6 +85,12 @@ class Trace:
             self._events.append(event)
         else:
             self._dropped += 1
+
+    def lengthen(self, about: dict[str, Any], name: str, values: Sequence[Any]) -> None:
+        """Appends values to a list among the arguments of an event that was added."""
+        self._bytes += len(json.dumps([name, values]))
+        if not self._dropped and self._bytes <= MOST_BYTES:
+            about.setdefault(name, []).extend(values)
 
     def write(self) -> None:
         """Writes the whole file or nothing; writes none if nothing was traced.
@@ -158,17 +165,27 @@ class EngineTrace:
         self._rounds = 0
         self._host = 0.0
         self._drafted: dict[int, float] = {}  # until when, by worker
+        self._last: dict[int, dict[str, Any]] = {}  # of its last round, by request
 
     def prefill(self, span: tuple[float, float], request: int, tokens: int) -> None:
         """Adds that the target has finished a prompt."""
-        args = {"request": request, "tokens": tokens}
+        args = self._last[request] = {"request": request, "tokens": tokens}
         self._trace.add(Event(self._number, "target", "prefill", *span, args))
 
     def round(self, span: tuple[float, float], rows: Sequence[RowTrace]) -> None:
         """Adds a round: the target verified, or decoded a token a row; no rows if all had ended."""
-        args = {"round": self._rounds, "rows": [row._asdict() for row in rows]}
+        self._last |= {row.request: row._asdict() for row in rows}
+        args = {"round": self._rounds, "rows": [self._last[row.request] for row in rows]}
         self._rounds += 1
         self._trace.add(Event(self._number, "target", _name(rows), *span, args))
+
+    def text(self, request: int, spans: Sequence[TextSpan], *, last: bool) -> None:
+        """Adds text of a request to its last round or prefill; `last` if no more will come."""
+        about = self._last.get(request)
+        if about is not None and spans:
+            self._trace.lengthen(about, "spans", spans)
+        if last:
+            self._last.pop(request, None)
 
     def draft(self, spans: Iterable[Busy]) -> None:
         """Adds the work that the draft has reported."""
