@@ -12,10 +12,21 @@ WORKERS := $(shell $(PYTHON) -c 'from os import *; \
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 PYTEST_FLAGS :=
 
-.PHONY: demo test test-more test-fast check docs slow support aot aot-quick eval-draft clean
+.PHONY: demo wheel try-wheel test test-more test-fast check docs slow support aot aot-quick eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
+
+# dist/ssd_jax-VERSION-py3-none-any.whl, for machines without a checkout. What setuptools left of earlier builds would
+# go into it, too.
+wheel: $(VENV)/.installed
+	rm -rf build/lib build/bdist.* dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+# Installs it in a fresh environment of each Python, and decodes there with neither a checkout nor a compiler.
+PYTHONS := $(PYTHON)
+try-wheel: wheel
+	for python in $(PYTHONS); do tests/try_wheel.sh "$$python" dist/*.whl || exit; done
 
 test: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
@@ -64,7 +75,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/shellcheck --external-sources launch/*.sh launch/*/*.sh
+	$(BIN)/shellcheck --external-sources launch/*.sh launch/*/*.sh tests/*.sh
 
 # The site of docs/ in build/site; links that lead nowhere fail.
 docs: $(VENV)/.docs
@@ -89,4 +100,4 @@ $(VENV)/.docs: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-aot
+	rm -rf $(VENV) $(VENV)-aot dist
