@@ -12,7 +12,7 @@ from ssd_jax.traces.read import read_trace
 
 _FLAGS: settings.OwnFlags = {
     "output": "image file; default: FILE.png",
-    "from": ("int", None, f"first round to draw; default: {WARM_UP}, after a warm-up"),
+    "from": ("int", None, f"first round to draw; default: {WARM_UP} behind the last prefill"),
     "rounds": ("int", ROUNDS, "rounds to draw"),
     "engine": "engine to draw, such as 'ssd k=4'; default: the last one with its own draft",
 }

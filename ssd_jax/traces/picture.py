@@ -6,6 +6,7 @@ misses are hatched, too, for print.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,12 +16,15 @@ from ssd_jax.roles.activity import FORWARDS
 from ssd_jax.system.atomic import new_file
 from ssd_jax.system.files import brief
 from ssd_jax.traces.read import EngineLanes, Slice
+from ssd_jax.traces.time_axis import TimeAxis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WARM_UP, ROUNDS = 4, 12
-"""Rounds that are left out at first, and rounds that are drawn, by default."""
+"""Rounds that are left out behind a prefill, and rounds that are drawn, by default."""
+_LONG_GAP = 2.0
+"""Rounds, by their median: a longer time in which nothing happened is cut out."""
 
 
 class _Style(NamedTuple):
@@ -66,17 +70,37 @@ def choose(engines: Sequence[EngineLanes], name: str | None) -> EngineLanes:
 
 
 def window(engine: EngineLanes, first: int | None, count: int) -> list[Slice]:
-    """Rounds `first` to `first` + `count` - 1, one or more; by default those after the warm-up.
+    """Rounds `first` to `first` + `count` - 1, one or more.
+
+    By default they lie behind the last prefill and a warm-up or, where too few do, in the longest
+    run of rounds without a prefill.
 
     Raises:
       InputError: the trace has none of them.
     """
     rounds = engine.rounds
     if first is None:
-        first = max(0, min(WARM_UP, len(rounds) - count))
+        runs = _runs(engine)
+        begin, length = runs[-1]
+        if length < count:
+            begin, length = max(runs, key=lambda run: run[1])
+            count = min(count, length)
+        first = begin + min(WARM_UP, length - count)
     if not 0 <= first < len(rounds):
         raise InputError(f"from = {first}: the trace has rounds 0 to {len(rounds) - 1}")
     return rounds[first : first + count]
+
+
+def _runs(engine: EngineLanes) -> list[tuple[int, int]]:
+    """First round and length of each run of rounds without a prefill; a last one may be empty."""
+    runs, rounds = [(0, 0)], 0
+    for each in engine.target:
+        if "round" in each.args:
+            rounds += 1
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((rounds, 0))
+    return runs
 
 
 def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
@@ -97,17 +121,22 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     except ValueError as error:  # of MPLBACKEND
         raise InputError(f"matplotlib does not start: {brief(error)}") from None
     zero, end = rounds[0].begin, rounds[-1].end
-    margin = 0.01 * (end - zero)
+    axis = _time_axis(engine, rounds)
+    margin = 0.01 * (end - zero - axis.left_out)
     bars = list(_bars(engine, zero - margin, end + margin))
+    left, right = axis.place(zero - margin), axis.place(end + margin)
     workers = len(engine.drafts)
     lanes = ["target", *("draft" if n == 1 else f"draft {n}" for n in range(1, workers + 1))]
     figure = Figure(figsize=(12, 3.6 + 0.9 * max(workers - 1, 0)), layout="constrained")
     axes = figure.subplots()
     for bar in bars:
-        _draw_bar(axes, bar, zero, _NARROW * (end - zero + 2 * margin))
+        begin, last = (axis.place(time) - left - margin for time in (bar.begin, bar.end))
+        _draw_bar(axes, bar._replace(begin=begin, end=last), _NARROW * (right - left))
+    for place, lost in axis.cuts:
+        _draw_cut(axes, place - left - margin, lost)
     axes.set_yticks([-n for n in range(len(lanes))], labels=lanes, fontsize=12)
     axes.set_ylim(-workers - 0.5, _TARGET_LANE + 0.5)
-    axes.set_xlim(-margin, end + margin - zero)
+    axes.set_xlim(-margin, right - left - margin)
     axes.set_xlabel("ms (+n: tokens that a round committed)")
     axes.set_title(title(engine, rounds), loc="left", fontsize=12)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -141,8 +170,18 @@ def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
     if here is not None and whole is not None:
         parts.append(f"{here:.0%} of the draft's time hidden ({whole:.0%} in the whole run)")
     tokens = sum(each.committed for each in rounds)
-    parts.append(f"{tokens} tokens in {last.end - first.begin:.0f} ms")
+    lost = _time_axis(engine, rounds).left_out
+    parts.append(f"{tokens} tokens in {last.end - first.begin - lost:.0f} ms")
     return "; ".join(parts)
+
+
+def _time_axis(engine: EngineLanes, rounds: Sequence[Slice]) -> TimeAxis:
+    """Time from the first to the last of these rounds, without long gaps."""
+    begin, end = rounds[0].begin, rounds[-1].end
+    lanes = [each for lane in (engine.target, *engine.drafts) for each in lane]
+    spans = [(max(s.begin, begin), min(s.end, end)) for s in lanes if s.begin < end > begin < s.end]
+    usual = statistics.median(each.end - each.begin for each in rounds)
+    return TimeAxis(spans, longest=_LONG_GAP * usual, left=usual / 2)
 
 
 class _Bar(NamedTuple):
@@ -195,9 +234,19 @@ def _round_style(each: Slice) -> _Style:
     return _HIT if hits == len(sources) else _SOME if hits else _MISS
 
 
-def _draw_bar(axes: Axes, bar: _Bar, zero: float, narrow: float) -> None:
+def _draw_cut(axes: Axes, place: float, lost: float) -> None:
+    """Marks where the axis leaves out so many milliseconds."""
+    axes.axvline(place, color="#999999", linestyle=(0, (2, 2)), linewidth=1)
+    said = f"{lost / 1e3:.1f} s" if lost >= 1e3 else f"{lost:.0f} ms"
+    where = {"ha": "center", "va": "center", "rotation": 90, "fontsize": 8, "color": "#666666"}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    axes.text(place, _TARGET_LANE - 0.5, f"{said} idle", bbox=box, **where)
+
+
+def _draw_bar(axes: Axes, bar: _Bar, narrow: float) -> None:
+    """Draws a bar whose times are places on the axis."""
     axes.broken_barh(
-        [(bar.begin - zero, bar.end - bar.begin)],
+        [(bar.begin, bar.end - bar.begin)],
         (bar.lane - _HEIGHT / 2, _HEIGHT),
         facecolor=bar.style.color,
         edgecolor="white",
@@ -206,7 +255,7 @@ def _draw_bar(axes: Axes, bar: _Bar, zero: float, narrow: float) -> None:
     )
     if bar.words and bar.end - bar.begin > narrow:
         axes.text(
-            (bar.begin + bar.end) / 2 - zero,
+            (bar.begin + bar.end) / 2,
             bar.lane,
             bar.words,
             ha="center",

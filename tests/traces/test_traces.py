@@ -14,7 +14,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.traces import picture
 from ssd_jax.traces.picture import choose, gaps, title, window
-from ssd_jax.traces.read import Slice, read_trace
+from ssd_jax.traces.read import EngineLanes, Slice, read_trace
+from ssd_jax.traces.time_axis import TimeAxis
 from tests.system.full_disk import files_of_at_most
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -95,6 +96,58 @@ def test_the_window_is_after_a_warm_up_where_there_is_room(path):
     for first in (20, -1):
         with pytest.raises(InputError):
             window(ssd, first, 1)
+
+
+def run_of(*counts):
+    """Lanes of a prefill of ten seconds before each of these numbers of rounds of a second."""
+    target, now, number = [], 0, 0
+    for count in counts:
+        target.append(Slice("prefill", 1e3 * now, 1e3 * (now + 10), {}))
+        now += 10
+        for _ in range(count):
+            target.append(Slice("verify", 1e3 * now, 1e3 * (now + 1), {"round": number}))
+            now, number = now + 1, number + 1
+    return EngineLanes(name="ssd", target=target, drafts=[])
+
+
+@pytest.mark.parametrize(
+    ("counts", "first", "length"),
+    [
+        ((5, 40), 5 + picture.WARM_UP, 12),
+        ((40, 14), 40 + 2, 12),
+        ((40, 3), picture.WARM_UP, 12),
+        ((2, 5, 3), 2, 5),
+        ((3, 0), 0, 3),
+    ],
+)
+def test_the_window_is_behind_the_last_prefill_and_has_none_within(counts, first, length):
+    found = [each.args["round"] for each in window(run_of(*counts), None, 12)]
+    assert found == list(range(first, first + length))
+
+
+def test_long_gaps_are_cut_out_of_the_picture(path, monkeypatch):
+    drawn = []
+    kind = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(kind, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    lanes = EngineLanes(
+        name="ssd",
+        target=[Slice("", b, b + 10, {"round": n}) for n, b in enumerate((0, 10, 5020, 5030))],
+        drafts=[[Slice("expand", 20, 22, {})]],
+    )
+    picture.draw(lanes, lanes.rounds, path)
+    (axes,) = drawn[0].axes
+    assert axes.get_xlim()[1] < 60
+    assert "5.0 s idle" in [text.get_text() for text in axes.texts]
+    assert title(lanes, lanes.rounds).endswith("0 tokens in 47 ms")
+
+
+def test_an_axis_without_gaps_is_time_itself():
+    axis = TimeAxis([(3, 4), (4, 9), (10, 11)], longest=1, left=0.5)
+    assert (axis.place(3), axis.place(10.5), axis.cuts, axis.left_out) == (3, 10.5, [], 0)
+    axis = TimeAxis([(0, 9), (1, 2), (20, 21), (40, 41)], longest=1, left=0.5)
+    assert axis.left_out == 10.5 + 18.5
+    assert axis.place(21) == 21 - 10.5
+    assert axis.cuts == [(9.25, 10.5), (10.75, 18.5)]
 
 
 def test_an_engine_with_a_draft_of_its_own_is_drawn_unless_another_is_named(path):
