@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.table import Table
-
 from ssd_jax.aot.chips import Chip
 from ssd_jax.aot.modes import ACCEPTANCES, MemoryShare, Mode, verdict
 from ssd_jax.aot.parts import Compiled, ModelPart
 from ssd_jax.aot.programs import Sizes
-from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.table import Column, Page, build_table
 from ssd_jax.speculation.fan_out import FanOut
 
 
@@ -23,7 +21,7 @@ class _Row(NamedTuple):
 
 def build_page(
     modes: Sequence[Mode], chip: Chip, sizes: Sizes, fan_out: FanOut, *, title: str, where: str
-) -> list[Table | str]:
+) -> list[Page | str]:
     """Everything that is known about a pair: tables, and lines between them.
 
     Args:
@@ -36,7 +34,7 @@ def build_page(
     fitting = [mode for mode in modes if refused[str(mode)] is None]
     rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
     parts = list({id(part): part for mode in modes for part in mode.parts}.values())
-    said: list[Table | str] = [f"{title}\n"]
+    said: list[Page | str] = [f"{title}\n"]
     said += [_memory([share for mode in modes for share in mode.shares()], chip), ""]
     rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
     if rows:
@@ -57,7 +55,7 @@ def _where(part: ModelPart) -> str:
     return f"{part.role} on {len(part.devices)}"
 
 
-def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Table:
+def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Page:
     columns: list[Column[MemoryShare]] = [
         Column("mode and devices", lambda row: row.what, "left"),
         Column("weights", lambda row: _gib(row.weights)),
@@ -71,7 +69,7 @@ def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Table:
     return build_table(columns, shares, title=title)
 
 
-def _programs(rows: Sequence[_Row]) -> Table:
+def _programs(rows: Sequence[_Row]) -> Page:
     columns: list[Column[_Row]] = [
         Column("model", lambda row: _where(row.part), "left"),
         Column("program", lambda row: row.name, "left"),
@@ -89,7 +87,7 @@ def _programs(rows: Sequence[_Row]) -> Table:
     return build_table(columns, rows, title="one run of a program, on each device", notes=notes)
 
 
-def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> Table:
+def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> Page:
     rows = list(zip(modes, rates, strict=True))
     columns: list[Column[tuple[Mode, Sequence[float]]]] = [
         Column("mode and devices", lambda row: str(row[0]), "left")

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 
-from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.run import BenchResult
-from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.bench.table import Column, Page, build_table, number_cell
 
 _Line = tuple[str, str, Sequence[float | None]]
 """Variant, what is shown, and its shares."""
@@ -63,7 +62,7 @@ def acceptance(result: BenchResult) -> list[Acceptance]:
     return found
 
 
-def acceptance_table(entries: Sequence[Acceptance]) -> Table:
+def acceptance_table(entries: Sequence[Acceptance]) -> Page:
     """Two lines a variant: the shares of rounds by tokens, and of tokens accepted by position."""
     lines: list[_Line] = []
     for entry in entries:

@@ -17,14 +17,13 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.report import speed_ratio, summarize
 from ssd_jax.bench.run import BenchResult, Variant, joined, prompt_result, run_paired
 from ssd_jax.bench.stats import Estimate
-from ssd_jax.bench.table import Column, build_table, estimate_cell
+from ssd_jax.bench.table import Column, Page, build_table, estimate_cell
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config import MEANINGLESS, Config
 from ssd_jax.errors import InputError, SsdError
@@ -222,7 +221,7 @@ def gains(result: BenchResult) -> list[Gain]:
     speed = {each.variant: each.decode_tokens_per_second for each in summarize(result)}
 
     def fastest(names: Sequence[str]) -> str:
-        return max(names, key=lambda name: found.median if (found := speed[name]) else 0.0)
+        return max(names, key=lambda name: found.value if (found := speed[name]) else 0.0)
 
     ssd = fastest([name for name in speed if name.startswith("ssd ")])
     sds = [name for name in speed if name.startswith("sd ")]
@@ -238,7 +237,7 @@ def gains(result: BenchResult) -> list[Gain]:
     return found
 
 
-def gains_table(found: Sequence[Gain]) -> Table:
+def gains_table(found: Sequence[Gain]) -> Page:
     """A line for each way to count."""
     columns: list[Column[Gain]] = [
         Column("", lambda row: Text(row.name, style="cyan"), "left"),

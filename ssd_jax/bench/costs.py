@@ -10,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.stats import Estimate, estimate_of
 from ssd_jax.bench.step import in_turns
-from ssd_jax.bench.table import Column, build_table, estimate_cell, interval, number_cell
+from ssd_jax.bench.table import Column, Page, build_table, estimate_cell, interval, number_cell
 
 _WARM_UP, _ROUNDS = 2, 12
 """Rounds of warm-up, and rounds that count."""
@@ -44,12 +43,12 @@ def time_round(draft: Callable[[], object], verify: Callable[[], object]) -> Rou
     """Times proposals and verifications in turn, see `in_turns`."""
     times = in_turns((draft, verify), rounds=_WARM_UP + _ROUNDS)
     drafting, verifying = (estimate_of(ms[_WARM_UP:]) for ms in times)
-    ratio = drafting.median / verifying.median
+    ratio = drafting.value / verifying.value
     ceiling = (1 + ratio) / max(1, ratio)
     return RoundCosts(draft_ms=drafting, verify_ms=verifying, ceiling=ceiling)
 
 
-def costs_table(costs: Mapping[str, RoundCosts]) -> Table:
+def costs_table(costs: Mapping[str, RoundCosts]) -> Page:
     """A line a variant: the parts of a round, and what hiding the draft would reach."""
     columns: list[Column[tuple[str, RoundCosts]]] = [
         Column("variant", lambda row: Text(row[0], style="cyan"), "left"),
@@ -91,7 +90,7 @@ def time_overhead(
     )
 
 
-def overhead_table(result: OverheadResult) -> Table:
+def overhead_table(result: OverheadResult) -> Page:
     """Three lines: engine, bare, added."""
     rows = [
         ("engine step", result.engine),
@@ -100,8 +99,8 @@ def overhead_table(result: OverheadResult) -> Table:
     ]
     columns: list[Column[tuple[str, Estimate]]] = [
         Column("decode step", lambda row: row[0], "left"),
-        Column("ms", lambda row: f"{row[1].median:.3f}"),
-        Column("of the step", lambda row: f"{row[1].median / result.bare.median:.1%}"),
+        Column("ms", lambda row: f"{row[1].value:.3f}"),
+        Column("of the step", lambda row: f"{row[1].value / result.bare.value:.1%}"),
         Column("95% interval", lambda row: interval(row[1], "{:.3f}", " to ")),
     ]
     return build_table(columns, rows, title=f"host overhead, blocks of {result.steps} steps")

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
-from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.table import Column, Page, build_table
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.paged_programs import page_size
@@ -181,7 +180,7 @@ class TextScorer:
         return np.concatenate(parts)[: len(window) - 1]
 
 
-def perplexity_table(result: Perplexity, *, dtype: str) -> Table:
+def perplexity_table(result: Perplexity, *, dtype: str) -> Page:
     """One line: dtype, perplexity, windows, tokens predicted."""
     columns: list[Column[Perplexity]] = [
         Column("dtype", lambda _: dtype, "left"),

@@ -11,15 +11,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench import stats
 from ssd_jax.bench.run import BenchResult, PairedRuns, PromptResult, first_difference
-from ssd_jax.bench.stats import FEWEST_FOR_INTERVAL, Estimate
-from ssd_jax.bench.table import Column, build_table, counted, estimate_cell, median_cell
+from ssd_jax.bench.stats import FEWEST_FOR_INTERVAL, Estimate, Rate
+from ssd_jax.bench.table import Column, Page, build_table, counted, estimate_cell, median_cell
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of every suite's JSON; raised when a key changes its meaning or goes away."""
 ITL_PERCENTS = (50, 95, 99)
 
@@ -30,8 +29,8 @@ class VariantSummary:
 
     Attributes:
       tokens: generated tokens of all prompts and repeats.
-      decode_tokens_per_second: median over prompts (each the median of its repeats).
-      ratio: the same against the base, paired by prompt; None for the base.
+      decode_tokens_per_second: tokens over decoding seconds, of all prompts and repeats together.
+      ratio: the quotient of this and the base's; None for the base.
       itl_ms: P50, P95, P99 over every token of every repeat.
       identical: prompts whose token ids equal the base's in every repeat, none of which failed.
         For the base itself, its repeats are compared; None if it has one only.
@@ -55,12 +54,8 @@ def summarize(result: BenchResult) -> list[VariantSummary]:
 
 
 def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None:
-    """Decoding speed of one variant against another, paired by prompt."""
-    speeds, of_base = (
-        [runs.median(lambda one: one.decode_tokens_per_second) for runs in result.of(name)]
-        for name in (variant, base)
-    )
-    return stats.ratio_interval(speeds, of_base)
+    """Decoding speed of one variant against another: the quotient of their totals."""
+    return stats.rate_ratio_interval(*(_rates(result.of(name)) for name in (variant, base)))
 
 
 def bench_content(result: BenchResult) -> dict[str, Any]:
@@ -110,7 +105,7 @@ def json_safe(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=plain))
 
 
-def bench_table(result: BenchResult) -> Table:
+def bench_table(result: BenchResult) -> Page:
     """The figures of each variant; columns that no variant has a value for are left out."""
     summaries = summarize(result)
     sets = Counter(prompt.set for prompt in result.prompts)
@@ -136,7 +131,7 @@ def _summary(result: BenchResult, variant: str) -> VariantSummary:
         variant=variant,
         prompts=len(runs),
         tokens=sum(len(one.token_ids) for one in results),
-        decode_tokens_per_second=_estimate(runs, lambda one: one.decode_tokens_per_second),
+        decode_tokens_per_second=stats.rate_interval(_rates(runs)),
         ratio=None if variant == base else speed_ratio(result, variant, base),
         ttft_ms=_estimate(runs, lambda one: one.ttft_ms),
         itl_ms=_itl(results),
@@ -150,6 +145,12 @@ def _estimate(
 ) -> Estimate | None:
     medians = [each.median(value) for each in runs]
     return stats.median_interval([median for median in medians if median is not None])
+
+
+def _rates(runs: Sequence[PairedRuns]) -> list[Rate]:
+    """Tokens after the first, and the seconds since it, of all repeats of each prompt."""
+    gaps = [[ms for one in each.results for ms in one.itl_ms] for each in runs]
+    return [Rate(len(each), sum(each) / 1e3) for each in gaps]
 
 
 def _itl(results: Sequence[PromptResult]) -> list[float] | None:
@@ -193,7 +194,7 @@ SPEED: tuple[Column[VariantSummary], ...] = (
     Column("first\ntoken ms", lambda row: median_cell(row.ttft_ms, "{:.0f}")),
 )
 OF_DRAFT: tuple[Column[VariantSummary], ...] = (
-    _metric("accepted\nlength", "acceptance_length"),
+    _metric("tokens\na round", "acceptance_length"),
     _metric("hit\nrate", "hit_rate"),
     _metric("hidden\ndraft", "hidden_draft_share"),
 )
@@ -209,9 +210,12 @@ _COLUMNS: tuple[Column[VariantSummary], ...] = (
 
 
 def _notes(result: BenchResult, summaries: Sequence[VariantSummary]) -> list[str]:
-    notes = ["tokens/s: decoding, no prefill; medians over prompts; gap: time between tokens"]
+    notes = [
+        "tokens/s: decoding, no prefill, of all prompts together; gap: time between tokens",
+        "first token and what is of the draft: medians over the prompts",
+    ]
     if len(summaries) > 1:
-        notes.append(f"ratio: of tokens/s against {result.variants[0]}, paired by prompt")
+        notes.append(f"ratio: of tokens/s to those of {result.variants[0]}")
         notes.append(f"same ids: as {result.variants[0]} in every repeat")
     elif summaries[0].identical is not None:
         notes.append("same ids: in every repeat")
@@ -220,5 +224,5 @@ def _notes(result: BenchResult, summaries: Sequence[VariantSummary]) -> list[str
     if len(result.prompts) < FEWEST_FOR_INTERVAL:
         notes.append(f"no 95% intervals: they need {FEWEST_FOR_INTERVAL} prompts or more")
     else:
-        notes.append("second lines: 95% bootstrap intervals of the medians")
+        notes.append("second lines: 95% bootstrap intervals, prompts resampled")
     return notes

@@ -1,9 +1,10 @@
-"""Medians and paired ratios with bootstrap intervals."""
+"""Medians, rates and their paired ratios, with bootstrap intervals."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,34 +17,31 @@ below six values, no interval made of them covers it with 95%."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A median of `count` values and its 95% interval; no interval below six values."""
+    """A figure of `count` values, such as their median, and its 95% interval.
 
-    median: float
+    There is no interval below six values.
+    """
+
+    value: float
     low: float | None
     high: float | None
     count: int
 
 
+class Rate(NamedTuple):
+    """A number of events, and the seconds that they took."""
+
+    events: float
+    seconds: float
+
+
 def median_interval(values: Sequence[float]) -> Estimate | None:
-    """The median with its 95% percentile-bootstrap interval; None without values.
+    """The median with its 95% interval; None without values.
 
     Args:
       values: finite numbers, each from its own prompt (repeats of one prompt are not independent).
-
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
     """
-    data = np.asarray(values, np.float64)
-    if not data.size:
-        return None
-    low = high = None
-    if data.size >= FEWEST_FOR_INTERVAL:
-        from scipy.stats import bootstrap  # takes 0.5 s, for which no other command should wait
-
-        found = bootstrap(
-            (data,), np.median, n_resamples=RESAMPLES, method="percentile", rng=SEED
-        ).confidence_interval
-        low, high = float(found.low), float(found.high)
-    return Estimate(median=float(np.median(data)), low=low, high=high, count=data.size)
+    return _estimate([values], np.median) if len(values) else None
 
 
 def estimate_of(values: Sequence[float]) -> Estimate:
@@ -53,10 +51,45 @@ def estimate_of(values: Sequence[float]) -> Estimate:
     return estimate
 
 
-def ratio_interval(values: Sequence[float | None], base: Sequence[float | None]) -> Estimate | None:
-    """The median of value / base with its interval, over the pairs that have both numbers.
+def rate_interval(rates: Sequence[Rate]) -> Estimate | None:
+    """All events over all seconds, with the 95% interval; None without any time."""
+    if not sum(rate.seconds for rate in rates):
+        return None
+    return _estimate([*zip(*rates, strict=True)], _rate)
 
-    Whole pairs are resampled.
+
+def rate_ratio_interval(rates: Sequence[Rate], base: Sequence[Rate]) -> Estimate | None:
+    """The quotient of two `rate_interval`, with its own interval; None where one is 0 or unknown.
+
+    Pairs, one of each prompt, are resampled as wholes.
     """
-    pairs = zip(values, base, strict=True)
-    return median_interval([value / other for value, other in pairs if value and other])
+    if not all(
+        sum(each.events for each in rs) and sum(each.seconds for each in rs) for rs in (rates, base)
+    ):
+        return None
+
+    def ratio(*parts: np.ndarray, axis: int) -> np.ndarray:
+        return _rate(*parts[:2], axis=axis) / _rate(*parts[2:], axis=axis)
+
+    return _estimate([*zip(*rates, strict=True), *zip(*base, strict=True)], ratio)
+
+
+def _rate(events: np.ndarray, seconds: np.ndarray, *, axis: int) -> np.ndarray:
+    return np.sum(events, axis) / np.sum(seconds, axis)
+
+
+def _estimate(values: Sequence[Sequence[float]], statistic: Callable[..., np.ndarray]) -> Estimate:
+    """A statistic of arrays of equal length, with its 95% percentile-bootstrap interval.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
+    """
+    data = [np.asarray(each, np.float64) for each in values]
+    count, low, high = data[0].size, None, None
+    if count >= FEWEST_FOR_INTERVAL:
+        from scipy.stats import bootstrap  # takes 0.5 s, for which no other command should wait
+
+        found = bootstrap(
+            data, statistic, n_resamples=RESAMPLES, method="percentile", paired=True, rng=SEED
+        ).confidence_interval
+        low, high = float(found.low), float(found.high)
+    return Estimate(value=float(statistic(*data, axis=0)), low=low, high=high, count=count)

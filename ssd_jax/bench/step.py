@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from rich.table import Table
 
 from ssd_jax.bench.bandwidth import Bandwidth
 from ssd_jax.bench.stats import Estimate, estimate_of
-from ssd_jax.bench.table import Column, build_table, counted, interval
+from ssd_jax.bench.table import Column, Page, build_table, counted, interval
 from ssd_jax.checkpoints.tensors import Progress
 
 WIDTHS = range(1, 18)
@@ -123,20 +122,20 @@ def time_steps(
                 ms=estimate,
                 dispatch_ms=estimate_of(dispatched[width][warmup:]),
                 ratio=estimate_of(np.divide(own, ms[1]).tolist()),
-                gb_per_s=weight_bytes / estimate.median / 1e6,
+                gb_per_s=weight_bytes / estimate.value / 1e6,
             )
         )
     return StepResult(steps=tuple(steps), weight_bytes=weight_bytes, repeats=repeats)
 
 
-def step_table(result: StepResult, memory: Bandwidth) -> Table:
+def step_table(result: StepResult, memory: Bandwidth) -> Page:
     """The cost of each width, with the machine's bandwidth below."""
     columns: list[Column[StepRow]] = [
         Column("tokens", lambda row: str(row.width)),
-        Column("ms", lambda row: f"{row.ms.median:.2f}"),
+        Column("ms", lambda row: f"{row.ms.value:.2f}"),
         Column("95% interval", lambda row: interval(row.ms, "{:.2f}", "-")),
-        Column("dispatch", lambda row: f"{row.dispatch_ms.median:.2f}"),
-        Column("/ 1 token", lambda row: f"{row.ratio.median:.2f}x"),
+        Column("dispatch", lambda row: f"{row.dispatch_ms.value:.2f}"),
+        Column("/ 1 token", lambda row: f"{row.ratio.value:.2f}x"),
         Column("weights GB/s", lambda row: f"{row.gb_per_s:.1f}"),
         Column("of read", lambda row: f"{row.gb_per_s / memory.read_gb_per_s:.0%}"),
         Column("of copy", lambda row: f"{row.gb_per_s / memory.copy_gb_per_s:.0%}"),

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
 from ssd_jax.bench.perplexity import TeacherForced
 from ssd_jax.bench.stats import Estimate, estimate_of
-from ssd_jax.bench.table import Column, build_table, interval
+from ssd_jax.bench.table import Column, Page, build_table, interval
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel, Parameters
@@ -143,13 +142,13 @@ def measure_supports(
     ]
 
 
-def supports_table(entries: Sequence[Support], *, judged: int) -> Table:
+def supports_table(entries: Sequence[Support], *, judged: int) -> Page:
     """A line for each N."""
     columns: list[Column[Support]] = [
         Column("N", lambda row: "full" if row.n is None else str(row.n)),
         Column("acceptance", lambda row: f"{row.acceptance:.4f}"),
         Column("lost", lambda row: f"{row.lost:z.4f}"),
-        Column("lost by text", lambda row: f"{row.by_text.median:z.4f}{_around(row.by_text)}"),
+        Column("lost by text", lambda row: f"{row.by_text.value:z.4f}{_around(row.by_text)}"),
     ]
     return build_table(
         columns,

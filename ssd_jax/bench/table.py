@@ -9,8 +9,8 @@ from typing import Generic, Literal, TypeVar
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
-from rich.measure import Measurement
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -35,7 +35,7 @@ def build_table(
     *,
     title: str | None = None,
     notes: Sequence[str] = (),
-) -> Table:
+) -> Page:
     """A table of the columns that have a value in some row, with a title above and notes below.
 
     Columns that do not fit side by side follow below, beside the names of the rows again. Names are
@@ -43,14 +43,40 @@ def build_table(
     """
     made = [(column, [column.cell(row) for row in rows]) for column in columns]
     shown = [each for each in made if any(cell is not None for cell in each[1])]
-    page = Table.grid()  # rich would wrap a title and a caption at the width of the table
-    page.add_column(overflow="fold")
-    if title:
-        page.add_row(Text(f"{title}\n", style="bold"))
-    page.add_row(_Folded([column for column, _ in shown], [list(map(_text, c)) for _, c in shown]))
-    if notes:
-        page.add_row(Text("\n" + "\n".join(notes), style="dim"))
-    return page
+    folded = _Folded([column for column, _ in shown], [list(map(_text, c)) for _, c in shown])
+    return Page(title, folded, notes)
+
+
+class Page:
+    """A table with a title above and notes below, for rich; no line of it ends in blanks."""
+
+    # rich would wrap a title and a caption of its own at the width of the table.
+    def __init__(self, title: str | None, folded: _Folded, notes: Sequence[str]) -> None:
+        self._title, self._folded, self._notes = title, folded, notes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._title:
+            yield Text(f"{self._title}\n", style="bold", overflow="fold")
+        for part in self._folded.parts(options.max_width):
+            if part is None:
+                yield ""
+                continue
+            for line in console.render_lines(part, options, pad=False):
+                yield from _stripped(line)
+                yield Segment.line()
+        if self._notes:
+            yield Text("\n" + "\n".join(self._notes), style="dim", overflow="fold")
+
+
+def _stripped(line: Sequence[Segment]) -> list[Segment]:
+    """A line without the blanks at its end."""
+    left = list(line)
+    while left and not left[-1].text.strip():
+        left.pop()
+    if left:
+        last = left.pop()
+        left.append(Segment(last.text.rstrip(), last.style, last.control))
+    return left
 
 
 class _Folded:
@@ -63,23 +89,18 @@ class _Folded:
             lines = "\n".join([column.title, *(text.plain for text in texts)]).split("\n")
             self._widths.append(max(map(cell_len, lines)))
 
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        del console
-        whole = min(sum(self._widths) + _GAP * (len(self._widths) - 1), options.max_width)
-        return Measurement(whole, whole)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | str]:
-        del console
+    def parts(self, width: int) -> Iterator[Table | None]:
+        """The parts that fit into this width; None is an empty line between two of them."""
         names = len(list(takewhile(lambda column: column.justify == "left", self._columns))) or 1
         parts = [list(range(names))]
         for place in range(names, len(self._columns)):
-            width = sum(self._widths[i] + _GAP for i in [*parts[-1], place]) - _GAP
-            if width > options.max_width and len(parts[-1]) > names:
+            needed = sum(self._widths[i] + _GAP for i in [*parts[-1], place]) - _GAP
+            if needed > width and len(parts[-1]) > names:
                 parts.append([*range(names)])
             parts[-1].append(place)
         for number, part in enumerate(parts):
             if number:
-                yield ""
+                yield None
             yield self._part(part)
 
     def _part(self, places: Sequence[int]) -> Table:
@@ -107,7 +128,7 @@ def estimate_cell(estimate: Estimate | None, form: str) -> Text | None:
     """The median in a format such as "{:.1f}", and its interval on a second line, if any."""
     if estimate is None:
         return None
-    text, ends = Text(form.format(estimate.median)), interval(estimate, form.rstrip("x"), "-")
+    text, ends = Text(form.format(estimate.value)), interval(estimate, form.rstrip("x"), "-")
     return text if ends is None else text.append(f"\n{ends}", style="dim")
 
 
@@ -125,7 +146,7 @@ def number_cell(value: float | None, form: str) -> str | None:
 
 def median_cell(estimate: Estimate | None, form: str) -> str | None:
     """The median in a format, without its interval."""
-    return number_cell(estimate and estimate.median, form)
+    return number_cell(estimate and estimate.value, form)
 
 
 def counted(count: int, noun: str) -> str:

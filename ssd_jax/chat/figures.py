@@ -6,9 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.bench.table import Column, Page, build_table, number_cell
 from ssd_jax.engine.request import RequestOutput
 
 
@@ -102,7 +100,7 @@ def summary(answer: Answer, context: int) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def stats_table(answers: Sequence[Answer], context: int) -> Table:
+def stats_table(answers: Sequence[Answer], context: int) -> Page:
     """The last answer, and the session by mode so that speeds can be compared."""
     shown = {f"last answer ({answers[-1].mode})": figures(answers[-1:])}
     for mode in dict.fromkeys(answer.mode for answer in answers):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.accounting import PinnedModel, core_groups
@@ -24,7 +23,7 @@ from ssd_jax.bench.report import (
     summarize,
 )
 from ssd_jax.bench.run import BenchResult, Variant, prompt_result, run_paired
-from ssd_jax.bench.table import Column, build_table, median_cell
+from ssd_jax.bench.table import Column, Page, build_table, median_cell
 from ssd_jax.chat.screen import WordWrap
 from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
 from ssd_jax.cli import settings
@@ -272,7 +271,7 @@ def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
     return (first + 1, count - 1) if count > 1 else (first, count)
 
 
-def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Table:
+def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Page:
     """A row for each mode; the others are compared with the first."""
     columns: list[Column[VariantSummary]] = [
         Column("mode", lambda row: Text(row.variant, style="cyan"), "left"),
@@ -280,8 +279,8 @@ def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[s
         *OF_DRAFT,
         Column("identical", identical_cell),
     ]
-    paired = f"; ratio: to {rows[0].variant}, prompt by prompt" * (len(rows) > 1)
-    notes = [f"medians over the prompts{paired}", *notes]
+    ratio = f"; ratio: of tokens/s to those of {rows[0].variant}" * (len(rows) > 1)
+    notes = [f"tokens/s: of all prompts together{ratio}", *notes]
     return build_table(columns, rows, title=title, notes=notes)
 
 
@@ -289,7 +288,7 @@ def draft_cost(row: VariantSummary, config: Config) -> list[str]:
     """The cost of an SSD run's draft beside the target, in words; empty if unknown."""
     if not {"step_ms", "verify_ms"} <= {*row.metrics}:
         return []
-    step, verify = row.metrics["step_ms"].median, row.metrics["verify_ms"].median
+    step, verify = row.metrics["step_ms"].value, row.metrics["verify_ms"].value
     k, branches = config.speculated, config.branches
     fits = "which hides them" if k * step <= verify else "so it waits for its draft"
     return [

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.table import Column, Page, build_table
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import open_llm
 from ssd_jax.errors import InputError
@@ -203,7 +202,7 @@ def _of_worker(model: FunctionalModel, worker: Devices) -> FunctionalModel:
     )
 
 
-def _grid(role: str, shape: Sequence[int], names: Sequence[str]) -> Table:
+def _grid(role: str, shape: Sequence[int], names: Sequence[str]) -> Page:
     """A table of the devices, a row for each group that shares a model."""
     data, tensor = shape
     columns: list[Column[int]] = [

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 from ssd_jax.bench import accounting, costs, perplexity, report, support
 from ssd_jax.bench.acceptance import acceptance, acceptance_table
@@ -17,6 +16,7 @@ from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
 from ssd_jax.bench.step import step_table, time_steps
+from ssd_jax.bench.table import Page
 from ssd_jax.cli.loading import failure, progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
@@ -36,7 +36,7 @@ class SuiteReport(NamedTuple):
       failures: runs that ended with finish_reason `error`, out of `runs`.
     """
 
-    tables: list[Table]
+    tables: list[Page]
     document: dict[str, Any]
     failures: Sequence[str] = ()
     runs: int = 0
@@ -70,7 +70,7 @@ class BenchJob:
         suite = self.given["suite"]
         return report.document(suite, settings=shown, environment=self.environment, **content)
 
-    def runs(self, result: BenchResult, tables: list[Table], **content: Any) -> SuiteReport:
+    def runs(self, result: BenchResult, tables: list[Page], **content: Any) -> SuiteReport:
         """The report of prompts run through variants."""
         if accepted := acceptance(result):
             tables.insert(0, acceptance_table(accepted))

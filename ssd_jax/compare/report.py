@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ssd_jax.bench.report import SCHEMA_VERSION, json_safe
-from ssd_jax.bench.table import Column, build_table, number_cell
+from ssd_jax.bench.table import Column, Page, build_table, number_cell
 from ssd_jax.compare.judges import Finding, Judge
 from ssd_jax.compare.pairs import Pair
 from ssd_jax.errors import InputError
@@ -89,7 +88,7 @@ def compare(
     return Comparison(names=names, pairs=tuple(pairs), findings=found, limit=limit, bitwise=bitwise)
 
 
-def comparison_table(comparison: Comparison) -> Table | Text:
+def comparison_table(comparison: Comparison) -> Page | Text:
     """Identical share, first forks, and a line for every difference."""
     same, of, positions = comparison.identical, comparison.compared, comparison.positions
     title = f"{same} of {of} prompts identical ({same / of:.0%})"

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from rich.table import Table
-
-from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.table import Column, Page, build_table
 
 _TEXTS = {"greedy": "greedy", "sampled": "T = 1"}
 _NAMES = ("set", "kind", "text", "rounds", "forward of")
 """Titles of columns of words."""
 
 
-def evaluation_tables(document: Mapping[str, Any]) -> list[Table]:
+def evaluation_tables(document: Mapping[str, Any]) -> list[Page]:
     """Tables of what `evaluate.evaluate` returns.
 
     Agreement, tokens per call, both by kind of prompt where there are kinds, costs, predictions.
@@ -91,7 +89,7 @@ def _calls(per_call: Mapping[str, float | None]) -> list[str | None]:
 
 def _table(
     title: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]], notes: Sequence[str] = ()
-) -> Table:
+) -> Page:
     cells = [tuple(None if cell is None else str(cell) for cell in row) for row in rows]
     columns: list[Column[tuple[str | None, ...]]] = [
         Column(title=name, cell=itemgetter(i), justify="left" if name in _NAMES else "right")

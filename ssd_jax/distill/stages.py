@@ -34,7 +34,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from ssd_jax.bench.table import Page
 
 _SECTIONS = {
     "magpie": ("target", "magpie"),
@@ -66,7 +66,7 @@ class Distillation:
     draft: str | None
     bar: Bar
     say: Callable[[str], None]
-    show: Callable[[Table], None]
+    show: Callable[[Page], None]
 
     @property
     def own(self) -> Path:
@@ -159,7 +159,7 @@ def run(
     draft: str | None = None,
     bar: Bar,
     say: Callable[[str], None],
-    show: Callable[[Table], None],
+    show: Callable[[Page], None],
 ) -> None:
     """Runs one stage or, without one, all of them; see `Distillation`.
 

@@ -83,12 +83,12 @@ def test_every_role_gets_both_groups_and_the_best_k_of_each_mode_counts():
     assert {len(runs.results) for runs in result.runs} == {2}
     paper, equal = gains(result)
     assert (paper.sd, paper.ssd) == ("sd k=4", "ssd k=2")
-    # The halves are averaged: a factor of 1.5 where the groups differ, 1.8 where all cores are one.
-    assert paper.over_sd.median == pytest.approx(24 / 18)
-    assert paper.over_ar.median == pytest.approx(24 / 10)
+    # Each half has as many tokens: together 4/3 as fast as the slower one, or 1.8 on all cores.
+    assert paper.over_sd.value == pytest.approx(24 / 18)
+    assert paper.over_ar.value == pytest.approx(24 / 10)
     assert equal.sd == "sd k=4, all cores"
-    assert equal.over_sd.median == pytest.approx(24 * 1.5 / (18 * 1.8))
-    assert equal.over_ar.median == pytest.approx(24 * 1.5 / (10 * 1.8))
+    assert equal.over_sd.value == pytest.approx(24 * (4 / 3) / (18 * 1.8))
+    assert equal.over_ar.value == pytest.approx(24 * (4 / 3) / (10 * 1.8))
 
 
 def test_models_are_closed_when_one_fails():

@@ -14,7 +14,7 @@ from ssd_jax.bench.table import Column, build_table
 def rendered(table, width, *, terminal=False):
     console = Console(width=width, file=io.StringIO(), force_terminal=terminal, color_system=None)
     console.print(table)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return console.file.getvalue().splitlines()
 
 
 NAMES = ["ar", "ssd k=auto, all cores"]
@@ -38,6 +38,12 @@ def test_no_figure_and_no_name_is_cut_at_any_width(width, terminal):
     assert text.count("variant") == text.count(NAMES[1])
     assert (text.count("variant") == 1) == (width == 200)
     assert "\u2026" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_line_ends_in_blanks(terminal):
+    lines = rendered(build_table(WIDE, NAMES, title="t", notes=["n"]), 60, terminal=terminal)
+    assert lines == [line.rstrip() for line in lines]
 
 
 def test_what_fits_stays_in_one_part():
