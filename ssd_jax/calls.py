@@ -8,9 +8,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import cast
-
-import numpy as np
+from typing import Any
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config import Config
@@ -19,7 +17,7 @@ from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.engine.sequence import check, stop_ids
 from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.errors import InputError
-from ssd_jax.prompting import Params, Prompt, as_prompts
+from ssd_jax.prompting import Params, Prompt, as_conversations, as_prompts, encode_prompt
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.fields import by_name
 from ssd_jax.system.files import shown
@@ -56,6 +54,10 @@ class Calls(ABC):
         """Parameters of requests that come without any; see `Config.generation_config`."""
         return self._default_params
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The target's tokenizer; see `encode` for the ids of a prompt."""
+        return self.tokenizer
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text goes through the chat template where that is on.
 
@@ -64,31 +66,7 @@ class Calls(ABC):
           SsdError: the model is closed.
         """
         self._sharing.check()
-        if isinstance(prompt, np.ndarray):
-            prompt = prompt.tolist()
-        if not isinstance(prompt, str):
-            several = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-            if several and all(
-                isinstance(item, Integral) and not isinstance(item, bool) for item in prompt
-            ):
-                return self._checked_ids([int(cast("int", token)) for token in prompt])
-            if not several or not isinstance(prompt[0], Mapping):
-                raise InputError(
-                    "a prompt is text, a list of messages or a list of token ids, not "
-                    f"{shown(prompt)}; generate takes several prompts"
-                )
-        templated = self.config.chat_template
-        if templated is None:
-            templated = self.tokenizer.has_chat_template
-        if isinstance(prompt, str) and not templated:
-            return self.tokenizer.encode(prompt)
-        if self.config.chat_template is False:
-            raise InputError(
-                "messages need the chat template, which is switched off; give text, or leave out "
-                "--chat_template=false"
-            )
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.tokenizer.apply_chat_template(cast("list[dict[str, str]]", list(messages)))
+        return self._checked_ids(encode_prompt(prompt, self.tokenizer, self.config))
 
     @by_name(sampling_params="params")
     def request(
@@ -185,6 +163,51 @@ class Calls(ABC):
         """
         requests = self._prepare(prompts, params, n)
         return _in_order(requests, self.run(requests, mode)) if requests else []
+
+    @by_name(
+        {
+            "use_tqdm": "there is no progress bar; `stream` gives tokens as they come",
+            "chat_template_content_format": "templates get text",
+        },
+        sampling_params="params",
+    )
+    def chat(
+        self,
+        messages: Sequence[Any],
+        params: Params = None,
+        *,
+        n: int = 1,
+        mode: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers one or several conversations; outputs are in their order.
+
+        It is `generate` for prompts of the form {"messages": ..., "tools": ..., ...}, which
+        `stream` and `generate_async` take, too.
+
+        Args:
+          messages: a conversation, a list of {"role", "content"}, or a list of conversations.
+          params, n, mode: see `generate`.
+          tools: JSON schemas of functions that the assistant may call.
+          chat_template: Jinja source to use in place of the checkpoint's.
+          chat_template_kwargs: further variables of the template.
+          add_generation_prompt: begin the assistant's turn, also behind a last message of the
+            assistant; None does so unless the last message is continued.
+          continue_final_message: go on within the last message.
+        """
+        about = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        prompts = [{"messages": each, **about} for each in as_conversations(messages)]
+        return self.generate(prompts, params, n=n, mode=mode)
 
     @by_name(sampling_params="params")
     async def generate_async(

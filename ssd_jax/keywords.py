@@ -15,6 +15,7 @@ SamplingSource = Literal["none", "auto"]
 Prediction = Literal["plain", "noise"]
 Rule = Literal["ratio", "coupled"]
 Exactness = Literal["auto", "distribution", "bitwise"]
+ControlTokens = Literal["parse", "plain"]
 AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "pallas_mma", "xla"]
 LogprobsOf = Literal["raw", "processed"]
 
@@ -44,6 +45,7 @@ class Settings(TypedDict, total=False):
     page_size: int | None
     prefix_caching: bool | None
     chat_template: bool | None
+    control_tokens: ControlTokens
     generation_config: SamplingSource
     draft_temperature: float | None
     proposal_support: int | str | None

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard, get_args
 from ssd_jax.errors import InputError
 from ssd_jax.keywords import (
     AttentionKernel,
+    ControlTokens,
     DraftDtype,
     Dtype,
     Exactness,
@@ -119,6 +120,13 @@ class EngineSettings:
     )
     chat_template: bool | None = _field(
         None, "apply the checkpoint's chat template; default: if it has one"
+    )
+    control_tokens: str = _field(
+        "parse",
+        "control tokens spelled in prompts, such as <|im_end|> in a message: parse makes them "
+        "those tokens, plain leaves them text; those that the chat template writes are tokens in "
+        "any case",
+        get_args(ControlTokens),
     )
     generation_config: str = _field(
         "none",

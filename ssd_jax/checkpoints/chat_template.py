@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -15,8 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ssd_jax.checkpoints.messages import (
+    checked_messages,
+    checked_tools,
+    require_named,
+)
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.system.files import shown
 from ssd_jax.system.forks import owned
 
 SECONDS = 2.0
@@ -43,39 +48,93 @@ class ChatTemplate:
     however that ends.
 
     Args:
-      source: Jinja source.
+      source: Jinja source; None where each `render` must give one.
       special_tokens: texts by role: `bos_token`, `eos_token`, ...
       where: the checkpoint's name, for error messages.
     """
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str], where: str) -> None:
+    def __init__(
+        self, source: str | None, *, special_tokens: Mapping[str, str], where: str
+    ) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._where = where
         self._child = _Child(os.getpid())
 
-    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> str:
         """The text of a conversation.
 
+        Args:
+          messages: see `checked_messages`.
+          add_generation_prompt: end with the header of the assistant's turn.
+          continue_final_message: end within the last message, right after its content.
+          tools: JSON schemas of functions that the assistant may call.
+          variables: further variables of the template.
+          source: a template in place of this one.
+
         Raises:
-          InputError: the messages are malformed, or the template refuses them, is itself wrong, or
-            exceeds a limit of time or memory.
+          InputError: there is no template, the messages are malformed, or the template refuses
+            them, is itself wrong, or exceeds a limit of time or memory.
           SsdError: the process does not start.
         """
-        _check_messages(messages)
+        where = self._where if source is None else "chat_template"
+        source = self._source if source is None else source
+        if source is None:
+            raise InputError(
+                f"{where} has no chat template; pass a plain prompt with --chat_template=false"
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InputError(
+                "continue_final_message goes on within the last message, and "
+                "add_generation_prompt begins another one; leave out one"
+            )
+        conversation = checked_messages(messages, source)
+        for name in variables or ():
+            require_named(name, source, where)
+        given = {
+            "documents": None,
+            **(variables or {}),
+            "tools": checked_tools(tools, source, where),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if not continue_final_message:
+            return self._render(source, conversation, given, where)
+        # As transformers does: a mark behind the last content shows where it ends, and the space
+        # behind the mark whether the template keeps white space there.
+        (mark,) = unused_characters([source, conversation, given], 1)
+        conversation[-1]["content"] += f"{mark} "
+        text = self._render(source, conversation, given, where)
+        before, found, after = text.rpartition(mark)
+        if not found:
+            raise InputError(
+                f"the chat template of {where} leaves out the last message, so it cannot be "
+                "continued; leave out continue_final_message"
+            )
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _render(
+        self,
+        source: str,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        where: str,
+    ) -> str:
         if self._child.owner != os.getpid():  # forked: the pipes and perhaps the lock are another's
             self._child = _Child(os.getpid())
-        plain = [dict(message) for message in messages]
-        request = [self._source, self._special_tokens, plain, add_generation_prompt]
-        try:
-            data = json.dumps(request).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            failed, text = True, f"messages must be plain JSON values ({error})"
-        else:
-            failed, text = self._child.render(data)
+        request = [source, {**self._special_tokens, **variables, "messages": messages}]
+        failed, text = self._child.render(_json(request).encode())
         if failed:
             raise InputError(
-                f"the chat template of {self._where} failed: {text}; "
+                f"the chat template of {where} failed: {text}; "
                 "change the messages, or pass a plain prompt with --chat_template=false"
             )
         return text
@@ -86,20 +145,21 @@ class ChatTemplate:
             self._child.close()
 
 
-def _check_messages(messages: object) -> None:
-    """Refuses anything except a list of {role, content} with string values."""
-    wanted = "with the strings 'role' and 'content'"
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InputError(
-            f"messages must be a non-empty list of objects {wanted}, not {shown(messages)}"
-        )
-    for place, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InputError(f"messages[{place}] must be an object {wanted}, not {shown(message)}")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                found = shown(message[key]) if key in message else "missing"
-                raise InputError(f"messages[{place}]: {key!r} must be a string; it is {found}")
+def unused_characters(value: object, count: int) -> str:
+    """Private characters that occur nowhere in a value that JSON can express."""
+    used = set(_json(value, ensure_ascii=False))
+    unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in used)
+    found = "".join(itertools.islice(unused, count))
+    if len(found) < count:
+        raise InputError("the messages use all private characters of Unicode; leave some out")
+    return found
+
+
+def _json(value: object, *, ensure_ascii: bool = True) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=ensure_ascii)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"messages and tools must be plain JSON values ({error})") from None
 
 
 class _Child:

@@ -5,8 +5,8 @@ of its socket.
 Source: the environment of `transformers.utils.chat_template_utils` (extensions, filters, globals).
 
 A request is the JSON of
-[template, special tokens, messages, whether to add the generation prompt]; an answer begins with a
-byte, 0 for a text and 1 for an error, both UTF-8.
+[template, variables, which include the messages]; an answer begins with a byte, 0 for a text and 1
+for an error, both UTF-8.
 """
 
 from __future__ import annotations
@@ -76,14 +76,8 @@ def _limit_memory(most: int) -> None:
 def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
     """The first byte of an answer, and the rest."""
     try:
-        source, special_tokens, messages, prompted = json.loads(request)
-        text = compiled(source).render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=prompted,
-            **special_tokens,
-        )
+        source, variables = json.loads(request)
+        text = compiled(source).render(variables)
         if len(text) > most_text:
             return 1, f"it wrote more than {most_text >> 20} MB".encode()
         return 0, text.encode("utf-8", "surrogatepass")

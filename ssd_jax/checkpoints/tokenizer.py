@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import tokenizers
 from tokenizers import processors
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
+from ssd_jax.checkpoints.control_tokens import ControlTokens, revealed
 from ssd_jax.checkpoints.detokenizer import DecodeStream, stream_opener
+from ssd_jax.checkpoints.messages import checked_variables
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import brief
+from ssd_jax.system.files import brief, shown
+
+_OF_TENSORS = (
+    *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation"),
+    *("max_length", "tokenizer_kwargs", "processor_kwargs"),
+)
+"""Arguments of transformers' `apply_chat_template` on arrays of ids, which may be false here."""
 
 
 class Tokenizer:
     """Text to token ids and back, with the special tokens and the chat template of a checkpoint.
 
-    The backend's post-processor determines whether a BOS is added.
+    The backend's post-processor determines whether a BOS is added. Methods have the names and the
+    defaults of transformers' tokenizers.
 
     Args:
       backend: of the `tokenizers` package; owned by this object from now on.
@@ -49,10 +60,8 @@ class Tokenizer:
         self._backend = backend
         self._special_tokens = dict(special_tokens or {})
         self._where = where
-        self._template = (
-            None
-            if chat_template is None
-            else ChatTemplate(chat_template, special_tokens=self._special_tokens, where=where)
+        self._template = ChatTemplate(
+            chat_template, special_tokens=self._special_tokens, where=where
         )
         self.chat_template = chat_template
         self.has_chat_template = chat_template is not None
@@ -63,16 +72,58 @@ class Tokenizer:
         self.bos_id = bos_id
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._control = ControlTokens(backend, where=where)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of `eos_token`; `eos_ids` has all that end a text."""
+        return self._id_of("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """`bos_id`."""
+        return self.bos_id
+
+    @property
+    def eos_token(self) -> str | None:
+        """The token that the checkpoint names as its EOS."""
+        return self._special_tokens.get("eos_token")
+
+    @property
+    def bos_token(self) -> str | None:
+        """The token that the checkpoint names as its BOS."""
+        return self._special_tokens.get("bos_token")
+
+    def _id_of(self, role: str) -> int | None:
+        token = self._special_tokens.get(role)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def __len__(self) -> int:
+        """`size`."""
+        return self.size
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, split_special_tokens: bool = False
+    ) -> list[int]:
         """The ids of `text`; the text of a special token in it becomes that token.
 
         Args:
-          add_special: whether to add what the checkpoint puts around a text, such as a BOS.
+          add_special_tokens: whether to add what the checkpoint puts around a text, such as a BOS.
+          split_special_tokens: whether the text of a special token is text like any other.
 
         Raises:
           InputError: `text` holds a lone surrogate, so it has no UTF-8 form.
         """
+        if not isinstance(text, str):
+            raise InputError(f"text = {shown(text)}: encode takes one text")
+        with self._naming_failures(text):
+            if split_special_tokens:
+                return self._control.encode_plain(text, add_special_tokens=add_special_tokens)
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    @contextlib.contextmanager
+    def _naming_failures(self, text: str) -> Iterator[None]:
+        """Refuses a text without a UTF-8 form, and turns a failure of the backend into the same."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -81,7 +132,7 @@ class Tokenizer:
                 "text"
             ) from error
         try:
-            return self._backend.encode(text, add_special_tokens=add_special).ids
+            yield
         except BaseException as error:
             # Raised for a panic in Rust; `tokenizers` does not export it. Others have no type.
             if type(error) is not Exception and type(error).__name__ != "PanicException":
@@ -91,10 +142,10 @@ class Tokenizer:
                 "text, or get tokenizer.json again"
             ) from None
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD, padding ids become nothing."""
-        stream = self.open_stream(skip_special=skip_special)
-        return stream.push(ids) + stream.flush()
+        stream = self.open_stream(skip_special=skip_special_tokens)
+        return stream.push([ids] if isinstance(ids, int) else ids) + stream.flush()
 
     def open_stream(self, after: int | None = None, *, skip_special: bool = True) -> DecodeStream:
         """A stream that decodes a sequence while it grows.
@@ -113,32 +164,92 @@ class Tokenizer:
         """The token as the vocabulary writes it, or None for a padding row."""
         return self._backend.id_to_token(token_id) if token_id >= 0 else None
 
+    @overload
     def apply_chat_template(
-        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        """The ids of a conversation.
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        tokenize: Literal[True] = True,
+        **about: Any,
+    ) -> list[int]: ...
+
+    @overload
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        tokenize: Literal[False],
+        **about: Any,
+    ) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        split_special_tokens: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **variables: Any,
+    ) -> list[int] | str:
+        """The ids of a conversation, or its text.
 
         Nothing is added to the template's text: a template that wants a BOS writes it.
 
         Args:
-          messages: `{"role": ..., "content": ...}` with string values, in order.
+          conversation: `{"role": ..., "content": ...}` in order; see `messages`.
+          tools: JSON schemas of functions that the assistant may call.
+          chat_template: Jinja source to use in place of the checkpoint's.
           add_generation_prompt: end with the header of the assistant's turn.
+          continue_final_message: end right after the content of the last message.
+          tokenize: whether to return ids.
+          split_special_tokens: whether a special token that a message or a tool spells is text like
+            any other; those that the template writes stay tokens.
+          chat_template_kwargs, variables: further variables of the template, such as
+            `enable_thinking`.
 
         Raises:
           InputError: there is no template, it fails, or the messages are malformed.
         """
-        if self._template is None:
-            raise InputError(
-                f"{self._where} has no chat template; "
-                "pass a plain prompt with --chat_template=false"
-            )
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, add_special=False)
+        for name in _OF_TENSORS:
+            if variables.pop(name, None):
+                raise InputError(f"apply_chat_template makes a list of ids; leave out {name}")
+        if chat_template_kwargs is not None:
+            variables |= checked_variables(chat_template_kwargs)
+        render = functools.partial(
+            self._template.render,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            source=chat_template,
+        )
+        text = render(conversation, tools=tools, variables=variables)
+        if not tokenize:
+            return text
+        if not split_special_tokens:
+            return self.encode(text, add_special_tokens=False)
+        told = [[dict(message) for message in conversation], tools, variables]
+        stand_ins = self._control.stand_ins(told, [text, chat_template, self.chat_template])
+        if stand_ins:
+            messages, schemas, values = self._control.hidden(told, stand_ins)
+            hidden = render(messages, tools=schemas, variables=values)
+            if revealed(hidden, stand_ins) != text:
+                raise InputError(
+                    f"the chat template of {self._where} does something else where a message "
+                    "spells a control token; leave it out of the messages, or use "
+                    "control_tokens = 'parse'"
+                )
+            text = hidden
+        with self._naming_failures(text):
+            return self._control.encode(text, stand_ins)
 
     def close(self) -> None:
         """Ends the chat template's process; another starts if it is needed again."""
-        if self._template is not None:
-            self._template.close()
+        self._template.close()
 
     def save(self, directory: Path) -> None:
         """Writes the files that `tokenizer_from_directory` reads back to an equal tokenizer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tokenizers
@@ -74,13 +74,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     ids = _named_ids(keys, model, len(tokens))
     pre: str = keys.get("ggml.pre", "default")
     pre = SAME_AS.get(pre, pre)
-    if model == "gpt2":
-        backend = _byte_level(keys, tokens, pre)
-    else:
-        backend = _sentencepiece(keys, tokens, ids["unknown_token_id"])
     special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)} | {*ids.values()}
     defined = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
     special |= {i for i in defined if tokens[i] in _END_TOKENS}
+    if model == "gpt2":
+        backend = _byte_level(keys, tokens, pre)
+    else:
+        backend = _sentencepiece(keys, tokens, ids["unknown_token_id"], special)
     _add_tokens(backend, tokens, types, special)
     # Without the key, llama.cpp's default for the tokenizer applies.
     adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre == "llama-bpe")
@@ -199,7 +199,7 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str) -> tokenizers
 
 
 def _sentencepiece(
-    keys: _TokenizerKeys, tokens: list[str], unknown_id: int
+    keys: _TokenizerKeys, tokens: list[str], unknown_id: int, special: Set[int]
 ) -> tokenizers.Tokenizer:
     """A sentencepiece tokenizer, of Llama 2 and its kin, with byte fallback.
 
@@ -217,7 +217,7 @@ def _sentencepiece(
         raise InputError(f"{keys.where}: tokenizer.ggml.scores has a score that is no number")
     model = models.BPE(
         {token: token_id for token_id, token in enumerate(tokens)},
-        _merges_by_score(tokens, scores),
+        _merges_by_score(tokens, scores, special),
         unk_token=tokens[unknown_id],
         fuse_unk=True,
         byte_fallback=True,
@@ -233,11 +233,18 @@ def _sentencepiece(
     return backend
 
 
-def _merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every pair of tokens that forms a token, best-scored result first, then lowest ids."""
+def _merges_by_score(
+    tokens: Sequence[str], scores: Sequence[float], special: Set[int]
+) -> list[tuple[str, str]]:
+    """Every pair of tokens that forms a token of words, best-scored result first, then lowest ids.
+
+    As in sentencepiece, no pair forms a special token.
+    """
     id_of = {token: token_id for token_id, token in enumerate(tokens)}
     ranked: list[tuple[float, int, int]] = []
     for token, token_id in id_of.items():
+        if token_id in special:
+            continue
         for cut in range(1, len(token)):
             left, right = id_of.get(token[:cut]), id_of.get(token[cut:])
             if left is not None and right is not None:

@@ -118,7 +118,11 @@ class ModelJudge:
         return ForkScorer(self._llm, self.limit)
 
     def _text(self, token: int | None) -> str | None:
-        return None if token is None else self._llm.tokenizer.decode([token], skip_special=False)
+        return (
+            None
+            if token is None
+            else self._llm.tokenizer.decode([token], skip_special_tokens=False)
+        )
 
 
 def check_fits(llm: LLM, pairs: Sequence[Pair], requests: Mapping[int, Request]) -> None:

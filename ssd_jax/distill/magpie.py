@@ -53,7 +53,10 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
             "[magpie] goes on from the user prefix of a chat template, and the target has none; "
             "leave the section out"
         )
-    one, two = (tokenizer.apply_chat_template([{"role": "user", "content": c}]) for c in "xy")
+    one, two = (
+        tokenizer.apply_chat_template([{"role": "user", "content": c}], add_generation_prompt=True)
+        for c in "xy"
+    )
     before, after = _common(one, two), _common(one[::-1], two[::-1])[::-1]
     if not before:
         raise InputError(
@@ -61,7 +64,7 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
             "it puts nothing there; leave the section out"
         )
     if not after or after[0] not in tokenizer.eos_ids:
-        shown = repr(tokenizer.decode(after[:1], skip_special=False))
+        shown = repr(tokenizer.decode(after[:1], skip_special_tokens=False))
         raise InputError(
             f"[magpie] the target's chat template ends a user's turn with {shown}, which ends no "
             "generation; leave the section out"
@@ -81,7 +84,7 @@ def read_turns(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[Written]
     turns = []
     for sample in samples:
         *ids, last = sample.tokens[sample.prompt_length :].tolist()
-        text = tokenizer.decode(ids).strip()
+        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
         words = re.findall(r"\w+", text.casefold())
         grams = {tuple(words[i : i + _GRAM]) for i in range(max(1, len(words) - _GRAM + 1))}
         fate = ""

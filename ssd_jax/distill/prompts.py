@@ -15,7 +15,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +174,7 @@ class PromptFiles:
         ]
         held_out = HeldOut(
             (text for item in read["held_out"] for text in item.hidden),
-            partial(tokenizer.decode, skip_special=False),
+            tokenizer.decode,
         )
         kept: dict[str, list[PromptIds]] = {split: [] for split in SPLITS}
         counts: dict[str, Any] = {}
@@ -217,7 +216,7 @@ class PromptFiles:
 
     def _cut(self, entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
         before = tokenizer.encode("")
-        tokens = tokenizer.encode(text, add_special=False)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
         read = []
         for index, ids in enumerate(passages(tokens, self._passage, before=before)):
             own = ids[len(before) :]
@@ -233,16 +232,18 @@ def _tasks(entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candida
     for index, task in enumerate(make_tasks(text, entry.tasks, entry.path)):
         line = Line.of(task.prompt, kind=task.kind)
         item = _asked(entry.set, index, line, tokenizer)
-        passage = tokenizer.encode(task.passage, add_special=False)
+        passage = tokenizer.encode(task.passage, add_special_tokens=False)
         read.append(item._replace(own=item.own + passage, hidden=[*item.hidden, passage]))
     return read
 
 
 def _asked(name: str, index: int, line: Line, tokenizer: Tokenizer) -> _Candidate:
     """A prompt that is asked of the target."""
-    hidden = [tokenizer.encode(text, add_special=False) for text in (line.own_text, *line.further)]
+    hidden = [
+        tokenizer.encode(text, add_special_tokens=False) for text in (line.own_text, *line.further)
+    ]
     prompt = PromptIds(set=name, index=index, ids=_encode(line, tokenizer), kind=line.kind)
-    return _Candidate(prompt, tokenizer.encode(line.own_text, add_special=False), hidden)
+    return _Candidate(prompt, tokenizer.encode(line.own_text, add_special_tokens=False), hidden)
 
 
 def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
@@ -250,7 +251,7 @@ def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
     content = line.prompt.content
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if tokenizer.has_chat_template:
-        return tokenizer.apply_chat_template(messages)
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     return tokenizer.encode("\n\n".join(message["content"] for message in messages))
 
 

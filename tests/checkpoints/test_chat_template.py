@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import sys
 
 import pytest
@@ -11,14 +12,14 @@ from ssd_jax.errors import InputError
 USER = {"role": "user", "content": "Grüße <b>"}
 
 
-def render(source, messages=(USER,), *, add_generation_prompt=False, **special_tokens):
-    template = ChatTemplate(source, special_tokens=special_tokens, where="the model")
-    return template.render(list(messages), add_generation_prompt=add_generation_prompt)
+def render(source, messages=(USER,), *, special_tokens=None, **about):
+    template = ChatTemplate(source, special_tokens=special_tokens or {}, where="the model")
+    return template.render(list(messages), **{"add_generation_prompt": False, **about})
 
 
 def test_messages_and_special_tokens_are_given():
     source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m['content'] }}{% endfor %}"
-    assert render(source, bos_token="<s>") == "<s>[user] Grüße <b>"
+    assert render(source, special_tokens={"bos_token": "<s>"}) == "<s>[user] Grüße <b>"
 
 
 @pytest.mark.parametrize(("add", "expected"), [(True, "assistant:"), (False, "")])
@@ -65,7 +66,20 @@ def test_an_undefined_role_becomes_an_input_error():
     source = "{% if messages[0].role == 'user' %}u{% else %}{{ missing.text }}{% endif %}"
     assert render(source) == "u"
     with pytest.raises(InputError, match="'missing' is undefined"):
-        render(source, [{"role": "wizard", "content": "x"}])
+        render(source, [{"role": "tool", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("role", "hint"), [("wizard", "use system, developer, user"), ("User", "did you mean 'user'")]
+)
+def test_a_role_that_nobody_knows_is_refused(role, hint):
+    with pytest.raises(InputError, match=rf"messages\[0\]: the role '{role}' is unknown; {hint}"):
+        render("{{ messages[0].role }}", [{"role": role, "content": "x"}])
+
+
+def test_a_role_that_the_template_names_is_known():
+    source = "{% if messages[0].role == 'wizard' %}w{% endif %}"
+    assert render(source, [{"role": "wizard", "content": "x"}]) == "w"
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% nothing %}"])
@@ -107,16 +121,89 @@ def test_messages_are_left_as_they_are():
         (None, "non-empty list"),
         (["hello"], r"messages\[0\] must be an object"),
         ([USER, {"content": "x"}], r"messages\[1\]: 'role' must be a string; it is missing"),
-        ([{"role": "user"}], r"messages\[0\]: 'content' must be a string; it is missing"),
+        ([{"role": "user"}], r"messages\[0\]: 'content' must be a string, or .*; it is missing"),
         ([{"role": 1, "content": "x"}], r"messages\[0\]: 'role' must be a string; it is 1"),
-        ([{"role": "user", "content": None}], "'content' must be a string; it is None"),
-        ([{"role": "user", "content": ["x" * 99]}], r"it is \['x+\.\.\.x+'\]$"),
+        ([{"role": "user", "content": None}], "'content' must be a string, or .*; it is None"),
+        ([{"role": "user", "content": ["x" * 99]}], r"content\[0\] must be .* not 'x+\.\.\.x+'$"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+            r"messages\[0\]: content\[0\] is of type 'image_url'; only parts of type 'text'",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "'text' must be a string; it is None"),
+        ([{**USER, "tool_calls": "x"}], "'tool_calls' must be a list of objects, not 'x'"),
+        (
+            [{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
+            r"tool_calls\[0\]: 'arguments' must be an object or .* of one; it is '\[1\]'",
+        ),
     ],
 )
 def test_malformed_messages_are_named(messages, message):
     template = ChatTemplate("x", special_tokens={}, where="the model")
     with pytest.raises(InputError, match=message):
         template.render(messages, add_generation_prompt=True)
+
+
+def test_openais_form_of_messages_becomes_the_one_that_templates_know():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    messages = [{"role": "user", "content": parts, "name": "Ann"}, said]
+    assert json.loads(render("{{ messages | tojson }}", messages)) == [
+        {"role": "user", "content": "a\nb", "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**call, "function": {"name": "f", "arguments": {"x": 1}}}],
+        },
+    ]
+    assert said["content"] is None
+
+
+def test_tools_and_variables_reach_a_template_that_names_them():
+    source = "{{ tools[0].name }} {{ enable_thinking }}"
+    assert render(source, tools=[{"name": "f"}], variables={"enable_thinking": False}) == "f False"
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"tools": [{"name": "f"}]}, "the chat template of the model takes no 'tools'"),
+        ({"tools": [print]}, "tools must be a list of objects"),
+        ({"variables": {"thinking": True}}, "the chat template of the model takes no 'thinking'"),
+    ],
+)
+def test_what_a_template_would_leave_out_is_refused(about, message):
+    with pytest.raises(InputError, match=message):
+        render("{{ messages[0].content }}", **about)
+
+
+TURNS = "{% for m in messages %}[{{ m.content MORE }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("more", "content", "expected"),
+    [
+        ("", "so far ", "[Grüße <b>][so far "),
+        ("| trim", "so far ", "[Grüße <b>][so far"),
+        ("| trim", "so far", "[Grüße <b>][so far"),
+        ("", "", "[Grüße <b>]["),
+    ],
+)
+def test_the_last_message_can_be_continued(more, content, expected):
+    messages = [USER, {"role": "assistant", "content": content}]
+    source = TURNS.replace("MORE", more)
+    assert render(source, messages, continue_final_message=True) == expected
+    assert messages[-1]["content"] == content
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued():
+    with pytest.raises(InputError, match="leaves out the last message, so it cannot be continued"):
+        render("{{ messages[0].content }}", [USER, USER], continue_final_message=True)
+
+
+def test_a_message_is_continued_or_another_begun():
+    with pytest.raises(InputError, match="leave out one"):
+        render("x", continue_final_message=True, add_generation_prompt=True)
 
 
 def test_the_process_needs_no_place_of_the_program(tmp_path, monkeypatch):

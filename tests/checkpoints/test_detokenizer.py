@@ -46,7 +46,7 @@ def test_streamed_random_ids_equal_decode(smollm2, small_sentencepiece, seed, le
     rng = random.Random(seed)
     for tokenizer in (smollm2, small_sentencepiece, byte_level()):
         ids = [rng.randrange(tokenizer.size + 3) for _ in range(length)]
-        assert streamed(tokenizer, ids, rng) == tokenizer.decode(ids)
+        assert streamed(tokenizer, ids, rng) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -57,8 +57,8 @@ def test_streamed_random_ids_equal_decode_for_other_decoders(decoder, seed):
     rng = random.Random(seed)
     tokenizer = window_tokenizer(decoder)
     ids = [rng.randrange(tokenizer.size) for _ in range(60)]
-    assert streamed(tokenizer, ids, rng) == tokenizer.decode(ids)
-    assert tokenizer.decode(ids) == tokenizer._backend.decode(ids)
+    assert streamed(tokenizer, ids, rng) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == tokenizer._backend.decode(ids)
 
 
 @pytest.mark.parametrize("skip_special", [True, False])
@@ -67,15 +67,17 @@ def test_byte_level_text_equals_that_of_the_tokenizers_package(smollm2, skip_spe
     for length in [1, 2, 3, 10, 500] * 20:
         ids = [rng.randrange(smollm2.size) for _ in range(length)]
         expected = smollm2._backend.decode(ids, skip_special_tokens=skip_special)
-        assert smollm2.decode(ids, skip_special=skip_special) == expected
+        assert smollm2.decode(ids, skip_special_tokens=skip_special) == expected
 
 
 def test_sentencepiece_text_is_its_bytes(small_sentencepiece):
     rng = random.Random(0)
-    first_byte = small_sentencepiece.encode("\x00", add_special=False)[-1]
+    first_byte = small_sentencepiece.encode("\x00", add_special_tokens=False)[-1]
     for length in [1, 2, 5, 300] * 20:
         data = bytes(rng.choice(b" a\xe4\xbd\xa0\xff") for _ in range(length))
-        text = small_sentencepiece.decode([first_byte + byte for byte in data])
+        text = small_sentencepiece.decode(
+            [first_byte + byte for byte in data], skip_special_tokens=True
+        )
         assert text == data.removeprefix(b" ").decode(errors="replace")
 
 
@@ -127,8 +129,8 @@ def test_sentencepiece_drops_only_the_first_space(small_sentencepiece):
     detokenizer = small_sentencepiece.open_stream()
     pieces = [detokenizer.push([i]) for i in small_sentencepiece.encode("  one  two")]
     assert "".join(pieces) == "  one  two"
-    without_prefix = small_sentencepiece.encode("a b", add_special=False)[1:]
-    assert small_sentencepiece.decode(without_prefix) == "b"
+    without_prefix = small_sentencepiece.encode("a b", add_special_tokens=False)[1:]
+    assert small_sentencepiece.decode(without_prefix, skip_special_tokens=True) == "b"
 
 
 def test_the_continuation_of_a_text_keeps_its_first_space(small_sentencepiece):
@@ -143,7 +145,11 @@ def test_the_continuation_of_a_text_keeps_its_first_space(small_sentencepiece):
 def test_a_window_begins_with_the_token_before_it():
     tokenizer = window_tokenizer(decoders.Metaspace())
     assert tokenizer.open_stream(0).push([1, 0]) == " two one"
-    assert tokenizer.open_stream().push([1, 0]) == tokenizer.decode([1, 0]) == "two one"
+    assert (
+        tokenizer.open_stream().push([1, 0])
+        == tokenizer.decode([1, 0], skip_special_tokens=True)
+        == "two one"
+    )
 
 
 def test_the_window_does_not_grow_with_the_text():

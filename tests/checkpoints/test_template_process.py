@@ -231,7 +231,7 @@ def test_a_process_that_does_not_start_is_a_failure(monkeypatch):
 
 def test_messages_that_are_no_json_are_refused():
     message = {"role": "user", "content": "a", "lock": threading.Lock()}
-    with pytest.raises(InputError, match="messages must be plain JSON values"):
+    with pytest.raises(InputError, match="messages and tools must be plain JSON values"):
         made("x").render([message], add_generation_prompt=False)
 
 

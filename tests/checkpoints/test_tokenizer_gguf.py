@@ -25,14 +25,14 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text():
     ids = tokenizer.encode("hello<tool><end>")
     assert [tokenizer.token(i) for i in ids] == ["hello", "<tool>", "<end>"]
     assert tokenizer.special_ids == {N}
-    assert tokenizer.decode(ids) == "hello<tool>"
-    assert tokenizer.decode(ids, skip_special=False) == "hello<tool><end>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "hello<tool>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "hello<tool><end>"
 
 
 def test_unknown_tokens_are_special():
     tokenizer = load(metadata(("<unk>", UNKNOWN)))
     assert tokenizer.special_ids == {N}
-    assert tokenizer.decode([*tokenizer.encode("hello"), N]) == "hello"
+    assert tokenizer.decode([*tokenizer.encode("hello"), N], skip_special_tokens=True) == "hello"
 
 
 def test_trailing_unused_tokens_are_padding():
@@ -40,7 +40,9 @@ def test_trailing_unused_tokens_are_padding():
     tokenizer = load(metadata(("<end>", CONTROL), *padding, padding_token_id=N + 2))
     assert tokenizer.size == N + 1
     assert tokenizer.token(N + 1) is None
-    assert tokenizer.decode([*tokenizer.encode("hello"), N + 1]) == "hello"
+    assert (
+        tokenizer.decode([*tokenizer.encode("hello"), N + 1], skip_special_tokens=True) == "hello"
+    )
 
 
 def test_trailing_tokens_that_are_named_after_their_ids_are_padding():
@@ -65,7 +67,7 @@ def test_all_kinds_of_end_are_eos(kind):
     added = [(text, kind) for text in ("<a>", "<b>", "<c>", *by_text, "<|im_start|>")]
     tokenizer = load(metadata(*added, **named))
     assert tokenizer.eos_ids == {*range(N, N + 3 + len(by_text))}
-    assert tokenizer.decode(tokenizer.encode("hello<|end|>")) == "hello"
+    assert tokenizer.decode(tokenizer.encode("hello<|end|>"), skip_special_tokens=True) == "hello"
 
 
 def test_an_end_marker_that_is_ordinary_text_is_no_eos():
@@ -88,7 +90,7 @@ def test_bos_is_added_where_the_file_or_its_kind_says_so(pre, add_bos, begins_wi
     values = metadata(("<bos>", CONTROL), pre=pre, add_bos_token=add_bos, bos_token_id=N)
     tokenizer = load(values)
     assert tokens(tokenizer, "hello") == ["<bos>"] * begins_with_bos + ["hello"]
-    assert tokens(tokenizer, "hello", add_special=False) == ["hello"]
+    assert tokens(tokenizer, "hello", add_special_tokens=False) == ["hello"]
     assert tokenizer.bos_id == N
 
 
@@ -117,7 +119,7 @@ def test_digits_are_grouped_as_the_pre_tokenizer_says(pre, pieces):
 
 def test_qwen2_composes_characters():
     tokenizer = load(metadata(pre="qwen2"))
-    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
+    assert tokenizer.decode(tokenizer.encode("e\u0301"), skip_special_tokens=True) == "\u00e9"
 
 
 def test_sentencepiece_defaults():
@@ -125,7 +127,7 @@ def test_sentencepiece_defaults():
     ids = tokenizer.encode("the line")
     assert tokenizer.token(ids[0]) == "<s>"
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_ids) == (1, {2}, {0, 1, 2})
-    assert tokenizer.decode(ids) == "the line"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the line"
 
 
 def test_sentencepiece_without_byte_tokens_has_one_unknown_for_a_strange_word():
@@ -140,7 +142,7 @@ def test_sentencepiece_without_byte_tokens_has_one_unknown_for_a_strange_word():
 
 def test_an_added_token_is_plain_text_though_its_letters_stand_for_bytes():
     tokenizer = load(metadata(("<é>", USER_DEFINED)))
-    assert tokenizer.decode(tokenizer.encode("é<é>")) == "é<é>"
+    assert tokenizer.decode(tokenizer.encode("é<é>"), skip_special_tokens=True) == "é<é>"
 
 
 def test_a_file_without_token_types_still_has_special_tokens():

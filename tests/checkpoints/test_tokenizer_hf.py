@@ -88,14 +88,14 @@ def test_add_bos_token_counts_for_llamas_tokenizers_whose_post_processor_adds_no
     config = {"bos_token": "<s>", "add_bos_token": True, "tokenizer_class": kind}
     path = directory(tmp_path, tokenizer, tokenizer_config=config)
     found = tokenizer_from_directory(path)
-    assert found.encode("a") == [BOS, *found.encode("a", add_special=False)]
+    assert found.encode("a") == [BOS, *found.encode("a", add_special_tokens=False)]
 
 
 @pytest.mark.parametrize(("add_bos", "begin"), [(True, [BOS]), (False, []), (None, [])])
 def test_add_bos_token_decides_where_there_is_no_post_processor(tmp_path, add_bos, begin):
     config = {"bos_token": "<s>", "add_bos_token": add_bos}
     tokenizer = tokenizer_from_directory(directory(tmp_path, tokenizer_config=config))
-    assert tokenizer.encode("a") == begin + tokenizer.encode("a", add_special=False)
+    assert tokenizer.encode("a") == begin + tokenizer.encode("a", add_special_tokens=False)
 
 
 def test_a_template_that_writes_bos_gets_no_second_one(tmp_path):
@@ -106,7 +106,10 @@ def test_a_template_that_writes_bos_gets_no_second_one(tmp_path):
         chat_template="{{ bos_token }}{{ messages[0].content }}",
     )
     tokenizer = tokenizer_from_directory(path)
-    assert tokenizer.apply_chat_template(HI) == [BOS, *tokenizer.encode("hi", add_special=False)]
+    assert tokenizer.apply_chat_template(HI, add_generation_prompt=True) == [
+        BOS,
+        *tokenizer.encode("hi", add_special_tokens=False),
+    ]
 
 
 def test_lengths_of_a_training_run_are_ignored(tmp_path):
@@ -114,7 +117,7 @@ def test_lengths_of_a_training_run_are_ignored(tmp_path):
     tokenizer.enable_truncation(max_length=2)
     tokenizer.enable_padding(length=8)
     loaded = tokenizer_from_directory(directory(tmp_path, tokenizer))
-    assert loaded.decode(loaded.encode("a long text")) == "a long text"
+    assert loaded.decode(loaded.encode("a long text"), skip_special_tokens=True) == "a long text"
     assert len(loaded.encode("abc")) == 3
 
 
@@ -131,7 +134,7 @@ def test_named_tokens_become_special(tmp_path, names):
     config = {"eos_token": "<eot>", **names}
     loaded = tokenizer_from_directory(directory(tmp_path, tokenizer, tokenizer_config=config))
     assert loaded.special_ids == {N, TOKENS.index("hello")}
-    assert loaded.decode(loaded.encode("ahello<eot>b")) == "ab"
+    assert loaded.decode(loaded.encode("ahello<eot>b"), skip_special_tokens=True) == "ab"
 
 
 def test_special_tokens_in_a_text_are_split_if_the_configuration_says_so(tmp_path):
@@ -173,7 +176,9 @@ def test_size_leaves_out_the_padding_rows_of_the_model(tmp_path):
     tokenizer = tokenizer_from_directory(path)
     assert tokenizer.size == N + 2
     assert tokenizer.token(tokenizer.size) is None
-    assert tokenizer.decode([*tokenizer.encode("hello"), N + 63]) == "hello"
+    assert (
+        tokenizer.decode([*tokenizer.encode("hello"), N + 63], skip_special_tokens=True) == "hello"
+    )
 
 
 def test_directory_and_gguf_of_one_vocabulary_agree(tmp_path):
@@ -201,7 +206,9 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
 
 def rendered(path):
     tokenizer = tokenizer_from_directory(path)
-    return tokenizer.decode(tokenizer.apply_chat_template(HI), skip_special=False)
+    return tokenizer.decode(
+        tokenizer.apply_chat_template(HI, add_generation_prompt=True), skip_special_tokens=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def test_without_a_template_messages_are_refused(tmp_path):
     tokenizer = tokenizer_from_directory(directory(tmp_path))
     assert not tokenizer.has_chat_template
     with pytest.raises(InputError, match=r"no chat template.*--chat_template=false"):
-        tokenizer.apply_chat_template(HI)
+        tokenizer.apply_chat_template(HI, add_generation_prompt=True)
 
 
 def test_missing_tokenizer_json_names_the_remedy(tmp_path):

@@ -134,7 +134,7 @@ def test_a_forged_token_is_found_by_law_at_its_place(llm):
             assert finding.margin is not None
             assert finding.margin > 1e-3
             assert finding.texts == tuple(
-                llm.tokenizer.decode([token], skip_special=False) for token in found.tokens
+                llm.tokenizer.decode([token], skip_special_tokens=False) for token in found.tokens
             )
 
 

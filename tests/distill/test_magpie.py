@@ -25,13 +25,16 @@ def tokenizer(tmp_path):
 
 def test_a_turn_goes_on_from_the_empty_user_prefix(tokenizer):
     before, end = user_turn(tokenizer)
-    assert tokenizer.decode(before, skip_special=False) == "<eot>user:"
+    assert tokenizer.decode(before, skip_special_tokens=False) == "<eot>user:"
     assert end == tiny.END_OF_TURN
 
 
 def test_a_system_message_of_the_template_is_part_of_the_prefix(tmp_path):
     tokenizer = tokenizer_of(tmp_path / "t", "<eot>system:Be kind." + tiny.TEMPLATE)
-    assert tokenizer.decode(user_turn(tokenizer).before) == "system:Be kind.user:"
+    assert (
+        tokenizer.decode(user_turn(tokenizer).before, skip_special_tokens=True)
+        == "system:Be kind.user:"
+    )
 
 
 @pytest.mark.parametrize(

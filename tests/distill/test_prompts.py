@@ -37,7 +37,7 @@ def prepare(tmp_path, tokenizer):
 
 
 def texts(prompts, tokenizer):
-    return [tokenizer.decode(prompt.ids, skip_special=False) for prompt in prompts]
+    return [tokenizer.decode(prompt.ids, skip_special_tokens=False) for prompt in prompts]
 
 
 def test_prompts_go_through_the_chat_template_and_text_is_cut(prepare, tokenizer, tmp_path):
@@ -322,7 +322,7 @@ def test_a_file_by_another_spelling_is_the_same(prepare, changes, message):
 def test_a_prompt_that_the_chat_template_refuses_is_named(
     prepare, tmp_path, monkeypatch, tokenizer
 ):
-    def refuse(messages):
+    def refuse(messages, **_about):
         if "two" in messages[0]["content"]:
             raise InputError("the chat template failed: no two")
         return [1]

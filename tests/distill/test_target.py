@@ -45,7 +45,9 @@ def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monk
         monkeypatch.setattr("ssd_jax.checkpoints.chat_template._PROGRAM", program)
         opened = open_target(str(target))
         shown.append(
-            opened.checkpoint.tokenizer.apply_chat_template([{"role": "user", "content": "?"}])
+            opened.checkpoint.tokenizer.apply_chat_template(
+                [{"role": "user", "content": "?"}], add_generation_prompt=True
+            )
         )
         digests.append(opened.sha256)
     assert shown[0] != shown[1]

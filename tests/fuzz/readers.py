@@ -61,9 +61,9 @@ def _use(opened: OpenedModel) -> None:
 
 def _speak(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello world, é 123")
-    tokenizer.decode(ids, skip_special=False)
+    tokenizer.decode(ids, skip_special_tokens=False)
     if tokenizer.has_chat_template:
-        tokenizer.apply_chat_template(SAID)
+        tokenizer.apply_chat_template(SAID, add_generation_prompt=True)
 
 
 def _model(path: Path) -> None:

@@ -51,7 +51,7 @@ def without_word(tmp_path_factory, without_draft):
     root, encode = tmp_path_factory.mktemp("target"), without_draft.tokenizer.encode
     healthy = without_draft.generate(TEXTS, [GREEDY] * 2, mode="ar")
     said = {token for output in healthy for token in output.token_ids}
-    read = {word: encode(word, add_special=False) for word in "bcdfgjkpquvwyz"}
+    read = {word: encode(word, add_special_tokens=False) for word in "bcdfgjkpquvwyz"}
     word, unread = next((word, token) for word, (token,) in read.items() if token not in said)
 
     def no_word(tensors):
