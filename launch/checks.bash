@@ -45,6 +45,10 @@ end_jobs() { # for a trap, in a script with `set -m`: each of its jobs is a grou
   done
 }
 
+needs() { # PROGRAM REMEDY
+  command -v "$1" >/dev/null || refuse "$1 is not on PATH: $2, or see by --dry_run what would run"
+}
+
 given() { # NAME VALUE
   if [[ -z $2 ]]; then
     refuse "$1 is missing"

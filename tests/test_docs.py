@@ -145,7 +145,7 @@ def _all_flags() -> frozenset[str]:
             found |= {*_own_flags(node)}
     for script in (ROOT / "launch").rglob("*.sh"):
         text = script.read_text(encoding="utf-8")
-        found |= {*re.findall(r"^ +--(\w+)(?:=\*)?\)", text, re.MULTILINE)}
+        found |= {*re.findall(r"^ +--(\w+)", text, re.MULTILINE)}
     return frozenset({*found, *VLLM, "help", "version"})
 
 

@@ -9,7 +9,9 @@ usage() {
   cat <<'EOF'
 usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME --chips=N [--topology=AxB]
                          [--name=ssd] [--draft=SOURCE --draft_accelerator=NAME --draft_chips=N
-                         --draft_topology=AxB --draft_devices=LIST] [--port=4711] COMMAND [--flag=value ...]
+                         --draft_topology=AxB --draft_devices=LIST] [--port=4711] [--hf_token=SECRET]
+                         [--volume=CLAIM | --bucket=BUCKET [--service_account=NAME]] [--answers=FILE]
+                         COMMAND [--flag=value ...]
 
   --image        with ssd_jax and launch/ in /ssd: see launch/gke/Dockerfile
   --hosts        of the target
@@ -19,6 +21,14 @@ usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME 
   --draft        source of a draft, which a worker on one node serves; default accelerator: none, its processor
   --draft_devices  of that node that share the draft, such as 0-3; default: one
   --port         of that worker
+  --hf_token     a secret whose key `token` is a token of Hugging Face, for weights of hf: sources:
+                 kubectl create secret generic hf --from-literal=token=hf_...
+  --volume       a claim of a volume that all pods can mount, as /data: weights of hf: sources are kept in
+                 /data/huggingface, and COMMAND can read --target=/data/model or --prompt_file=/data/prompts.jsonl
+  --bucket       a bucket of Cloud Storage as /data in place of a volume, for what is there already; the cluster needs
+                 GcsFuseCsiDriver, and
+  --service_account  of Kubernetes may read and write it; default: the default one
+  --answers      file under /data for the leader's standard output; default: the log of its pod
   --dry_run      prints the manifest in place of applying it
 
 The draft's pod is started again whenever it fails, and the target decodes without it meanwhile; a pod of
@@ -30,7 +40,9 @@ EOF
 
 image='' hosts='' accelerator='' chips='' topology='' name=ssd port=4711 dry_run=false
 draft='' draft_devices='' draft_accelerator='' draft_chips='' draft_topology=''
-flags 'image hosts accelerator chips topology name draft draft_devices draft_accelerator draft_chips draft_topology port' "$@"
+hf_token='' volume='' bucket='' service_account='' answers=''
+names='image hosts accelerator chips topology name port hf_token volume bucket service_account answers'
+flags "$names draft draft_devices draft_accelerator draft_chips draft_topology" "$@"
 shift "$taken"
 given COMMAND "${1:-}"
 given --image "$image"
@@ -48,6 +60,16 @@ if [[ -n $draft_accelerator ]]; then
 elif [[ -n $draft_chips$draft_topology ]]; then
   refuse '--draft_chips and --draft_topology are of an accelerator; give --draft_accelerator'
 fi
+if [[ -n $volume && -n $bucket ]]; then
+  refuse '--volume and --bucket would both be /data; give one of them'
+elif [[ -n $service_account && -z $bucket ]]; then
+  refuse '--service_account is who uses a bucket; give --bucket'
+elif [[ -n $answers && -z $volume$bucket ]]; then
+  refuse "--answers=$answers would end with its pod; give --volume or --bucket, or read the pod's log"
+elif [[ -n $answers && $answers != /data/?* ]]; then
+  refuse "--answers=$answers is no file under /data"
+fi
+$dry_run || needs kubectl 'install it and choose a cluster'
 
 text() { # a string of JSON, which is one of YAML
   local value=${1//\\/\\\\}
@@ -78,9 +100,43 @@ place() { # ACCELERATOR CHIPS TOPOLOGY: where pods run, and what they need there
   resources="                resources: {limits: {$resource: $2}}"
 }
 
+data() { # adds to `mounts`, `volumes` and `variables` of a pod
+  if [[ -n $draft ]]; then
+    mounts+=('{name: secrets, mountPath: /secrets, readOnly: true}')
+    volumes+=("{name: secrets, secret: {secretName: $name-draft, defaultMode: 256}}")
+  fi
+  if [[ -n $volume ]]; then
+    volumes+=("{name: data, persistentVolumeClaim: {claimName: $(text "$volume")}}")
+  elif [[ -n $bucket ]]; then
+    local attributes
+    attributes="{bucketName: $(text "$bucket"), mountOptions: implicit-dirs}"
+    volumes+=("{name: data, csi: {driver: gcsfuse.csi.storage.gke.io, volumeAttributes: $attributes}}")
+  fi
+  if [[ -n $volume$bucket ]]; then
+    mounts+=('{name: data, mountPath: /data}')
+  fi
+  if [[ -n $volume ]]; then # a bucket has no locks, which hosts that download the same need
+    variables+=('{name: HF_HOME, value: /data/huggingface}')
+  fi
+  if [[ -n $hf_token ]]; then
+    variables+=("{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: $(text "$hf_token"), key: token}}}")
+  fi
+}
+
+list() { # INDENT KEY ITEM...: a list of YAML, or nothing where it is empty
+  local indent=$1 key=$2 item
+  shift 2
+  (($#)) || return 0
+  printf '%*s%s:\n' "$indent" '' "$key"
+  for item in "$@"; do
+    printf '%*s- %s\n' "$indent" '' "$item"
+  done
+}
+
 job() { # NAME PODS RETRIES RESTART ARGUMENTS...: a replicated job
-  local job=$1 pods=$2 retries=$3 restart=$4 where=("$5" "$6" "$7") resources=''
+  local job=$1 pods=$2 retries=$3 restart=$4 where=("$5" "$6" "$7") resources='' mounts=() volumes=() variables=()
   shift 7
+  data
   cat <<EOF
   - name: $job
     replicas: 1
@@ -91,9 +147,17 @@ job() { # NAME PODS RETRIES RESTART ARGUMENTS...: a replicated job
         parallelism: $pods
         backoffLimit: $retries
         template:
+EOF
+  if [[ -n $bucket ]]; then
+    echo '          metadata: {annotations: {gke-gcsfuse/volumes: "true"}}'
+  fi
+  cat <<EOF
           spec:
               restartPolicy: $restart
 EOF
+  if [[ -n $service_account ]]; then
+    echo "              serviceAccountName: $(text "$service_account")"
+  fi
   place "${where[@]}"
   cat <<EOF
               containers:
@@ -106,15 +170,9 @@ EOF
   if [[ -n $resources ]]; then
     echo "$resources"
   fi
-  if [[ -n $draft ]]; then
-    cat <<EOF
-                volumeMounts:
-                - {name: secrets, mountPath: /secrets, readOnly: true}
-              volumes:
-              - name: secrets
-                secret: {secretName: $name-draft, defaultMode: 256}
-EOF
-  fi
+  list 16 env ${variables[@]+"${variables[@]}"}
+  list 16 volumeMounts ${mounts[@]+"${mounts[@]}"}
+  list 14 volumes ${volumes[@]+"${volumes[@]}"}
 }
 
 manifest() {
@@ -139,10 +197,15 @@ EOF
   if [[ -z $topology ]]; then
     group="$name-target-0-0.$name:4000,count=$hosts"
   fi
-  # Each pod knows its number.
+  # Each pod knows its number; that of the leader is 0.
   # shellcheck disable=SC2016
+  local start='exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"'
+  if [[ -n $answers ]]; then
+    # shellcheck disable=SC2016
+    start='[[ $JOB_COMPLETION_INDEX != 0 ]] || exec >'"$(printf %q "$answers"); $start"
+  fi
   job target "$hosts" 0 Never "$accelerator" "$chips" "$topology" \
-    bash -c 'exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"' host "$group" "${command[@]}"
+    bash -c "$start" host "$group" "${command[@]}"
   if [[ -n $draft ]]; then
     worker=(ssd-jax draft-worker "--listen=0.0.0.0:$port" "--draft=$draft" --token_file=/secrets/token)
     worker+=(--tls_cert=/secrets/worker.pem --tls_key=/secrets/worker.key)

@@ -10,7 +10,8 @@ source "$here/checks.bash"
 usage() {
   cat <<'EOF'
 usage: launch/slurm/run.sh [--dry_run] --nodes=N [--draft=SOURCE [--draft_devices=LIST]] [--port=4711]
-                           [--directory=DIR] [--sbatch=FLAG ...] COMMAND [--flag=value ...]
+                           [--directory=DIR] [--setup=COMMAND] [--sbatch=FLAG ...] COMMAND
+                           [--flag=value ...]
 
   --nodes      of the target; with --draft the job has one more
   --draft      source of a draft, which a worker on the last node serves
@@ -18,6 +19,8 @@ usage: launch/slurm/run.sh [--dry_run] --nodes=N [--draft=SOURCE [--draft_device
   --port       of that worker
   --directory  on a file system that all nodes share, for its token and certificate, of one job at a time;
                default: ./ssd-JOB
+  --setup      what each node runs first, such as --setup='module load cuda && source ssd/.venv/bin/activate'; it
+               must leave `ssd-jax` on the path
   --sbatch     a flag for sbatch, such as --sbatch=--partition=gpu; any number of them
   --dry_run    prints the commands in place of submitting them
 
@@ -26,7 +29,7 @@ launch/slurm/run.sh --nodes=2 --draft=hf:org/draft --sbatch=--gpus-per-node=8 \
 EOF
 }
 
-nodes='' draft='' draft_devices='' port=4711 directory='' dry_run=false job=''
+nodes='' draft='' draft_devices='' port=4711 directory='' setup='' dry_run=false job=''
 sbatch=(sbatch "--job-name=ssd-jax" "--ntasks-per-node=1")
 while [[ ${1:-} == --* ]]; do
   case $1 in
@@ -35,6 +38,7 @@ while [[ ${1:-} == --* ]]; do
     --draft_devices=*) draft_devices=${1#*=} ;;
     --port=*) port=${1#*=} ;;
     --directory=*) directory=${1#*=} ;;
+    --setup=*) setup=${1#*=} ;;
     --sbatch=*) sbatch+=("${1#*=}") ;;
     --dry_run) dry_run=true ;;
     --job=*) job=yes ;; # this is the job: not for users
@@ -48,9 +52,10 @@ number --nodes "$nodes"
 port "$port" 65535
 of_draft draft_devices
 target_of "$@"
+setup=${setup:-true}
 
 if [[ -z $job ]]; then
-  own=("--job=$here" "--nodes=$nodes" "--port=$port" "--directory=$directory")
+  own=("--job=$here" "--nodes=$nodes" "--port=$port" "--directory=$directory" "--setup=$setup")
   all=$nodes
   if [[ -n $draft ]]; then
     own+=("--draft=$draft" "--draft_devices=$draft_devices")
@@ -58,6 +63,7 @@ if [[ -z $job ]]; then
   fi
   command=("${sbatch[@]}" "--nodes=$all" "$here/slurm/run.sh" "${own[@]}" "$@")
   if ! $dry_run; then
+    needs sbatch 'run this on a login node of the cluster'
     exec "${command[@]}"
   fi
   printf '%q ' "${command[@]}"
@@ -79,13 +85,14 @@ if [[ -n $draft ]]; then
   set -m
   trap end_jobs EXIT
   # The job goes on without the draft, and SLURM does not start it again.
-  run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill "${worker[@]}" </dev/null &
+  run srun --nodes=1 --ntasks=1 "--relative=$nodes" --no-kill \
+    bash -c "$setup"' && exec "$@"' draft "${worker[@]}" </dev/null &
   if $dry_run; then wait; fi
   command+=("--draft=$draft" "--draft_placement=remote:$host:$port" "--draft_tls_ca=$directory/worker.pem")
   command+=("--draft_token_file=$directory/token")
 fi
 # Each task knows its number. shellcheck cannot know that it is to expand there.
 # shellcheck disable=SC2016
-task='exec "$0" "$SLURM_PROCID" auto "$@"'
+task="$setup"' && exec "$0" "$SLURM_PROCID" auto "$@"'
 run srun "--nodes=$nodes" "--ntasks=$nodes" --relative=0 --kill-on-bad-exit=1 \
   bash -c "$task" "$here/host.sh" "${command[@]}"

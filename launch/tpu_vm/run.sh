@@ -46,6 +46,8 @@ if [[ -n $draft ]]; then
   given --draft_address "$draft_address"
 fi
 
+$dry_run || needs gcloud 'install the Google Cloud CLI'
+
 there=/tmp/ssd-jax-secrets
 gcloud=(gcloud compute tpus tpu-vm)
 on() { # NAME WORKER COMMAND...: runs a command on a host of a slice, with the options in `ssh`

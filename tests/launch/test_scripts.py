@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import termios
@@ -20,6 +21,7 @@ from tests.waiting import eventually
 LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = sorted(path.relative_to(LAUNCH).as_posix() for path in LAUNCH.rglob("*.sh"))
 COMMAND = ["generate", "--target=hf:o/t", "--mode=ssd", '--prompt=say "a b" $HOME']
+GKE = ["--image=i", "--hosts=2", "--accelerator=a", "--chips=4"]
 FLAGS = {
     "slurm/run.sh": [
         *("--nodes=2", "--draft=hf:o/d", "--draft_devices=0-3", "--sbatch=--partition=gpu"),
@@ -34,6 +36,8 @@ FLAGS = {
     ],
     "local.sh": ["--processes=2", "--draft=hf:o/d", "--draft_devices=0-3", "--port=4000"],
 }
+ON_A_VOLUME = ["--hf_token=hf", "--volume=claim", "--answers=/data/a b.jsonl"]
+ON_A_BUCKET = ["--bucket=b", "--service_account=reader"]
 ON_GPUS = [
     *("--image=i:1", "--hosts=2", "--accelerator=nvidia-h100-80gb", "--chips=8", "--draft=hf:o/d"),
     *("--draft_accelerator=nvidia-l4", "--draft_chips=1"),
@@ -105,8 +109,29 @@ def test_help_and_unknown_flags(script):
         ("local.sh", ["--port=65535", "generate"], "--port=65535 is no port: 1 to 65534"),
         (
             "gke/run.sh",
-            ["--image=i", "--hosts=2", "--accelerator=a", "--chips=4", "--name=12", "generate"],
+            [*GKE, "--name=12", "generate"],
             "--name=12 is no name of Kubernetes: small letters, digits and -, such as ssd",
+        ),
+        (
+            "gke/run.sh",
+            [*GKE, "--volume=v", "--bucket=b", "generate"],
+            "--volume and --bucket would both be /data; give one of them",
+        ),
+        (
+            "gke/run.sh",
+            [*GKE, "--volume=v", "--service_account=s", "generate"],
+            "--service_account is who uses a bucket; give --bucket",
+        ),
+        (
+            "gke/run.sh",
+            [*GKE, "--answers=/data/a", "generate"],
+            "--answers=/data/a would end with its pod; give --volume or --bucket, or read the "
+            "pod's log",
+        ),
+        (
+            "gke/run.sh",
+            [*GKE, "--bucket=b", "--answers=/tmp/a", "generate"],
+            "--answers=/tmp/a is no file under /data",
         ),
         ("secrets.sh", ["here"], "DIRECTORY and HOST are needed"),
         ("secrets.sh", ["here", ""], "HOST = '' is no name or number of a host"),
@@ -117,6 +142,26 @@ def test_what_is_wrong_is_named_in_one_line(script, arguments, said):
     found = run(script, "--dry_run", *arguments)
     assert found.returncode == 2
     assert found.stderr == f"launch/{script}: {said}; see --help\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "program"),
+    [
+        ("slurm/run.sh", ["--nodes=2"], "sbatch"),
+        ("gke/run.sh", GKE, "kubectl"),
+        ("tpu_vm/run.sh", ["--tpu=t", "--hosts=2", "--zone=z"], "gcloud"),
+    ],
+)
+def test_a_missing_client_of_the_cluster_is_said_in_one_line(script, flags, program, tmp_path):
+    for needed in ("bash", "dirname"):
+        (tmp_path / needed).symlink_to(shutil.which(needed))
+    found = subprocess.run(
+        [tmp_path / "bash", LAUNCH / script, *flags, *COMMAND],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"launch/{script}: {program} is not on PATH: ")
+    assert found.stderr.count("\n") == 1
 
 
 NEEDED = {
@@ -246,11 +291,44 @@ def test_slurm_runs_target_and_draft_as_two_steps():
     assert '"$SLURM_PROCID" auto' in words[words.index("-c") + 1]
 
 
-@pytest.fixture(params=["tpu", "gpu", "alone"])
+def stand_ins(directory, monkeypatch, **texts):
+    """Programs on PATH, in bash; - in their names is _ here."""
+    for name, text in texts.items():
+        program = directory / name.replace("_", "-")
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+def test_setup_runs_first_on_every_node_of_slurm(tmp_path, monkeypatch):
+    ran = tmp_path / "ran"
+    draft_first = f"until [[ $1 != generate || -e {ran} ]]; do sleep 0.05; done"
+    stand_ins(
+        tmp_path,
+        monkeypatch,
+        srun='while [[ $1 == --* ]]; do shift; done; SLURM_PROCID=0 exec "$@"',
+        scontrol="echo localhost",
+        ssd_jax=f'{draft_first}; echo "$SEEN $1" >>{ran}',
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    own = [f"--job={LAUNCH}", f"--directory={tmp_path}/s", "--setup=SEEN='a b' && export SEEN"]
+    found = run("slurm/run.sh", *own, *FLAGS["slurm/run.sh"], *COMMAND)
+    assert found.returncode == 0, found.stderr
+    assert ran.read_text().splitlines() == ["a b draft-worker", "a b generate"]
+
+
+@pytest.fixture(params=["tpu", "gpu", "alone", "volume", "bucket"])
 def manifest(request):
     yaml = pytest.importorskip("yaml")
-    flags = {"tpu": FLAGS["gke/run.sh"], "gpu": ON_GPUS}.get(request.param)
-    flags = flags or [flag for flag in ON_GPUS if not flag.startswith("--draft")]
+    on_tpus = FLAGS["gke/run.sh"]
+    flags = {
+        "tpu": on_tpus,
+        "gpu": ON_GPUS,
+        "alone": [flag for flag in ON_GPUS if not flag.startswith("--draft")],
+        "volume": [*on_tpus, *ON_A_VOLUME],
+        "bucket": [*ON_GPUS, *ON_A_BUCKET],
+    }[request.param]
     return request.param, yaml.safe_load(dry("gke/run.sh", *flags, *COMMAND))
 
 
@@ -301,8 +379,9 @@ def test_pods_run_what_local_processes_run(manifest):
     }
     shell, flag, line, _, hosts, *command = map(expanded, pods["target"]["command"])
     assert (shell, flag) == ("bash", "-c")
-    assert line == 'exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"'
-    assert hosts == ("auto" if where == "tpu" else "ssd-target-0-0.ssd:4000,count=2")
+    assert line.endswith('exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"')
+    on_tpus = where in ("tpu", "volume")
+    assert hosts == ("auto" if on_tpus else "ssd-target-0-0.ssd:4000,count=2")
     assert command[: len(COMMAND)] == COMMAND
     if where != "alone":
         assert "--draft_placement=remote:ssd-draft-0-0.ssd:4711" in command
@@ -315,6 +394,29 @@ def test_words_of_a_command_stay_what_they_are():
     found = yaml.safe_load(dry("gke/run.sh", *ON_GPUS, *hard))
     pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert [*map(expanded, pod["containers"][0]["command"][5:7])] == hard
+
+
+def test_pods_have_a_token_and_a_volume_where_they_are_named(manifest):
+    where, found = manifest
+    answers = r"[[ $JOB_COMPLETION_INDEX != 0 ]] || exec >/data/a\ b.jsonl; exec launch/"
+    for job in found["spec"]["replicatedJobs"]:
+        template = job["template"]["spec"]["template"]
+        pod = template["spec"]
+        (container,) = pod["containers"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", [])}
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+        assert mounted.keys() == volumes.keys()
+        assert mounted.get("data") == ("/data" if where in ("volume", "bucket") else None)
+        names = [variable["name"] for variable in container.get("env", [])]
+        assert names == (["HF_HOME", "HF_TOKEN"] if where == "volume" else [])
+        if where == "volume":
+            assert volumes["data"]["persistentVolumeClaim"] == {"claimName": "claim"}
+        if where == "bucket":
+            assert volumes["data"]["csi"]["volumeAttributes"]["bucketName"] == "b"
+            assert template["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+            assert pod["serviceAccountName"] == "reader"
+        if job["name"] == "target":
+            assert expanded(container["command"][2]).startswith(answers) == (where == "volume")
 
 
 def expanded(word):
@@ -380,7 +482,8 @@ def started(tmp_path, monkeypatch):
     def start(script, target, **how):
         def role(name):
             end = f"trap 'touch {tmp_path}/{name}-ended; exit' TERM"
-            return f"{end}; touch {tmp_path}/{name}-started; sleep 60 & wait"
+            # Not `touch`: bash forgets a Ctrl-C that comes while a child is ending well.
+            return f"{end}; : >{tmp_path}/{name}-started; sleep 60 & wait"
 
         wait = f"until [[ -e {tmp_path}/draft-started ]]; do sleep 0.05; done"
         of_target = f"{wait}; {role('target')}" if target else wait
