@@ -41,9 +41,10 @@ def modes_of(
     split: Split | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> list[Mode]:
-    """AR and SD on all devices, and on a power of two of them; SSD in every split.
+    """AR and SD on all devices, and on those that SSD gives the target; SSD in every split.
 
-    Nothing is compiled twice.
+    Of a number of devices that is no power of two, AR and SD are also on the largest power of two
+    in it. Nothing is compiled twice.
 
     Args:
       split: the only one to look at; None looks at several.
@@ -53,10 +54,14 @@ def modes_of(
       InputError: a number of devices that divides nothing of a model; before any compile.
     """
     every = tuple(range(len(slice_.devices)))
-    whole = [every]
+    apart = splits(len(every), split)
+    together = [every]
     if len(every) & (len(every) - 1):  # heads divide by fewer
-        whole.append(every[: 1 << (len(every).bit_length() - 1)])
-    groups = [*zip(whole, whole, strict=True), *splits(len(every), split)]
+        together.append(every[: 1 << (len(every).bit_length() - 1)])
+    for target, _ in apart:  # a small target may be faster on fewer, which send each other less
+        if len(target) not in map(len, together):
+            together.append(target)
+    groups = [*zip(together, together, strict=True), *apart]
     jobs = []
     for places in dict.fromkeys(target for target, _ in groups):
         model = slice_.model(pair.target, pair.target_dtype, places)
@@ -66,7 +71,7 @@ def modes_of(
         names = draft_names(sizes, branches=target != places)
         jobs.append(_Job("draft", places, model, names, beside=target))
     parts = _built(jobs, slice_, sizes, progress)
-    modes = [Mode(name="ar", target=parts["target", places]) for places in whole]
+    modes = [Mode(name="ar", target=parts["target", places]) for places in together]
     for target, draft in groups:
         name = "sd" if target == draft else "ssd"
         modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))
