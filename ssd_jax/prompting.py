@@ -16,16 +16,11 @@ from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.fields import check_names, check_type
 from ssd_jax.system.files import shown
+from ssd_jax.system.prompts import CHAT_KEYS, PROMPT_KEYS
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Mapping[str, Any]
 """Text, chat messages ({"role", "content"}), token ids, or an object with one of the keys of
 `PROMPT_KEYS`; one of messages may have those of `CHAT_KEYS`, too."""
-
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-CHAT_KEYS = (
-    *("tools", "chat_template", "chat_template_kwargs"),
-    *("add_generation_prompt", "continue_final_message"),
-)
 
 Params = SamplingParams | Iterable[SamplingParams] | None
 """For all prompts, or one for each; None follows `generation_config`."""

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
 from ssd_jax.system.prompts import (
+    PROMPT_KEYS,
     BadLine,
     PromptLine,
     good_lines,
@@ -84,8 +86,8 @@ def parse_line(line: Mapping[str, Any]) -> PromptLine:
         return _user(HUMANEVAL_REQUEST.format(code=code))
     if "task_id" in line and "text" in line:
         return _user(string(line["text"], '"text"'))
-    if "prompt" in line or "messages" in line:
-        return prompt_line(line)
+    if any(key in line for key in PROMPT_KEYS):
+        return _unsampled(prompt_line(line))
     if "instruction" in line:
         return _user(_instruction(line))
     if "question" in line:
@@ -104,6 +106,14 @@ def read_set(name: str, parse: Callable[[Mapping[str, Any]], T]) -> list[T | Bad
     inside = importlib.resources.files("ssd_jax.bench") / "prompt_sets" / f"{name}.jsonl"
     with importlib.resources.as_file(inside) as path:
         return read_json_lines(path, parse)
+
+
+def _unsampled(prompt: PromptLine) -> PromptLine:
+    """A prompt without the keys of its data set; sampling settings are refused."""
+    for field in dataclasses.fields(SamplingParams):
+        if field.name in prompt.others:
+            raise ValueError(f'"{field.name}" is the same for all prompts here; leave it out')
+    return dataclasses.replace(prompt, others={})
 
 
 def _instruction(line: Mapping[str, Any]) -> str:

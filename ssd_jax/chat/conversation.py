@@ -11,20 +11,31 @@ from typing import Any
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
-from ssd_jax.system.prompts import BadLine, prompt_line, read_json_lines
+from ssd_jax.system.prompts import ROW_KEYS, BadLine, prompt_line, read_json_lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message; `stopped` marks an answer that the user cut off."""
+    """One message.
+
+    Attributes:
+      content: its text, or what else a file had there.
+      stopped: whether it is an answer that the user cut off.
+      others: further keys that a file had, such as `tool_calls`.
+    """
 
     role: str
-    content: str
+    content: Any
     stopped: bool = False
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def as_prompt(self) -> dict[str, Any]:
+        """The message as the chat template gets it."""
+        return {"role": self.role, "content": self.content, **self.others}
 
     def as_dict(self) -> dict[str, Any]:
         """The message as it is written to a file."""
-        value: dict[str, Any] = {"role": self.role, "content": self.content}
+        value = self.as_prompt()
         return value | {"stopped": True} if self.stopped else value
 
 
@@ -51,10 +62,10 @@ class Conversation:
             raise InputError("there is no message to answer again; type one first")
         return dataclasses.replace(self, messages=self.messages[: asked[-1] + 1])
 
-    def prompt(self, first: int = 0) -> list[dict[str, str]]:
+    def prompt(self, first: int = 0) -> list[dict[str, Any]]:
         """Chat messages for the model: the system message, and the others from `first` on."""
         system = [] if self.system is None else [Message(role="system", content=self.system)]
-        return [{"role": m.role, "content": m.content} for m in (*system, *self.messages[first:])]
+        return [message.as_prompt() for message in (*system, *self.messages[first:])]
 
     def first_that_fits(self, size: Callable[[int], int], room: int, start: int = 0) -> int:
         """Leaves out whole turns, the oldest first, as far as needed.
@@ -121,11 +132,22 @@ def load(path: Path) -> Conversation:
 
 
 def _conversation(line: Mapping[str, Any]) -> Conversation:
-    if prompt_line(line).messages is None:
+    found = prompt_line(line)
+    if found.messages is None:
         raise ValueError('needs "messages"; a "prompt" is no conversation')
+    for key in (*found.chat, *found.others):
+        if key not in ROW_KEYS:
+            raise ValueError(f'a chat takes no "{key[:40]}" from a file; leave it out')
     messages = [
-        Message(role=item["role"], content=item["content"], stopped=item.get("stopped") is True)
-        for item in line["messages"]
+        Message(
+            role=item["role"],
+            content=item.get("content"),
+            stopped=written.get("stopped") is True,
+            others={key: item[key] for key in item if key not in ("role", "content")},
+        )
+        for item, written in zip(found.messages, line["messages"], strict=True)
     ]
-    system = messages.pop(0).content if messages[0].role == "system" else None
+    first = messages[0]
+    plain = first.role == "system" and isinstance(first.content, str) and not first.others
+    system = messages.pop(0).content if plain else None
     return Conversation(system=system, messages=tuple(messages))

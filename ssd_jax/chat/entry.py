@@ -55,9 +55,14 @@ class Command(NamedTuple):
 
 
 def entries(lines: Iterable[str]) -> Iterator[str]:
-    """The raw entries of lines; the end of the lines ends an open entry."""
+    """The raw entries of lines; the end of the lines ends an open entry.
+
+    A byte order mark before the first line is no part of it.
+    """
     raw: str | None = None
-    for line in lines:
+    for number, line in enumerate(lines):
+        if number == 0:
+            line = line.removeprefix("\ufeff")
         ended = line.removesuffix("\n").removesuffix("\r")
         raw = ended if raw is None else f"{raw}\n{ended}"
         if not is_open(raw):

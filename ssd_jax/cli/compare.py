@@ -6,13 +6,13 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, params_of, progress_bar
+from ssd_jax.cli.prompt_files import FilePrompt, read_prompt_file
 from ssd_jax.compare.judges import Finding, ModelJudge, check_fits, without_model
 from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
 from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
@@ -20,10 +20,7 @@ from ssd_jax.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
-from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
-
-if TYPE_CHECKING:
-    from ssd_jax.prompting import Prompt
+from ssd_jax.system.prompts import BadLine
 
 _FILES = ("A.jsonl", "B.jsonl")
 _FLAGS: settings.OwnFlags = {
@@ -49,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     if given["prompt_file"] is None:
         found = compare(names, pairs, without_model(params, config.verify))
     else:
-        found = _with_model(names, pairs, _alone(config), params, user_path(given["prompt_file"]))
+        found = _with_model(names, pairs, _alone(config), params, given["prompt_file"])
     if given["json"]:
         print(json.dumps(comparison_json(found)))
     else:
@@ -76,15 +73,15 @@ def _with_model(
     pairs: Sequence[Pair],
     config: Config,
     params: SamplingParams,
-    prompts: Path,
+    prompts: str,
 ) -> Comparison:
-    lines = read_json_lines(prompts, prompt_line)
+    lines = read_prompt_file(prompts)
     asked = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
     llm = open_llm(config)
     requests = {}
     for index, prompt in asked.items():
         try:
-            requests[index] = llm.request(prompt, params, index)
+            requests[index] = llm.request(prompt.content, prompt.params(params), index)
         except InputError as error:
             raise InputError(f"prompt_index {index} of {prompts}: {error}") from None
     check_fits(llm, pairs, requests)
@@ -93,7 +90,7 @@ def _with_model(
     return judged(names, pairs, ModelJudge(llm, requests, certain=False))
 
 
-def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Prompt:
+def _prompt(lines: Sequence[FilePrompt | BadLine], pair: Pair, path: str) -> FilePrompt:
     index = pair.prompt_index
     if index >= len(lines):
         raise InputError(
@@ -103,7 +100,7 @@ def _prompt(lines: Sequence[PromptLine | BadLine], pair: Pair, path: Path) -> Pr
     line = lines[index]
     if isinstance(line, BadLine):
         raise InputError(f"prompt_index {index} has answers, but {line.where}: {line.error}")
-    return line.content
+    return line
 
 
 def _alone(config: Config) -> Config:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ssd_jax.chat.screen import printable
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import failure, load, open_llm, params_of, progress_bar
+from ssd_jax.cli.prompt_files import FilePrompt, read_prompt_file
 from ssd_jax.config import Config
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import MODES
-from ssd_jax.system.paths import user_path
-from ssd_jax.system.prompts import BadLine, PromptLine, prompt_line, read_json_lines
+from ssd_jax.system.prompts import BadLine
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 _COMPARED = [mode for mode in MODES if mode != "auto"]
 _FLAGS: settings.OwnFlags = {
     "prompt": "text to complete",
-    "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} per line; '
-    "other keys are ignored",
+    "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} per line, perhaps with '
+    "sampling settings, which override the flags; - is standard input",
     "json": ("bool", False, "one JSON line per prompt on standard output"),
     "compare": (
         "str",
@@ -50,20 +51,23 @@ def run(arguments: Sequence[str]) -> int:
     _check_other(config, given["compare"])
     prompts = _prompts(given)
     params = params_of(config, given, values)
-    write = _JsonLines() if given["json"] else _TextLines(len(prompts))
-    good: list[tuple[int, PromptLine]] = []
+    write = _JsonLines(prompts) if given["json"] else _TextLines(len(prompts))
+    good: list[tuple[int, FilePrompt, SamplingParams]] = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, BadLine):
             write.refused(index, f"{prompt.where}: {prompt.error}")
-        else:
-            good.append((index, prompt))
+            continue
+        try:
+            good.append((index, prompt, _params(prompt, params, json=given["json"])))
+        except InputError as error:
+            write.refused(index, str(error))
     if not good:
         return InputError.exit_status
     with open_llm(config) as llm:
         requests: list[Request] = []
-        for index, prompt in good:
+        for index, prompt, own in good:
             try:
-                requests.append(llm.request(prompt.content, params, index))
+                requests.append(llm.request(prompt.content, own, index))
             except InputError as error:
                 write.refused(index, str(error))
         if not requests:
@@ -137,21 +141,31 @@ def _require_all(outputs: Sequence[RequestOutput]) -> None:
         raise failure(failed, len(outputs), "prompts")
 
 
-def _prompts(given: Mapping[str, Any]) -> list[PromptLine | BadLine]:
+def _prompts(given: Mapping[str, Any]) -> list[FilePrompt | BadLine]:
     if (given["prompt"] is None) == (given["prompt_file"] is None):
         raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
     if given["prompt"] is not None:
-        return [PromptLine(prompt=given["prompt"])]
-    prompts = read_json_lines(user_path(given["prompt_file"]), prompt_line)
-    if not prompts:
-        raise InputError(f"{given['prompt_file']}: no prompts in the file")
-    return prompts
+        return [FilePrompt(prompt=given["prompt"])]
+    return read_prompt_file(given["prompt_file"])
+
+
+def _params(prompt: FilePrompt, flags: SamplingParams, *, json: bool) -> SamplingParams:
+    """The sampling parameters of a prompt.
+
+    Raises:
+      InputError: impossible ones, or what only JSON lines show.
+    """
+    params = prompt.params(flags)
+    if params.logprobs is not None and not json:
+        raise InputError(f"logprobs = {params.logprobs} are shown in JSON lines alone; add --json")
+    return params
 
 
 class _JsonLines:
     """Prints prompts, finished or refused, as JSON lines in prompt order, each in its turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: Sequence[FilePrompt | BadLine]) -> None:
+        self._rows = [{} if isinstance(each, BadLine) else each.row for each in prompts]
         self._ready: dict[int, dict[str, Any]] = {}
         self._next = 0
 
@@ -167,7 +181,7 @@ class _JsonLines:
             self._print(event.prompt_index, line)
 
     def _print(self, index: int, line: dict[str, Any]) -> None:
-        self._ready[index] = line
+        self._ready[index] = {**line, **self._rows[index]}
         while self._next in self._ready:
             print(json.dumps(self._ready.pop(self._next)), flush=True)
             self._next += 1

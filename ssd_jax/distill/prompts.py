@@ -30,7 +30,7 @@ from ssd_jax.distill.tasks import TEMPLATES, make_tasks
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import brief, read_bytes, sha256_of
-from ssd_jax.system.prompts import good_lines
+from ssd_jax.system.prompts import good_lines, message_text
 
 SPAN = 13
 """Tokens."""
@@ -248,11 +248,10 @@ def _asked(name: str, index: int, line: Line, tokenizer: Tokenizer) -> _Candidat
 
 def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
     """Token ids of a prompt, by the chat template where there is one, as `LLM.encode` does."""
-    content = line.prompt.content
-    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    messages = line.prompt.messages or [{"role": "user", "content": line.prompt.prompt}]
     if tokenizer.has_chat_template:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    return tokenizer.encode("\n\n".join(message["content"] for message in messages))
+    return tokenizer.encode("\n\n".join(map(message_text, messages)))
 
 
 def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[str, str]:

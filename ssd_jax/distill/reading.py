@@ -11,7 +11,7 @@ from ssd_jax.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_
 from ssd_jax.distill.prompt_settings import PLAIN_TEXT, PromptEntry
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import MOST_TEXT, decode, read_bytes
-from ssd_jax.system.prompts import BadLine, PromptLine, string
+from ssd_jax.system.prompts import CHAT_KEYS, BadLine, PromptLine, message_text, string
 
 _LONGEST_ID = 20
 _ID_KEYS = ("task_id", "question_id", "id")
@@ -39,10 +39,9 @@ class Line(NamedTuple):
     @property
     def own_text(self) -> str:
         """What the set's authors wrote: no system message, nothing that this package adds."""
-        content = self.prompt.content
-        if isinstance(content, str):
-            return content
-        written = [m["content"] for m in content if m["role"] != "system"]
+        if self.prompt.messages is None:
+            return self.prompt.prompt or ""
+        written = [message_text(m) for m in self.prompt.messages if m["role"] != "system"]
         head, tail = HUMANEVAL_REQUEST.split("{code}")
         if len(written) == 1 and written[0].startswith(head) and written[0].endswith(tail):
             return written[0].removeprefix(head).removesuffix(tail)
@@ -126,6 +125,9 @@ def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> li
 
 def _parse(line: Mapping[str, Any]) -> Line:
     prompt = parse_line(line)
+    for key in (*CHAT_KEYS, "prompt_token_ids"):
+        if key in line:
+            raise ValueError(f'"{key}" means nothing for the text of a draft; leave it out')
     turns = enumerate(line.get("turns", ()))
     further = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
     ends = [re.search(r"\d+$", str(line.get(key, ""))) for key in _ID_KEYS]

@@ -17,9 +17,10 @@ import reprlib
 import stat
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from gzip import GzipFile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ssd_jax.errors import InputError
 
@@ -165,9 +166,12 @@ def require_shallow(value: object) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
+def read_lines(
+    path: Path, *, remedy: str, stream: BinaryIO | None = None
+) -> Iterator[tuple[int, str]]:
     """The lines of a text file (gzip if its name ends in .gz) with their numbers, from 1.
 
+    Of a `stream` that is given, `path` is the name for messages, and its lines are never gzip.
     Holds one line at a time, whatever the file unpacks to. Only a newline ends a line; it and a
     byte order mark are not part of the text.
 
@@ -177,8 +181,9 @@ def read_lines(path: Path, *, remedy: str) -> Iterator[tuple[int, str]]:
     """
     done = 0
     try:
-        with open_regular(path, remedy=remedy) as packed:
-            gzipped = path.suffix == ".gz"
+        opened = open_regular(path, remedy=remedy) if stream is None else nullcontext(stream)
+        with opened as packed:
+            gzipped = stream is None and path.suffix == ".gz"
             file = GzipFile(fileobj=packed) if gzipped else packed
             for number in itertools.count(1):
                 line = file.readline(MOST_JSON + 1)

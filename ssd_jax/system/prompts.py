@@ -6,32 +6,56 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import parse_json, read_lines
 
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+"""Keys of which a prompt has one."""
+
+CHAT_KEYS = (
+    *("tools", "chat_template", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message"),
+)
+"""Keys beside "messages" that say how a chat template takes them."""
+
+ROW_KEYS = ("id", "custom_id", "task_id", "question_id", "category")
+"""Keys that say which prompt a line is."""
+
+_OF_CHAT = "stopped"
+"""Key with which `ssd-jax chat` marks answers that were cut off; no template is meant to see it."""
+
 _MOST_BAD_LINES = 1000
+_REMEDY = "give a file of JSON lines in UTF-8"
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptLine:
-    """A usable prompt: exactly one of `prompt` and `messages` is given.
+    """A usable prompt: exactly one of `prompt`, `token_ids` and `messages` is given.
 
     Attributes:
       prompt: plain text.
-      messages: chat messages, each {"role": str, "content": str}; never empty.
+      token_ids: token ids.
+      messages: chat messages with all their keys; never empty.
+      chat: what the line says on the messages' way through the chat template, such as `tools`.
+      others: all other keys of the line.
     """
 
     prompt: str | None = None
-    messages: list[dict[str, str]] | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def content(self) -> str | list[dict[str, str]]:
-        """The text or the messages."""
-        return self.messages or self.prompt or ""
+    def content(self) -> str | list[int] | list[dict[str, Any]] | dict[str, Any]:
+        """The prompt as `LLM.generate` takes it."""
+        if self.messages is not None:
+            return {"messages": self.messages, **self.chat} if self.chat else self.messages
+        return (self.prompt or "") if self.token_ids is None else self.token_ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +66,14 @@ class BadLine:
     error: str
 
 
-def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list[T | BadLine]:
+def read_json_lines(
+    path: Path, parse: Callable[[Mapping[str, Any]], T], *, stream: BinaryIO | None = None
+) -> list[T | BadLine]:
     """Reads the JSON objects of a file (gzip if its name ends in .gz), one a line.
 
     Args:
       parse: turns an object into a value; a ValueError makes a bad line with its message.
+      stream: is read in place of the file; `path` is then its name in messages.
 
     Returns: one entry for each non-blank line, in order.
 
@@ -56,7 +83,7 @@ def read_json_lines(path: Path, parse: Callable[[Mapping[str, Any]], T]) -> list
     """
     found: list[T | BadLine] = []
     bad = 0
-    for number, line in read_lines(path, remedy="give a file of JSON lines in UTF-8"):
+    for number, line in read_lines(path, remedy=_REMEDY, stream=stream):
         if not line.strip():
             continue
         try:
@@ -99,23 +126,40 @@ def good_lines(read: Iterable[Sequence[T | BadLine]]) -> list[list[T]]:
 
 
 def prompt_line(line: Mapping[str, Any]) -> PromptLine:
-    """Checks one object of a prompt file, {"prompt": str} or {"messages": [...]}; other keys are
-    ignored.
+    """Checks one object of a prompt file, with {"prompt": str}, {"prompt_token_ids": [int]} or
+    {"messages": [...]}.
 
     Raises:
-      ValueError: it has neither or both of "prompt" and "messages", or one of a wrong type.
+      ValueError: it has none or several of these keys, or a value of a wrong type.
     """
-    if ("prompt" in line) == ("messages" in line):
-        found = "both" if "prompt" in line else f"neither, but {_names(line)}"
-        raise ValueError(f'needs one of "prompt" and "messages"; it has {found}')
-    if "prompt" in line:
-        return PromptLine(prompt=string(line["prompt"], '"prompt"'))
-    messages = line["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f'"messages" must be a non-empty list, not {_kind(messages)}')
-    return PromptLine(
-        messages=[_message(item, f"messages[{i}]") for i, item in enumerate(messages)]
-    )
+    given = [key for key in PROMPT_KEYS if key in line]
+    if len(given) != 1:
+        found = " and ".join(f'"{key}"' for key in given) or f"none, but {_names(line)}"
+        raise ValueError(f'needs one of "prompt", "prompt_token_ids" and "messages"; has {found}')
+    (key,) = given
+    value = line[key]
+    chat = {name: line[name] for name in CHAT_KEYS if name in line}
+    others = {name: line[name] for name in line if name != key and name not in chat}
+    if chat and key != "messages":
+        raise ValueError(f'"{next(iter(chat))}" is for "messages", not for "{key}"')
+    if key == "prompt":
+        return PromptLine(prompt=string(value, '"prompt"'), others=others)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f'"{key}" must be a non-empty list, not {_kind(value)}')
+    if key == "prompt_token_ids":
+        if not all(type(token) is int for token in value):
+            raise ValueError('"prompt_token_ids" must be a list of integers')
+        return PromptLine(token_ids=value, others=others)
+    messages = [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    return PromptLine(messages=messages, chat=chat, others=others)
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """The words of a message of a `PromptLine`, those of all its text parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content)
 
 
 def string(value: object, name: str) -> str:
@@ -136,13 +180,21 @@ def string(value: object, name: str) -> str:
     return value
 
 
-def _message(item: object, name: str) -> dict[str, str]:
+def _message(item: object, name: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise ValueError(f'{name} must be {{"role": ..., "content": ...}}, not {_kind(item)}')
-    missing = [key for key in ("role", "content") if key not in item]
+    needed = ("role",) if item.get("tool_calls") else ("role", "content")
+    missing = [key for key in needed if key not in item]
     if missing:
         raise ValueError(f'{name} has no "{missing[0]}"; it has {_names(item)}')
-    return {key: string(item[key], f'{name}["{key}"]') for key in ("role", "content")}
+    string(item["role"], f'{name}["role"]')
+    content = item.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        for place, part in enumerate(content):
+            string(part.get("text", ""), f'{name}["content"][{place}]["text"]')
+    elif content is not None or not item.get("tool_calls"):
+        string(content, f'{name}["content"]')
+    return {key: value for key, value in item.items() if key != _OF_CHAT}
 
 
 def _kind(value: object) -> str:

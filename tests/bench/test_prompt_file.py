@@ -18,12 +18,26 @@ def parse(tmp_path, text: str) -> list:
 
 
 def test_prompts_and_messages_come_in_line_order(tmp_path):
-    lines = [{"prompt": "a", "x": 1}, {"messages": MESSAGES}, {"prompt": ""}]
+    lines = [{"prompt": "a", "x": 1}, {"messages": MESSAGES}, {"prompt_token_ids": [5]}]
     assert parse(tmp_path, "\n".join(map(json.dumps, lines))) == [
-        PromptLine(prompt="a"),
+        PromptLine(prompt="a", others={"x": 1}),
         PromptLine(messages=MESSAGES),
-        PromptLine(prompt=""),
+        PromptLine(token_ids=[5]),
     ]
+
+
+def test_every_key_of_a_message_and_what_the_template_is_told_come_along(tmp_path):
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": "Ann"}
+    result = {"role": "tool", "content": [{"type": "text", "text": "a"}], "tool_call_id": "1"}
+    line = {"messages": [*MESSAGES, said, result], "tools": [{"name": "f"}]}
+    (found,) = parse(tmp_path, json.dumps(line))
+    assert found.content == line
+
+
+def test_the_mark_of_a_chat_is_no_key_for_the_template(tmp_path):
+    line = {"messages": [{"role": "assistant", "content": "a", "stopped": True}]}
+    (found,) = parse(tmp_path, json.dumps(line))
+    assert found.content == [{"role": "assistant", "content": "a"}]
 
 
 def test_blank_lines_are_skipped_but_counted_in_line_numbers(tmp_path):
@@ -49,13 +63,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
         ("{", "not JSON: Expecting property name"),
         ("[1]", "must be a JSON object, not a list"),
         ("3", "must be a JSON object, not a number"),
-        ("{}", "neither, but no keys"),
-        ('{"text": "a"}', 'neither, but "text"'),
-        ('{"prompt": "a", "messages": []}', "it has both"),
+        ("{}", "none, but no keys"),
+        ('{"text": "a"}', 'none, but "text"'),
+        ('{"prompt": "a", "messages": []}', 'has "prompt" and "messages"'),
         ('{"prompt": 3}', '"prompt" must be a string, not a number'),
         ('{"prompt": null}', '"prompt" must be a string, not null'),
         ('{"prompt": ["a"]}', '"prompt" must be a string, not a list'),
         ('{"prompt": "\\ud800"}', "unpaired surrogate (\\ud800)"),
+        ('{"prompt": "a", "tools": []}', '"tools" is for "messages", not for "prompt"'),
+        ('{"prompt_token_ids": [true]}', '"prompt_token_ids" must be a list of integers'),
+        ('{"prompt_token_ids": []}', "non-empty list, not an empty list"),
+        ('{"messages": [{"role": "user", "content": null}]}', 'messages[0]["content"] must be'),
         ('{"messages": []}', "non-empty list, not an empty list"),
         ('{"messages": "Hi"}', "non-empty list, not a string"),
         ('{"messages": ["Hi"]}', "messages[0] must be"),

@@ -164,3 +164,9 @@ def test_every_bad_line_of_every_file_is_named_in_one_error(tmp_path):
 def test_a_file_without_prompts_is_refused(tmp_path):
     with pytest.raises(InputError, match="no prompts in the file"):
         load_prompts(write(tmp_path / "p.jsonl", "", "  "))
+
+
+def test_sampling_settings_of_a_line_are_refused(tmp_path):
+    path = write(tmp_path / "p.jsonl", {"prompt": "Hi", "temperature": 1})
+    with pytest.raises(InputError, match='"temperature" is the same for all prompts here'):
+        load_prompts(path)

@@ -53,6 +53,24 @@ def test_a_saved_conversation_is_a_prompt_file_and_loads_as_it_was(tmp_path, nam
     assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
+def test_what_a_file_says_of_a_message_stays_with_it(tmp_path):
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    messages = [{"role": "user", "content": "a?", "name": "Ann"}, said]
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps({"messages": messages, "id": 1}))
+    talk = files.load(path)
+    assert talk.prompt() == messages
+    files.save(talk, path, replace=True)
+    assert files.load(path) == talk
+
+
+def test_what_a_chat_would_leave_out_of_a_file_is_named(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}], "seed": 1}))
+    with pytest.raises(InputError, match='a chat takes no "seed" from a file'):
+        files.load(path)
+
+
 def test_a_file_is_replaced_only_when_told_so(tmp_path):
     path = tmp_path / "talk.jsonl"
     path.write_text("precious")

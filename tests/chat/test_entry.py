@@ -69,3 +69,7 @@ def test_lines_are_joined_by_a_backslash_or_by_quotes():
 def test_the_end_of_the_input_ends_an_open_entry():
     assert parsed("one\\\n") == ["one"]
     assert parsed('"""one\ntwo') == ["one\ntwo"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_entry():
+    assert list(entries(["\ufeff/help\n", "\ufeffb\n"])) == ["/help", "\ufeffb"]
