@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import keep_programs
 from ssd_jax.testing import tiny
-from tests.selection import is_fast
+from tests.selection import Part, is_fast
 
 
 def pytest_addoption(parser):
@@ -36,12 +37,23 @@ def pytest_addoption(parser):
         "--fast", action="store_true", help="only files that compile and start nothing"
     )
     parser.addoption("--slowest", type=Path, metavar="FILE", help="gets the 50 slowest tests")
+    parser.addoption("--part", type=Part.parse, metavar="3/8", help="only this part of the tests")
+    parser.addoption("--seconds", type=float, help="later no test begins: the others are skipped")
 
 
 def pytest_ignore_collect(collection_path, config):
     if config.getoption("fast") and collection_path.match("test_*.py"):
         return None if is_fast(collection_path) else True
     return None
+
+
+@pytest.hookimpl(trylast=True)  # of the tests that markers leave
+def pytest_collection_modifyitems(config, items):
+    part = config.getoption("part")
+    if part is not None:
+        chosen = part.of(items)
+        config.hook.pytest_deselected(items=items[: chosen.start] + items[chosen.stop :])
+        items[:] = items[chosen]
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -59,6 +71,7 @@ def pytest_terminal_summary(terminalreporter, config):
     path.write_text("".join(f"{duration:8.2f} s  {test}\n" for test, duration in slowest))
 
 
+_begun = time.monotonic()
 _shipped = Execution.for_platform
 
 
@@ -74,6 +87,9 @@ def pytest_runtest_setup(item):
     Those are the tests marked `shipped` or `slow`, and all of real weights. For the others nothing
     is optimised, here or in processes that they start, and there is one prefill program here.
     """
+    seconds = item.config.getoption("seconds")
+    if seconds is not None and time.monotonic() - _begun > seconds:
+        pytest.skip(f"left out: {seconds:g} s are over")
     shipped = any(item.get_closest_marker(name) for name in ("shipped", "slow"))
     shipped |= "smollm2_path" in item.fixturenames
     Execution.for_platform = _shipped if shipped else _with_one_chunk

@@ -3,13 +3,18 @@
 `make test-fast` has those of files that compile nothing and start nothing, by what they import.
 A file is not if it, or a helper of the tests that it imports, imports one of `HEAVY`. So a new file
 needs no marker, and one that begins to build models leaves `make test-fast` by itself.
+
+`make slow PART=3/8` has the third of eight parts of the slow suite.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +69,33 @@ def _is_heavy(path: Path, seen: frozenset[Path]) -> bool:
         if not known and _is_heavy(helper, seen | {path}):
             return True
     return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of `parts` pieces of a list, by its number from 1 on.
+
+    Pieces are neighbours in the list, so that tests of one file share its fixtures.
+    """
+
+    number: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Reads `3/8`; anything else is an error of `argparse`."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        part = cls(*map(int, match.groups())) if match else None
+        if part is None or not 1 <= part.number <= part.parts:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no part: write 3/8 for the third of eight"
+            )
+        return part
+
+    def of(self, items: Sequence[Any]) -> slice:
+        """Where the piece lies; those of a list differ by one in length at most."""
+        first, end = (len(items) * n // self.parts for n in (self.number - 1, self.number))
+        return slice(first, end)
 
 
 def cases(values: Iterable[Any], *default: Any) -> list[Any]:
