@@ -8,6 +8,7 @@ import pytest
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences, derived
+from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
@@ -70,6 +71,11 @@ def test_it_says_so_before_the_first_request_is_counted():
     assert said == [0]
 
 
+def growing(*, grows: bool = True) -> PageStock:
+    """Pages for two texts of `ssd`, which need them all at once or are put off."""
+    return PageStock(slots=2, count=16, size=8, beyond=4, context=64, grows=grows)
+
+
 SETTINGS = {
     "inline": ({}, False),
     "inline, coupled": ({"rule": "coupled"}, False),
@@ -79,6 +85,9 @@ SETTINGS = {
     "lengths chosen, coupled": ({"tuner": Restless((1, 2), (8,)), "rule": "coupled"}, False),
     "lengths given": ({"tuner": FixedTuner(SpeculationPlan(k=3, budget=8))}, False),
     "a pace": ({"pace": Pace()}, True),
+    "pages that grow": ({"pages": growing()}, True),
+    "pages that grow, coupled": ({"pages": growing(), "rule": "coupled"}, False),
+    "pages for whole texts": ({"pages": growing(grows=False)}, False),
 }
 
 

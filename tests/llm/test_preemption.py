@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from ssd_jax import SamplingParams
@@ -24,8 +25,9 @@ PARAMS = [
     {"temperature": 0.7, "seed": 2, "repetition_penalty": 1.3} | ENDS,
     {"temperature": 0.8, "seed": 1, "frequency_penalty": 0.3},
     {"temperature": 1.0, "top_p": 0.9, "seed": 3},
-    {"presence_penalty": 0.9, "logit_bias": {65: 2.0}},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.1, "logit_bias": {65: 2.0, 0: 4.0}},
 ]
+"""The youngest, which is put off first, often says id 0, that of padding."""
 FEW = {"kv_memory": str(9 * PAGE // 2), "page_size": 64, "context": 400}
 """Nine pages, for three texts that grow to four each."""
 ALONE_FEW = FEW | {"kv_memory": str(9 * PAGE // 4)}
@@ -52,6 +54,7 @@ def expected(pair):
     llm = opened(pair, **ALONE, context=400)
     found = outputs(llm, asked(llm), "ar")
     assert {output.metrics["preemptions"] for output in found} == {None}
+    assert found[-1].token_ids.count(0) > 5
     return ids(found)
 
 
@@ -118,15 +121,26 @@ def without_output(self, name):
     return usual_program(self, name) if name[0] != "recall" else lambda history, *_: (history,)
 
 
+def with_padding(self, name):
+    """Counts a chunk's padding as output."""
+    program = usual_program(self, name)
+    if name[0] != "recall":
+        return program
+    return lambda history, tokens, where: program(
+        history, tokens, np.array([*where[:2], tokens.shape[1]], np.int32)
+    )
+
+
 def test_planted_faults_are_seen(pair, expected, monkeypatch):
     def found():
         llm = opened(pair, **ALONE, **ALONE_FEW)
         return ids(outputs(llm, asked(llm), "ar"))
 
     assert found() == expected
-    with monkeypatch.context() as patch:
-        patch.setattr(PagedPrograms, "__getitem__", without_output)
-        assert found() != expected
+    for fault in (without_output, with_padding):
+        with monkeypatch.context() as patch:
+            patch.setattr(PagedPrograms, "__getitem__", fault)
+            assert found() != expected, fault
     with monkeypatch.context() as patch:
         patch.setattr(PagedRole, "set_pages", lambda self, slot, pages: None)
         assert found() != expected

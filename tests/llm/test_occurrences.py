@@ -1,0 +1,128 @@
+"""Engines of one `LLM` count the requests of a seed and index together; on scripted roles."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ssd_jax import llm as llm_module
+from ssd_jax import loaded
+from ssd_jax.config import Config
+from ssd_jax.engine.occurrences import derived
+from ssd_jax.llm import LLM
+from ssd_jax.loaded import Roles
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
+from ssd_jax.tuning import chooser
+from tests.engine.test_engine import LONG, request, spell
+from tests.speculation.fake_branches import FakeBranchingDraft
+from tests.speculation.tuners import Restless
+
+CHOSEN = Restless((1, 2), (8,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted:
+    """In place of `Loaded`: roles of modes ar, and sd whose K changes; `targets` are theirs."""
+
+    targets: list[FakeTarget]
+    tuner: Any = None
+
+    @property
+    def fallbacks(self):
+        return SimpleNamespace(lines=(), metrics={})
+
+    def roles(self, mode, k):
+        self.targets.append(FakeTarget(spell(LONG)))
+        drafter = TunedDrafter(FakeDrafter(spell(LONG)), CHOSEN) if mode == "sd" else None
+        return Roles(self.targets[-1], drafter)
+
+    def room(self, _engines):
+        return {}
+
+    def new_stock(self):
+        return None
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What a chooser is asked to do."""
+    found: list[str] = []
+    made = SimpleNamespace(
+        tuner=lambda *_: CHOSEN,
+        settle=lambda: found.append("settle"),
+        close=lambda: found.append("close"),
+    )
+    monkeypatch.setattr(chooser, "open_chooser", lambda *_: made)
+    return found
+
+
+def opened(checkpoint, monkeypatch, **settings):
+    """A model of mode sd whose K is chosen, and the targets of its engines."""
+    targets: list[FakeTarget] = []
+    monkeypatch.setattr(llm_module, "load", lambda *_, **__: Scripted(targets))
+    llm = LLM(
+        checkpoint, mode="sd", draft="ngram", k="auto", load=False, compile_cache="off", **settings
+    )
+    return llm, targets
+
+
+def ask(llm, mode, **more):
+    list(llm.run([request(seed=5, temperature=1.0, **more)], mode))
+
+
+def test_what_one_engine_counts_the_others_know(tiny_checkpoint, monkeypatch, events):
+    llm, targets = opened(tiny_checkpoint, monkeypatch)
+    for mode in ("ar", "sd", "sd", "ar"):
+        ask(llm, mode)
+    seeds = [[opening.params.seed for opening in target.opened] for target in targets]
+    assert seeds == [[5, 5], [derived(5, 0, 0, 1), derived(5, 0, 0, 2)]]
+
+
+@pytest.mark.parametrize(("verify", "settled"), [("ratio", ["settle"]), ("coupled", [])])
+def test_what_is_learned_beside_noise_is_not_kept_for_the_next_start(
+    tiny_checkpoint, monkeypatch, events, verify, settled
+):
+    """From the first sampled request on, whichever engine has it."""
+    llm, _ = opened(tiny_checkpoint, monkeypatch, verify=verify)
+    list(llm.run([request()], "sd"))
+    assert events == []
+    ask(llm, "ar")
+    assert events == settled
+    for mode in ("sd", "ar"):
+        ask(llm, mode)
+    assert events == settled
+
+
+@pytest.mark.parametrize(
+    ("paging", "exact", "timed"),
+    [
+        (None, "distribution", False),
+        ("pages that slots share", "bitwise", False),
+        ("pages that slots share", "distribution", True),
+    ],
+)
+def test_lengths_depend_on_others_where_an_inline_draft_may_be_put_off(
+    monkeypatch, paging, exact, timed
+):
+    monkeypatch.setattr(loaded, "BranchDraft", FakeBranchingDraft)
+    draft = FakeBranchingDraft(spell(LONG), k=3, branches=8, budget=8)
+    monkeypatch.setattr(loaded.Loaded, "branching", lambda self: draft)
+    execution = SimpleNamespace(one_array=False)
+    made = loaded.Loaded(
+        config=Config(target="a", draft="b", mode="ssd", k="3", budget="8"),
+        programs=SimpleNamespace(paging=paging, model=SimpleNamespace(execution=execution)),
+        parameters=[],
+        inline=None,
+        worker=None,
+        placement=None,
+        tokens=128,
+        fallbacks=SimpleNamespace(exact=exact),
+    )
+    assert made._controller(3).timed == timed
