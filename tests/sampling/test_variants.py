@@ -53,10 +53,11 @@ def settings_for(variant: str) -> list[dict]:
 
 def batch(settings: list[dict]):
     """Logits with ties and impossible tokens, proposals and histories for rows of settings; one is
-    idle at the end."""
+    idle at the end. Laws of later positions are flatter."""
     settings = [*settings, settings[-1]]
     count, rng = len(settings), np.random.default_rng(len(settings))
-    logits = rng.normal(0, 2, (count, K + 1, VOCAB)).round(1).astype(np.float32)  # many ties
+    spread = np.array([2.0, 1.5, 1.0])[:, None]
+    logits = rng.normal(0, spread, (count, K + 1, VOCAB)).round(1).astype(np.float32)  # many ties
     logits[:, :, 3] = 6  # what is banned would be likely
     logits[:, :, rng.choice(VOCAB, 600, replace=False)] = -np.inf
     likely = np.argsort(-logits[:, :K], axis=-1)[..., :SUPPORT]
@@ -214,7 +215,9 @@ def test_faults_of_the_search_are_caught(fault):
 
 
 APPLIED = "_probs_of(numbers, known.sum(axis=-1, keepdims=True), own)"
+OF_THE_FIRST = "jax.tree.map(lambda x: jnp.repeat(x[::3], 3, axis=0), truncation.cut(uncut, own))"
 VERIFYING = {
+    "the cut of a text's first position": ("_numbers", "truncation.cut(uncut, own)", OF_THE_FIRST),
     "a law of another position": ("_ratio", "* width + accepted", "* width"),
     "cuts forgotten in acceptance": ("_at_once", APPLIED, "known.sum(axis=-1, keepdims=True)"),
     "cuts forgotten in the bonus": ("_at_once", "_probs_of(found, known, ", "(lambda *_: known)("),
