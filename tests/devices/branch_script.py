@@ -83,6 +83,36 @@ SCRIPTS = {
     ),
 }
 """Rounds after the first one, in which every slot is opened."""
+OF_ONE_TOKEN = {
+    0: (
+        Outcome(0, rank=3),
+        Outcome(ALL, rank=1),
+        Outcome(0, drafted=1),
+        Outcome(1, rank=0),
+        Outcome(ALL, rank=2),
+        Outcome(0, hosted=HOSTED[:1]),
+        Outcome(1, rank=1),
+    ),
+    1: (
+        Outcome(0, drafted=1),
+        Outcome(1, rank=3),
+        Outcome(0),
+        Outcome(0, rank=6),
+        Outcome(ALL, hosted=HOSTED[:1]),
+        Outcome(0, rank=2),
+        Outcome(ALL, rank=0),
+    ),
+    2: (
+        Outcome(0, rank=2),
+        Outcome(ALL, rank=0),
+        None,
+        SECOND,
+        Outcome(0, hosted=HOSTED[:1]),
+        Outcome(1, rank=2),
+        Outcome(ALL, rank=1, limit=0),
+    ),
+}
+"""The same for K = 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +199,7 @@ def scripted(rounds: Rounds, slots: Iterable[int] = range(SLOTS), script=None) -
     """Every slot goes through its script."""
     rounds.run({slot: REQUESTS[slot] for slot in slots})
     scripts = script or SCRIPTS
-    for index in range(len(SCRIPTS[0])):
+    for index in range(len(scripts[0])):
         moves = {slot: scripts[slot][index] for slot in slots}
         rounds.run({slot: move for slot, move in moves.items() if move is not None})
     return rounds.seen

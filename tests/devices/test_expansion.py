@@ -3,8 +3,22 @@
 import itertools
 
 import numpy as np
+import pytest
 
-from tests.devices.branch_script import HOSTED, LOWERED, SLOTS, K, M, branches, length, record
+from ssd_jax.testing import tiny
+from tests.devices.branch_script import (
+    HOSTED,
+    LOWERED,
+    OF_ONE_TOKEN,
+    SLOTS,
+    K,
+    M,
+    branches,
+    compiled,
+    length,
+    record,
+    scripted,
+)
 from tests.devices.plain_draft import Speculation, allowed, assert_as_plain, assert_likeliest
 
 
@@ -119,3 +133,24 @@ def test_a_round_costs_k_forwards_after_hits(script):
     only_hits = [seen for seen in rounds if set(seen.sources.values()) == {"hit"}]
     assert only_hits
     assert all(seen.forwards == ([], [seen.budget] * (K + longer)) for seen in only_hits)
+
+
+@pytest.fixture(scope="module")
+def draft_of_one_token(tmp_path_factory):
+    return compiled(tiny.write_checkpoint(tmp_path_factory.mktemp("one") / "qwen3", "qwen3"), k=1)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_draft_of_one_token_a_round_says_what_a_plain_draft_says(draft_of_one_token, longer):
+    """Its branches of k = L have a token only after one forward more."""
+    rounds = draft_of_one_token.rounds(
+        longer=longer, fan_out=lambda _slot, length: ((M,), (3, M - 3))[length]
+    )
+    rounds = scripted(rounds, script=OF_ONE_TOKEN)
+    script = draft_of_one_token, rounds, longer
+    known = {(seen.sources[slot], length(seen, slot)) for seen in rounds for slot in seen.texts}
+    assert known >= {("prompt", 0), ("draft", 1), ("host", 1), ("hit", 0), ("hit", 1)}
+    test_records_say_what_a_plain_draft_says(script)
+    test_a_hit_makes_the_branch_the_record_up_to_its_limit(script)
+    test_branches_start_with_the_likeliest_bonus_tokens(script)
+    test_branches_say_what_a_plain_draft_says_after_their_whole_text(script)

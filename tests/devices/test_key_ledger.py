@@ -188,7 +188,7 @@ def laws_of(rows: list[Row], target) -> list[list[np.ndarray]]:
 def right(draws: list[Draw]) -> tuple[list[Draw], int]:
     """Those that are not what their keys give, and how many were too near to say."""
     wrong, near = [], 0
-    for purpose in (Purpose.DRAFT, Purpose.ACCEPT, Purpose.BONUS):
+    for purpose in sorted({draw.purpose for draw in draws}):
         those = [draw for draw in draws if draw.purpose == purpose]
         seeds = [(seed & 0xFFFFFFFF, seed >> 32) for (seed, _), *_ in those]
         requests = jnp.array([request for (_, request), *_ in those], jnp.uint32)
@@ -278,8 +278,20 @@ SEED = 2**40 + 7
 AGAIN = derived(SEED, FIRST, 0, 1)
 
 
+def request(place, prompt, size):
+    params = SamplingParams(seed=SEED, max_tokens=size, ignore_eos=True, **SETTINGS[place % 2])
+    return Request(prompt_ids=prompt, params=params, index=FIRST + place)
+
+
 def run(llm, roles, count=99):
     """Requests that come and go, the first of which is asked for twice: outputs and rounds."""
+    prompts = enumerate(PROMPTS[:count])
+    asked = [request(place, prompt, 20 - 2 * place) for place, prompt in prompts]
+    return answered(llm, roles, [*asked, asked[0]])
+
+
+def answered(llm, roles, asked):
+    """Outputs of requests, and the rounds."""
     target = Noted(roles.target)
     engine = Engine(
         target,
@@ -287,12 +299,7 @@ def run(llm, roles, count=99):
         llm.tokenizer.eos_ids,
         drafter=roles.drafter,
     )
-    asked = []
-    for place, prompt in enumerate(PROMPTS[:count]):
-        size = {"seed": SEED, "max_tokens": 20 - 2 * place, "ignore_eos": True}
-        params = SamplingParams(**size, **SETTINGS[place % 2])
-        asked.append(Request(prompt_ids=prompt, params=params, index=FIRST + place))
-    ids = [engine.add(request) for request in [*asked, asked[0]]]
+    ids = [engine.add(each) for each in asked]
     found = {}
     while engine.has_work:
         for event in engine.step():
@@ -342,6 +349,15 @@ def test_sampled_text_of_the_same_rounds_is_the_same_in_every_placement(played, 
             each.metrics[name] for each in there[:-1]
         ]
     assert (there[-1].token_ids == there[0].token_ids) == (where == "inline")
+
+
+def test_the_first_token_after_one_token_is_drawn_too(llm, checkpoints):
+    asked = [request(place, [law.LETTERS[place % 3]], 1) for place in range(30)]
+    _, rows = answered(llm, llm.loaded.roles("ar", 0), asked)
+    draws = consumed(rows, checkpoints[0])
+    wrong, _ = right(draws)
+    assert wrong == []
+    assert sum(draw.said != draw.weights.argmax() for draw in draws) > 2
 
 
 REAL = {"submesh": {"target_devices": "1", "draft_devices": "4"}, "process": {}}
