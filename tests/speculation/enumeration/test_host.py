@@ -197,19 +197,21 @@ def test_inline_they_say_the_same_and_each_has_its_law(slots):
 
 
 # Chi-square of 16 texts: a true law exceeds it with a probability of 1e-10.
-MOST, RUNS = 83.0, 1000
-EXPERIMENTS = {"beside": (replace(HOST, slots=2), 6), "after": (WHERE["after"], 4)}
+MOST = 83.0
+EXPERIMENTS = {"beside": (replace(HOST, slots=2), 6, 6000), "after": (*WHERE["after"], 1000)}
 
 
 @pytest.mark.slow  # the laws above are the same, worked out
-@pytest.mark.parametrize(("host", "length"), EXPERIMENTS.values(), ids=EXPERIMENTS)
+@pytest.mark.parametrize(("host", "length", "runs"), EXPERIMENTS.values(), ids=EXPERIMENTS)
 @pytest.mark.parametrize("occurrences", [Occurrences, Same])
-def test_the_later_of_two_requests_of_one_seed_and_index_is_counted(host, length, occurrences):
+def test_the_later_of_two_requests_of_one_seed_and_index_is_counted(
+    host, length, runs, occurrences
+):
     """Texts of engines with hashed noise, one for each seed: how often each of 16 came."""
     counts = Counter(
         texts(host.engine(Hashed(), occurrences()), [(seed, 0)] * 2, length)[1][:4]
-        for seed in range(RUNS)
+        for seed in range(runs)
     )
     alone = autoregressive(FAIR.target, PROMPT, 4)
-    far = sum((counts[text] - RUNS * p) ** 2 / (RUNS * p) for text, p in alone.items())
+    far = sum((counts[text] - runs * p) ** 2 / (runs * p) for text, p in alone.items())
     assert (far > MOST) == (occurrences is Same)
