@@ -39,8 +39,9 @@ test-more: $(VENV)/.test
 test-fast: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) --fast $(PYTEST_FLAGS)
 
+# PART=3/8 has the third of eight parts alone.
 slow: $(VENV)/.test
-	$(PYTEST) -m 'slow and not aot' $(PYTEST_FLAGS)
+	$(PYTEST) -m 'slow and not aot' $(if $(PART),--part=$(PART)) $(PYTEST_FLAGS)
 
 # Figures of the drafts that come with the package, as their model cards have them.
 eval-draft: $(VENV)/.installed
