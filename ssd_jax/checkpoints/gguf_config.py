@@ -133,7 +133,7 @@ def _rope_scaling(
 
 
 def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
-    factor = round(float(divisors.max()), 4)
+    factor = _tidy(divisors.max())
     with np.errstate(all="ignore"):  # invalid divisors give no candidate that fits
         for low, high in _candidates(divisors, base, factor):
             made = _divisors(divisors.size, base, factor, low, high)
@@ -153,19 +153,36 @@ def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
 
 
 def _candidates(divisors: np.ndarray, base: float, factor: float) -> list[tuple[float, float]]:
-    """Low and high factors: published ones, then those that interpolated frequencies determine."""
-    found = [(1.0, 4.0)]
-    between = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
-    turns = _turns(divisors.size, base)[between]
-    if turns.size < 2:
-        return found
+    """Low and high factors: published ones, then those that the divisors allow.
+
+    Where few frequencies are interpolated, many pairs give the same divisors; any of them will do.
+    """
+    published = (1.0, 4.0)
     # 1/divisor = (1 - s)/factor + s, with s = (turns - low) / (high - low): a straight line.
-    smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
-    if np.all(np.isfinite([turns, smooth])):
-        slope, offset = np.polyfit(turns, smooth, 1)
+    smooth = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    turns = _turns(divisors.size, base)  # descending, and s with them
+    if not np.all(np.isfinite([turns, smooth])):
+        return [published]
+    between = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
+    count = int(between.sum())
+    if count > 1:
+        slope, offset = np.polyfit(turns[between], smooth[between], 1)
         low, high = -offset / slope, (1 - offset) / slope
-        found.append((round(float(low), 4), round(float(high), 4)))
-    return found
+        return [published, (_tidy(low), _tidy(high))]
+    # The line may rise between the last frequency with s = 0 and the first with s = 1.
+    least = turns[divisors >= factor * (1 - _TOLERANCE)].max()
+    most = turns[divisors <= 1 + _TOLERANCE].min(initial=2 * turns.max())
+    if count == 0:
+        return [published, (float(least), float(most))]
+    (turn,), (part,) = turns[between], smooth[between]
+    slope = max(part / (turn - least), (1 - part) / (most - turn))
+    return [published, (float(turn - part / slope), float(turn + (1 - part) / slope))]
+
+
+def _tidy(value: float) -> float:
+    """A number with four decimals, if it is that but for the rounding of float32."""
+    rounded = round(float(value), 4)
+    return rounded if math.isclose(rounded, value, rel_tol=1e-5) else float(value)
 
 
 def _turns(count: int, base: float) -> np.ndarray:

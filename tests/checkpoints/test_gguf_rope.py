@@ -45,6 +45,10 @@ def write(path, family="llama", *, divisors=None, **changes):
         (32.0, 1.0, 4.0, 8192),  # Llama 3.2
         (16.0, 2.0, 8.0, 4096),
         (2.5, 1.0, 3.0, 2048),
+        (8.0, 0.5, 4.0, 131072),
+        (8.0, 1.0, 1.2, 8192),  # no frequency is interpolated, so that many ranges fit
+        (8.0, 1.0, 2.0, 4096),  # one is
+        (2.0, 0.1, 8.0, 65536),  # none is divided by the whole factor
     ],
 )
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
