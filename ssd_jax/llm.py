@@ -392,6 +392,7 @@ class LLM(Calls):
             occurrences=self._occurrences,
             setup={"mode": mode, **self.loaded.fallbacks.metrics},
             pages=self.loaded.new_stock(),
+            timer=None if self._chooser is None else self._chooser.timer(mode, k),
         )
 
     def _open_draft(self, progress: Progress | None) -> OpenedModel | None:

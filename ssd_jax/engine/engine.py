@@ -29,6 +29,7 @@ from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
+from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence, check
 from ssd_jax.engine.stop_strings import TextStream
@@ -65,6 +66,7 @@ class Engine:
       occurrences: shared by all engines that share a clock; None counts this engine's own.
       setup: metrics that are the same for every request.
       pages: the stock of pages that slots share; None where each slot has its own.
+      timer: reports what rounds take; None reports nothing.
     """
 
     def __init__(
@@ -79,16 +81,13 @@ class Engine:
         occurrences: Occurrences | None = None,
         setup: Mapping[str, Any] | None = None,
         pages: PageStock | None = None,
+        timer: RoundTimer | None = None,
     ) -> None:
-        self._target = target
-        self._drafter = drafter
+        self._target, self._drafter = target, drafter
         self._roles: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
-        self._decoder = decoder
-        self._eos_ids = eos_ids
-        self._clock = clock
-        self._log = RoundLog(clock, trace)
-        self._occurrences = occurrences or Occurrences()
-        self._setup = setup or {}
+        self._decoder, self._eos_ids = decoder, eos_ids
+        self._clock, self._log = clock, RoundLog(clock, trace, timer)
+        self._occurrences, self._setup = occurrences or Occurrences(), setup or {}
         self._seats = Seats(target.slots, pages)
         self._running = self._seats.running
         self._k = 0 if drafter is None else drafter.k
@@ -180,9 +179,9 @@ class Engine:
     def _round(self) -> None:
         """Reads the outcome of the round in flight and dispatches the next round."""
         target, drafter = self._target, self._drafter
-        self._log.mark(None)
         if not self._running:
             self._in_flight.clear()  # belongs to no request
+        self._log.begin(self._in_flight)
         ahead = self._look_ahead()
         while len(self._in_flight) > ahead:
             pending = self._in_flight[0].pending
@@ -381,7 +380,7 @@ class Engine:
         if end - begin > most:
             return 0
         chunk = sequence.text[given:end]
-        self._log.dispatched()
+        self._log.prompt()
         if end < sequence.to_prefill or sequence.output:
             self._target.prefill(slot, chunk, given)
         else:

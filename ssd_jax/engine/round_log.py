@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ssd_jax.engine.metrics import RoundRecord, row_lookup
 from ssd_jax.engine.request import FinishReason, TokenEvent
 from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.trace import EngineTrace, RowTrace
 from ssd_jax.roles.activity import DraftCost, TargetTimes
 from ssd_jax.roles.protocols import Pending
@@ -59,13 +60,25 @@ class RoundLog:
     Args:
       clock: seconds, monotonic.
       trace: None records no trace.
+      timer: None reports no rounds.
     """
 
-    def __init__(self, clock: Callable[[], float], trace: EngineTrace | None) -> None:
-        self._clock, self._trace = clock, trace
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        trace: EngineTrace | None,
+        timer: RoundTimer | None = None,
+    ) -> None:
+        self._clock, self._trace, self._timer = clock, trace, timer
         self._times, self._until = TargetTimes(), 0.0
         self._marks: list[tuple[str | None, float]] = []
         self._read: deque[tuple[InFlight, Outcomes, tuple[float, float]]] = deque()
+
+    def begin(self, in_flight: Sequence[InFlight]) -> None:
+        """Marks that a step begins, with these programs in flight."""
+        self.mark(None)
+        if self._timer is not None and in_flight and in_flight[0].pending.ready():
+            self._timer.apart()
 
     def mark(self, what: str | None) -> None:
         """Ends a slice of the host's lane in the trace, named `what`."""
@@ -82,9 +95,18 @@ class RoundLog:
         self._times.dispatched(now)
         return now
 
+    def prompt(self) -> None:
+        """Marks that the target is given a part of a prompt now."""
+        self.dispatched()
+        if self._timer is not None:
+            self._timer.apart()
+
     def read(self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool) -> None:
         """Takes the outcome of a program, read at `now`; `more` if another is in flight."""
         self._read.append((flight, outcomes, self._times.read(now, more=more)))
+        if self._timer is not None:
+            requests = () if flight.prompt else [state.request_id for _, state in flight.rows]
+            self._timer.read(requests, flight.drafted, now)
 
     def settle(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
         """Evaluates the outcomes that were read, and charges the draft's work.

@@ -12,6 +12,7 @@ import jax
 from ssd_jax.config import Config
 from ssd_jax.devices.kept_programs import surroundings
 from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loaded import Loaded
 from ssd_jax.settings import AUTO_K
 from ssd_jax.speculation.tuner import SpeculationPlan
@@ -19,13 +20,14 @@ from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
-from ssd_jax.tuning.measuring import measure, measure_draft
+from ssd_jax.tuning.measuring import measure, measure_draft, measure_target
+from ssd_jax.tuning.review import RoundTimes, judged, reviewed
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
 from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 _NGRAM = Guess(acceptance=0.4)
 """Most rounds of n-grams have nothing to propose, which counts as rejected."""
-_ENOUGH = 1.05  # times as fast as a simpler mode; predictions leave out the host's work
+_ENOUGH = 1.03  # times as fast as a simpler mode: predictions are no better than that
 _NO_COST = (
     *("trace", "compile_cache", "chat_template", "generation_config"),
     *("hosts", "host_timeout"),  # the number of hosts counts
@@ -42,7 +44,8 @@ class Chooser:
         this is rare, and may need a second copy of the draft.
 
     Attributes:
-      predicted: by mode that auto may choose, the fastest plan with all slots busy.
+      predicted: by mode that auto may choose, the fastest plan with all slots busy, as fast as
+        rounds of earlier starts were.
       mode: as configured; for auto, the last mode that beats all before it by enough.
     """
 
@@ -54,10 +57,11 @@ class Chooser:
         file: CostFile,
         drafting: Callable[[], float] | None = None,
     ) -> None:
-        self._config, self._costs, self._file = config, known.costs, file
+        self._config, self._known, self._file = config, known, file
         self._guess, self._drafting = known.guess, drafting
-        self._seen = Observed(known.guess)
-        self._settled: Guess | None = None
+        self._seen, self._times = Observed(known.guess), RoundTimes()
+        self._settled: tuple[Guess, dict[str, float]] | None = None
+        self._tuners: dict[tuple[str, int], FastestTuner] = {}
         self.predicted = {"ar": Predicted(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))}
         self.mode = config.mode
         if config.mode == "auto":
@@ -67,6 +71,14 @@ class Chooser:
                 if found.rate > _ENOUGH * max(each.rate for each in self.predicted.values()):
                     self.mode = mode
                 self.predicted[mode] = found
+        slowness = known.slowness or 1.0
+        for mode, (plan, rate) in self.predicted.items():
+            self.predicted[mode] = Predicted(plan, rate / slowness)
+
+    @property
+    def costs(self) -> Costs:
+        """Costs as they were measured."""
+        return self._known.costs
 
     @property
     def line(self) -> str:
@@ -86,16 +98,34 @@ class Chooser:
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
-            return FastestTuner(self._with_draft(), self._seen, ks=ks)
-        kind = config.backup_kind
-        return FastestTuner(
-            self._costs,
-            self._seen,
-            ks=ks,
-            fan_out=config.fan_out_of(k),
-            budgets=config.budgets,
-            waits=(True, False) if kind == "auto" else (kind == "draft",),
-        )
+            made = FastestTuner(self._with_draft(), self._seen, ks=ks)
+        else:
+            kind = config.backup_kind
+            made = FastestTuner(
+                self.costs,
+                self._seen,
+                ks=ks,
+                fan_out=config.fan_out_of(k),
+                budgets=config.budgets,
+                waits=(True, False) if kind == "auto" else (kind == "draft",),
+            )
+        self._tuners[mode, k] = made
+        return made
+
+    def timer(self, mode: str, k: int) -> RoundTimer:
+        """Compares the rounds of an engine, whose roles are made, with its costs."""
+        tuner = self._tuners.get((mode, k))
+
+        def took(timed: TimedRound) -> None:
+            expected = None
+            if mode == "ar":
+                expected = self.costs.ar_round
+            elif tuner is not None:
+                expected = tuner.seconds(timed.proposed, missed=timed.missed)
+            if expected is not None:
+                self._times.observe(mode, timed.seconds, expected)
+
+        return RoundTimer(self._config.slots, took)
 
     def settle(self) -> None:
         """Excludes later observations from what is kept for the next start.
@@ -104,35 +134,44 @@ class Chooser:
         noise of the sampled ones, through timing, and a request of another process may have the
         same noise.
         """
-        self._settled = self._seen.guess
+        self._settled = self._seen.guess, self._times.slowness
 
     def close(self) -> None:
         """Stores the observations for the next start, and gives up what measures."""
         self._drafting = None
-        guess = self._settled or self._seen.guess
-        if guess.judged > self._guess.judged:
+        guess, slowness = self._settled or (self._seen.guess, self._times.slowness)
+        if guess.judged > self._guess.judged or slowness:
+            self._known = judged(self._known, slowness)
             self._keep(guess)
 
     def _keep(self, guess: Guess) -> None:
-        """Writes the costs with this guess, or with a stored one that has seen more."""
-        costs = self._costs
-        kept = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
-        if kept is not None and kept.guess.judged > guess.judged:
-            guess = kept.guess
-        self._file.write(KnownCosts(costs, guess))
+        """Writes the costs with this guess, or with a stored one that has seen more.
+
+        Costs that another process has measured meanwhile stay.
+        """
+        known, costs = self._known, self.costs
+        stored = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
+        if stored is not None and stored.guess.judged > guess.judged:
+            guess = stored.guess
+        if stored is not None and stored.costs.verify != costs.verify:
+            known = stored
+        self._file.write(dataclasses.replace(known, guess=guess))
 
     def _with_draft(self) -> Costs:
         """Costs with T_1 of mode sd, which is measured if it is not known yet."""
-        if self._drafting is not None and not self._costs.draft:
-            self._costs = dataclasses.replace(self._costs, draft=self._drafting())
+        costs = self.costs
+        if self._drafting is not None and not costs.draft:
+            costs = dataclasses.replace(costs, draft=self._drafting())
+            self._known = dataclasses.replace(self._known, costs=costs)
             self._keep(self._guess)
-        return self._costs
+        return costs
 
 
 def open_chooser(
     loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
 ) -> Chooser:
-    """Measures costs that are not known yet for this machine and these models, and chooses.
+    """Measures costs that are not known yet for this machine and these models, or that do not hold
+    any more, and chooses.
 
     Raises:
       SsdError: a draft worker does not answer.
@@ -142,8 +181,16 @@ def open_chooser(
     directory = None if setting == "off" else costs_cache(setting)
     file = CostFile(directory, _about(loaded, target, draft, context))
     known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
+    stored = known
     if known is None:
         known = KnownCosts(measure(loaded, context), first_guess(draft))
+    else:
+        known = reviewed(
+            known,
+            check=lambda: measure_target(loaded),
+            measure=lambda: measure(loaded, context),
+        )
+    if known != stored:
         file.write(known)
     drafting = functools.partial(measure_draft, loaded, context) if config.draft_model else None
     return Chooser(config, known, file=file, drafting=drafting)

@@ -8,9 +8,10 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
@@ -22,19 +23,26 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class KnownCosts:
-    """Costs, and what to assume about acceptance before it is observed."""
+    """Costs, and what to assume about acceptance before it is observed.
+
+    Attributes:
+      slowness: seconds of observed rounds over what the costs say of them; None before any were
+        observed.
+      doubted: whether the costs are to be measured again at the next start.
+    """
 
     costs: Costs
     guess: Guess
+    slowness: Annotated[float, Meta(gt=0)] | None = None
+    doubted: bool = False
 
 
 class _Kept(msgspec.Struct):
     """Content of the file: only what `write` writes has these types and ranges."""
 
-    format: Literal[6]
+    format: Literal[7]
     about: str
-    costs: Costs
-    guess: Guess
+    known: KnownCosts
 
 
 class CostFile:
@@ -65,15 +73,15 @@ class CostFile:
         except (InputError, OSError, ValueError, RecursionError) as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
-        costs = kept.costs
+        costs = kept.known.costs
         needed = set(costs.verify) == set(widths) and set(costs.step) == set(budgets)
-        return KnownCosts(costs, kept.guess) if needed and kept.about == self._about else None
+        return kept.known if needed and kept.about == self._about else None
 
     def write(self, known: KnownCosts) -> None:
         """Writes the file, whole or not at all; an unwritable directory keeps nothing."""
         if self.path is None:
             return
-        kept = msgspec.json.encode(_Kept(6, self._about, known.costs, known.guess))
+        kept = msgspec.json.encode(_Kept(7, self._about, known))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, kept)

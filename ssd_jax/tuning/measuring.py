@@ -1,5 +1,9 @@
 """Measures the cost of each part of a round, on roles that are not in use yet: each role with the
-other idle, and then a verification with branches beside it."""
+other idle, and then a verification with branches beside it.
+
+The parts take turns, so that whatever disturbs the machine for a while hits all of them alike; as
+it only adds to their times, the shortest one counts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -15,20 +18,25 @@ import numpy as np
 
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import SsdError
-from ssd_jax.loaded import Loaded
+from ssd_jax.loaded import Loaded, Roles
 from ssd_jax.models.sharding import spans_processes
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Pending, Target
 from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tuning.engine_rounds import EngineRounds
 from ssd_jax.tuning.throughput import Costs, contention
 
 Clock = Callable[[], float]
+Parts = dict[tuple[str, int], Callable[[], float]]
+"""Each runs a part of a round and returns its seconds; by kind and size."""
 
 PATIENCE = 60.0
 """Most seconds that a draft elsewhere may take for anything."""
 
-_FIRST, _TIMED = 1, 3  # runs of each that are not timed, and that are timed
-_AGAIN, _ODD = 2, 1.2  # most repetitions of what takes this many times as long as a larger one
+_FEWEST, _MOST = 3, 12  # turns of each part
+_CLOSE = 1.05  # a second time within this factor of the shortest confirms it
+_LONG = 4.0  # seconds after which no more turns begin
+_IN_A_ROW = 4  # rounds of mode ar; each is dispatched before the last is read
 _TEXT = 32  # most tokens before what is measured
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
@@ -42,31 +50,29 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     Raises:
       SsdError: a draft worker does not answer.
     """
-    config, programs = loaded.config, loaded.programs
-    proposals = blank_proposals(programs, config.slots, programs.widths)
-    roles = loaded.roles("ar", 0)
-    verify = verifying(roles.target, proposals)
-    verified = by_size(programs.widths, lambda width: median(partial(verify, width), clock))
-    costs = Costs(verify=verified, ahead=median(looking_ahead(roles.target), clock))
-    if config.draft_model and config.mode != "ssd":
-        costs = replace(costs, draft=measure_draft(loaded, context, clock=clock))
+    config, opened = loaded.config, [loaded.roles("ar", 0)]
+    verify = _verifying_each(loaded, opened[0].target)
+    parts = _target_parts(loaded, opened[0].target, verify, clock)
+    if config.mode != "ssd":
+        opened.append(loaded.roles("sd", config.speculated))
+        parts |= _round_parts(loaded, opened[1], context, clock)
     if config.prepared == "ssd":
-        draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
-        pages = () if stock is None else range(stock.needed(_TEXT))
-        branches = Branches(draft, context, pages=pages, clock=clock)
-        forwards = by_size(config.budgets, branches.expansion)
-        width, budget = max(programs.widths), max(config.budgets)
-        together = branches.expansion(budget, partial(verify, width))
-        costs = replace(
-            costs,
-            backup=branches.just_in_time(),
-            step={m: seconds / draft.k for m, seconds in forwards.items()},
-            contention=contention(verified[width], forwards[budget], together),
-        )
-        if loaded.worker is not None:
-            loaded.worker.end_last()
+        parts |= _branch_parts(loaded, context, verify, clock)
+    found = in_turns(parts, clock)
+    if config.prepared == "ssd" and loaded.worker is not None:
+        loaded.worker.end_last()
+    for each in opened:
+        each.close()
+    return _costs(found)
+
+
+def measure_target(loaded: Loaded, *, clock: Clock = time.perf_counter) -> Costs:
+    """The costs that need no draft."""
+    roles = loaded.roles("ar", 0)
+    verify = _verifying_each(loaded, roles.target)
+    found = in_turns(_target_parts(loaded, roles.target, verify, clock), clock)
     roles.close()
-    return costs
+    return _costs(found)
 
 
 def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
@@ -74,9 +80,122 @@ def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_coun
     roles = loaded.roles("sd", loaded.config.speculated)
     drafter = roles.drafter
     assert drafter is not None
-    found = median(drafting(drafter, loaded.config.slots, context), clock) / drafter.k
+    run = drafting(drafter, loaded.config.slots, context)
+    k = drafter.k
+    found = in_turns({("draft", k): partial(timed, run, clock)}, clock)
     roles.close()
-    return found
+    return found["draft", k] / k
+
+
+def in_turns(parts: Parts, clock: Clock) -> dict[tuple[str, int], float]:
+    """The fewest seconds of each part.
+
+    The parts take turns until another turn of each has confirmed its shortest time, or until that
+    has taken long.
+    """
+    found: dict[tuple[str, int], list[float]] = {name: [] for name in parts}
+    began = clock()
+    for turn in range(_MOST):
+        late = clock() - began > _LONG
+        if turn >= _FEWEST and (late or all(map(_confirmed, found.values()))):
+            break
+        for name, part in parts.items():
+            found[name].append(part())
+    return {name: min(seconds) for name, seconds in found.items()}
+
+
+def _confirmed(seconds: Sequence[float]) -> bool:
+    shortest, second = sorted(seconds)[:2]
+    return second <= _CLOSE * shortest
+
+
+def timed(run: Callable[[], Any], clock: Clock, count: int = 1) -> float:
+    """Seconds of a run, by `count` of them behind one that is not timed.
+
+    That one wakes threads, fills caches and waits for what others have left on the device.
+    """
+    run()
+    began = clock()
+    for _ in range(count):
+        run()
+    return (clock() - began) / count
+
+
+def _verifying_each(loaded: Loaded, target: Target) -> Callable[[int], None]:
+    programs = loaded.programs
+    return verifying(target, blank_proposals(programs, target.slots, programs.widths))
+
+
+def _target_parts(
+    loaded: Loaded, target: Target, verify: Callable[[int], None], clock: Clock
+) -> Parts:
+    ahead = looking_ahead(target)
+    parts: Parts = {("ahead", 0): partial(timed, ahead, clock, _IN_A_ROW)}
+    for width in loaded.programs.widths:
+        parts["verify", width] = partial(timed, partial(verify, width), clock)
+    return parts
+
+
+def _round_parts(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Parts:
+    """Rounds of mode sd with each K that the others are worked out from, as far as there is room
+    for them, and T_1."""
+    assert roles.drafter is not None
+    prompt = [_TOKEN] * max(1, min(_TEXT, context // 2))
+    engine = EngineRounds(
+        roles.target, roles.drafter, prompt, pages=loaded.new_stock(), clock=clock
+    )
+
+    def round_of(k: int) -> float:
+        engine.begin(k, 2)
+        return timed(engine.run, clock)
+
+    def drafted(k: int) -> float:
+        engine.begin(k, 1)
+        return engine.draft() / k
+
+    most = roles.drafter.k
+    ks = [k for k in sorted({1, most, *loaded.programs.widths}) if 0 < k <= most]
+    parts: Parts = {("round", k): partial(round_of, k) for k in ks if engine.begin(k, 2)}
+    if loaded.config.draft_model and parts:
+        k = max(k for _, k in parts)
+        parts["draft", k] = partial(drafted, k)
+    return parts
+
+
+def _branch_parts(
+    loaded: Loaded, context: int, verify: Callable[[int], None], clock: Clock
+) -> Parts:
+    """Forwards of the branches, a draft just in time, and a verification beside branches."""
+    draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
+    pages = () if stock is None else range(stock.needed(_TEXT))
+    branches = Branches(draft, context, pages=pages, clock=clock)
+    budgets, widest = loaded.config.budgets, max(loaded.programs.widths)
+    parts: Parts = {("branches", m): partial(branches.expansion, m) for m in budgets}
+    parts["backup", 0] = branches.just_in_time
+    beside = partial(verify, widest)
+    parts["together", draft.k] = partial(branches.expansion, max(budgets), beside)
+    return parts
+
+
+def _costs(found: Mapping[tuple[str, int], float]) -> Costs:
+    """The costs that these seconds of parts, by kind and size, tell."""
+
+    def of(kind: str) -> dict[int, float]:
+        return {size: seconds for (each, size), seconds in sorted(found.items()) if each == kind}
+
+    costs = Costs(verify=of("verify"), ahead=found["ahead", 0], rounds=of("round"))
+    for drafted in of("draft").values():
+        costs = replace(costs, draft=drafted)
+    for k, together in of("together").items():
+        branches = of("branches")
+        alone = costs.verify[max(costs.verify)], branches[max(branches)]
+        costs = replace(
+            costs,
+            backup=found["backup", 0],
+            step={m: seconds / k for m, seconds in branches.items()},
+            contention=contention(*alone, together),
+        )
+    return costs
 
 
 def drafting(
@@ -131,7 +250,10 @@ def verifying(
 
 
 def looking_ahead(target: Target) -> Callable[[], None]:
-    """A function that dispatches a round of mode ar in all slots, then reads the one before."""
+    """A function that dispatches a round of mode ar in all slots, then reads the one before.
+
+    Where other work came between two calls, the second finds the round before long done.
+    """
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, 0))
 
@@ -233,31 +355,7 @@ class Branches:
                     )
                 time.sleep(_PAUSE)
 
-        return median(answered, self._clock)
-
-
-def by_size(sizes: Iterable[int], measured: Callable[[int], float]) -> dict[int, float]:
-    """Seconds by size, ascending.
-
-    What takes longer than a larger one does is measured again, since something may have disturbed
-    it; its shortest time counts.
-    """
-    found = {size: measured(size) for size in sorted(sizes)}
-    for size, larger in reversed([*pairwise(found)]):
-        for _ in range(_AGAIN):
-            if found[size] > _ODD * found[larger]:
-                found[size] = min(found[size], measured(size))
-    return found
-
-
-def median(run: Callable[[], Any], clock: Clock) -> float:
-    """Seconds that `run` takes once it is warm."""
-    seconds = []
-    for _ in range(_FIRST + _TIMED):
-        began = clock()
-        run()
-        seconds.append(clock() - began)
-    return float(np.median(seconds[_FIRST:]))
+        return timed(answered, self._clock)
 
 
 def _open(

@@ -4,15 +4,16 @@ If a verification of L tokens takes T_v(L) seconds, a token drafted just in time
 of M branches T_s(M), a round commits E(L) = 1 + a_1 + a_1 a_2 + ... tokens, and
 
   AR      1 / T_v(0)
-  SD      E(K) / (T_v(K) + K T_1)
-  SSD     [p_hit E_hit + (1 - p_hit) E_miss] / [p_hit T_hit + (1 - p_hit) (T_miss + T_b)]
+  SD      E(K) / (T_v(K) + K T_1 + T_h)
+  SSD     [p_hit E_hit + (1 - p_hit) E_miss] / [p_hit T_hit + (1 - p_hit) (T_miss + T_b) + T_h]
 
 where T_hit and T_miss are max(T_v, n T_s(M)) + x min(T_v, n T_s(M)): the n = K forwards (2 with
 K = 1) of the branches run beside the verification. While both are busy each takes 1 + x times as
 long as alone: x is 0 if they share nothing, and 1 if one waits for the other, as on a shared
-device. T_b is K T_1 if a miss waits for the draft. This is Theorem 7 of the paper with seconds
-instead of ratios. p_hit follows from P(k), the fan-out's counts F_k and the power law: F_k bonus
-tokens miss with probability c F_k^-r. Pure host code.
+device. T_b is K T_1 if a miss waits for the draft. T_h is the host's work, from an outcome to the
+next dispatch; mode ar, which dispatches a round before it reads the last, hides it. This is Theorem
+7 of the paper with seconds instead of ratios. p_hit follows from P(k), the fan-out's counts F_k and
+the power law: F_k bonus tokens miss with probability c F_k^-r. Pure host code.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Costs:
       verify: T_v by number of proposed tokens, for the compiled widths.
       ahead: a round of mode ar, which dispatches the next round before it reads; 0 if not known.
       draft: T_1 of mode sd; 0 if drafting is free.
+      rounds: whole rounds of mode sd by K, T_h included; empty if not known, and T_h counts as 0.
       backup: T_1 where mode ssd's draft runs.
       step: T_s by M; empty without branches.
       contention: x, how much target and branches slow each other while both are busy.
@@ -52,6 +54,7 @@ class Costs:
     verify: Mapping[int, Annotated[float, Meta(gt=0)]]
     ahead: NotNegative = 0.0
     draft: NotNegative = 0.0
+    rounds: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
     backup: NotNegative = 0.0
     step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
     contention: NotNegative = 0.0
@@ -59,6 +62,38 @@ class Costs:
     def verified(self, length: int) -> float:
         """T_v of proposals of `length` tokens, taken from the next width."""
         return self.verify[min(width for width in self.verify if width >= length)]
+
+    @property
+    def ar_round(self) -> float:
+        """Seconds of a round of mode ar."""
+        return self.ahead or self.verified(0)
+
+    def sd_round(self, k: int) -> float:
+        """Seconds of a round of mode sd with K tokens, from the next K that was measured."""
+        found = min((each for each in self.rounds if each >= k), default=None)
+        if found is None:
+            return self.verified(k) + k * self.draft
+        least = min(self.verified(k), self.rounds[found])
+        return max(self.rounds[found] - (found - k) * self.draft, least)
+
+    @property
+    def host(self) -> float:
+        """T_h: what the shortest round of mode sd takes beside its draft and its verification."""
+        if not self.rounds:
+            return 0.0
+        k = min(self.rounds)
+        return max(self.rounds[k] - self.verified(k) - k * self.draft, 0.0)
+
+    def ssd_round(self, plan: SpeculationPlan, length: int, waited: int = 0) -> float:
+        """Seconds of a round of mode ssd.
+
+        Args:
+          length: L of the verification.
+          waited: tokens that were drafted just in time before it.
+        """
+        branches = plan.forwards * self.step[plan.budget]
+        verified = self.together(self.verified(length), branches)
+        return verified + waited * self.backup + self.host
 
     def together(self, verification: float, branches: float) -> float:
         """Seconds of a verification and of branches that begin at the same time."""
@@ -133,13 +168,12 @@ def missing(count: int, seen: Observations) -> float:
 
 def ar(costs: Costs, *, rows: int = 1) -> float:
     """Tokens per second of `rows` sequences without a draft."""
-    return rows / (costs.ahead or costs.verified(0))
+    return rows / costs.ar_round
 
 
 def sd(costs: Costs, seen: Observations, plan: SpeculationPlan, *, rows: int = 1) -> float:
     """Tokens per second with proposals drafted before every verification."""
-    seconds = costs.verified(plan.k) + plan.k * costs.draft
-    return rows * tokens(seen.rates(plan.k, "miss")) / seconds
+    return rows * tokens(seen.rates(plan.k, "miss")) / costs.sd_round(plan.k)
 
 
 def ssd(
@@ -171,10 +205,7 @@ def ssd(
     )
     follow = [_followed(seen, fan_out, length, plan.budget, after) for length, after in kinds]
     share = _stationary(np.array(follow))
-    branches = forwards * costs.step[plan.budget]
-    verified = [costs.verified(length) for length, _ in kinds]
-    seconds = [costs.together(each, branches) for each in verified]
-    total = float(share @ seconds)
+    total = float(share @ [costs.ssd_round(plan, length) for length, _ in kinds])
     if waits:
         total += (1 - (1 - share[2]) ** rows) * k * costs.backup
     gained = [tokens(seen.rates(length, after)) for length, after in kinds]

@@ -116,6 +116,16 @@ class FastestTuner(Tuner):
             rows=rows,
         )
 
+    def seconds(self, length: int, *, missed: bool) -> float | None:
+        """Seconds of a round of the plan under way that verifies L tokens; None if not known.
+
+        Args:
+          missed: no branch was ready, and what was proposed was drafted just in time.
+        """
+        if self._fan_out is not None:
+            return self._costs.ssd_round(self._plan, length, length if missed else 0)
+        return self._costs.sd_round(length) if length else None
+
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
         """See `Tuner.plan`."""
         if self._rounds % _EVERY == 0:

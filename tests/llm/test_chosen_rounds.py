@@ -89,11 +89,12 @@ def test_the_choice_is_said_in_one_line(auto):
 
 
 def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monkeypatch):
-    measured = auto._chooser._costs
+    measured = auto._chooser.costs
     assert set(measured.verify) == set(auto.loaded.programs.widths)
     assert set(measured.step) == set(BUDGETS)
     assert min(*measured.verify.values(), *measured.step.values()) > 0
-    assert min(measured.draft, measured.backup) > 0
+    assert min(measured.draft, measured.backup, measured.ahead) > 0
+    assert set(measured.rounds) == {1, *measured.verify} - {0}
 
     def again():
         loaded = dataclasses.replace(auto.loaded, tuner=None)
@@ -103,14 +104,15 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
     auto._chooser.close()
     with monkeypatch.context() as patch:
         patch.setattr(chooser, "measure", None)
+        patch.setattr(chooser, "measure_target", lambda _: measured)
         known = again()
-    assert known._costs == measured
+    assert known.costs == measured
     assert known._guess == auto._chooser._seen.guess != auto._chooser._guess
     file = known._file.path
     file.write_text("damaged")
     other = again()
     assert other._guess.acceptance == 0.8
-    assert set(other._costs.step) == set(BUDGETS)
+    assert set(other.costs.step) == set(BUDGETS)
     assert file.read_text() != "damaged"
 
 

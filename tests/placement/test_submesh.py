@@ -123,7 +123,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     assert isinstance(measured, SubmeshDraft)
     assert measured.patience > submesh_draft.PATIENCE
     assert not set(measured.counters) & {"late", "stale"}
-    costs = chooser._costs
+    costs = chooser.costs
     assert 0 <= costs.contention <= WORST_CONTENTION
     assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
     given_k = dataclasses.replace(loaded, tuner=chooser.tuner).roles("sd", 3).drafter
@@ -137,7 +137,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
         decoder = many.tokenizer.open_stream
         engine = Engine(roles.target, decoder, many.tokenizer.eos_ids, drafter=roles.drafter)
         assert ids(run(engine, asked)) == ids(outputs(many, asked, "ar"))
-    assert chooser._costs.draft > 0
+    assert chooser.costs.draft > 0
     assert chooser._seen.guess.judged > 0
 
 

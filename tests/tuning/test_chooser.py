@@ -39,11 +39,11 @@ def test_a_draft_as_slow_as_the_target_is_not_used():
 def test_a_mode_that_is_not_taken_although_it_is_faster_is_named():
     """Its gain of a few percent is less than what predictions leave out."""
     found = [chosen(costs(each / 100, each / 50)) for each in range(26, 34)]
-    near = [each for each in found if "less than 5% faster" in each.line]
+    near = [each for each in found if "less than 3% faster" in each.line]
     assert 0 < len(near) < len(found)
     for each in near:
         fastest = max(each.predicted, key=lambda mode: each.predicted[mode].rate)
-        assert f"; {fastest} is less than 5% faster than a simpler mode)" in each.line
+        assert f"; {fastest} is less than 3% faster than a simpler mode)" in each.line
         assert each.mode != fastest
 
 
@@ -68,7 +68,7 @@ def test_a_draft_that_is_never_right_is_not_used():
 
 def test_a_mode_must_be_faster_than_a_simpler_one_by_more_than_what_is_not_predicted():
     guess = Guess(acceptance=0.5)
-    for verify, mode in ((1.35, "sd"), (1.45, "ar")):
+    for verify, mode in ((1.44, "sd"), (1.47, "ar")):
         wide = Costs(verify={0: 1.0, 1: verify}, draft=0.0, backup=0.0, step={8: 9.0})
         found = chosen(wide, guess, k="1", budget="8")
         assert found.predicted["sd"].rate > 1
@@ -76,7 +76,7 @@ def test_a_mode_must_be_faster_than_a_simpler_one_by_more_than_what_is_not_predi
 
 
 @pytest.mark.parametrize(
-    ("sd", "ssd", "mode"), [(1.04, 1.08, "ar"), (1.04, 1.1, "ssd"), (1.1, 1.15, "sd")]
+    ("sd", "ssd", "mode"), [(1.02, 1.04, "ar"), (1.02, 1.06, "ssd"), (1.1, 1.12, "sd")]
 )
 def test_ssd_must_beat_the_better_of_ar_and_sd_even_one_that_is_not_taken(
     monkeypatch, sd, ssd, mode
@@ -264,6 +264,7 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
         return costs(0.5)
 
     monkeypatch.setattr(chooser, "measure", measure)
+    monkeypatch.setattr(chooser, "measure_target", lambda loaded: costs(0.5))
     config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
     model = SimpleNamespace(identity="f w")
     exact, context = "distribution", 64

@@ -16,11 +16,14 @@ KNOWN = KnownCosts(
         verify={0: 0.1, 4: 0.15},
         ahead=0.08,
         draft=0.0,
+        rounds={1: 0.12, 4: 0.2},
         backup=0.01,
         step={4: 0.02, 16: 0.03},
         contention=0.2,
     ),
     Guess(acceptance=0.7, alone=0.3, judged=90),
+    slowness=1.1,
+    doubted=True,
 )
 ABOUT = {"device": ["cpu", 2], "models": ["a", None], "widths": (0, 4)}
 ASKED = {"widths": (0, 4), "budgets": (4, 16)}
@@ -66,10 +69,9 @@ def test_costs_that_are_needed_and_not_there_are_measured_again(tmp_path):
 
 def broken(part, value):
     def change(kept):
-        if part in kept["costs"]:
-            kept["costs"][part] = value
-        else:
-            kept["guess"][part] = value
+        known = kept["known"]
+        found = next((each for each in (known["costs"], known["guess"]) if part in each), known)
+        found[part] = value
         return json.dumps(kept)
 
     return change
@@ -84,7 +86,8 @@ def broken(part, value):
         lambda kept: "[]",
         lambda kept: json.dumps(kept)[:-9],
         lambda kept: json.dumps(kept | {"format": 0}),
-        lambda kept: json.dumps(kept | {"costs": None}),
+        lambda kept: json.dumps(kept | {"known": None}),
+        lambda kept: json.dumps(kept | {"known": kept["known"] | {"costs": None}}),
         broken("verify", {"0": 0.1, "4": 0.0}),
         broken("verify", {"0": 0.1, "four": 0.1}),
         broken("verify", [0.1, 0.2]),
@@ -99,6 +102,10 @@ def broken(part, value):
         broken("judged", 10**400),
         broken("draft", 10**400),
         broken("contention", -0.1),
+        broken("rounds", {"1": 0.0}),
+        broken("slowness", 0.0),
+        broken("slowness", "slow"),
+        broken("doubted", 1),
     ],
 )
 def test_a_damaged_file_is_as_if_it_were_not_there_and_is_written_anew(tmp_path, change):
@@ -155,5 +162,5 @@ def test_costs_are_kept_beside_compiled_programs(tmp_path):
 def test_every_cost_is_kept():
     """A field that is added must be written and read."""
     assert {field.name for field in dataclasses.fields(Costs)} == {
-        "verify", "ahead", "draft", "backup", "step", "contention",
+        "verify", "ahead", "draft", "rounds", "backup", "step", "contention",
     }  # fmt: skip

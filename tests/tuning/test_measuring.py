@@ -18,10 +18,10 @@ from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import (
     Branches,
-    by_size,
+    in_turns,
     looking_ahead,
     measure_draft,
-    median,
+    timed,
     verifying,
 )
 
@@ -68,7 +68,7 @@ def test_a_verification_of_each_width_is_timed_when_it_is_warm():
     watch = Watch()
     proposals = {0: None, 2: SimpleNamespace(tokens=None), 4: SimpleNamespace(tokens=None)}
     verify = verifying(Target(watch), proposals)
-    found = [median(partial(verify, width), watch) for width in proposals]
+    found = [timed(partial(verify, width), watch) for width in proposals]
     assert found == pytest.approx([1.0, 1.2, 1.4])
 
 
@@ -96,7 +96,7 @@ class Ahead:
 
 def test_a_round_that_looks_ahead_hides_the_host():
     watch = Watch()
-    assert median(looking_ahead(Ahead(watch)), watch) == pytest.approx(1.0)
+    assert timed(looking_ahead(Ahead(watch)), watch, 4) == pytest.approx(1.0)
 
 
 class Drafter:
@@ -268,6 +268,7 @@ def loaded(**parts):
 def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_same(monkeypatch):
     monkeypatch.setattr(config, "AUTO_BUDGETS", (4, 16))
     monkeypatch.setattr(measuring, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
+    monkeypatch.setattr(measuring, "_LONG", 0.0)
     closed = []
     worker = SimpleNamespace(end_last=lambda: closed.append(True))
     made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
@@ -284,6 +285,8 @@ def test_what_the_roles_take_from_each_other_is_measured(kind, contention):
     made.roles = lambda *_: Roles(Target(watch), None)
     costs = measuring.measure(made, CONTEXT, clock=watch)
     assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
+    assert costs.ahead == pytest.approx(1.0)
+    assert measuring.measure_target(made, clock=watch).verify == pytest.approx(costs.verify)
     assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
     assert costs.contention == pytest.approx(contention)
 
@@ -324,17 +327,51 @@ def test_what_is_measured_fits_the_context(context):
 
 
 def test_the_first_run_warms_up_and_is_not_timed():
-    times = iter([0.0, 9.0, 10.0, 11.0, 20.0, 21.5, 30.0, 32.0])
-    assert median(lambda: None, lambda: next(times)) == 1.5
+    times = iter([10.0, 13.0])
+    runs = []
+    assert timed(lambda: runs.append(True), lambda: next(times), 2) == 1.5
+    assert len(runs) == 3
 
 
-def test_what_a_larger_size_does_in_less_time_was_disturbed_and_is_measured_again():
-    times = {8: iter([4.0]), 1: iter([9.0, 1.0]), 4: iter([7.0, 6.0, 2.0]), 2: iter([1.5])}
-    found = by_size(times, lambda size: next(times[size]))
-    assert found == {1: 1.0, 2: 1.5, 4: 2.0, 8: 4.0}
-    assert list(found) == [1, 2, 4, 8]
+class Machine:
+    """Two parts that take 1 s and 2 s alone, and three times as long where `busy(run)` says so."""
+
+    def __init__(self, busy):
+        self.watch, self.busy, self.order = Watch(), busy, []
+
+    def part(self, name, alone):
+        self.order.append(name)
+        seconds = alone * (3 if self.busy(len(self.order)) else 1)
+        self.watch.now += seconds
+        return seconds
+
+    def measured(self):
+        parts = {(name, 0): partial(self.part, name, alone) for name, alone in (("a", 1), ("b", 2))}
+        return [*in_turns(parts, self.watch).values()]
 
 
-def test_what_is_slower_than_a_larger_size_every_time_is_kept_so():
-    times = {1: iter([3.0, 3.5, 2.5, 0.0]), 2: iter([1.0])}
-    assert by_size(times, lambda size: next(times[size])) == {1: 2.5, 2: 1.0}
+@pytest.fixture
+def patient(monkeypatch):
+    monkeypatch.setattr(measuring, "_LONG", 1e9)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(
+    ("busy", "turns"), [(lambda _: False, 3), (lambda run: run <= 4, 4), (lambda run: run % 5, 10)]
+)
+def test_parts_take_turns_until_the_shortest_times_are_confirmed(busy, turns):
+    machine = Machine(busy)
+    assert machine.measured() == [1, 2]
+    assert machine.order == ["a", "b"] * turns
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_is_disturbed_all_the_time_is_disturbed_alike():
+    assert Machine(lambda _: True).measured() == [3, 6]
+
+
+def test_no_more_turns_begin_once_they_took_long(monkeypatch):
+    monkeypatch.setattr(measuring, "_LONG", 30.0)
+    machine = Machine(lambda run: run % 5)
+    machine.measured()
+    assert 30 <= machine.watch.now - 100 < 30 + 9

@@ -34,6 +34,28 @@ def test_drafting_before_every_verification():
     assert sd(COSTS, HALF, SpeculationPlan(k=2), rows=2) == pytest.approx(2 * 1.75 / 1.7)
 
 
+def test_a_measured_round_of_sd_has_the_work_of_the_host():
+    costs = Costs(verify={0: 1.0, 2: 1.1, 8: 2.0}, draft=0.1, rounds={1: 1.4, 8: 3.1})
+    rounds = [costs.sd_round(k) for k in (1, 2, 7, 8)]
+    assert rounds == pytest.approx([1.4, 2.5, 3.0, 3.1])
+    assert costs.host == pytest.approx(1.4 - 1.1 - 0.1)
+    assert sd(costs, HALF, SpeculationPlan(k=1)) == pytest.approx(1.5 / 1.4)
+    assert Costs(verify={0: 1.0}).host == 0
+
+
+def test_the_host_works_in_rounds_of_ssd_as_in_those_of_sd():
+    plan = SpeculationPlan(k=2, budget=6)
+    with_host = dataclasses.replace(COSTS, rounds={4: 1.5 + 4 * 0.1 + 0.7})
+    assert COSTS.ssd_round(plan, 2) == 1.5
+    assert with_host.ssd_round(plan, 2) == pytest.approx(1.5 + 0.7)
+    assert with_host.ssd_round(plan, 2, 2) == pytest.approx(1.5 + 0.7 + 2 * 0.2)
+
+
+def test_a_round_takes_at_least_its_verification():
+    disturbed = Costs(verify={0: 1.0, 8: 2.0}, draft=0.5, rounds={8: 2.5})
+    assert disturbed.sd_round(1) == 2.0
+
+
 def test_a_verification_costs_what_the_next_width_costs():
     costs = Costs(verify={0: 1.0, 2: 1.1, 8: 2.0})
     assert [costs.verified(length) for length in (0, 1, 2, 3, 8)] == [1.0, 1.1, 1.1, 2.0, 2.0]
@@ -222,8 +244,8 @@ FLAWS = {
     "the tail rule is forgotten": ("ssd", "min(forwards - 1, k)", "k"),
     "a shared device hides the draft": (
         "ssd",
-        "costs.together(each, branches)",
-        "max(each, branches)",
+        "costs.ssd_round(plan, length)",
+        "max(costs.verified(length), forwards * costs.step[plan.budget])",
     ),
     "a miss waits for one token": ("ssd", "* k * costs.backup", "* costs.backup"),
     "tokens are accepted alike": ("_followed", "seen.rates(length, after)", "[0.8] * length"),

@@ -153,3 +153,13 @@ def test_the_next_start_expects_the_misses_that_this_one_had(r):
     for known in (seen, seen.guess, Observed(seen.guess)):
         for count in (1, 2, 4, 8):
             assert missing(count, known) == pytest.approx(0.5 * count**-r, abs=0.04), count
+
+
+def test_a_round_is_expected_to_take_what_its_plan_costs():
+    sd = FastestTuner(COSTS, Observed(Guess()), ks=(2,))
+    assert sd.seconds(2, missed=True) == pytest.approx(1.1 + 2 * 0.1)
+    assert sd.seconds(0, missed=True) is None
+    ssd = ssd_tuner(ks=(2,), budgets=(16,))
+    ssd.plan(rows=1, steps=dict)
+    assert ssd.seconds(2, missed=False) == pytest.approx(1.1)
+    assert ssd.seconds(2, missed=True) == pytest.approx(1.1 + 2 * 0.1)

@@ -136,7 +136,7 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
     settings = {"verify": "coupled", "draft_placement": "process"}
     with opened(made, budget=None, **settings) as llm:
         assert llm.config.budget == "auto"
-        costs = llm._chooser._costs
+        costs = llm._chooser.costs
         assert set(costs.step) == {3, 8}
         assert min(costs.backup, *costs.step.values(), *costs.verify.values()) > 0
         assert llm.loaded.worker.drafts == []

@@ -1,0 +1,58 @@
+"""Times whole rounds of an engine, for whoever predicts them. Pure host code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ssd_jax.roles.records import Drafted
+
+
+class TimedRound(NamedTuple):
+    """A round with all slots busy.
+
+    Attributes:
+      proposed: L, the most of all rows.
+      missed: whether a row was given a backup, since no branch was ready for it.
+      seconds: from the outcome before until its own.
+    """
+
+    proposed: int
+    missed: bool
+    seconds: float
+
+
+class RoundTimer:
+    """Reports the rounds that show what a round takes: those that follow a round of the same rows.
+
+    Left out are rounds with a slot free, with a prompt between, and those whose outcome was there
+    before the step that reads it: the caller, who came late, decided how long they took.
+
+    Args:
+      slots: number of slots of the engine.
+      report: takes each of those rounds.
+    """
+
+    def __init__(self, slots: int, report: Callable[[TimedRound], None]) -> None:
+        self._slots, self._report = slots, report
+        self._rows: tuple[int, ...] = ()  # of the outcome before
+        self._since, self._apart = 0.0, False
+
+    def apart(self) -> None:
+        """Marks that the round under way also waits for something else: a prompt, or the caller."""
+        self._apart = True
+
+    def read(self, requests: Sequence[int], drafted: Drafted | None, now: float) -> None:
+        """Takes an outcome that was read at `now`.
+
+        Args:
+          requests: ids of a round's requests; none of a prompt.
+          drafted: the proposal that the round verified.
+        """
+        rows = tuple(requests)
+        if rows == self._rows and len(rows) == self._slots and not self._apart:
+            proposed = 0 if drafted is None else int(drafted.lengths.max())
+            sources = () if drafted is None else drafted.sources.values()
+            missed = any(source != "hit" for source in sources)
+            self._report(TimedRound(proposed, missed, now - self._since))
+        self._rows, self._since, self._apart = rows, now, False

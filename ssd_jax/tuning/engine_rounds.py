@@ -1,0 +1,137 @@
+"""Rounds of mode sd as an engine runs them, with the host's work, on texts that nobody reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+import jax
+import numpy as np
+
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.request import Request
+from ssd_jax.roles.protocols import Drafter, Target
+from ssd_jax.roles.records import DraftBatch, Drafted
+from ssd_jax.sampling.params import SamplingParams
+
+_MOST = 256  # most tokens of a text
+
+
+class _NoText:
+    """See `DecodeStream`."""
+
+    def __init__(self, last_of_prompt: int) -> None:
+        del last_of_prompt
+
+    def push(self, ids: Iterable[int]) -> str:
+        """No token has any text."""
+        del ids
+        return ""
+
+    def flush(self) -> str:
+        """Nothing is held back."""
+        return ""
+
+
+class FullProposals:
+    """A `Drafter` that lets another propose, and gives every row a proposal of exactly K tokens.
+
+    A drafter that knows fewer leaves tokens behind them that no proposal has; they are verified as
+    any others are, and it is their time that matters, not their acceptance.
+
+    Attributes:
+      length: K of the next rounds, at most the drafter's.
+      waits: whether `propose` waits until the proposal is there.
+      rows: rows that the last proposal was for.
+      room: tokens that the shortest of them may still commit.
+      seconds: that the last `propose` took.
+    """
+
+    def __init__(self, drafter: Drafter, clock: Callable[[], float]) -> None:
+        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, False
+        self.asks_first = drafter.asks_first
+        self.open, self.set_pages = drafter.open, drafter.set_pages
+        self.prefill, self.gather = drafter.prefill, drafter.gather
+        self.speculate, self.proposal = drafter.speculate, drafter.proposal
+        self._drafter, self._clock = drafter, clock
+        self.length, self.waits = drafter.k, False
+        self.rows, self.room, self.seconds = 0, 0, 0.0
+
+    def propose(self, batch: DraftBatch) -> Drafted:
+        """See `protocols.Drafter.propose`."""
+        self.rows = len(batch.slots)
+        self.room = int(batch.room[batch.slots].min())
+        limit = np.minimum(batch.limit, self.length)
+        began = self._clock()
+        drafted = self._drafter.propose(batch._replace(limit=limit))
+        if self.waits:
+            jax.block_until_ready(self._drafter.proposal())
+        self.seconds = self._clock() - began
+        return dataclasses.replace(drafted, lengths=limit)
+
+
+class EngineRounds:
+    """Runs rounds of mode sd in all slots, one a call, with a K of its own for each.
+
+    Args:
+      target, drafter: with empty slots.
+      prompt: of every text.
+      pages: the stock of pages that slots share, if they do.
+      clock: seconds.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        prompt: list[int],
+        *,
+        pages: PageStock | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafter = FullProposals(drafter, clock)
+        self._engine = Engine(target, _NoText, frozenset(), drafter=self._drafter, pages=pages)
+        self._slots, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
+        self._most = min(_MOST, target.context - len(prompt))
+        self._texts: list[int] = []
+
+    def begin(self, k: int, rounds: int) -> bool:
+        """Makes ready for so many rounds of K tokens; returns whether there is room for them."""
+        # One more is in flight, and at the end a round is shorter.
+        room = (rounds + 2) * (k + 1)
+        self._drafter.length = k
+        if room > self._most:
+            return False
+        if self._drafter.rows < self._slots or self._drafter.room < room:
+            self._begin_texts()
+        return self._drafter.rows == self._slots and self._drafter.room >= room
+
+    def run(self) -> None:
+        """Runs a round."""
+        self._engine.step()
+
+    def draft(self) -> float:
+        """Runs a round that waits for its proposal; returns the seconds until that was there."""
+        self._drafter.waits = True
+        self._engine.step()
+        self._drafter.waits = False
+        return self._drafter.seconds
+
+    def _begin_texts(self) -> None:
+        """Begins a text in every slot, and ends the ones before."""
+        for request_id in self._texts:
+            self._engine.cancel(request_id, silent=True)
+        params = SamplingParams(max_tokens=self._most, ignore_eos=True)
+        requests = [
+            Request(prompt_ids=self._prompt, params=params, index=slot)
+            for slot in range(self._slots)
+        ]
+        self._texts = [self._engine.add(request) for request in requests]
+        self._drafter.rows = 0
+        # A step reads at least a chunk; where pages do not suffice for all texts, no step helps.
+        for _ in range(self._slots * -(-len(self._prompt) // self._chunk) + 2):
+            if self._drafter.rows == self._slots:
+                return
+            self._engine.step()
