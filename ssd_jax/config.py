@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from ssd_jax.checkpoints.native import check_source
 from ssd_jax.errors import InputError
-from ssd_jax.keywords import VLLM, ConfigSettings
+from ssd_jax.keywords import ConfigSettings
 from ssd_jax.placement.address import Address
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.hosts.flag import Hosts
@@ -29,9 +29,14 @@ from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
-from ssd_jax.system.fields import by_name, documented
+from ssd_jax.system.fields import documented
+from ssd_jax.system.other_names import taking
+from ssd_jax.vllm_names import NAMES
 
 _MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
+_SHARE = re.compile(r"(?:([0-9]{1,2}(?:\.[0-9]{1,6})?|100)%|(0\.[0-9]{1,17}|1\.0))")
+AUTO_SHARE = Fraction(9, 10)
+"""Share of a memory that is used with `kv_memory = auto`."""
 _OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
 _OF_SSD = (
     *("draft_placement", "draft_devices", "draft_cores", "draft_token_file"),
@@ -49,7 +54,7 @@ MEANINGLESS = {
 """Settings that mean nothing where another has a value."""
 
 
-@by_name({"model": "did you mean 'target'?"}, **VLLM)
+@taking(NAMES)
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(EngineSettings):
@@ -67,7 +72,8 @@ class Config(EngineSettings):
         super().__post_init__()
         if self.prefix_caching and self.kv_memory is None and self.page_size is None:
             raise InputError("prefix_caching needs pages that slots share; give kv_memory")
-        self.kv_bytes  # noqa: B018 (checks)
+        if self.kv_share is None:
+            self.kv_bytes  # noqa: B018 (checks)
         if self.logprobs is None and self.logprobs_of != "raw":
             raise InputError(
                 f"logprobs_of = {self.logprobs_of!r} means nothing without logprobs; give both"
@@ -151,13 +157,24 @@ class Config(EngineSettings):
         return DeviceGroups.parse(self.target_devices, self.draft_devices)
 
     @property
+    def kv_share(self) -> Fraction | None:
+        """The share of a memory that is filled by keys and values beside all else; None where
+        `kv_memory` is bytes or not given."""
+        if self.kv_memory == "auto":
+            return AUTO_SHARE
+        found = _SHARE.fullmatch(str(self.kv_memory))
+        if found is None:
+            return None
+        return Fraction(found[2]) if found[1] is None else Fraction(found[1]) / 100
+
+    @property
     def kv_bytes(self) -> int:
         """`kv_memory` in bytes; 0 where it is not given."""
         found = _MEMORY.fullmatch(str(self.kv_memory or 0))
-        if found is None:
+        if found is None or (found[2] is None and "." in found[1]):
             raise InputError(
-                f"kv_memory = {self.kv_memory!r} is not understood; give bytes, or a number with "
-                "MiB or GiB, such as 4GiB"
+                f"kv_memory = {self.kv_memory!r} is not understood; give bytes, a number with MiB "
+                "or GiB, such as 4GiB, a share of the memory, such as 90%, or auto"
             )
         units = ["", "KiB", "MiB", "GiB", "TiB"]
         return int(Fraction(found[1]) * 1024 ** units.index(found[2] or ""))
@@ -268,10 +285,12 @@ class Config(EngineSettings):
     def _check_draft(self) -> None:
         """Refuses settings that exclude each other."""
         needed = {
-            "ssd": "needs a draft model: a source; with draft = 'ngram' use mode = sd",
-            "sd": "needs a draft: ngram, or a model source",
-            "auto": "finds out whether a draft pays; give one, ngram or a model source, or use "
-            "mode = 'ar'",
+            "ssd": "needs a draft model: `draft='default'` (the one that comes with the package), "
+            "or a model source; ngram is for mode = 'sd'",
+            "sd": "needs a draft: `draft='ngram'`, `draft='default'` (the one that comes with the "
+            "package), or a model source",
+            "auto": "finds out whether a draft pays; give one, `draft='ngram'`, `draft='default'` "
+            "(the one that comes with the package) or a model source, or use `mode='ar'`",
         }
         draft = self.draft_model if self.mode == "ssd" else self.draft
         if self.mode in needed and not draft:

@@ -19,16 +19,37 @@ ControlTokens = Literal["parse", "plain"]
 AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "pallas_mma", "xla"]
 LogprobsOf = Literal["raw", "processed"]
 
-VLLM = {
-    "max_num_seqs": "slots",
-    "max_model_len": "context",
-    "num_speculative_tokens": "k",
-    "enable_prefix_caching": "prefix_caching",
-}
-"""vLLM's names of settings, which are accepted too, with ours."""
+
+class Speculative(TypedDict, total=False):
+    """vLLM's `speculative_config`, as far as its keys mean something here."""
+
+    model: str | Path | None
+    method: Literal["ngram", "draft_model"] | None
+    num_speculative_tokens: int
+    quantization: Literal["gguf"] | None
+    draft_tensor_parallel_size: int | None
 
 
-class Settings(TypedDict, total=False):
+class VllmSettings(TypedDict, total=False):
+    """Names of vLLM for settings; see `vllm_names`."""
+
+    model: str | Path
+    max_num_seqs: int
+    max_model_len: int | None
+    num_speculative_tokens: int | str | None
+    enable_prefix_caching: bool | None
+    block_size: int | None
+    kv_cache_memory_bytes: int | None
+    max_logprobs: int | None
+    speculative_config: Speculative | None
+    speculative_model: str | Path | None
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    quantization: Literal["gguf"] | None
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
+
+
+class Settings(VllmSettings, total=False):
     """Settings of a `Config` besides its target, as keyword arguments.
 
     Numbers and paths need not be text.
@@ -37,11 +58,11 @@ class Settings(TypedDict, total=False):
     mode: Mode
     draft: str | Path | None
     k: int | str | None
-    dtype: Dtype
+    dtype: Literal[Dtype, "auto"]
     draft_dtype: DraftDtype | None
     slots: int
     context: int | None
-    kv_memory: int | str | None
+    kv_memory: int | float | str | None
     page_size: int | None
     prefix_caching: bool | None
     chat_template: bool | None
@@ -75,10 +96,6 @@ class Settings(TypedDict, total=False):
     logprobs_of: LogprobsOf
     trace: str | Path | None
     compile_cache: str | Path
-    max_num_seqs: int
-    max_model_len: int | None
-    num_speculative_tokens: int | str | None
-    enable_prefix_caching: bool | None
 
 
 class ConfigSettings(Settings, total=False):

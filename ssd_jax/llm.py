@@ -20,6 +20,7 @@ from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.config import Config
+from ssd_jax.devices.auto_dtype import auto_dtype
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
@@ -29,14 +30,15 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.keywords import Settings
 from ssd_jax.loaded import Loaded
 from ssd_jax.loading import Status, load
-from ssd_jax.memory import check_fits, fitting_context, needs, paging_of
+from ssd_jax.memory import check_fits, cut_lines, fitting_context, needs
+from ssd_jax.paging import paging_of
 from ssd_jax.placement.hosts.facts import of_model
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader, lead
 from ssd_jax.prompting import default_params, given_settings, sampling_line
 from ssd_jax.settings import MODES
 from ssd_jax.system import notices
-from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store
+from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store, say_unused
 from ssd_jax.system.forks import owned
 
 if TYPE_CHECKING:
@@ -108,19 +110,12 @@ class LLM(Calls):
     def _open(self, ks: Sequence[int], progress: Progress | None) -> None:
         self.placement = self.config.place_draft()
         self.config = self.config.placed(self.placement.kind)
-        kept = self._use_store()
-        if self._store is not None and not self.placement.cacheable:
-            _LOG.warning(
-                "compiled programs are not kept: those of some of a TPU's devices cannot be read "
-                "again (jax issue 38004)"
-            )
-        elif self._store and self.config.compile_cache != "auto" and self._store.directory != kept:
-            _LOG.warning(
-                "compile_cache = %r is not used, but what JAX's own setting "
-                "jax_compilation_cache_dir names: %s",
-                self.config.compile_cache,
-                kept,
-            )
+        say_unused(
+            self._store, self.config.compile_cache, self._use_store(), self.placement.cacheable
+        )
+        if self.config.dtype == "auto":
+            dtype = auto_dtype(self.config.target, self.placement.target, progress=progress)
+            self.config = dataclasses.replace(self.config, dtype=dtype)
         self.target = open_model(
             self.config.target,
             self.config.dtype,
@@ -145,18 +140,27 @@ class LLM(Calls):
         models = [self.target] if self.draft is None else [self.target, self.draft]
         limits = {each.source: each.checkpoint.config.max_context for each in models}
         self.context = fitting_context(self.config, limits, self._ks)
-        self.paging = paging_of(self.config, self.context, self.target, self.draft)
+        self._notices = tuple(cut_lines(self.config, self.context, self.target, self.draft))
+        notices.say(self._notices)
+        self.paging = paging_of(
+            self.config,
+            self.context,
+            self.target,
+            self.draft,
+            placement=self.placement,
+            engines=self._prepared_engines,
+        )
         if self._hosts is not None:
             facts = of_model("target", self.target)
             if self.draft is not None:
                 facts |= of_model("draft", self.draft)
-            self._hosts.agree(facts | {"context": self.context})
+            pages = None if self.paging is None else self.paging.total
+            self._hosts.agree(facts | {"context": self.context, "pages": pages})
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, owned(self._sharing.freeze))
         self._loading = threading.RLock()
         self._loaded: Loaded | None = None
-        self._fallbacks: tuple[str, ...] = ()
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
 
@@ -192,7 +196,7 @@ class LLM(Calls):
             raise
 
     def _load(self, progress: Progress | None, status: Status | None) -> None:
-        self._check_memory([(self.config.prepared, k) for k in self._ks] or [("ar", 0)])
+        self._check_memory(self._prepared_engines)
         self._use_store()
         self._loaded = loaded = load(
             self.config,
@@ -208,8 +212,8 @@ class LLM(Calls):
             progress=progress,
             status=status,
         )
-        self._fallbacks = loaded.fallbacks.lines
-        notices.say(self._fallbacks)
+        self._notices = tuple(dict.fromkeys((*self._notices, *loaded.fallbacks.lines)))
+        notices.say(self._notices)
         if self.config.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
@@ -325,12 +329,10 @@ class LLM(Calls):
         return {mode: found.rate for mode, found in self._chooser.predicted.items()}
 
     @property
-    def fallbacks(self) -> tuple[str, ...]:
-        """A line on each thing that holds in place of what was expected; empty before `load`.
-
-        An example is distribution for exact = auto.
-        """
-        return self._fallbacks
+    def notices(self) -> tuple[str, ...]:
+        """A line on each thing that holds in place of what was expected, most after `load`: such as
+        distribution for exact = auto, or a context that the draft limits."""
+        return self._notices
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -355,7 +357,7 @@ class LLM(Calls):
             mode = self.mode
         if mode not in self.modes:
             if mode not in MODES:
-                raise InputError(f"mode = {mode!r} is unknown; one of {list(self.modes)}")
+                raise InputError(f"mode = {mode!r} is unknown; one of {', '.join(self.modes)}")
             raise InputError(
                 f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
             )
@@ -394,6 +396,11 @@ class LLM(Calls):
             pages=self.loaded.new_stock(),
             timer=None if self._chooser is None else self._chooser.timer(mode, k),
         )
+
+    @property
+    def _prepared_engines(self) -> list[tuple[str, int]]:
+        """Mode and K of the engines that there will be at least."""
+        return [(self.config.prepared, k) for k in self._ks] or [("ar", 0)]
 
     def _open_draft(self, progress: Progress | None) -> OpenedModel | None:
         source = self.config.draft_model

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from ssd_jax.config import Config
-from ssd_jax.devices.opened import check_paging
 from ssd_jax.devices.paged_programs import Paging, page_size
 from ssd_jax.devices.passes import history_structs
 from ssd_jax.devices.sizes import (
@@ -25,7 +24,6 @@ from ssd_jax.devices.sizes import (
     devices_of_process,
 )
 from ssd_jax.errors import InputError
-from ssd_jax.kernels import kv_pages
 from ssd_jax.settings import DEFAULT_CONTEXT, SUPPORT
 from ssd_jax.system.host_memory import memory_limit
 
@@ -66,7 +64,7 @@ def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]
     if context > limit:
         raise InputError(
             f"context = {context} is more than the {limit} positions that "
-            f"{least} was made for; lower --context"
+            f"{least} was made for; lower `context`"
         )
     most = max(ks, default=0)
     if context < 2:
@@ -74,9 +72,22 @@ def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]
     if most > context - 2:
         raise InputError(
             f"k = {most} does not fit a context of {context}, which must "
-            "hold a prompt token and a pending one beside; lower --k or raise --context"
+            "hold a prompt token and a pending one beside; lower `k` or raise `context`"
         )
     return context
+
+
+def cut_lines(
+    config: Config, context: int, target: OpenedModel, draft: OpenedModel | None
+) -> list[str]:
+    """A line where the draft's context is what makes a default context as short as it is."""
+    without = min(DEFAULT_CONTEXT, target.checkpoint.config.max_context)
+    if config.context is not None or draft is None or context >= without:
+        return []
+    return [
+        f"context = {context}, and not {without}, since the draft {draft.source} was made for "
+        f"no more; `mode='ar'`, another draft or `draft='ngram'` allows more"
+    ]
 
 
 def needs(
@@ -214,36 +225,6 @@ def _branches(config: Config, draft: OpenedModel, k: int) -> Any:
     )
 
 
-def paging_of(
-    config: Config, context: int, target: OpenedModel, draft: OpenedModel | None
-) -> Paging | None:
-    """The pages that slots share, as configured; None if each slot has a page of its own.
-
-    Raises:
-      InputError: too little memory for one sequence, or pages that attention cannot read.
-    """
-    if config.kv_memory is None and config.page_size is None:
-        return None
-    size, groups = config.page_size or kv_pages.BLOCK, target.model.data_shards
-    each = -(-context // size)
-    models = [opened.model for opened in (target, draft) if opened is not None]
-    for model in models:
-        check_paging(model, size, slots=config.slots, context=context)
-    if config.kv_memory is None:
-        return Paging(size, config.slots * each)
-    pages = jax.tree.leaves([model.page_struct(1, size) for model in models])
-    of_one = sum(page.size * page.dtype.itemsize for page in pages)  # on all devices together
-    count = config.kv_bytes // of_one // groups * groups
-    if count // groups < each:
-        shared = f", {count // groups} for each of {groups} groups of devices" * (groups > 1)
-        raise InputError(
-            f"kv_memory = {config.kv_memory} holds {count} pages of {size} positions{shared}, and "
-            f"a sequence of context = {context} needs {each} ({_gib(each * of_one)} GiB); raise "
-            "it, or lower --context"
-        )
-    return Paging(size, count)
-
-
 def check_fits(config: Config, context: int, need: Need) -> None:
     """Refuses a need that does not fit.
 
@@ -258,15 +239,19 @@ def check_fits(config: Config, context: int, need: Need) -> None:
     budget = f" with budget = {' and '.join(map(str, config.budgets))}" if branches else ""
     given = f" and kv_memory = {config.kv_memory}" if config.kv_memory else ""
     raise InputError(
-        f"slots = {config.slots} of context = {context}{budget}{given} need {_gib(needed)} GiB of "
+        f"slots = {config.slots} of context = {context}{budget}{given} need {in_bytes(needed)} of "
         "memory ("
-        + ", ".join(f"{what} {_gib(size)}" for what, size in parts.items() if size)
-        + f"), {whose} has {_gib(limit)}; lower one of them"
-        + (", or --proposal_support" if branches else "")
+        + ", ".join(f"{what} {in_bytes(size)}" for what, size in parts.items() if size)
+        + f"), {whose} has {in_bytes(limit)}; lower one of them"
+        + (", or `proposal_support`" if branches else "")
         + (", or give one budget" if len(config.budgets) > 1 else "")
         + ", or use a smaller model or dtype"
     )
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"
+def in_bytes(size: int) -> str:
+    """A size with its unit: "1.5 GiB", "36.0 MiB", "12 bytes"."""
+    for unit, of_one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= of_one:
+            return f"{size / of_one:.1f} {unit}"
+    return f"{size} bytes"

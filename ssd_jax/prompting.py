@@ -40,7 +40,9 @@ def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingPa
     try:
         return SamplingParams(**found)
     except InputError as error:
-        raise InputError(f"{where}: {error}; correct it, or use --generation_config=none") from None
+        raise InputError(
+            f"{where}: {error}; correct it, or use `generation_config='none'`"
+        ) from None
 
 
 def given_settings(settings: SamplingParams | Config) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, config: Config) -> list[
     if config.chat_template is False and chat.get("chat_template") is None:
         raise InputError(
             "messages need the chat template, which is switched off; give text, or leave out "
-            "--chat_template=false"
+            "`chat_template=False`"
         )
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else list(value)
     return _apply_template(messages, tokenizer, split_special_tokens=plain, **chat)

@@ -86,7 +86,10 @@ class EngineSettings:
         or_else="auto",
     )
     dtype: str = _field(
-        "bfloat16", "compute dtype; native keeps a GGUF file's quantised weights", DTYPES
+        "bfloat16",
+        "compute dtype; native keeps a GGUF file's quantised weights; auto is native where those "
+        "are multiplied as they are, float32 for weights stored in float32, else bfloat16",
+        (*DTYPES, "auto"),
     )
     draft_dtype: str | None = _field(
         None,
@@ -101,11 +104,13 @@ class EngineSettings:
         "limit if lower",
         within=(1, _MOST),
     )
-    kv_memory: int | str | None = _field(
+    kv_memory: int | float | str | None = _field(
         None,
-        "KV cache memory of target and draft together, such as 4GiB: slots then share pages, "
-        "allocated as a text grows, and the youngest request waits or is preempted when they run "
-        "out; default: a whole context per slot",
+        "KV cache memory of target and draft together, such as 4GiB, or a share, such as 90%, up "
+        "to which they fill the memory of the devices beside all else, but no more than a context "
+        "per slot (auto is 90%): slots then share pages, allocated as a text grows, and the "
+        "youngest request waits or is preempted when they run out; default: a whole context per "
+        "slot",
     )
     page_size: int | None = _field(
         None,
@@ -335,7 +340,7 @@ def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> 
         raise InputError(f"{name} = {value!r} is not understood; give one value")
     if about["choices"]:
         if not _is_of(value, about["choices"]):
-            raise InputError(f"{name} = {value!r} is unknown; one of {list(about['choices'])}")
+            raise InputError(f"{name} = {value!r} is unknown; one of {', '.join(about['choices'])}")
         return
     if isinstance(other, str):
         if value != other and not (_is_whole(value) and within[0] <= value <= within[1]):

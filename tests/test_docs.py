@@ -13,8 +13,8 @@ import pytest
 
 from ssd_jax.config import Config
 from ssd_jax.engine.metrics import REQUEST_KEYS
-from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.vllm_names import SAME_AS, TRANSLATED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
@@ -146,7 +146,7 @@ def _all_flags() -> frozenset[str]:
     for script in (ROOT / "launch").rglob("*.sh"):
         text = script.read_text(encoding="utf-8")
         found |= {*re.findall(r"^ +--(\w+)", text, re.MULTILINE)}
-    return frozenset({*found, *VLLM, "help", "version"})
+    return frozenset({*found, *SAME_AS, *TRANSLATED, "help", "version"})
 
 
 def _own_flags(node: ast.AST) -> Iterator[str]:

@@ -152,7 +152,7 @@ def test_models_say_it_once_and_their_metrics_always(tiny_checkpoint, caplog):
     assert [out.metrics["exact"] for out in outputs] == ["distribution", "distribution"]
     assert [out.metrics["replicated"] for out in outputs] == [None, None]
     assert sum("exact = 'auto' is distribution" in line for line in caplog.messages) == 1
-    assert llm.fallbacks == tuple(line for line in caplog.messages if line.startswith("exact"))
+    assert llm.notices == tuple(line for line in caplog.messages if line.startswith("exact"))
 
 
 @pytest.mark.more
@@ -161,7 +161,7 @@ def test_reports_have_the_lines(tiny_checkpoint, capsys, caplog):
     flags += ["--dtype=float32", "--context=300", "--max_tokens=3", "--prompts=mt_bench:1"]
     assert main(["bench", "--warmup=0", "--compile_cache=off", *flags]) == 0
     document = json.loads(capsys.readouterr().out)
-    (line,) = document["fallbacks"]
+    (line,) = document["notices"]
     assert line.startswith("exact = 'auto' is distribution")
     assert line in caplog.messages
     assert document["prompts"][0]["metrics"][0]["exact"] == "distribution"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
+import shutil
 
 import jax
 import pytest
 
 from ssd_jax import LLM, InputError, memory
-from ssd_jax.memory import needs, paging_of
+from ssd_jax.memory import in_bytes, needs
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.paging import paging_of
 from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.placement import Placement
 
@@ -133,13 +137,14 @@ def test_a_page_table_that_a_tpu_has_no_room_for_is_refused(ssd):
 
     def paging(slots):
         config = dataclasses.replace(ssd.config, slots=slots, page_size=16)
-        return paging_of(config, 32768, target, None)
+        placement = Placement(kind="inline")
+        return paging_of(config, 32768, target, None, placement=placement, engines=[("ar", 0)])
 
     assert paging(64) == (16, 64 * 2048)
     with pytest.raises(
         InputError,
         match=r"page_size = 16 is too small for slots = 65 of context = 32768: a page_table of "
-        r"65 x 2048 takes 532480 bytes; the limit is 524288; raise --page_size",
+        r"65 x 2048 takes 532480 bytes; the limit is 524288; raise `page_size`",
     ):
         paging(65)
 
@@ -153,7 +158,7 @@ def test_what_does_not_fit_is_refused_before_weights_load(tiny_checkpoint, monke
     monkeypatch.setattr("ssd_jax.llm.load", lambda *_args, **_kw: pytest.fail("loads"))
     with pytest.raises(
         InputError,
-        match=r"slots = 2 of context = 64 need .* GiB of memory \(weights of the target .*keys and "
+        match=r"slots = 2 of context = 64 need .* KiB of memory \(weights of the target .*keys and "
         r"values .*\), the control group of /x has .*; lower one of them",
     ):
         llm.load()
@@ -168,7 +173,7 @@ def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
     both = sum(parts(llm, [("sd", 1), ("ar", 0)], programs=programs).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
     assert llm.engine_of("sd")
-    with pytest.raises(InputError, match=r"slots = 2 .* GiB of memory"):
+    with pytest.raises(InputError, match=r"slots = 2 .* of memory"):
         llm.engine_of("ar")
     monkeypatch.setattr(memory, "memory_limit", lambda: (both, "this machine"))
     assert llm.engine_of("ar")
@@ -217,7 +222,7 @@ def test_a_device_that_is_too_small_is_refused_before_weights_load(
     accelerators(1 << 10)
     monkeypatch.setattr("ssd_jax.llm.load", lambda *_args, **_kw: pytest.fail("loads"))
     with pytest.raises(
-        InputError, match=r"keys and values .*\), each device of the target has 0\.0"
+        InputError, match=r"keys and values .*\), each device of the target has 1\.0 KiB"
     ):
         llm.load()
 
@@ -232,7 +237,7 @@ def test_programs_that_need_too_much_are_refused_before_anything_is_decoded(
     accelerators(1 << 40)
     _, need = needed(llm, [("ar", 0)])
     accelerators(sum(need.parts.values()) + room - 1)
-    with pytest.raises(InputError, match=r"its programs 0\.0"):
+    with pytest.raises(InputError, match=r"its programs .* [KM]iB"):
         llm.engine_of("ar")
     accelerators(sum(need.parts.values()) + room)
     assert llm.engine_of("ar")
@@ -247,7 +252,30 @@ def test_programs_of_a_draft_are_counted_in_the_mode_that_runs_them(tiny_checkpo
     assert llm.loaded.room([("ar", 0)]) == {"target": room["target"]}
     both = sum(parts(llm, [("sd", 1)], programs=room).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
-    with pytest.raises(InputError, match=r"the draft's programs 0\.0\), this machine has"):
+    with pytest.raises(InputError, match=r"the draft's programs .* [KM]iB\), this machine has"):
         llm.engine_of("sd")
     monkeypatch.setattr(memory, "memory_limit", lambda: (both, "this machine"))
     assert llm.engine_of("sd")
+
+
+def test_sizes_have_the_unit_that_shows_them():
+    sizes = (5, 3 << 10, 3 << 19, 5 << 29)
+    assert [in_bytes(each) for each in sizes] == ["5 bytes", "3.0 KiB", "1.5 MiB", "2.5 GiB"]
+
+
+def test_a_draft_that_cuts_the_targets_context_is_named(tiny_checkpoint, tmp_path, caplog):
+    short = tmp_path / "short"
+    shutil.copytree(tiny_checkpoint, short)
+    about = json.loads((short / "config.json").read_text())
+    usual = LLM(str(tiny_checkpoint), load=False, compile_cache="off")
+    about["max_position_embeddings"] = usual.context - 8
+    (short / "config.json").write_text(json.dumps(about))
+    settings = {"mode": "sd", "draft": str(short), "load": False, "compile_cache": "off"}
+    line = f"context = {usual.context - 8}, and not {usual.context}, since the draft {short}"
+    with caplog.at_level(logging.WARNING):
+        cut = LLM(str(tiny_checkpoint), **settings)
+    assert cut.context == usual.context - 8
+    assert cut.notices[0].startswith(line)
+    assert cut.notices[0] in caplog.messages
+    assert usual.notices == ()
+    assert LLM(str(tiny_checkpoint), context=100, **settings).notices == ()

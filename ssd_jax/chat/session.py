@@ -19,6 +19,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
+from ssd_jax.system.wording import as_flags
 
 
 class ChatSession:
@@ -83,7 +84,7 @@ class ChatSession:
                 self._commands[entry.name](entry)
         except InputError as error:
             self.refused += 1
-            self._screen.error(str(error))
+            self._screen.error(as_flags(str(error)))
         return True
 
     @property
@@ -174,7 +175,7 @@ class ChatSession:
         try:  # an impossible mode has its own message
             dataclasses.replace(config, mode=mode, draft=config.draft or "ngram")
         except InputError as error:
-            return str(error)
+            return as_flags(str(error))
         return (
             f"mode {mode} was not prepared; start ssd-jax chat with --mode={mode} "
             "--draft=ngram, or with a draft model"

@@ -90,7 +90,7 @@ class ChatTemplate:
         source = self._source if source is None else source
         if source is None:
             raise InputError(
-                f"{where} has no chat template; pass a plain prompt with --chat_template=false"
+                f"{where} has no chat template; pass a plain prompt with `chat_template=False`"
             )
         if continue_final_message and add_generation_prompt:
             raise InputError(
@@ -135,7 +135,7 @@ class ChatTemplate:
         if failed:
             raise InputError(
                 f"the chat template of {where} failed: {text}; "
-                "change the messages, or pass a plain prompt with --chat_template=false"
+                "change the messages, or pass a plain prompt with `chat_template=False`"
             )
         return text
 
@@ -217,7 +217,7 @@ class _Child:
         if self._answer(None, _START_SECONDS) is None:
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
-                "--chat_template=false"
+                "`chat_template=False`"
             )
 
     def _answer(self, request: bytes | None, seconds: float) -> bytes | None:

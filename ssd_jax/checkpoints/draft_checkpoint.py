@@ -116,7 +116,7 @@ class DraftOrigin(NamedTuple):
     def remedy(self) -> str:
         """What the user can do if the target is another."""
         return (
-            f"give the target that it was made for (--target={self.target.source}), or train a "
+            f"give the target that it was made for (`target='{self.target.source}'`), or train a "
             "draft for this one with `ssd-jax distill`"
         )
 

@@ -54,8 +54,8 @@ def open_draft(
     if target is None:
         raise InputError(
             f"{source} is a draft made for the target {about.target.source}, no model of its own: "
-            f"give it as the draft (--draft={source}) beside its target "
-            f"(--target={about.target.source})"
+            f"give it as the draft (`draft='{source}'`) beside its target "
+            f"(`target='{about.target.source}'`)"
         )
     own = open_file(path / TENSORS)
     output_ids = None

@@ -226,7 +226,7 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
     if kind is None or name not in SUPPORTED:
         raise InputError(
             f"{path}: tensor {info.name!r} has type {name}, which is not supported; supported: "
-            f"{', '.join(SUPPORTED)} (with --dtype=native {', '.join(STORED_KINDS)})"
+            f"{', '.join(SUPPORTED)} (with `dtype='native'` {', '.join(STORED_KINDS)})"
         )
     return _StorageType(name, *gguf.GGML_QUANT_SIZES[kind])
 

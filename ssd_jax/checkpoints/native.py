@@ -10,7 +10,7 @@ from ssd_jax.kernels.linear.kinds import STORED_KINDS
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _TAKEN = ", ".join(STORED_KINDS)
-_OTHERWISE = "give --dtype=bfloat16 or --dtype=int8 (--draft_dtype of a draft)"
+_OTHERWISE = "give `dtype='bfloat16'` or `dtype='int8'` (`draft_dtype` of a draft)"
 
 
 def check_source(source: str | None, dtype: str | None) -> None:

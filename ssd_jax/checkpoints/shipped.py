@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, DraftOrigin, identity_of
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import read_json
+from ssd_jax.system.paths import user_path
 
 DEFAULT = "default"
 """Stands for the draft that comes with the package, instead of a source."""
@@ -91,10 +93,15 @@ def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
       target: opens the target that the draft is for.
 
     Raises:
-      InputError: there is no draft for this target, or one is damaged.
+      InputError: there is no draft for this target, one is damaged, or the draft is no path but
+        nearly one of these names.
     """
     if draft != DEFAULT:
-        return next((str(path) for path in _places() if path.name == draft), draft)
+        shipped = {path.name: str(path) for path in _places()}
+        near = difflib.get_close_matches(draft, ["ngram", DEFAULT, *shipped], n=1)
+        if near and draft not in ("ngram", *shipped) and not user_path(draft).exists():
+            raise InputError(f"draft = {draft!r} does not exist; did you mean {near[0]!r}?")
+        return shipped.get(draft, draft)
     opened = target()
     found = find_draft(opened)
     if found is not None:

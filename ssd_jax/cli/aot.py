@@ -63,7 +63,9 @@ def run(arguments: Sequence[str]) -> int:
     draft_dtype = config.draft_dtype or config.dtype
     for name, dtype in (("dtype", config.dtype), ("draft_dtype", draft_dtype)):
         if dtype not in _DTYPES:
-            raise InputError(f"{name} = {dtype!r} is for processors; give one of {list(_DTYPES)}")
+            raise InputError(
+                f"{name} = {dtype!r} is for checkpoints on processors; one of {', '.join(_DTYPES)}"
+            )
     for name, value in (("k", config.k), ("budget", config.budget)):
         if value == "auto":
             raise InputError(f"{name} = 'auto' needs measured costs; give a number")

@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
             environment=environment,
         )
         found = measure(job)
-        found.document["fallbacks"] = list(llm.fallbacks)
+        found.document["notices"] = list(llm.notices)
     console = Console(stderr=bool(given["json"]))
     console.print(headline(environment), style="dim", highlight=False)
     for place, table in enumerate(found.tables):
@@ -108,7 +108,7 @@ def _check(given: dict[str, Any]) -> list[int]:
     """Refuses bad flags and those of other suites; settles the modes and returns the Ks."""
     suite = given["suite"]
     if suite not in suites.SUITES:
-        raise InputError(f"suite = {suite!r} is unknown; one of {list(suites.SUITES)}")
+        raise InputError(f"suite = {suite!r} is unknown; one of {', '.join(suites.SUITES)}")
     if given["trace"] is not None and suite not in ("prompts", "overhead", "support"):
         raise InputError(f"trace is for decoding; suite = {suite!r} does none; leave it out")
     if given["hosts"] is not None and suite != "prompts":
@@ -227,7 +227,7 @@ def _settle_modes(given: dict[str, Any]) -> None:
     """Sets the modes to compare: as given, else ar as the base and the one of --mode."""
     modes = given["modes"] or list(dict.fromkeys(("ar", given["mode"])))
     if set(modes) - set(MODES):
-        raise InputError(f"modes = {','.join(modes)!r}: each is one of {list(MODES)}")
+        raise InputError(f"modes = {','.join(modes)!r}: each is one of {', '.join(MODES)}")
     given["modes"] = modes
     given["mode"] = next((mode for mode in ("auto", "ssd", "sd") if mode in modes), "ar")
 

@@ -21,6 +21,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.interrupts import Deferred
 from ssd_jax.system.paths import require_writable, user_path
+from ssd_jax.system.wording import as_flags
 
 if TYPE_CHECKING:
     from ssd_jax.chat.session import ChatSession
@@ -145,7 +146,7 @@ def _talk(
             if not session.take(raw):
                 return
         except DeviceError as error:  # the conversation can still be saved
-            console.print(str(error), style="red", markup=False, highlight=False)
+            console.print(as_flags(str(error)), style="red", markup=False, highlight=False)
 
 
 def _answer_lines(session: ChatSession) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, module_of
 from ssd_jax.errors import InputError
-from ssd_jax.keywords import VLLM
+from ssd_jax.vllm_names import SAME_AS
 
 _DRAFTS = ("default", "ngram")
 """Drafts that commands that decode take besides paths."""
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(settings.own_flags({}), "completion", arguments, files=["SHELL"])
     shell = given["SHELL"]
     if shell not in _SCRIPTS:
-        raise InputError(f"SHELL = {shell!r} is unknown; one of {list(_SCRIPTS)}")
+        raise InputError(f"SHELL = {shell!r} is unknown; one of {', '.join(_SCRIPTS)}")
     flags = {command: _flags(command) for command in COMMANDS}
     print(_SCRIPTS[shell](COMMANDS, flags))
     return 0
@@ -45,7 +45,9 @@ def _flags(command: str) -> list[_Flag]:
             module_of(command).run(["--help"])
     except settings.HelpShown as shown:
         names = {name: name for name in (*shown.listed, "help")}
-        names |= {theirs: ours for theirs, ours in VLLM.items() if ours in names}
+        names |= {theirs: ours for theirs, ours in SAME_AS.items() if ours in names}
+        if "mode" in names:
+            names |= {name: name for name in sorted(shown.flags.translated)}
         choices, found = shown.flags.choices, []
         for name, ours in names.items():
             flag, words = shown.flags[ours], choices.get(ours, ())

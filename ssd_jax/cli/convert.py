@@ -27,7 +27,9 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError("give --out=DIRECTORY")
 
     if config.dtype not in _DTYPES:
-        raise InputError(f"dtype = {config.dtype!r} cannot be stored; give one of {list(_DTYPES)}")
+        raise InputError(
+            f"dtype = {config.dtype!r} cannot be stored; give one of {', '.join(_DTYPES)}"
+        )
 
     from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.checkpoints.orbax import write_checkpoint

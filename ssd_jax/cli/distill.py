@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     given = settings.parse(settings.own_flags(_FLAGS), "distill", arguments, config_of_flags=False)
     stage, draft = given["stage"], given["draft"]
     if stage not in (None, *_STAGES):
-        raise InputError(f"stage = {stage!r} is unknown; one of {list(_STAGES)}")
+        raise InputError(f"stage = {stage!r} is unknown; one of {', '.join(_STAGES)}")
 
     from rich.console import Console
 

@@ -18,6 +18,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.settings import MODES
 from ssd_jax.system.prompts import BadLine
+from ssd_jax.system.wording import as_flags
 
 if TYPE_CHECKING:
     from ssd_jax.llm import LLM
@@ -69,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
             try:
                 requests.append(llm.request(prompt.content, own, index))
             except InputError as error:
-                write.refused(index, str(error))
+                write.refused(index, as_flags(str(error)))
         if not requests:
             return InputError.exit_status
         load(llm)
@@ -90,7 +91,7 @@ def _check_other(config: Config, other: str | None) -> None:
     if other is None:
         return
     if other not in MODES:
-        raise InputError(f"compare = {other!r} is unknown; one of {_COMPARED}")
+        raise InputError(f"compare = {other!r} is unknown; one of {', '.join(_COMPARED)}")
     if other == config.mode:
         raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
     if other == "auto":

@@ -20,6 +20,7 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.leaving import leave
+from ssd_jax.system.wording import as_flags
 
 COMMANDS = {
     "generate": "complete prompts",
@@ -99,7 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _OneLine(logging.Formatter):
-    """Formats log records without tracebacks."""
+    """Formats log records without tracebacks, with settings as flags."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return as_flags(super().format(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """Nothing; see `logging.Formatter`."""
@@ -130,7 +135,7 @@ def _is_of_device(error: RuntimeError) -> bool:
 
 def _failed(arguments: Sequence[str], message: str, status: int) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print(f"{' '.join(['ssd-jax', *arguments[:1]])}: {message}", file=sys.stderr)
+        print(f"{' '.join(['ssd-jax', *arguments[:1]])}: {as_flags(message)}", file=sys.stderr)
     return status
 
 

@@ -117,7 +117,10 @@ def _placed(config: Config, platform: str, count: int) -> Config:
         target, draft = (",".join(map(str, each)) for each in (target, draft))
         config = dataclasses.replace(config, target_devices=target, draft_devices=f"cpu:{draft}")
     beside = config.draft_model and platform != "cpu" and (there or kind != "process")
-    if beside and config.dtype != "native":  # else it would compute as on this processor
+    if beside and config.dtype not in (
+        "native",
+        "auto",
+    ):  # else it would compute as on this processor
         config = dataclasses.replace(config, draft_dtype=config.draft_dtype or config.dtype)
     Console().print(Text(said))
     return config

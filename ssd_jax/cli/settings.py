@@ -16,11 +16,12 @@ from ssd_jax.cli.entries import entry, wrapped
 from ssd_jax.cli.main import COMMANDS
 from ssd_jax.config import MEANINGLESS, Config
 from ssd_jax.errors import InputError
-from ssd_jax.keywords import VLLM
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.fields import WANTED, not_understood, renamed
+from ssd_jax.system.fields import WANTED, not_understood
+from ssd_jax.system.other_names import settings_of
 from ssd_jax.system.paths import user_path
 from ssd_jax.system.toml_settings import read_toml
+from ssd_jax.vllm_names import NAMES, SAME_AS, TRANSLATED, refusal
 
 SPECULATION = (
     *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),
@@ -37,6 +38,13 @@ COMPILE_CACHE = ("str", _CACHE.default, _CACHE.metadata["help"])
 _HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
 T = TypeVar("T", Config, SamplingParams)
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
+_ONCE = ("prompt", "prompt_file")
+"""Flags of which a second value would leave the first unread."""
+_SHORT = {"p": "prompt", "t": "temperature", "m": "target", "n": "max_tokens", "h": "help"}
+"""Flags that other programs know by one letter."""
+_LISTS = ("fan_out", "target_devices", "draft_devices", "target_cores", "draft_cores")
+"""Settings of one text that is a list."""
+_BRACKETED = re.compile(r"--?([\w-]+)=[\[({]([-\d., :/e]*)[\])}]")
 _REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
 _DEFINE = {
     "bool": flags.DEFINE_boolean,
@@ -44,6 +52,7 @@ _DEFINE = {
     "float": flags.DEFINE_float,
     "str": flags.DEFINE_string,
     "int | str": flags.DEFINE_string,
+    "int | float | str": flags.DEFINE_string,
     "list": flags.DEFINE_list,
     "tuple[str, ...]": flags.DEFINE_multi_string,
     "tuple[int, ...]": flags.DEFINE_multi_integer,
@@ -59,25 +68,29 @@ class Flags(flags.FlagValues):
     """Flags without absl's own flagfile and undefok.
 
     A flag is also known by its name with any of its underscores as dashes, and by vLLM's name for
-    it. Iterating gives each flag once, by its name.
+    it. Iterating gives each flag once, by its name, without those of `translated`.
 
     Attributes:
       choices: possible values of flags by name, as help and completion list them.
+      translated: names of vLLM whose values are translated into those of other flags.
     """
 
     choices: dict[str, Sequence[str]]
+    translated: set[str]
 
     def __init__(self) -> None:
         super().__init__()
         vars(self)["choices"] = {}  # as an attribute it would be a flag
+        vars(self)["translated"] = set()
 
     def __setitem__(self, name: str, flag: flags.Flag) -> None:
-        for known in (name, *(theirs for theirs, ours in VLLM.items() if ours == name)):
+        for known in (name, *(theirs for theirs, ours in SAME_AS.items() if ours == name)):
             for letters in itertools.product(*("_-" if c == "_" else c for c in known)):
                 super().__setitem__("".join(letters), flag)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in super().__iter__() if self[name].name == name)
+        own = (name for name in super().__iter__() if self[name].name == name)
+        return (name for name in own if name not in self.translated)
 
     def read_flags_from_files(self, argv: Sequence[str], force_gnu: bool = True) -> list[str]:
         """Returns the arguments unchanged; see `flags.FlagValues`."""
@@ -117,7 +130,11 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
         default = defaults.get(field.name, field.default)
         default = list(default) if isinstance(default, tuple) else default
         every[field.name] = (str(field.type).removesuffix(" | None"), default, text, choices)
-    return own_flags(every)
+    values = own_flags(every)
+    for name in TRANSLATED.keys() - every.keys():
+        values.translated.add(name)
+        flags.DEFINE_string(name, None, TRANSLATED[name].help, flag_values=values)
+    return values
 
 
 def own_flags(own: OwnFlags) -> Flags:
@@ -127,6 +144,7 @@ def own_flags(own: OwnFlags) -> Flags:
         kind, default, text, *choices = ("str", None, about) if isinstance(about, str) else about
         _DEFINE[kind](name, default, text, flag_values=values)
         values.choices[name] = choices[0] if choices else ()
+        values[name].allow_overwrite = name not in _ONCE
     return values
 
 
@@ -166,6 +184,7 @@ def parse(
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
     if len(rest) < len(files):
         raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
+    _translate(values)
     if config_of_flags and "config" in values and values["config"].value is not None:
         _read_config(values)
     given = {name: values[name].value for name in values}
@@ -243,12 +262,29 @@ def at_least(settings: Mapping[str, Any], **least: int) -> None:
             raise InputError(f"{name} = {settings[name]} is out of range; give {bound} or more")
 
 
+def _translate(values: Flags) -> None:
+    """Sets the flags that the given ones of `Flags.translated` stand for."""
+    theirs = {name: values[name].value for name in values.translated if values[name].present}
+    if not theirs:
+        return
+    ours = {name: values[name].value for name in values if values[name].present}
+    names = {name: TRANSLATED[name] for name in theirs}
+    for name, value in settings_of({**ours, **theirs}, names).items():
+        if name not in ours:
+            _set(values, name, value, "")
+
+
 def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
     try:
-        return values(arguments)
+        return values([*arguments[:1], *_plain_lists(values, arguments[1:])])
     except flags.UnrecognizedFlagError as error:
         name = error.flagname
-        near = difflib.get_close_matches(name.removeprefix("no"), sorted(values), n=1)
+        if meant := _SHORT.get(name):
+            write = f"write --{meant}=..." if meant in values else "flags have whole names"
+            raise InputError(f"there is no flag -{name}; {write}") from None
+        if why := refusal(name.replace("-", "_")):
+            raise InputError(f"there is no flag --{name}: {why.partition(': ')[2]}") from None
+        near = difflib.get_close_matches(name.removeprefix("no"), _known(values), n=1)
         hint = f"did you mean --{near[0]}?" if near else f"ssd-jax {arguments[0]} --help lists them"
         raise InputError(f"there is no flag --{name}; {hint}") from None
     except flags.IllegalFlagValueError as error:
@@ -257,9 +293,38 @@ def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
         raise InputError(f"{error}; flags are given as --name=value") from None
 
 
+def _known(values: Flags) -> list[str]:
+    """Names of flags and vLLM's names for them."""
+    return sorted(
+        {*values, *values.translated, *(n for n, ours in SAME_AS.items() if ours in values)}
+    )
+
+
+def _plain_lists(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, in which numbers in brackets, as Python writes lists, are as flags take them:
+    one text with commas, or the flag repeated."""
+    for argument in arguments:
+        found = _BRACKETED.fullmatch(argument)
+        name = "" if found is None else found[1].replace("-", "_")
+        if found is None or name not in values:
+            yield argument
+            continue
+        kind, numbers = values[name].flag_type(), "".join(found[2].split())
+        if kind == "multi int" or name == "logit_bias":
+            yield from (f"--{name}={number}" for number in numbers.split(","))
+        elif kind == "comma separated list of strings" or name in _LISTS:
+            yield f"--{name}={numbers}"
+        else:
+            yield argument
+
+
 def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:
     """The error for a value that absl refuses, in our words where we have some."""
     name, _, rest = str(error).removeprefix("flag --").partition("=")
+    if name in _ONCE and name in values and values[name].present:
+        return InputError(
+            f"--{name} is given twice; give one, or a file of prompts by --prompt_file"
+        )
     value = rest.removesuffix(f": {error.__context__}")
     kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
     if kind not in WANTED:
@@ -273,9 +338,10 @@ def _read_config(values: Flags) -> None:
     Settings that mean nothing with the given mode or draft are left out.
     """
     path = ConfigFile(values["config"].value)
-    read = read_toml(user_path(path), {*values, *VLLM} - {"config", "help"})
+    theirs = {name: NAMES[name] for name in NAMES.keys() - {*values}}
+    read = read_toml(user_path(path), {*values, *theirs} - {"config", "help"})
     try:
-        read = renamed(read, VLLM)
+        read = settings_of(read, theirs)
     except InputError as error:
         raise InputError(f"config {path}: {error}") from None
     given = {name for name in values if values[name].present}

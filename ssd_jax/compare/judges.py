@@ -143,13 +143,13 @@ def check_fits(llm: LLM, pairs: Sequence[Pair], requests: Mapping[int, Request])
             if top >= llm.tokenizer.size:
                 raise InputError(
                     f"{where}: token id {top} is not in the vocabulary of {llm.config.target}, ids "
-                    f"are 0 to {llm.tokenizer.size - 1}; give the --target of both runs"
+                    f"are 0 to {llm.tokenizer.size - 1}; give the `target` of both runs"
                 )
         length = len(requests[pair.prompt_index].prompt_ids) + len(pair.common)
         if pair.kind != "identical" and length >= llm.context:
             raise InputError(
                 f"{where} has {length} tokens before its texts part, the context is {llm.context}; "
-                "raise --context to that of both runs"
+                "raise `context` to that of both runs"
             )
 
 

@@ -50,7 +50,7 @@ def find_fallbacks(
     held, why = exact, ""
     if exact == "auto" and not costs_nothing(programs.model.execution):
         held = "distribution"
-        why = f"bitwise costs speed with {compute}, --exact=bitwise has it anyway"
+        why = f"bitwise costs speed with {compute}, `exact='bitwise'` has it anyway"
     elif exact != "distribution" and _agree(programs, parameters):
         held = "bitwise"
     elif exact != "distribution":

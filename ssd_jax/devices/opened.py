@@ -161,13 +161,13 @@ def check_page_size(model: FunctionalModel, size: int) -> None:
     if size % POSITIONS and execution.attention == "cpu":
         raise InputError(
             f"page_size = {size} is no multiple of {POSITIONS}, which attention on this processor "
-            "takes together; give one, or --attention=xla"
+            "takes together; give one, or `attention='xla'`"
         )
     reason = why_unread(execution, head_dim, device_of(model), size=size)
     if reason is not None:
         raise InputError(
             f"attention = {execution.attention!r} does not take {reason}; change it, or give "
-            "--attention=xla"
+            "`attention='xla'`"
         )
 
 
@@ -186,7 +186,7 @@ def check_paging(model: FunctionalModel, size: int, *, slots: int, context: int)
     if reason is not None:
         raise InputError(
             f"page_size = {size} is too small for slots = {slots} of context = {context}: {reason}"
-            "; raise --page_size, or lower one of them"
+            "; raise `page_size`, or lower one of them"
         )
 
 

@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 _SHORT_PROMPTS = 4  # most that a step reads
 _NO_NUMBERS = (
     "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
-    "too large for its dtype: try --dtype=float32, or fetch it again"
+    "too large for its dtype: try `dtype='float32'`, or fetch it again"
 )
 
 

@@ -108,7 +108,7 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
     if size >= context:
         raise InputError(
             f"the prompt has {size} tokens; the context is {context} and one is needed for output; "
-            "shorten the prompt or raise --context as far as the models reach"
+            "shorten the prompt or raise `context` as far as the models reach"
         )
     stops = len(stop_ids(request, eos_ids))
     if stops > MAX_STOP_IDS:

@@ -70,7 +70,7 @@ def _listed(text: str, part: str, k: int, budget: int, example: str) -> Counts:
         wrong = f"the entry of k = {k} is {counts[-1]} and must be at least 1"
     elif sum(counts) != budget:
         wrong = f"{part!r} sums to {sum(counts)}, and budget = {budget}"
-        remedy = f"give --budget={sum(counts)}, or a list such as {example}"
+        remedy = f"give `budget={sum(counts)}`, or a list such as {example}"
     if wrong is not None:
         raise InputError(f"fan_out = {text!r}: {wrong}; {remedy}")
     return tuple(counts)

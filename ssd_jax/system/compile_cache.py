@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 _DIGEST = hashlib.sha256().digest_size
 _DAY = 86_400.0
 _KEPT = 30 * _DAY  # since last use
-_ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give --compile_cache=off"
+_ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give `compile_cache='off'`"
 
 
 class ProgramStore:
@@ -138,11 +138,35 @@ def open_store(setting: str) -> ProgramStore | None:
         if setting != "auto":
             raise InputError(
                 f"compile_cache = {setting!r} cannot be used ({problem}); give a directory that "
-                "can be written, or --compile_cache=off"
+                "can be written, or `compile_cache='off'`"
             ) from None
         _LOG.warning("compiled programs are not kept (%s); %s", problem, _ELSEWHERE)
         return None
     return ProgramStore(directory)
+
+
+def say_unused(
+    store: ProgramStore | None, setting: str, directory: Path | None, cacheable: bool
+) -> None:
+    """Logs a warning where a store was asked for and is not the one in use.
+
+    Args:
+      setting: as configured.
+      directory: in use.
+      cacheable: whether this process's programs can be read again.
+    """
+    if store is not None and not cacheable:
+        _LOG.warning(
+            "compiled programs are not kept: those of some of a TPU's devices cannot be read "
+            "again (jax issue 38004)"
+        )
+    elif store and setting != "auto" and store.directory != directory:
+        _LOG.warning(
+            "compile_cache = %r is not used, but what JAX's own setting "
+            "jax_compilation_cache_dir names: %s",
+            setting,
+            directory,
+        )
 
 
 def keep_programs(store: ProgramStore | None) -> Path | None:

@@ -89,7 +89,7 @@ class CostFile:
             if not self._warned:
                 _LOG.warning(
                     "measured costs are not kept, and measured again at the next start: %s; give "
-                    "another --compile_cache, or another cache by XDG_CACHE_HOME",
+                    "another `compile_cache`, or another cache by XDG_CACHE_HOME",
                     error,
                 )
             self._warned = True

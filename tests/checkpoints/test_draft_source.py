@@ -275,7 +275,7 @@ def test_what_other_tokens_forbid_is_laid_to_the_other_target(draft, target, lac
     other = SimpleNamespace(
         size=size, eos_ids=eos, special_ids=words.special_ids, token=lambda i: f"word {i}"
     )
-    message = f"another target: it was made for .*--target={target.source}.*distill"
+    message = f"another target: it was made for .*`target='{target.source}'`.*distill"
     with pytest.raises(InputError, match=message):
         open_checkpoint(str(draft), target=replace(target, load_tokenizer=lambda: other))
 
@@ -289,7 +289,7 @@ def test_a_target_of_another_width_is_named_beside_the_right_one(tmp_path, draft
 
 
 def test_a_draft_is_no_model_of_its_own(draft):
-    with pytest.raises(InputError, match=r"is a draft made for the target .*--draft=.*--target="):
+    with pytest.raises(InputError, match=r"is a draft made for the target .*`draft='.*`target='"):
         LLM(str(draft), load=False)
 
 

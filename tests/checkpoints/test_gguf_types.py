@@ -98,4 +98,4 @@ def test_an_unsupported_type_is_named_with_the_tensor_and_the_supported_ones(tmp
         )
     for part in ("token_embd.weight", "Q2_K", *SUPPORTED):
         assert part in str(error.value)
-    assert f"(with --dtype=native {', '.join(STORED_KINDS)})" in str(error.value)
+    assert f"(with `dtype='native'` {', '.join(STORED_KINDS)})" in str(error.value)

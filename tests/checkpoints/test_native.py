@@ -80,13 +80,15 @@ def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_
     said = str(error.value)
     for part in ("here.gguf", kind, "layers.0.self_attn.o_proj", "Q8_0", *STORED_KINDS):
         assert part in said
-    assert "--dtype=bfloat16" in said
+    assert "`dtype='bfloat16'`" in said
     assert not has_native(file)
 
 
 def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     tiny.write_hf(tmp_path / "hf")
-    with pytest.raises(InputError, match=r"hf is no GGUF file, .* \(Q4_0, .*give --dtype=bfloat16"):
+    with pytest.raises(
+        InputError, match=r"hf is no GGUF file, .* \(Q4_0, .*give `dtype='bfloat16'`"
+    ):
         native_kinds(SafetensorsDirectory(tmp_path / "hf"), where="hf")
 
 

@@ -228,7 +228,7 @@ def test_unusable_templates_are_refused(tmp_path, template, message):
 def test_without_a_template_messages_are_refused(tmp_path):
     tokenizer = tokenizer_from_directory(directory(tmp_path))
     assert not tokenizer.has_chat_template
-    with pytest.raises(InputError, match=r"no chat template.*--chat_template=false"):
+    with pytest.raises(InputError, match=r"no chat template.*`chat_template=False`"):
         tokenizer.apply_chat_template(HI, add_generation_prompt=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd_jax.cli import settings
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.llm import LLM
@@ -193,6 +194,22 @@ def test_support_checks_its_numbers_of_ids(refused):
         (["--stop_token_ids=x"], "stop_token_ids = 'x' is not understood; give an integer"),
         (["--temprature=1"], "there is no flag --temprature; did you mean --temperature?"),
         (["--nobudgett"], "there is no flag --nobudgett; did you mean --budget?"),
+        (["-p", "x"], "there is no flag -p; write --prompt=..."),
+        (["-t", "0.5"], "there is no flag -t; write --temperature=..."),
+        (
+            ["--prompt=y"],
+            "--prompt is given twice; give one, or a file of prompts by --prompt_file",
+        ),
+        (["--mode=sd", "--draft=ngrams"], "draft = 'ngrams' does not exist; did you mean 'ngram'?"),
+        (["--mode=sd", "--draft=defualt"], "does not exist; did you mean 'default'?"),
+        (["--mode=sd"], "needs a draft: --draft=ngram, --draft=default (the one that comes with"),
+        (["--mode=ssd"], "needs a draft model: --draft=default (the one"),
+        (["--mode=fast"], "mode = 'fast' is unknown; one of ar, sd, ssd, auto\n"),
+        (["--mdoel=x"], "there is no flag --mdoel; did you mean --model?"),
+        (["--kv_memory=1KiB"], "needs 3 ("),
+        (["--context=999999"], "positions that {target} was made for; lower --context\n"),
+        (["--dtype=native"], "give --dtype=bfloat16 or --dtype=int8 (--draft_dtype of a draft)\n"),
+        (["--stop_token_ids=[7,x]"], "stop_token_ids = '[7,x]' is not understood; give an integer"),
         (["-zzz"], "there is no flag --zzz; ssd-jax generate --help lists them"),
         (["--temperature"], "Missing value for flag --temperature; flags are given as"),
         (["--flagfile=/dev/zero"], "there is no flag --flagfile"),
@@ -210,8 +227,24 @@ def test_support_checks_its_numbers_of_ids(refused):
         ([f"--trace={'x' * 300}"], "cannot be written: File name too long"),
     ],
 )
-def test_flags_are_explained(refused, flags, message):
-    assert message in refused("generate", *NO_LOAD, "--prompt=x", *flags)
+def test_flags_are_explained(refused, flags, message, tiny_checkpoint):
+    wanted = message.replace("{target}", str(tiny_checkpoint))
+    assert wanted in refused("generate", *NO_LOAD, "--prompt=x", *flags)
+
+
+@pytest.mark.parametrize(
+    ("flag", "same"),
+    [
+        ("--stop_token_ids=[7, 8]", ["--stop_token_ids=7", "--stop_token_ids=8"]),
+        ("--stop-token-ids=(7,8)", ["--stop_token_ids=7", "--stop_token_ids=8"]),
+        ("--logit_bias={7: 1.5, 8: -2}", ["--logit_bias=7:1.5", "--logit_bias=8:-2"]),
+        ("--fan_out=[4, 3, 3]", ["--fan_out=4,3,3"]),
+        ("--stop=[1]", ["--stop=[1]"]),
+    ],
+)
+def test_numbers_in_brackets_are_lists(flag, same):
+    one, other = (settings.parse(settings.new_flags(), "generate", each) for each in ([flag], same))
+    assert one == other
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def test_an_empty_line_is_between_tables_and_what_loading_said_is_said_once(
     suite = suites.Suite(lambda _job: suites.SuiteReport(tables, {}))
     monkeypatch.setitem(suites.SUITES, "step", suite)
     command = ("bench", "--suite=step", f"--target={tiny_checkpoint}")
-    with mock.patch.multiple(LLM, load=mock.Mock(), fallbacks=("exact = 'auto' is distribution",)):
+    with mock.patch.multiple(LLM, load=mock.Mock(), notices=("exact = 'auto' is distribution",)):
         out, _ = run(capsys, *command)
         document = json.loads(run(capsys, *command, "--json")[0])
-    assert document["fallbacks"] == ["exact = 'auto' is distribution"]
+    assert document["notices"] == ["exact = 'auto' is distribution"]
     _headline, *lines = map(str.strip, out.splitlines())
     assert lines == ["one", "───", "1", "", "two", "───", "1"]
 

@@ -167,7 +167,11 @@ def test_another_spelling_of_a_flag_that_is_none_gets_a_hint(capsys):
     [
         (["ssd-jax", "gen"], ["generate"]),
         (["ssd-jax", "chat", "--sys"], ["--system="]),
-        (["ssd-jax", "convert", "--"], ["--out=", "--config=", "--target=", "--dtype=", "--help"]),
+        (
+            ["ssd-jax", "convert", "--"],
+            ["--out=", "--config=", "--target=", "--dtype=", "--help", "--model="],
+        ),
+        (["ssd-jax", "generate", "--tensor"], ["--tensor_parallel_size="]),
         (["ssd-jax", "generate", "--max-t"], ["--max-tokens="]),
         (["ssd-jax", "generate", "--max_num"], ["--max_num_seqs="]),
         (["ssd-jax", "generate", "--nojson"], ["--nojson"]),

@@ -260,7 +260,7 @@ def test_two_runs_do_not_share_a_directory(place, finished, capsys):
     [
         ((), "give --config=FILE"),
         (("--config=none.toml",), "none.toml does not exist"),
-        (("--config=none.toml", "--stage=sleep"), "stage = 'sleep' is unknown; one of ['magpie', "),
+        (("--config=none.toml", "--stage=sleep"), "stage = 'sleep' is unknown; one of magpie, "),
     ],
 )
 def test_bad_flags_are_explained(arguments, message, capsys):

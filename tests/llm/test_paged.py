@@ -120,7 +120,7 @@ def test_too_little_memory_for_a_sequence_is_refused_before_weights_load(pair):
 @pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 def test_pages_that_attention_cannot_read_are_refused(pair):
     with pytest.raises(
-        InputError, match=r"page_size = 32 is no multiple of 64, .* --attention=xla"
+        InputError, match=r"page_size = 32 is no multiple of 64, .* `attention='xla'`"
     ):
         opened(pair, page_size=32)
 

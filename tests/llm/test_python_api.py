@@ -26,8 +26,9 @@ from ssd_jax import LLM, Config, InputError, SamplingParams
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.sharing import Sharing
 from ssd_jax.errors import SsdError
-from ssd_jax.keywords import VLLM, Settings
+from ssd_jax.keywords import Settings
 from ssd_jax.sampling.params import SamplingFields
+from ssd_jax.vllm_names import SAME_AS, TRANSLATED
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 OF_SSD = {"mode": "ssd", "draft": "d"}
@@ -48,7 +49,7 @@ def llm(tiny_checkpoint, statuses):
 
 def test_every_setting_is_a_typed_keyword():
     fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(Settings.__annotations__) == (fields - {"target"}) | set(VLLM)
+    assert set(Settings.__annotations__) == (fields - {"target"}) | {*SAME_AS, *TRANSLATED}
     sampling = [field.name for field in dataclasses.fields(SamplingParams)]
     assert list(SamplingFields.__annotations__) == sampling
 
@@ -86,10 +87,10 @@ def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
         ({"mode": None}, "mode = None is unknown; one of"),
         ({"k": np.array([1, 2]), "mode": "sd", "draft": "ngram"}, "k = .* give one value"),
         ({"slots": None}, "slots = None is not understood; give an integer"),
-        ({"kv_memory": 1.5}, "kv_memory = 1.5 is not understood; give an integer or text"),
+        ({"kv_memory": 1.5}, "kv_memory = 1.5 is not understood; give bytes, .* 90%, or auto"),
         ({"fan_out": [4, 0.5]}, r"fan_out = \[4, 0.5\] is not understood; give one value"),
         ({"chat_template": 1}, "chat_template = 1 is not understood; give true or false"),
-        ({"model": "x"}, "unknown key 'model'; did you mean 'target'?"),
+        ({"model": "x", "target": "y"}, "model and target are two names of one setting; give one"),
         ({"max_num_sequences": 2}, "unknown key 'max_num_sequences'; did you mean 'max_num_seqs'"),
     ],
 )
@@ -454,11 +455,11 @@ def test_closing_frees_the_memory_of_devices(tiny_checkpoint, setup, tmp_path):
     others = {id(array) for array in jax.live_arrays()}
     llm = LLM(tiny_checkpoint, dtype="float32", context=64, compile_cache=str(tmp_path), **setup)
     next(llm.stream("ab", SHORT))
-    mode, lines = llm.mode, llm.fallbacks
+    mode, lines = llm.mode, llm.notices
     assert any(id(array) not in others for array in jax.live_arrays())
     llm.close()
     assert [a.shape for a in jax.live_arrays() if id(a) not in others] == []
-    assert (llm.mode, llm.fallbacks) == (mode, lines)
+    assert (llm.mode, llm.notices) == (mode, lines)
     assert mode in llm.modes
 
 
@@ -514,7 +515,7 @@ def test_a_fork_refuses_calls_and_ends_and_writes_nothing_of_a_model(tiny_checkp
 @pytest.mark.parametrize(
     ("mode", "k", "message"),
     [
-        ("foo", None, "mode = 'foo' is unknown; one of ['ar', 'sd']"),
+        ("foo", None, "mode = 'foo' is unknown; one of ar, sd"),
         (
             "ssd",
             None,

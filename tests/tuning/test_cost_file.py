@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_written_keeps_nothing_and_is_named_once(tmp_path
     file.write(KNOWN)
     file.write(KNOWN)
     [said] = caplog.messages
-    assert "give another --compile_cache, or another cache by XDG_CACHE_HOME" in said
+    assert "give another `compile_cache`, or another cache by XDG_CACHE_HOME" in said
     assert file.read(**ASKED) is None
 
 

@@ -206,7 +206,7 @@ def _loaded(load: Load, inbox: _Inbox, gone: Gone, greeting: float, size: int) -
         if message_size(wanted.hello) > size:
             raise ProtocolError(
                 f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
-                "lower --slots, --context or --budget"
+                "lower `slots`, `context` or `budget`"
             )
         make = load(wanted, gone)  # keeps what was loaded as long as it is referenced
         session = make(inbox.called)

@@ -169,7 +169,8 @@ def own_models(draft: str, target: str | None) -> tuple[str, str | None]:
 
     if draft == "ngram":
         raise InputError(
-            "draft = 'ngram' is no model and needs no worker: give it to the engine, with --mode=sd"
+            "draft = 'ngram' is no model and needs no worker: give it to the engine, with "
+            "`mode='sd'`"
         )
     source = draft_source(draft, opened)
     needed = takes_tensors(resolve(source))

@@ -97,7 +97,7 @@ def test_who_does_not_know_the_token_is_not_read(worker):
 def test_messages_larger_than_any_are_refused_before_they_are_sent_and_when_they_come(worker):
     huge = msgspec.structs.replace(HELLO, context=2**24)
     wanted = msgspec.structs.replace(WANTED, hello=huge)
-    assert "are allowed; lower --slots" in refused(worker, wanted)
+    assert "are allowed; lower `slots`" in refused(worker, wanted)
     with pytest.raises(grpc.RpcError) as error:
         talk(worker, iter([b"\0" * (SIZE + 1)]))
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
