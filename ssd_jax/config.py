@@ -286,7 +286,7 @@ class Config(EngineSettings):
         """Refuses settings that exclude each other."""
         needed = {
             "ssd": "needs a draft model: `draft='default'` (the one that comes with the package), "
-            "or a model source; ngram is for mode = 'sd'",
+            "or a model source; `draft='ngram'` is for `mode='sd'`",
             "sd": "needs a draft: `draft='ngram'`, `draft='default'` (the one that comes with the "
             "package), or a model source",
             "auto": "finds out whether a draft pays; give one, `draft='ngram'`, `draft='default'` "

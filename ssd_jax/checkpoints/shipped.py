@@ -99,7 +99,8 @@ def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
     if draft != DEFAULT:
         shipped = {path.name: str(path) for path in _places()}
         near = difflib.get_close_matches(draft, ["ngram", DEFAULT, *shipped], n=1)
-        if near and draft not in ("ngram", *shipped) and not user_path(draft).exists():
+        word = "/" not in draft and draft not in ("ngram", *shipped)
+        if near and word and not user_path(draft).exists():
             raise InputError(f"draft = {draft!r} does not exist; did you mean {near[0]!r}?")
         return shipped.get(draft, draft)
     opened = target()

@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     for name, dtype in (("dtype", config.dtype), ("draft_dtype", draft_dtype)):
         if dtype not in _DTYPES:
             raise InputError(
-                f"{name} = {dtype!r} is for checkpoints on processors; one of {', '.join(_DTYPES)}"
+                f"{name} = {dtype!r} is for processors; give one of {', '.join(_DTYPES)}"
             )
     for name, value in (("k", config.k), ("budget", config.budget)):
         if value == "auto":

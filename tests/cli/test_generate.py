@@ -135,8 +135,8 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--temprature=1"], "temprature"),
         (["stray"], "unexpected argument 'stray'"),
         (["--prompt_file=x.jsonl"], "one of --prompt"),
-        (["--mode=ssd", "--draft=ngram"], "mode = sd"),
-        (["--mode=sd"], "mode = 'sd' needs a draft: ngram, or a model source"),
+        (["--mode=ssd", "--draft=ngram"], "--draft=ngram is for --mode=sd"),
+        (["--mode=sd"], "mode = 'sd' needs a draft: --draft=ngram, --draft=default"),
         (["--mode=ssd"], "mode = 'ssd' needs a draft model"),
         (
             ["--mode=ssd", "--draft=x", "--draft_devices=1", "--draft_placement=inline"],

@@ -103,7 +103,7 @@ def test_a_disk_that_is_full_keeps_nothing_half_and_is_mentioned_once(
     (line,) = caplog.messages
     assert "No space left" in line
     assert "set XDG_CACHE_HOME" in line
-    assert "--compile_cache=off" in line
+    assert "`compile_cache='off'`" in line
     monkeypatch.undo()
     store.put("key", PROGRAM)
     assert store.get("key") == PROGRAM
