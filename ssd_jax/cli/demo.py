@@ -1,11 +1,12 @@
-"""`ssd-jax demo`: short answers in every mode, and their cost by both ways to count cores."""
+"""`ssd-jax demo`: an answer by the origin of its words, then what is fastest here and elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,9 @@ from rich.text import Text
 
 from ssd_jax.bench.accounting import PinnedModel, core_groups
 from ssd_jax.bench.prompts import BenchPrompt, load_prompts
-from ssd_jax.bench.report import (
-    OF_DRAFT,
-    SPEED,
-    VariantSummary,
-    identical_cell,
-    summarize,
-)
+from ssd_jax.bench.report import VariantSummary, summarize
 from ssd_jax.bench.run import BenchResult, Variant, prompt_result, run_paired
-from ssd_jax.bench.table import Column, Page, build_table, median_cell
-from ssd_jax.chat.screen import WordWrap
-from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
+from ssd_jax.bench.table import counted
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import (
     failure,
@@ -36,34 +29,50 @@ from ssd_jax.cli.loading import (
     short,
 )
 from ssd_jax.config import SPECULATIVE, Config
+from ssd_jax.demo.accelerators import RecordedRounds, predicted, stored_times
+from ssd_jax.demo.pane import AnswerPane, round_line
+from ssd_jax.demo.replay import play
+from ssd_jax.demo.settings import fitting, fitting_dtype
+from ssd_jax.demo.tables import fastest_line, speed_table
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.system.cache_dir import cache_dir, compile_cache
 from ssd_jax.system.cores import shown, usable_cores
-from ssd_jax.system.files import printable
+from ssd_jax.system.paths import user_path
 
 if TYPE_CHECKING:
-    from ssd_jax.checkpoints.checkpoint import Checkpoint
     from ssd_jax.llm import LLM
     from ssd_jax.traces.read import EngineLanes
 
 _MODE = (
     "mode to compare with ar: sd, ssd or auto, with --draft, or ar alone; default: sd with "
-    "--draft; without it every mode, with drafts the demo chooses, which no flag changes"
+    "--draft; without it every mode, with a draft that the demo chooses"
 )
-_K, _BUDGET = "4", "16"
-_OWN_K, _OWN_BUDGET = "3", "4"  # of a draft that is nearly always right, but expensive
+_FLAGS: settings.OwnFlags = {
+    "prompt": "prompt to use instead of the demo's own",
+    "full": ("bool", False, "also show tables of every mode, with cores counted in two ways"),
+    "replay": "play the answers in this file of --trace instead, without a model",
+}
+_SLOW_START = 20.0  # seconds; a longer one is explained
+_SHOWN = 1  # request of the pane, behind a first short one
+_WARM_UP = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    own: settings.OwnFlags = {"prompt": "prompt to use instead of the demo's own"}
-    values = settings.new_flags(own, max_tokens=128, mode=None)
+    values = settings.new_flags(_FLAGS, max_tokens=128, mode=None)
     values["mode"].help = _MODE
     given = settings.parse(values, "demo", arguments)
+    console = Console(highlight=False)
+    if given["replay"] is not None:
+        settings.require_used(values, "demo --replay", ("replay",))
+        play(user_path(given["replay"]), console)
+        return 0
     every = given["mode"] is None and given["draft"] is None
     if every:
         _refuse_settings_of_drafts(given)
+    elif given["full"]:
+        raise InputError("full: tables of every mode are for the demo's own draft; leave it out")
     mode = given["mode"] or ("ar" if every else "sd")
     config = settings.config_of({**given, "mode": mode})
     asked = given["prompt"]
@@ -71,9 +80,13 @@ def run(arguments: Sequence[str]) -> int:
     demo = _Demo(
         prompts=load_prompts("demo") if asked is None else [one],
         params=params_of(config, given, values),
-        console=Console(highlight=False),
+        console=console,
     )
-    results = demo.every_mode(config) if every else [demo.modes_of(config)]
+    if every:
+        chosen = values["dtype"].present or "dtype" in settings.names_from_file(given)
+        results = demo.every_mode(config, any_dtype=not chosen, full=given["full"])
+    else:
+        results = [demo.modes_of(config)]
     if failed := [name for result in results for name in result.failures]:
         raise failure(failed, sum(len(result.runs) for result in results), "answers")
     return 0
@@ -85,7 +98,7 @@ def _refuse_settings_of_drafts(given: Mapping[str, Any]) -> None:
             if given[name] is not None:
                 raise InputError(
                     f"{name} = {given[name]!r} is for a draft of yours; give --draft, too, or "
-                    "leave it out: without one the demo chooses drafts for every mode"
+                    "leave it out: without one the demo chooses a draft"
                 )
 
 
@@ -98,20 +111,26 @@ class _Demo:
     console: Console
 
     def modes_of(self, config: Config) -> BenchResult:
-        """Runs and shows the modes that these settings prepare."""
+        """Shows the first answer in the configured mode, and compares it with mode ar."""
         with self._opened(config) as llm:
-            self._answer(llm)
+            self._answer(llm, llm.mode)
             result = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
-            self._show(summarize(result), _described(llm.config))
+            self.console.print(speed_table(summarize(result), title=_described(llm.config)))
         return result
 
-    def every_mode(self, plain: Config) -> list[BenchResult]:
-        """AR, SD and SSD by both ways to count cores, the choice of mode auto, and a picture."""
+    def every_mode(self, plain: Config, *, any_dtype: bool, full: bool) -> list[BenchResult]:
+        """Shows an answer of mode ssd, the fastest mode here, and predictions for accelerators.
+
+        Args:
+          any_dtype: whether the demo may choose the dtype.
+          full: whether to show tables of all modes.
+        """
         import jax  # bad flags must not wait for it
 
         from ssd_jax.checkpoints.opening import open_checkpoint
 
-        cores = sorted(usable_cores()) if jax.default_backend() == "cpu" else []
+        platform = jax.default_backend()
+        cores = sorted(usable_cores()) if platform == "cpu" else []
         groups = core_groups(plain.target_cores, None) if len(cores) > 1 else None
         if groups is None and plain.target_cores is not None:
             raise InputError(
@@ -120,77 +139,124 @@ class _Demo:
             )
         with progress_bar("downloading", unit="bytes") as progress:
             source = open_checkpoint(plain.target, progress=progress)
-        sd, ssd, about = _with_drafts(dataclasses.replace(plain, target_cores=None), source)
-        trace = Path(ssd.trace or "")
-        self.console.print(about, style="dim")
-        results: list[BenchResult] = []
-        with ExitStack() as until:
-            # First: processes on fewer cores find the programs that it compiles.
-            sd_model = until.enter_context(self._opened(sd))
-            self._answer(sd_model)
-            if groups is not None:
-                results = [self._paper(sd, ssd, *groups)]
-                ssd = dataclasses.replace(ssd, trace=None)
-            ssd_model = until.enter_context(self._opened(dataclasses.replace(ssd, mode="auto")))
-            variants = {mode: self._variant(sd_model, mode) for mode in sd_model.modes}
-            variants |= {mode: self._variant(ssd_model, mode) for mode in ("ssd", "auto")}
+        if any_dtype:
+            plain = dataclasses.replace(plain, dtype=fitting_dtype(source, platform))
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        plain = dataclasses.replace(plain, target_cores=None)
+        chosen = fitting(plain, source, cache_dir() / "demo-trace.json")
+        config = chosen.config
+        self._note(f"{short(config.target)} in {config.dtype}, with {chosen.draft}")
+        modes = _modes(chosen.ks, config.speculated)
+        with self._opened(config, ks=chosen.ks) as llm:
+            self._answer(llm, "ssd")
+            variants = {name: self._variant(llm, mode, k) for name, (mode, k) in modes.items()}
             result = self._run(variants)
-            *rows, auto = summarize(result)
+        rows = summarize(result)
+        self._note(_same_text(rows))
+        self.console.print(fastest_line(rows, config.dtype))
+        self._predict(result, config.speculated)
+        results = [result]
+        if full:
             where = f": {_named(cores)}" if cores else ""
-            self._show(rows, f"All cores for everybody{where}", ssd)
-            mode = result.of(auto.variant)[0].results[0].metrics.get("mode")
-            drafted = ", with the draft of ssd" * (sd.draft != ssd.draft and mode == "sd")
-            form = f"; measured{drafted}: {{:.1f}}"
-            measured = median_cell(auto.decode_tokens_per_second, form) or ""
-            self.console.print(f"{ssd_model.choice}{measured}\n")
-        self.console.print(_picture(trace), soft_wrap=True)
-        return [*results, result]
+            self.console.print("", speed_table(rows, title=f"All cores for everybody{where}"))
+            if groups is not None:
+                results.append(self._paper(config, modes, *groups))
+        self.console.print()
+        self._note(_picture(Path(config.trace or "")))
+        if not full:
+            self._note("every mode in tables: ssd-jax demo --full")
+        return results
 
     def _paper(
-        self, sd: Config, ssd: Config, target: Sequence[int], draft: Sequence[int]
+        self,
+        config: Config,
+        modes: Mapping[str, tuple[str, int | None]],
+        target: Sequence[int],
+        draft: Sequence[int],
     ) -> BenchResult:
         """Runs the modes with the target on its cores in each, and SSD's draft on others."""
-        sd = dataclasses.replace(sd, target_cores=shown(target))
-        ssd = dataclasses.replace(ssd, target_cores=shown(target), draft_cores=shown(draft))
-        with ExitStack() as until:
-            sd_model = until.enter_context(closing(PinnedModel(sd, self.params)))
-            ssd_model = until.enter_context(closing(PinnedModel(ssd, self.params)))
+        ks = tuple(sorted({k for _, k in modes.values() if k is not None}))
+        pinned = dataclasses.replace(
+            config, target_cores=shown(target), draft_cores=shown(draft), trace=None
+        )
+        with closing(PinnedModel(pinned, self.params, ks=ks)) as model:
             with self._waiting("loading again, on fewer cores"):
-                sd_model.wait_ready()
-                ssd_model.wait_ready()
-            modes = {"ar": sd_model, "sd": sd_model, "ssd": ssd_model}
-            result = self._run({mode: model.variant(mode, None) for mode, model in modes.items()})
+                model.wait_ready()
+            result = self._run({name: model.variant(*of_it) for name, of_it in modes.items()})
         title = (
             f"The paper's accounting: the target on {_named(target)} in every mode,\n"
             f"SSD's draft on {_named(draft)}"
         )
-        self._show(summarize(result), title, ssd)
+        self.console.print("", speed_table(summarize(result), title=title))
         return result
 
     @contextmanager
-    def _opened(self, config: Config) -> Iterator[LLM]:
+    def _opened(self, config: Config, ks: Sequence[int] = ()) -> Iterator[LLM]:
         """Opens a model, and loads it once its prompts are known to fit."""
-        with open_llm(config) as llm:
+        began = time.monotonic()
+        if _is_cold(config):
+            self._note(
+                "a first start here compiles its programs, in one to five minutes on two cores; "
+                "they are kept, and a later start takes seconds"
+            )
+        with open_llm(config, ks=ks) as llm:
             for prompt in self.prompts:
                 llm.request(prompt.content, self.params)
+            opened = time.monotonic()
             with loading_line() as (progress, status):
                 llm.load(progress=progress, status=status)
+            ready = time.monotonic()
+            if ready - began > _SLOW_START:
+                self._note(
+                    f"ready after {ready - began:.0f} s: {opened - began:.0f} s to open files, "
+                    f"{ready - opened:.0f} s to load weights and compile programs"
+                )
             yield llm
 
-    def _answer(self, llm: LLM) -> None:
-        """Shows the answers of the target alone, word by word."""
-        for prompt in self.prompts:
-            self.console.print(f"\n> {prompt.prompt}", style="bold", markup=False)
-            words = WordWrap(self.console.width)
-            request = llm.request(prompt.content, self.params, prompt.index)
-            for event in llm.run([request], "ar"):
-                self.console.file.write(words.push(printable(event.text)))
-                self.console.file.flush()
-            self.console.file.write(words.flush() + "\n")
+    def _answer(self, llm: LLM, mode: str) -> None:
+        """Streams the first answer in a pane, after an uncounted short one: first runs are slow."""
+        prompt, metrics = self.prompts[0], {}
+        with self._waiting("a first short answer, which loads what is left"):
+            for _event in llm.run([llm.request(prompt.content, _WARM_UP)], mode):
+                pass
+        with AnswerPane(self.console, prompt.prompt or "") as pane:
+            for event in llm.run([llm.request(prompt.content, self.params, prompt.index)], mode):
+                pane.add(event.spans)
+                if event.output is not None:
+                    metrics = event.output.metrics
+        histogram = metrics.get("acceptance_histogram") or []
+        committed = [n for n, count in enumerate(histogram, start=1) for _ in range(count)]
+        misses = sum((metrics.get("fallbacks") or {}).values())
+        hits = _hits(metrics.get("hit_rate"), misses, len(committed))
+        if committed:
+            self._note(round_line(committed, hits, misses))
         self.console.print()
 
-    def _variant(self, llm: LLM, mode: str) -> Variant:
-        return lambda prompt: prompt_result(llm, prompt, self.params, mode, None)
+    def _predict(self, result: BenchResult, k: int) -> None:
+        """Prints what the recorded rounds would give on accelerators."""
+        rounds = {
+            mode: RecordedRounds.of(
+                (one.metrics for runs in result.of(f"{mode} k={k}") for one in runs.results), k
+            )
+            for mode in ("sd", "ssd")
+        }
+        stored = stored_times()
+        if not all(each.rounds for each in rounds.values()) or k > stored.k:
+            return
+        pair = f"{stored.target} with {stored.draft}"
+        self.console.print(f"\npredicted for these rounds (K = {k}) of {pair},")
+        self.console.print("tokens/s at best, by the programs as compiled (docs/aot.md):")
+        for chip, times in stored.chips.items():
+            found = predicted(times, rounds["sd"], rounds["ssd"], stored.branches)
+            count = times.target_devices
+            speeds = "  ".join(f"{mode} {found[mode]:4.0f}" for mode in found)
+            gain = round(found["ssd"]) / round(found["sd"])
+            self.console.print(
+                f"  {f'{count} {chip}':8}  {speeds} (its draft on 1 more), {gain:.2f}x of sd"
+            )
+
+    def _variant(self, llm: LLM, mode: str, k: int | None = None) -> Variant:
+        return lambda prompt: prompt_result(llm, prompt, self.params, mode, k)
 
     def _run(self, variants: Mapping[str, Variant]) -> BenchResult:
         """Runs all prompts in every mode, after an uncounted run of each: first runs are slow."""
@@ -201,33 +267,38 @@ class _Demo:
         """A line on the terminal while something runs."""
         return Console(stderr=True).status(text, spinner="line")
 
-    def _show(self, rows: Sequence[VariantSummary], title: str, ssd: Config | None = None) -> None:
-        notes = [] if ssd is None else draft_cost(rows[-1], ssd)
-        self.console.print(speed_table(rows, title=title, notes=notes))
-        self.console.print()
+    def _note(self, text: str) -> None:
+        self.console.print(Text(text, style="dim"), soft_wrap=not self.console.is_terminal)
 
 
-def _with_drafts(plain: Config, source: Checkpoint) -> tuple[Config, Config, str]:
-    """Configurations of modes sd and ssd, and a text that names their drafts.
+def _modes(ks: Sequence[int], most: int) -> dict[str, tuple[str, int | None]]:
+    """(mode, K) of what is measured, by name: sd with every K, ssd with the largest one."""
+    of_sd: dict[str, tuple[str, int | None]] = {f"sd k={k}": ("sd", k) for k in ks}
+    return {"ar": ("ar", None), **of_sd, f"ssd k={most}": ("ssd", most)}
 
-    The draft is the package's or, for want of it, another. Mode ssd writes its timeline.
-    """
-    trace = plain.trace
-    if trace is None:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        trace = str(cache_dir() / "demo-trace.json")
-    common = {"draft_placement": "process", "trace": trace}
-    if find_draft(source) is not None:
-        drafts: dict[str, Any] = {"draft": DEFAULT, "k": _K}
-        sd = dataclasses.replace(plain, mode="sd", **drafts | {"trace": None})
-        ssd = dataclasses.replace(plain, mode="ssd", budget=_BUDGET, **drafts | common)
-        about = "the package's draft for sd and ssd"
-    else:
-        sd = dataclasses.replace(plain, mode="sd", draft="ngram", trace=None)
-        own = {"draft": plain.target, "draft_dtype": "int8", "budget": _OWN_BUDGET}
-        ssd = dataclasses.replace(plain, mode="ssd", k=_OWN_K, **own | common)
-        about = "n-grams for sd; ssd, for want of a small draft, has the target's weights in int8"
-    return sd, ssd, f"{short(plain.target)} in {plain.dtype},\n{about}"
+
+def _same_text(rows: Sequence[VariantSummary]) -> str:
+    """Whether every mode gave the text of the first."""
+    base, *others = rows
+    answers = counted(base.prompts, "answer")
+    if all(row.identical == row.prompts for row in others):
+        return f"measured: {answers} in every mode, each the same text token for token"
+    least = min(row.identical or 0 for row in others)
+    return f"measured: {answers} in every mode, of which {least} have the same text in all"
+
+
+def _hits(rate: float | None, misses: int, rounds: int) -> int:
+    """Rounds that were a hit, by the share of hits among those with a look-up."""
+    if not rate:
+        return 0
+    return round(misses * rate / (1 - rate)) if rate < 1 else rounds
+
+
+def _is_cold(config: Config) -> bool:
+    """Whether no compiled programs are kept."""
+    if config.compile_cache == "off":
+        return True
+    return not any(compile_cache(config.compile_cache).glob("*.program"))
 
 
 def _described(config: Config) -> str:
@@ -241,57 +312,27 @@ def _named(cores: Sequence[int]) -> str:
     return f"core{'s' if len(cores) > 1 else ''} {shown(cores)}"
 
 
+def first_round(engine: EngineLanes, request: int) -> int | None:
+    """The number of the first round of a request; None where there is none."""
+    for number, each in enumerate(engine.rounds):
+        if any(row["request"] == request for row in each.args["rows"]):
+            return number
+    return None
+
+
 def _picture(trace: Path) -> str:
     """Draws the trace if possible; returns a line that says where to look."""
     from ssd_jax.traces.picture import ROUNDS, choose, draw, window
     from ssd_jax.traces.read import read_trace
 
+    again = f"once more: ssd-jax demo --replay={trace}"
     if importlib.util.find_spec("matplotlib") is None:
-        return f"the trace is in {trace}: ui.perfetto.dev shows it"
+        return f"{again}; in a browser: ui.perfetto.dev"
     picture = trace.with_suffix(".png")
     try:
         engine = choose(read_trace(trace), None)
-        first, count = behind_a_prompt(engine)
-        draw(engine, window(engine, first, min(count, ROUNDS)), picture)
+        first = first_round(engine, _SHOWN)
+        draw(engine, window(engine, first, ROUNDS), picture)
     except InputError as error:
         return f"the trace is in {trace}, and was not drawn: {error}"
-    return f"draft and target, round by round: {picture}"
-
-
-def behind_a_prompt(engine: EngineLanes) -> tuple[int, int]:
-    """First round and length of the longest run of rounds with no prefill among or beside them."""
-    runs, rounds = [(0, 0)], 0
-    for each in engine.target:
-        if "round" in each.args:
-            rounds += 1
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((rounds, 0))
-    first, count = max(runs, key=lambda run: run[1])
-    return (first + 1, count - 1) if count > 1 else (first, count)
-
-
-def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Page:
-    """A row for each mode; the others are compared with the first."""
-    columns: list[Column[VariantSummary]] = [
-        Column("mode", lambda row: Text(row.variant, style="cyan"), "left"),
-        *SPEED,
-        *OF_DRAFT,
-        Column("identical", identical_cell),
-    ]
-    ratio = f"; ratio: of tokens/s to those of {rows[0].variant}" * (len(rows) > 1)
-    notes = [f"tokens/s: of all prompts together{ratio}", *notes]
-    return build_table(columns, rows, title=title, notes=notes)
-
-
-def draft_cost(row: VariantSummary, config: Config) -> list[str]:
-    """The cost of an SSD run's draft beside the target, in words; empty if unknown."""
-    if not {"step_ms", "verify_ms"} <= {*row.metrics}:
-        return []
-    step, verify = row.metrics["step_ms"].value, row.metrics["verify_ms"].value
-    k, branches = config.speculated, config.branches
-    fits = "which hides them" if k * step <= verify else "so it waits for its draft"
-    return [
-        f"a round has {k} draft forwards of {branches} branches, {step:.0f} ms each;",
-        f"the target verifies in {verify:.0f} ms, {fits}",
-    ]
+    return f"draft and target, round by round: {picture}\n{again}"

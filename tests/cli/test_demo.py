@@ -1,4 +1,4 @@
-"""The tables of `ssd-jax demo`, and the rounds that it draws."""
+"""The lines and tables of `ssd-jax demo`, and the flags that it refuses."""
 
 import io
 
@@ -7,9 +7,9 @@ from rich.console import Console
 
 from ssd_jax.bench.report import summarize
 from ssd_jax.bench.run import run_paired
-from ssd_jax.cli.demo import behind_a_prompt, draft_cost, speed_table
+from ssd_jax.cli.demo import first_round
 from ssd_jax.cli.main import main
-from ssd_jax.config import Config
+from ssd_jax.demo.tables import fastest_line, speed_table
 from ssd_jax.errors import InputError
 from ssd_jax.traces.read import EngineLanes, Slice
 from tests.bench import fakes
@@ -50,7 +50,7 @@ def test_the_widest_table_fits_80_columns_with_nothing_folded():
     table = shown(ar=answers(tokens_per_second=10), ssd=widest, notes=["a note"])
     for part in ("1213.4", "121.34x", "1190", "12.95", "1.00", "0.62", "yes", "a note"):
         assert part in table
-    assert all(word in table for word in ("tokens", "token", "a round", "identical"))
+    assert all(word in table for word in ("tokens", "token", "a round", "same"))
     assert table.count("mode") == 1
 
 
@@ -71,24 +71,33 @@ def test_a_ratio_is_the_quotient_of_the_speeds_beside_it():
     assert "ratio" not in shown(ar=answers())
 
 
-@pytest.mark.parametrize(("step", "words"), [(20, "which hides them"), (30, "it waits for its")])
-def test_a_draft_is_said_to_be_hidden_where_its_forwards_fit_under_a_verification(step, words):
-    config = Config(mode="ssd", draft="d", k="4", budget="8")
-    (ssd,) = rows(ssd=answers(metrics={"step_ms": step, "verify_ms": 85.0}))
-    one, other = draft_cost(ssd, config)
-    assert words in other
-    assert f"4 draft forwards of 8 branches, {step} ms each" in one
-    (ssd,) = rows(ssd=answers(metrics={"step_ms": None, "verify_ms": 85.0}))
-    assert draft_cost(ssd, config) == []
+def test_the_fastest_mode_is_named_with_its_settings_and_the_quotient_of_what_is_shown():
+    of_sd = {"sd k=1": answers(tokens_per_second=126), "sd k=4": answers(tokens_per_second=90)}
+    found = rows(ar=answers(tokens_per_second=100), **of_sd)
+    assert fastest_line(found, "native") == (
+        "measured here: sd, native, K = 1: 126.0 tokens/s, 1.26x of ar (100.0)"
+    )
 
 
-def test_the_rounds_that_are_drawn_have_no_prefill_among_or_beside_them():
-    names = ["prefill", *"0123", "prefill", *"4567890", "prefill", "prefill", *"123"]
+def test_where_nothing_is_faster_than_ar_the_next_mode_is_named():
+    found = rows(ar=answers(tokens_per_second=100), **{"ssd k=4": answers(tokens_per_second=80)})
+    assert fastest_line(found, "bfloat16") == (
+        "measured here: ar, bfloat16: 100.0 tokens/s; the next is ssd, K = 4 with 0.80x of ar"
+    )
+
+
+def test_answers_of_one_token_have_no_speed():
+    found = rows(ar=answers(ids=(1,)), sd=answers(ids=(1,)))
+    assert "no answer has two tokens" in fastest_line(found, "native")
+
+
+def test_the_rounds_that_are_drawn_are_those_of_the_answer_that_was_shown():
     target = [
-        Slice(name, time, time + 1, {} if name == "prefill" else {"round": time})
-        for time, name in enumerate(names)
+        Slice("", n, n + 1, {"round": n, "rows": [{"request": request}]})
+        for n, request in enumerate((0, 0, 1, 1, 2))
     ]
-    assert behind_a_prompt(EngineLanes(name="ssd", target=target, drafts=[])) == (5, 6)
+    engine = EngineLanes(name="ssd", target=target, drafts=[])
+    assert (first_round(engine, 1), first_round(engine, 7)) == (2, None)
 
 
 @pytest.mark.parametrize("name", ["k", "budget", "draft_dtype", "draft_cores"])
@@ -108,7 +117,7 @@ def test_a_mode_is_taken_at_its_word(capsys, monkeypatch):
     assert "mode = 'sd' needs a draft" in capsys.readouterr().err
     opened = []
 
-    def open_llm(config):
+    def open_llm(config, ks):
         opened.append(config.mode)
         raise InputError("no model is here")
 
@@ -122,3 +131,8 @@ def test_cores_that_are_not_there_are_refused_before_anything_is_opened(capsys, 
     monkeypatch.setattr("ssd_jax.checkpoints.opening.open_checkpoint", None)
     assert main(["demo", "--target_cores=999"]) == 2
     assert "there is no core 999" in capsys.readouterr().err
+
+
+def test_tables_of_every_mode_are_of_the_demos_own_draft(capsys):
+    assert main(["demo", "--full", "--draft=ngram"]) == 2
+    assert "full: tables of every mode" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""What `ssd-jax demo` shows: an answer by origin, the fastest mode here, and predictions."""
