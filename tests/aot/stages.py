@@ -21,7 +21,7 @@ from ssd_jax.aot.parts import ChipSlice, ModelPart, build, draft_names, target_n
 from ssd_jax.aot.programs import Sizes
 
 TARGET, DRAFT = "llama-3.1-70b", "llama-3.2-1b"
-TARGET_DEVICES = {"h100": 4, "v5p": 4, "v6e": 8}
+TARGET_DEVICES = {"h100": 4, "v6e": 8}
 SIZES = Sizes(slots=1, context=8192, k=4, branches=16)
 PACKAGES = ("jax", "libtpu", "jax-cuda13-plugin")
 
