@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +73,15 @@ def row_lookup(lookup: CacheLookup | None, row: int, proposed: int) -> RowLookup
     used = proposed if lookup.branch[row] >= 0 else 0
     wasted = int(lookup.lengths[row].sum()) - used
     return RowLookup(k, prepared, None if rank < 0 else rank, wasted)
+
+
+def prepared_bonus(lookup: CacheLookup | None, row: int) -> list[list[int]]:
+    """The bonus tokens that a row had branches for, likeliest first, by k; empty without any."""
+    if lookup is None or lookup.bonus is None or lookup.k[row] < 0:
+        return []
+    ends = [0, *lookup.ends[row]]
+    tokens = lookup.bonus[row].tolist()
+    return [[t for t in tokens[begin:end] if t >= 0] for begin, end in pairwise(ends)]
 
 
 @dataclasses.dataclass(kw_only=True)

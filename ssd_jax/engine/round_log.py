@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ssd_jax.engine.metrics import RoundRecord, row_lookup
+from ssd_jax.engine.metrics import RoundRecord, prepared_bonus, row_lookup
 from ssd_jax.engine.request import FinishReason, TokenEvent
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_timer import RoundTimer
@@ -155,6 +155,9 @@ class RoundLog:
                 known.lookup = row_lookup(drafted.lookup, row, known.proposed)
             about = known.source, known.proposed, accepted
             traced.append(RowTrace(row, state.request_id, *about, tokens))
+            if self._trace is not None and drafted is not None:
+                found = prepared_bonus(drafted.lookup, row)
+                traced[-1] = traced[-1]._replace(prepared=found)
             state.record(outcomes, row, tokens, known)
         if self._trace is None:
             return

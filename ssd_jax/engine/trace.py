@@ -147,6 +147,7 @@ class RowTrace(NamedTuple):
       source: see `Drafted.sources`.
       L, k: proposed and accepted tokens.
       tokens: committed ids.
+      prepared: bonus tokens that branches were prepared for, by the k of the round before.
     """
 
     slot: int
@@ -155,6 +156,7 @@ class RowTrace(NamedTuple):
     L: int
     k: int
     tokens: Sequence[int]
+    prepared: Sequence[Sequence[int]] = ()
 
 
 class EngineTrace:
@@ -174,7 +176,7 @@ class EngineTrace:
 
     def round(self, span: tuple[float, float], rows: Sequence[RowTrace]) -> None:
         """Adds a round: the target verified, or decoded a token a row; no rows if all had ended."""
-        self._last |= {row.request: row._asdict() for row in rows}
+        self._last |= {row.request: _content(row) for row in rows}
         args = {"round": self._rounds, "rows": [self._last[row.request] for row in rows]}
         self._rounds += 1
         self._trace.add(Event(self._number, "target", _name(rows), *span, args))
@@ -206,8 +208,18 @@ class EngineTrace:
 def _most_bytes(event: Event) -> int:
     """Upper bound of an event's bytes in the file."""
     rows = event.args.get("rows", ())
-    numbers = len(event.args.get("slots", ())) + sum(len(row["tokens"]) for row in rows)
+    numbers = len(event.args.get("slots", ())) + sum(
+        len(row["tokens"]) + sum(len(of_k) + 1 for of_k in row.get("prepared", ())) for row in rows
+    )
     return _EVENT_BYTES + len(rows) * _ROW_BYTES + numbers * _NUMBER_BYTES
+
+
+def _content(row: RowTrace) -> dict[str, Any]:
+    """The row as it is written: without `prepared` where nothing was."""
+    content = row._asdict()
+    if not row.prepared:
+        del content["prepared"]
+    return content
 
 
 def _name(rows: Sequence[RowTrace]) -> str:

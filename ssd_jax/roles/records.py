@@ -81,6 +81,8 @@ class CacheLookup(NamedTuple):
     prepared: Row  # number of branches for this k
     rank: Row  # place of t* among their bonus tokens, from 0; -1 where it is none of them
     lengths: Int32[np.ndarray, "B M"]  # tokens of all branches; M is 0 if there are none
+    bonus: Int32[np.ndarray, "B M"] | None = None  # bonus token of each branch; -1 is no branch
+    ends: Sequence[Sequence[int]] = ()  # of the branches of each k, by row
 
 
 Absence = Literal["late", "stale", "dead"]

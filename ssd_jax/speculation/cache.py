@@ -47,14 +47,14 @@ class SpeculationCache:
         # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
         found = [(-1, accepted, 0, -1) for accepted in k]
-        lengths = np.zeros((len(k), 0), np.int32)
+        lengths, bonuses = np.zeros((len(k), 0), np.int32), None
         if self.branches is not None:
-            lengths = self.branches.lengths
+            lengths, bonuses = self.branches.lengths, self.branches.bonus
             for row, (accepted, token) in enumerate(zip(k, bonus, strict=True)):
                 if accepted >= 0:
                     found[row] = self._find(self.branches.bonus[row], row, accepted, token)
         branch, of_k, prepared, rank = np.array(found, np.int32).T.copy()
-        return CacheLookup(branch, of_k, prepared, rank, lengths)
+        return CacheLookup(branch, of_k, prepared, rank, lengths, bonuses, self._ends)
 
     def _find(
         self, bonus: Shaped[np.ndarray, "M"], row: int, k: int, token: int

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import pytest
 
 from ssd_jax.engine import trace
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.metrics import prepared_bonus
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.trace import LANES, OF_A_WORKER, RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
+from ssd_jax.roles.records import CacheLookup
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import Clock, FakeTarget, Silent
 from ssd_jax.traces.read import read_trace
@@ -124,6 +127,21 @@ def test_a_round_says_of_each_slot_what_was_proposed_accepted_and_committed(tmp_
     assert args[2]["rows"] == [
         {"slot": 0, "request": 0, "source": "hit", "L": 0, "k": 0, "tokens": [40]}
     ]
+
+
+def test_a_round_says_what_branches_had_been_prepared_for(tmp_path):
+    recorder = Trace(tmp_path / "trace.json", zero=0.0)
+    ends, bonus = [[2, 3, 4]], np.array([[5, -1, 6, 7, -1]], np.int32)
+    k, one = np.array([1], np.int32), np.array([0], np.int32)
+    look = CacheLookup(one, k, one, one, np.zeros((1, 5), np.int32), bonus, ends)
+    assert prepared_bonus(look, 0) == [[5], [6], [7]]
+    assert prepared_bonus(look._replace(k=np.array([-1], np.int32)), 0) == []
+    assert prepared_bonus(None, 0) == []
+    engine = recorder.engine("ssd")
+    engine.round((0.0, 1.0), [RowTrace(0, 0, "hit", 2, 1, [7], [[5], [6], [7]])])
+    recorder.write()
+    (read,) = read_trace(tmp_path / "trace.json")
+    assert read.rounds[0].args["rows"][0]["prepared"] == [[5], [6], [7]]
 
 
 def test_draft_slices_never_overlap_although_clocks_are_compared_again(tmp_path):
