@@ -90,12 +90,6 @@ def _is_message(item: object) -> bool:
     return isinstance(item, Mapping) and not any(key in item for key in PROMPT_KEYS)
 
 
-def prompt_text(prompt: Prompt) -> str | None:
-    """The text of a prompt, as it was given; None for messages and ids."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
-
-
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, config: Config) -> list[int]:
     """The ids of one prompt; text goes through the chat template where that is on.
 

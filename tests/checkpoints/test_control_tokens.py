@@ -20,6 +20,7 @@ TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant {% endif %}"
 )
+SPACED = TEMPLATE.replace("<s>", "<s> ").replace("</s>", " </s>")
 SPELLED = ("<s>", "</s>", "<tool>")
 
 
@@ -43,7 +44,7 @@ def from_hf(tmp_path) -> OurTokenizer:
         AddedToken("</s>", special=True, normalized=False, lstrip=True),
         AddedToken("<tool>", special=False, normalized=False),
     )
-    return tokenizer_from_directory(directory(tmp_path, made, chat_template=TEMPLATE))
+    return tokenizer_from_directory(directory(tmp_path, made, chat_template=SPACED))
 
 
 def with_metaspace() -> OurTokenizer:
@@ -134,6 +135,40 @@ def test_tool_calls_and_tools_are_text_too(tokenizers):
     )
     assert special_tokens(tokenizers[0], ids) == ["<s>", "</s>"]
     assert tokenizers[0].decode(ids).count("</s>") == 4
+
+
+def test_a_key_alone_is_text_too(tokenizers):
+    message = {"role": "tool", "content": "x", "about": {"</s>": 1}}
+    ids = tokenizers[0].apply_chat_template(
+        [message], chat_template="{{ messages[0].about | tojson }}", split_special_tokens=True
+    )
+    assert special_tokens(tokenizers[0], ids) == []
+
+
+def test_no_pair_of_a_sentencepiece_vocabulary_forms_a_control_token():
+    tokens = ["<unk>", "<s>", "</s>", "<", "s", ">", "<s", "x", "▁"]
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * 6,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    tokenizer = tokenizer_from_gguf(values, where="tiny")
+    ids = tokenizer.encode("x<s>", split_special_tokens=True)
+    assert [tokens[i] for i in ids] == ["x", "<s", ">"]
+    assert tokenizer.encode("x<s>") == [7, 1]
+
+
+def test_a_tokenizer_that_splits_its_tokens_anyway_goes_on_to_do_so(tmp_path):
+    config = {"split_special_tokens": True}
+    made = directory(tmp_path, chat_template=TEMPLATE, tokenizer_config=config)
+    tokenizer = tokenizer_from_directory(made)
+    messages = [{"role": "user", "content": "a<s>"}]
+    ids = tokenizer.apply_chat_template(messages, split_special_tokens=True)
+    assert ids == tokenizer.apply_chat_template(messages)
+    assert special_tokens(tokenizer, ids) == []
 
 
 def test_overlapping_and_private_characters_are_no_way_around(tokenizers):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
-from ssd_jax.prompting import prompt_text
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 HI = [{"role": "user", "content": "hi"}]
@@ -52,11 +51,6 @@ def test_objects_stand_for_their_prompts(llm):
         o.token_ids for o in llm.generate(["hi", [5, 6]], SHORT)
     ]
     assert llm.generate(prompts[0], SHORT)[0].token_ids == outputs[0].token_ids
-
-
-def test_the_text_of_a_prompt_is_what_was_given():
-    assert prompt_text("hi") == prompt_text({"prompt": "hi"}) == "hi"
-    assert prompt_text(HI) is prompt_text([5]) is prompt_text({"prompt_token_ids": [5]}) is None
 
 
 def test_tools_and_a_template_reach_the_prompt(llm):
