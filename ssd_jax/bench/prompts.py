@@ -52,9 +52,9 @@ def load_prompts(spec: str) -> list[BenchPrompt]:
     Args:
       spec: names and paths, separated by commas; `:N` after one takes its first N prompts. A file
         holds JSON lines (gzip where its name ends in .gz), each {"prompt"}, {"messages"},
-        {"prompt_token_ids"}, MT-Bench's {"turns"} (the first turn is used), HumanEval's {"task_id", "prompt"}, MBPP's
-        {"task_id", "text"}, GSM8K's {"question"}, or Self-Instruct's {"instruction", "instances"}
-        (with the input of the first instance, if it has one).
+        {"prompt_token_ids"}, MT-Bench's {"turns"} (the first turn is used), HumanEval's
+        {"task_id", "prompt"}, MBPP's {"task_id", "text"}, GSM8K's {"question"}, or Self-Instruct's
+        {"instruction", "instances"} (with the input of the first instance, if it has one).
 
     Raises:
       InputError: an unknown name, a bad N, or a file with bad lines; the message lists the bad
