@@ -194,7 +194,9 @@ class _Demo:
     def _opened(self, config: Config, ks: Sequence[int] = ()) -> Iterator[LLM]:
         """Opens a model, and loads it once its prompts are known to fit."""
         began = time.monotonic()
-        if _is_cold(config):
+        if config.compile_cache == "off":
+            self._note("compile_cache = off: every start compiles its programs, for minutes")
+        elif not any(compile_cache(config.compile_cache).glob("*.program")):
             self._note(
                 "a first start here compiles its programs, in one to five minutes on two cores; "
                 "they are kept, and a later start takes seconds"
@@ -292,13 +294,6 @@ def _hits(rate: float | None, misses: int, rounds: int) -> int:
     if not rate:
         return 0
     return round(misses * rate / (1 - rate)) if rate < 1 else rounds
-
-
-def _is_cold(config: Config) -> bool:
-    """Whether no compiled programs are kept."""
-    if config.compile_cache == "off":
-        return True
-    return not any(compile_cache(config.compile_cache).glob("*.program"))
 
 
 def _described(config: Config) -> str:

@@ -11,6 +11,7 @@ from ssd_jax.system.atomic import new_file
 from ssd_jax.traces.read import EngineLanes
 
 _HIT, _OTHER, _MISS = "#009E73", "#E8E8E8", "#D55E00"
+_HEAD = 14  # characters of the accepted text
 _MOST_SHOWN = 8
 """Bonus tokens of each k that are drawn, likeliest first."""
 
@@ -75,8 +76,8 @@ def draw_guesses(found: Guesses, decode: Callable[[list[int]], str], path: Path)
     except ImportError:
         raise InputError("drawing needs matplotlib; pip install 'ssd-jax[plot]'") from None
 
-    def word(token: int) -> str:
-        return repr(decode([token]))[1:-1].replace("$", r"\$")
+    def word(*tokens: int) -> str:
+        return repr(decode([*tokens]))[1:-1].replace("$", r"\$")
 
     *accepted, bonus = found.committed
     rows = min(_MOST_SHOWN, max(map(len, found.prepared), default=0)) + 1
@@ -85,7 +86,7 @@ def draw_guesses(found: Guesses, decode: Callable[[list[int]], str], path: Path)
     box = {"boxstyle": "round,pad=0.35", "edgecolor": "none"}
     for k, tokens in enumerate(found.prepared):
         came = k == len(accepted)
-        head = f"{k} accepted" + (f": …{word(accepted[-1])}" if came and accepted else "")
+        head = f"{k} accepted" + (f": {word(*accepted)[-_HEAD:]}" if came and accepted else "")
         axes.text(k, 0, head, ha="center", va="center", weight="bold" if came else "normal")
         shown = [*tokens[:_MOST_SHOWN]]
         if came and bonus not in shown:

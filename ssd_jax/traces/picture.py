@@ -123,7 +123,11 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     zero, end = rounds[0].begin, rounds[-1].end
     axis = _time_axis(engine, rounds)
     margin = 0.01 * (end - zero - axis.left_out)
-    bars = list(_bars(engine, zero - margin, end + margin))
+    bars = [
+        bar
+        for bar in _bars(engine, zero - margin, end + margin)
+        if bar.end > zero and bar.begin < end  # what only reaches into the margin says nothing
+    ]
     left, right = axis.place(zero - margin), axis.place(end + margin)
     workers = len(engine.drafts)
     lanes = ["target", *("draft" if n == 1 else f"draft {n}" for n in range(1, workers + 1))]

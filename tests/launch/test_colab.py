@@ -56,6 +56,41 @@ def test_a_folder_is_no_installation(notebook, tmp_path, monkeypatch, installed,
     )
 
 
+def installs(notebook, given):
+    """Runs the first cell up to its imports, with this filled in."""
+    install = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    install = install.replace('INSTALL_FROM = ""', f'INSTALL_FROM = "{given}"', 1)
+    exec(install.partition("import jax")[0], {})
+
+
+@pytest.mark.parametrize(
+    ("given", "commands"),
+    [
+        ("ssd_jax-9.whl", ["pip ssd_jax-9.whl"]),
+        ("https://host/ssd_jax.git", ["git https://host/ssd_jax.git", "pip HERE/ssd_jax"]),
+    ],
+)
+def test_elsewhere_it_installs_what_is_filled_in(notebook, tmp_path, monkeypatch, given, commands):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [])
+    run = []
+
+    def record(command, check):
+        what = command[-1].partition("[")[0] if "pip" in command else command[3]
+        run.append(f"{'pip' if 'pip' in command else 'git'} {what}".replace(str(tmp_path), "HERE"))
+
+    monkeypatch.setattr(subprocess, "run", record)
+    installs(notebook, given)
+    assert run == commands
+
+
+def test_elsewhere_with_nothing_filled_in_it_says_what_to_fill_in(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(SystemExit, match="fill in INSTALL_FROM"):
+        installs(notebook, "")
+
+
 @pytest.mark.slow
 def test_it_runs_from_top_to_bottom(notebook, tmp_path):
     client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": tmp_path}})
@@ -70,4 +105,6 @@ def test_it_runs_from_top_to_bottom(notebook, tmp_path):
     assert 0 < float(table[2][3]) <= 1  # hit rate
     assert "SSD pays here" in said[4] or "SSD is not worth it here" in said[4]
     pictures = [out for cell in code for out in cell.outputs if "image/png" in out.get("data", {})]
-    assert len(pictures) == 2
+    assert "tokens a round, hit rate" in said[5]
+    assert said[6].startswith("ssd k=4, rounds ")
+    assert len(pictures) == 3
