@@ -9,6 +9,7 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences, derived
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.roles.activity import Activity
 from ssd_jax.speculation.backup import RandomBackup
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
@@ -85,6 +86,7 @@ SETTINGS = {
     "lengths chosen, coupled": ({"tuner": Restless((1, 2), (8,)), "rule": "coupled"}, False),
     "lengths given": ({"tuner": FixedTuner(SpeculationPlan(k=3, budget=8))}, False),
     "a pace": ({"pace": Pace()}, True),
+    "a draft that says when it was busy": ({"activity": Activity}, True),
     "pages that grow": ({"pages": growing()}, True),
     "pages that grow, coupled": ({"pages": growing(), "rule": "coupled"}, False),
     "pages for whole texts": ({"pages": growing(grows=False)}, False),

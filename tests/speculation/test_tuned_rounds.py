@@ -63,6 +63,18 @@ def test_text_is_that_of_plain_decoding(predictor, backup, fan_out):
         assert {(plan.k, plan.budget) for plan in tuner.plans} >= {(1, 2), (3, 9)}
 
 
+def test_branches_behind_a_rejected_token_propose_no_more_than_the_plan_says():
+    """Those of K = 1 have a token more than that."""
+    parts, tuner = restless(spell(LONG), wrong=lambda position: position % 3 == 1)
+    parts.engine.add(request(max_tokens=60))
+    drain(parts.engine)
+    planned = zip(parts.controller.rounds, [tuner.plans[0], *tuner.plans], strict=False)
+    lengths = [(int(drafted.lengths[0]), plan.k) for (_, drafted), plan in planned]
+    assert all(length <= k for length, k in lengths)
+    assert lengths.count((1, 1)) > 2
+    assert "hit" in parts.controller.sources()
+
+
 def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each():
     parts, tuner = restless(spell(LONG))
     parts.engine.add(request(max_tokens=60))
