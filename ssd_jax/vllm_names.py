@@ -35,8 +35,11 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _mesh(value: Any, given: Given) -> dict[str, Any]:
-    del given
-    return {"mesh": f"tensor={_integer('tensor_parallel_size', value)}"}
+    count = _integer("tensor_parallel_size", value)
+    alone = given.get("mode", "ar") in ("ar", "sd")
+    if count == 1 and alone and not given.keys() & {"mesh", "target_devices", "hosts"}:
+        return {}  # a target has one device then, and no mesh is cheaper than a mesh of one
+    return {"mesh": f"tensor={count}"}
 
 
 def _kv_memory(value: Any, given: Given) -> dict[str, Any]:
