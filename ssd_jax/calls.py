@@ -7,11 +7,13 @@ import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config import Config
+from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.engine.sequence import check, stop_ids
@@ -80,7 +82,10 @@ class Calls(ABC):
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InputError(f"params = {params!r}: give SamplingParams")
-        request = Request(prompt_ids=self.encode(prompt), params=params, index=index)
+        words = encoded(params.bad_words, partial(self.tokenizer.encode, add_special=False))
+        request = Request(
+            prompt_ids=self.encode(prompt), params=params, index=index, bad_word_ids=words
+        )
         check(request, self.tokenizer.eos_ids, self.context)
         prepared = self.config.logprobs
         if params.logprobs is not None and (prepared is None or params.logprobs > prepared):
@@ -96,6 +101,13 @@ class Calls(ABC):
             raise InputError(
                 f"min_tokens = {params.min_tokens}: every token id ends the text, so there is none "
                 "that could come before; leave one out of stop_token_ids"
+            )
+        never = {word[0] for word in words if len(word) == 1}
+        never |= stops if params.min_tokens else set()
+        if words and len(never) >= size and never >= {*range(size)}:
+            raise InputError(
+                f"bad_words = {shown(params.bad_words)} leave no token id that could be generated; "
+                "give fewer"
             )
         return request
 

@@ -2,7 +2,7 @@
 
 The target writes the texts. At each of their tokens a proposal drawn from q is accepted with
 probability sum(min(p, q)) (the ratio rule), with p and q after temperature, top-k, top-p and min-p.
-Penalties, logit biases and banned tokens are not applied.
+Penalties, logit biases, bad words and banned tokens are not applied.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ssd_jax.engine.sequence import stop_ids
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling, sampling_of
@@ -70,7 +71,8 @@ class ForkScorer:
         stops = sorted(stop_ids(request, self._tokenizer.eos_ids)) if params.min_tokens else []
         before = min(len(request.prompt_ids) + params.min_tokens, self._programs.context)
         rows = SamplingRows(1, self._programs.model.config.vocab_size)
-        rows.set(SlotOpening(0, params, request.index, stops, before))
+        words = request.bad_word_ids
+        rows.set(SlotOpening(0, params, request.index, stops, before, bad_word_ids=words))
         return rows.on_device()
 
 
@@ -78,7 +80,10 @@ def _history(prompt: Sequence[int], output: Sequence[int], vocab: int) -> Histor
     said, spoken = np.zeros((1, vocab), bool), np.zeros((1, vocab), np.int32)
     said[0, list(prompt)] = True
     np.add.at(spoken[0], list(output), 1)
-    return History(jnp.asarray(said), jnp.asarray(spoken))
+    recent = np.full((1, MAX_BAD_WORD_TOKENS - 1), -1, np.int32)
+    last = list(output)[-recent.shape[1] :]
+    recent[0, recent.shape[1] - len(last) :] = last
+    return History(*map(jnp.asarray, (said, spoken, recent)))
 
 
 @functools.partial(jax.jit, static_argnames="tokens")

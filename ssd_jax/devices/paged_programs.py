@@ -280,7 +280,10 @@ class PagedPrograms:
 
     def new_history(self) -> History:
         """History without tokens in any slot."""
-        return zeros(self.structs["history"])
+        structs: History = self.structs["history"]
+        recent: Any = structs.recent
+        nothing = jnp.full(recent.shape, -1, recent.dtype, device=recent.sharding)
+        return zeros(structs)._replace(recent=nothing)
 
     def prefill(
         self,

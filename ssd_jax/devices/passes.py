@@ -30,7 +30,8 @@ def cut(model: FunctionalModel, structs: Any, *axes: str | None) -> Any:
 def history_structs(model: FunctionalModel, slots: int) -> History:
     """Structs of the history of `slots` slots, sharded as embeddings are."""
     history = jax.eval_shape(lambda: penalties.empty(slots, model.config.vocab_size))
-    return cut(model, history, DATA_AXIS, over_words(model, model.rules.vocab))
+    by_words = cut(model, history, DATA_AXIS, over_words(model, model.rules.vocab))
+    return by_words._replace(recent=cut(model, history.recent, DATA_AXIS))
 
 
 def over_words(model: FunctionalModel, axis: str | None) -> str | None:

@@ -11,7 +11,13 @@ from jax.sharding import Sharding
 
 from ssd_jax.models.sharding import put
 from ssd_jax.roles.records import SlotOpening
-from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_IDS, SamplingParams
+from ssd_jax.sampling.params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED_IDS,
+    MAX_STOP_IDS,
+    SamplingParams,
+)
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import Parts
 
@@ -41,9 +47,11 @@ class SamplingRows:
             "request": np.zeros(rows, np.uint32),
             "banned": np.full((rows, MAX_STOP_IDS), -1, np.int32),
             "ban_before": np.zeros(rows, np.int32),
+            "bad_word_ids": np.full((rows, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), -1, np.int32),
         }
         self._host: Any = Sampling(**arrays)
         self._device: Sampling | None = None
+        self._bad_word_ids: jax.Array | None = None  # on the device: most requests have none
 
     def set(self, opening: SlotOpening, temperature: float | None = None) -> None:
         """Sets one slot.
@@ -65,13 +73,22 @@ class SamplingRows:
         own.banned[row] = -1
         own.banned[row, : len(opening.banned)] = opening.banned
         own.ban_before[row] = opening.ban_before
+        words = own.bad_word_ids[row]
+        if opening.bad_word_ids or (words >= 0).any():
+            words[:] = -1
+            for place, ids in enumerate(opening.bad_word_ids):
+                words[place, -len(ids) :] = ids
+            self._bad_word_ids = None
         self._device = None
 
     def on_device(self) -> Sampling:
         """All slots, copied only after a change."""
         if self._device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
-            self._device = Sampling(*put(jax.tree.map(np.array, self._host), self._where))
+            if self._bad_word_ids is None:
+                self._bad_word_ids = put(self._host.bad_word_ids.copy(), self._where)
+            others = jax.tree.map(np.array, self._host._replace(bad_word_ids=None))
+            self._device = put(others, self._where)._replace(bad_word_ids=self._bad_word_ids)
         return self._device
 
     def row(self, row: int) -> Sampling:
@@ -92,10 +109,11 @@ class SamplingRows:
         penalised = own.repetition_penalty != 1
         penalised |= (own.frequency_penalty != 0) | (own.presence_penalty != 0)
         biased = (own.bias_ids < self._vocab).any(axis=1)
+        worded = (own.bad_word_ids[..., -1] >= 0).any(axis=1)
         return Parts(
             sampled=bool(hot.any()),
             truncated=bool((hot & truncated).any()),
-            adjusted=bool((live & (banned | penalised | biased)).any()),
+            adjusted=bool((live & (banned | penalised | biased | worded)).any()),
         )
 
     def structs(self) -> Sampling:

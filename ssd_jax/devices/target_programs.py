@@ -187,7 +187,10 @@ class Programs(PagedPrograms):
             if VARIANTS[variant].adjusted is not False:
                 said = commit(own, drafted, outcome, (start >= 0) & (every | owner))
                 if not every:
-                    said = history._replace(output=history.output.at[slot].set(said.output[0]))
+                    said = history._replace(
+                        output=history.output.at[slot].set(said.output[0]),
+                        recent=history.recent.at[slot].set(said.recent[0]),
+                    )
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
             told = packed, outcome.bonus, reported
             packed, bonus, reported = told if every else self.of_owner(told, owner)

@@ -47,7 +47,8 @@ _LOG = logging.getLogger(__name__)
 _SHORT_PROMPTS = 4  # most that a step reads
 _NO_NUMBERS = (
     "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
-    "too large for its dtype: try `dtype='float32'`, or fetch it again"
+    "too large for its dtype: try --dtype=float32, or fetch it again. With bad_words or min_tokens, "
+    "also where they leave no token that the target could generate: ban fewer"
 )
 
 
@@ -320,9 +321,8 @@ class Engine:
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             prompt = len(request.prompt_ids)
             ban_before = min(prompt + params.min_tokens, self._target.context)
-            opening = SlotOpening(
-                seat.slot, params, request.index, banned, ban_before, *seat.taken, prompt
-            )
+            about = seat.slot, params, request.index, banned, ban_before, *seat.taken, prompt
+            opening = SlotOpening(*about, request.bad_word_ids)
             try:
                 for role in self._roles:
                     role.open(opening)

@@ -23,11 +23,13 @@ class Request:
         same index, seed and prompt give the same text whatever the slot and the other requests.
         Where lengths of proposals depend on time, they give texts of the same distribution, each
         with noise of its own (`occurrences`).
+      bad_word_ids: token ids of `params.bad_words`, see `bad_words.encoded`.
     """
 
     prompt_ids: Sequence[int]
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     index: int = 0
+    bad_word_ids: Sequence[Sequence[int]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

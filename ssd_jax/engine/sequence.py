@@ -97,7 +97,7 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
 
     Raises:
       InputError: an empty prompt, a prompt that leaves no room in the context, too many stop ids,
-        or an index out of range.
+        bad words without token ids, or an index out of range.
     """
     whole = isinstance(request.index, Integral) and not isinstance(request.index, bool)
     if not whole or not 0 <= request.index < 2**32:
@@ -110,6 +110,8 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
             f"the prompt has {size} tokens; the context is {context} and one is needed for output; "
             "shorten the prompt or raise `context` as far as the models reach"
         )
+    if request.params.bad_words and not request.bad_word_ids:
+        raise InputError("bad_words without their token ids; make the request with LLM.request")
     stops = len(stop_ids(request, eos_ids))
     if stops > MAX_STOP_IDS:
         raise InputError(f"{stops} stop ids, EOS included; at most {MAX_STOP_IDS} are supported")

@@ -38,6 +38,8 @@ class SlotOpening:
         also given their tokens, and runs none of them.
       prompt: tokens of its prompt. Tokens given to `prefill` behind them are output, of a request
         that continues.
+      bad_word_ids: sequences of tokens; the last is impossible where the output ends with the
+        others.
     """
 
     slot: int
@@ -48,6 +50,7 @@ class SlotOpening:
     pages: Sequence[int] = ()
     reused: int = 0
     prompt: int = ALL
+    bad_word_ids: Sequence[Sequence[int]] = ()
 
 
 class TopLogprobs(NamedTuple):
@@ -64,7 +67,7 @@ class Outcomes(NamedTuple):
     Attributes:
       accepted: k.
       tokens: the first k + 1 are emitted: the accepted tokens, then the bonus token, which is
-        `params.NO_TOKEN` where the target's logits are no numbers.
+        `params.NO_TOKEN` where no token can be drawn.
       logprobs: of `tokens`, where the target was told to report them.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -15,10 +16,14 @@ MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 4096
-"""Most stop strings of a request, and most characters of all: each token is compared with them."""
+"""Most stop strings of a request, and most characters of all: each token is compared with them.
+Bad words have no more characters, either."""
 
 MAX_BIASED_IDS = 64
 """Ids with a logit bias; also a static size of the compiled programs."""
+
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 8
+"""Token sequences of bad words, and tokens of each; static sizes of the compiled programs."""
 
 MAX_BIAS = 1e6
 """Largest magnitude of a logit bias; float32 holds its sum with any logit."""
@@ -27,7 +32,8 @@ MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
 
 NO_TOKEN = -1
-"""Stands for a token that could not be drawn because the target's logits are no numbers."""
+"""Stands for a token that could not be drawn: the target's logits are no numbers, or all that may
+be drawn is banned."""
 
 _MOST = 2**31 - 1
 
@@ -52,6 +58,7 @@ class SamplingFields(TypedDict, total=False):
     min_tokens: int
     stop: str | Iterable[str] | None
     stop_token_ids: Iterable[int] | None
+    bad_words: str | Iterable[str] | None
     ignore_eos: bool
     logprobs: int | None
 
@@ -93,6 +100,7 @@ class SamplingParams:
     min_tokens: int = _field(0, "no stop before this many generated tokens")
     stop: tuple[str, ...] = _field((), "strings that end the text")
     stop_token_ids: tuple[int, ...] = _field((), "token ids that end the text besides EOS")
+    bad_words: tuple[str, ...] = _field((), "words that may not be generated")
     ignore_eos: bool = _field(False, "continue past end-of-sequence tokens")
     logprobs: int | None = _field(
         None,
@@ -107,7 +115,12 @@ class SamplingParams:
         def __init__(self, **_given: Unpack[SamplingFields]) -> None: ...
 
     def __post_init__(self) -> None:
-        readers = {"stop": _as_tuple, "stop_token_ids": _as_ids, "logit_bias": _as_bias}
+        readers = {
+            "stop": functools.partial(_as_texts, "stop"),
+            "stop_token_ids": _as_ids,
+            "bad_words": functools.partial(_as_texts, "bad_words", most=MAX_BAD_WORDS),
+            "logit_bias": _as_bias,
+        }
         for name, read in readers.items():
             value = getattr(self, name)
             object.__setattr__(self, name, () if value is None else read(value))
@@ -152,23 +165,24 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     return pairs
 
 
-def _as_tuple(stop: Any) -> tuple[str, ...]:
-    several = isinstance(stop, Iterable) and not isinstance(stop, str)
+def _as_texts(name: str, value: Any, most: int = MAX_STOPS) -> tuple[str, ...]:
+    several = isinstance(value, Iterable) and not isinstance(value, str)
     try:
-        stops: tuple[Any, ...] = tuple(stop) if several else (stop,)
+        texts: tuple[Any, ...] = tuple(value) if several else (value,)
     except TypeError:  # an array without axes
-        stops = (stop,)
-    if not all(isinstance(text, str) and text and is_unicode(text) for text in stops):
+        texts = (value,)
+    if not all(isinstance(text, str) and text and is_unicode(text) for text in texts):
         raise InputError(
-            f"stop = {shown(stops)}: each stop is a string of Unicode text that is not empty"
+            f"{name} = {shown(texts)}: each {name.removesuffix('s').replace('_', ' ')} is a string "
+            "of Unicode text that is not empty"
         )
-    length = sum(map(len, stops))
-    if len(stops) > MAX_STOPS or length > MAX_STOP_CHARACTERS:
+    length = sum(map(len, texts))
+    if len(texts) > most or length > MAX_STOP_CHARACTERS:
         raise InputError(
-            f"stop has {len(stops)} strings of {length} characters; give at most {MAX_STOPS} of "
+            f"{name} has {len(texts)} strings of {length} characters; give at most {most} of "
             f"{MAX_STOP_CHARACTERS} together"
         )
-    return stops
+    return texts
 
 
 def _as_ids(ids: Any) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Penalties and bias: how a request's history, its prompt and output so far, changes logits.
 
 Two integer facts a token, whether it is in the prompt and how often it was generated, are enough
-for every penalty. Tokens in flight are first added as integers, then each penalty is applied once,
-so that speculation cannot change a rounding.
+for every penalty; bad words also need the last tokens of the output in order. Tokens in flight are
+first added as integers, then each penalty is applied once, so that speculation cannot change a
+rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.sampling.outputs import Outputs, columns_of
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import when
 
@@ -25,11 +27,16 @@ class History(NamedTuple):
 
     prompt: Bool[Array, "B V"]  # whether the token is in the prompt
     output: Int32[Array, "B V"]  # times it was committed to the output, counting the pending token
+    recent: Int32[Array, "B R"]  # the last tokens of the output, padded with -1 in front
 
 
 def empty(rows: int, vocab: int) -> History:
     """Histories without tokens."""
-    return History(jnp.zeros((rows, vocab), bool), jnp.zeros((rows, vocab), jnp.int32))
+    return History(
+        jnp.zeros((rows, vocab), bool),
+        jnp.zeros((rows, vocab), jnp.int32),
+        jnp.full((rows, MAX_BAD_WORD_TOKENS - 1), -1, jnp.int32),
+    )
 
 
 def add_prompt(
@@ -38,39 +45,59 @@ def add_prompt(
     """Adds prompt tokens to a row, after emptying it when `first`; ids >= V are ignored."""
     keep = jnp.logical_not(first)
     rows = jnp.full_like(tokens, row)
+    recent = history.recent
     return History(
         history.prompt.at[row]
         .set(history.prompt[row] & keep)
         .at[rows, tokens]
         .set(True, mode="drop"),
         history.output.at[row].set(history.output[row] * keep),
+        recent.at[row].set(jnp.where(first, -1, recent[row])),
     )
 
 
 def add_output(
     history: History, tokens: Int32[jax.Array | np.ndarray, "B n"], outputs: Outputs = None
 ) -> History:
-    """Counts committed tokens; ids outside [0, V), or that have no column, are ignored."""
+    """Adds committed tokens, in order; negative ids are none.
+
+    Ids of V and more, or that have no column, are not counted.
+    """
+    recent = _appended(history.recent, jnp.asarray(tokens))
     if outputs is not None:
         tokens = columns_of(outputs, jnp.asarray(tokens))
     vocab = history.output.shape[1]
     rows = jnp.arange(tokens.shape[0])[:, None]
     ids = jnp.where(tokens < 0, vocab, tokens)
-    return history._replace(output=history.output.at[rows, ids].add(1, mode="drop"))
+    output = history.output.at[rows, ids].add(1, mode="drop")
+    return history._replace(output=output, recent=recent)
 
 
 def recall_output(history: History, row: Int32[Array, ""], tokens: Int32[Array, "n"]) -> History:
-    """Counts output tokens that one row had before; negative ids are ignored."""
+    """Adds output tokens that one row had before; negative ids are none."""
     ids = jnp.where(tokens < 0, history.output.shape[1], tokens)
-    return history._replace(output=history.output.at[row, ids].add(1, mode="drop"))
+    (recent,) = _appended(history.recent[row][None], tokens[None])
+    return history._replace(
+        output=history.output.at[row, ids].add(1, mode="drop"),
+        recent=history.recent.at[row].set(recent),
+    )
+
+
+def _appended(recent: Int32[Array, "B R"], tokens: Int32[Array, "B n"]) -> Int32[Array, "B R"]:
+    """The last R tokens of both that are not negative, in order, padded with -1 in front."""
+    every, room = jnp.concatenate([recent, tokens], axis=1), recent.shape[1]
+    real = every >= 0
+    place = room - jnp.cumsum(real[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
+    here = real[:, :, None] & (place[:, :, None] == jnp.arange(room))
+    return jnp.max(jnp.where(here, every[:, :, None], -1), axis=1)
 
 
 def of_rows(history: History, row: Int32[Array, "n"], outputs: Outputs = None) -> History:
     """The history of some rows; with `outputs`, only for these tokens, a column each."""
     if outputs is None:
-        return History(history.prompt[row], history.output[row])
+        return jax.tree.map(lambda array: array[row], history)
     place = (row[:, None], jnp.asarray(outputs)[None])
-    return History(history.prompt[place], history.output[place])
+    return History(history.prompt[place], history.output[place], history.recent[row])
 
 
 def in_flight(

@@ -1,6 +1,6 @@
 """The distribution that tokens are drawn from, computed from logits and a request's settings.
 
-Order: banned ids and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
+Order: banned ids, bad words and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
 filter acts on the renormalised result of the one before. A filter keeps every token at or above a
 threshold probability, ties included, so that every backend finds the same set.
 """
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.kernels.rows import first_best, largest, row_max, row_sum
-from ssd_jax.sampling import truncation
+from ssd_jax.sampling import bad_words, truncation
 from ssd_jax.sampling.outputs import Outputs, every_id
 from ssd_jax.sampling.penalties import GetHistory, penalise
 from ssd_jax.sampling.settings import Sampling
@@ -41,8 +41,9 @@ def allowed_logits(
 ) -> Float32[Array, "B V"]:
     """Logits after everything that comes before the temperature.
 
-    -inf at banned ids and at ids >= tokens (vocabulary padding); penalties and bias applied. With
-    `outputs` the logits have columns for these ids only. `adjusted` is the field of `Parts`.
+    -inf at banned ids, at ids that complete a bad word, and at ids >= tokens (vocabulary padding);
+    penalties and bias applied. With `outputs` the logits have columns for these ids only.
+    `adjusted` is the field of `Parts`.
     """
     ids = every_id(outputs, logits.shape[1])
     if outputs is not None or tokens < logits.shape[1]:
@@ -51,9 +52,11 @@ def allowed_logits(
 
     def ban(logits: jax.Array) -> jax.Array:
         hit = jnp.any(ids[None, :, None] == sampling.banned[:, None, :], axis=-1)
-        return jnp.where(hit & banning[:, None], -jnp.inf, logits)
+        logits = jnp.where(hit & banning[:, None], -jnp.inf, logits)
+        return bad_words.ban(logits, sampling, get_history(), outputs)
 
-    logits = when(adjusted, jnp.any(banning), ban, lambda logits: logits, logits)
+    some = jnp.any(banning | bad_words.have_any(sampling))
+    logits = when(adjusted, some, ban, lambda logits: logits, logits)
     return penalise(logits, sampling, get_history, outputs, adjusted)
 
 

@@ -25,6 +25,7 @@ class Sampling(NamedTuple):
     request: UInt32[Array, "B"]  # sample index of the caller
     banned: Int32[Array, "B stops"]  # token ids, padded with -1
     ban_before: Int32[Array, "B"]  # `banned` applies to tokens at positions below this
+    bad_word_ids: Int32[Array, "B words length"]  # token sequences, padded with -1 in front
 
 
 @jax.jit  # programs call this many times for each distribution
@@ -42,4 +43,5 @@ def of_live(sampling: Sampling, live: Bool[Array, "B"]) -> Sampling:
         frequency_penalty=jnp.where(live, sampling.frequency_penalty, 0.0),
         presence_penalty=jnp.where(live, sampling.presence_penalty, 0.0),
         ban_before=jnp.where(live, sampling.ban_before, 0),
+        bad_word_ids=jnp.where(live[:, None, None], sampling.bad_word_ids, -1),
     )

@@ -24,7 +24,7 @@ class Parts(NamedTuple):
     Attributes:
       sampled: rows with a temperature other than 0; greedy rows are always included.
       truncated: top-k, top-p and min-p of sampled rows.
-      adjusted: bans, penalties and bias.
+      adjusted: bans, bad words, penalties and bias.
     """
 
     sampled: bool | None = None

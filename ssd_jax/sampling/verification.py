@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, take_rows
+from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, row_max, take_rows
 from ssd_jax.sampling import keys, soundness, truncation
+from ssd_jax.sampling.bad_words import have_any
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.penalties import History, add_output, in_flight
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
     """The verification outcome (k, t*) of each row."""
 
     accepted: Int32[Array, "B"]  # k in 0..L
-    bonus: Int32[Array, "B"]  # t*; `NO_TOKEN` where the target's logits are no numbers
+    bonus: Int32[Array, "B"]  # t*; `NO_TOKEN` where no token can be drawn
 
 
 class _Numbers(NamedTuple):
@@ -100,6 +101,7 @@ def verify(
         accepted, bonus = _decided(*given)
         looked_at = where.before <= accepted[where.row]
         numbers = soundness.sound_of(looked_at, where.logits, tokens)
+        numbers &= _possible(where, allowed, sampling, start)
     else:
         (accepted, bonus), numbers = _at_once(*given, parts, tokens)
     sound = _leading_true(numbers.reshape(accepted.shape[0], -1))
@@ -150,6 +152,21 @@ def _decided(
     cold = jax.lax.cond(jnp.all(hot), lambda: nothing, greedy)
     warm = jax.lax.cond(jnp.any(hot), sampled, lambda: nothing)
     return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
+
+
+def _possible(
+    where: _Positions,
+    allowed: Callable[[_Positions], jax.Array],
+    sampling: Sampling,
+    start: Int32[Array, "B"],
+) -> Bool[Array, "n"]:
+    """Whether bans leave any token of each position; looked at only where there are bans."""
+
+    def look() -> jax.Array:
+        return map_rows(lambda block: row_max(allowed(block))[:, 0], where) > -jnp.inf
+
+    banning = have_any(sampling) | (sampling.ban_before > start + 1)
+    return jax.lax.cond(jnp.any(banning), look, lambda: jnp.ones(where.row.shape, bool))
 
 
 def emitted(proposal: Proposal, outcome: Outcome) -> Int32[Array, "B K+1"]:
@@ -243,6 +260,8 @@ def _at_once(
     scores, own = allowed(where), sampling_of(sampling, where.row)
     if not parts.sampled:
         greedy, sound = soundness.best_and_sound(scores, where.logits, tokens)
+        if parts.adjusted is not False:
+            sound &= row_max(scores)[:, 0] > -jnp.inf
         return _leading(greedy.reshape(start.shape[0], -1), proposal), sound
     greedy, numbers = _numbers(scores, own, parts)
     cold = _leading(greedy.reshape(start.shape[0], -1), proposal)
@@ -264,7 +283,10 @@ def _at_once(
     drawn = _drawn(rule, target, where, proposal, sampling, start)
     hot = sampling.temperature > 0
     outcome = jax.tree.map(lambda own, best: jnp.where(hot, own, best), drawn, cold)
-    return outcome, soundness.sound(where.logits, tokens)
+    sound = soundness.sound(where.logits, tokens)
+    if parts.adjusted is not False:  # bans may leave nothing
+        sound &= numbers.top[:, 0] > -jnp.inf
+    return outcome, sound
 
 
 def _numbers(

@@ -54,6 +54,7 @@ def outputs(path, *texts):
         (["--prompt=", "--chat_template=false"], "prompt 0: the prompt is empty"),
         (["--prompt=x", "--stop_token_ids=999"], "prompt 0: stop_token_ids: token id 999 is not"),
         (["--prompt=x", "--logit_bias=999:1"], "prompt 0: logit_bias: token id 999 is not"),
+        (["--prompt=x", "--bad_words=far too long"], "prompt 0: bad_words: 'far too long' has 12"),
         (["--prompt=x\udcff"], "prompt 0: the text is not valid Unicode"),
         (["--prompt=x", *(f"--stop_token_ids={n}" for n in range(33))], "35 stop ids"),
     ],

@@ -198,6 +198,8 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--stop="], "each stop is a string of Unicode text that is not empty"),
         (["--stop=" + "x" * 5000], "stop has 1 strings of 5000 characters; give at most 64"),
         (["--stop=a"] * 65, "stop has 65 strings of 65 characters"),
+        (["--bad_words="], "each bad word is a string of Unicode text that is not empty"),
+        (["--bad_words=a"] * 129, "bad_words has 129 strings of 129 characters; give at most 128"),
         (["--config=missing.toml"], "missing.toml"),
     ],
 )

@@ -18,6 +18,7 @@ SETTINGS = [
     {},
     {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.4},
     {"min_tokens": 12, "logit_bias": {tiny.EOS: 50.0, 65: 2.0}},
+    {"logit_bias": {65: 40.0, 66: 39.0, 67: 38.0}, "bad_words": ["bb", "bc"]},
     {"temperature": 0.8, "seed": 5},
     {"temperature": 0.4, "top_k": 5, "seed": 2**63 + 1},
     {"temperature": 1.2, "top_p": 0.7, "min_p": 0.02, "presence_penalty": 0.5},

@@ -28,6 +28,7 @@ class Request:
     params: SamplingParams
     banned: tuple[int, ...] = ()
     ban_before: int = 0
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +171,9 @@ class Rounds:
 
     def _open(self, slot: int, request: Request) -> Promoted:
         self._requests[slot], self._texts[slot] = request, list(request.prompt)
+        bans = request.banned, request.ban_before
         self._draft.open(
-            SlotOpening(slot, request.params, slot, request.banned, request.ban_before)
+            SlotOpening(slot, request.params, slot, *bans, bad_word_ids=request.bad_word_ids)
         )
         self._draft.prefill(slot, request.prompt, 0)
         return Promoted(slot=slot, position=len(request.prompt) - 1, pending=request.prompt[-1])

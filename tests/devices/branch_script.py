@@ -33,9 +33,13 @@ PENALISED = SamplingParams(
 )
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=2**33 + 5, logit_bias=BIAS)
 REQUESTS = {
-    0: Request(tuple(b"a greedy one whose prompt takes two chunks"), PENALISED),
+    0: Request(
+        tuple(b"a greedy one whose prompt takes two chunks"), PENALISED, bad_word_ids=((65, 66),)
+    ),
     1: Request(
-        tuple(b"sampled, AFBK"), dataclasses.replace(SAMPLED, frequency_penalty=0.9, top_p=0.97)
+        tuple(b"sampled, AFBK"),
+        dataclasses.replace(SAMPLED, frequency_penalty=0.9, top_p=0.97),
+        bad_word_ids=((66, 65), (70, 75), (75, 70, 66)),
     ),
     2: Request(tuple(b"no penalties"), SAMPLED, banned=(65, 66), ban_before=17),
 }

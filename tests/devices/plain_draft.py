@@ -180,6 +180,7 @@ def _law(logits: np.ndarray, request: Request, text: Sequence[int]) -> np.ndarra
     bias = request.params.logit_bias
     settings |= {"bias_ids": [i for i, _ in bias], "bias": [value for _, value in bias]}
     settings |= {"banned": request.banned, "ban_before": request.ban_before}
+    settings |= {"bad_word_ids": request.bad_word_ids}
     size = len(request.prompt)
     return next_law(logits, settings, text[:size], text[size:])
 

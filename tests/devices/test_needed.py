@@ -78,6 +78,32 @@ def test_an_end_of_bans_without_banned_ids_asks_for_nothing():
     assert not rows.needed(np.array([3])).adjusted
 
 
+def test_rows_with_bad_words_need_their_bans_until_another_request_comes():
+    rows, at = SamplingRows(2, VOCAB), np.array([IDLE, 3])
+    assert not rows.needed(at).adjusted
+    rows.set(SlotOpening(1, SamplingParams(), bad_word_ids=[(7,), (2, 5)]))
+    assert rows.needed(at).adjusted
+    assert not rows.needed(at[::-1]).adjusted
+    ids = np.asarray(rows.on_device().bad_word_ids)
+    assert [word[word >= 0].tolist() for word in ids[1, :3]] == [[7], [2, 5], []]
+    assert (ids[0] == -1).all()
+    assert ids[1, 1, -2:].tolist() == [2, 5]
+    rows.set(SlotOpening(1, SamplingParams(), bad_word_ids=[(4,)]))
+    assert (np.asarray(rows.on_device().bad_word_ids)[1] >= 0).sum() == 1
+    rows.set(SlotOpening(1, SamplingParams()))
+    assert not rows.needed(at).adjusted
+    assert (np.asarray(rows.on_device().bad_word_ids) == -1).all()
+
+
+def test_bad_words_are_sent_to_the_device_only_when_they_change():
+    rows = SamplingRows(2, VOCAB)
+    before = rows.on_device()
+    rows.set(SlotOpening(0, SamplingParams(temperature=1.0)))
+    after = rows.on_device()
+    assert after.bad_word_ids is before.bad_word_ids
+    assert after.temperature.tolist() == [1, 0]
+
+
 def test_greedy_requests_stay_greedy_at_a_temperature_of_the_draft():
     rows = SamplingRows(2, VOCAB)
     for slot, settings in enumerate((HOT, COLD)):
@@ -88,7 +114,7 @@ def test_greedy_requests_stay_greedy_at_a_temperature_of_the_draft():
 def test_every_field_of_the_settings_is_classified():
     """A new setting has to say which part of the law it belongs to."""
     keys_and_padding = {"seed", "request", "bias", "bias_ids", "banned", "ban_before"}
-    assert {*Sampling._fields} - keys_and_padding <= {*CASES}
+    assert {*Sampling._fields} - keys_and_padding - {"bad_word_ids"} <= {*CASES}
 
 
 FAULTS = [
@@ -106,6 +132,7 @@ FAULTS = [
     ("own.repetition_penalty != 1", "own.repetition_penalty > 1"),
     ("own.repetition_penalty != 1", "own.repetition_penalty < 1"),
     ("banned | penalised | biased", "banned | penalised"),
+    ("penalised | biased | worded", "penalised | biased"),
     ("(live & (banned", "((banned"),
     ("> start + 1", "> start"),
     ("> start + 1", "> start + 2"),
@@ -119,6 +146,7 @@ def look_at_all():
     for start, expected in ((18, True), (19, False), (20, False)):
         test_ids_are_banned_up_to_a_position(start, expected)
     test_an_end_of_bans_without_banned_ids_asks_for_nothing()
+    test_rows_with_bad_words_need_their_bans_until_another_request_comes()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

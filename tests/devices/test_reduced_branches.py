@@ -18,11 +18,10 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling import drafting, penalties
-from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import dense
 from ssd_jax.testing import tiny
 from tests.sampling.edits import Edit, edited
-from tests.sampling.rows import QUICKLY, rows
+from tests.sampling.rows import QUICKLY, history_of, rows, words
 
 VOCAB, SLOTS, K, M, SUPPORT = 64, 2, 3, 4, 6
 OUTPUTS = np.array([1, 3, 4, 8, 9, 14, 15, 18, 20, 33, 34, 40, 47, 52, 61, 63], np.int32)
@@ -31,6 +30,7 @@ LENGTHS = np.array([2, 3], np.int32)
 PROPOSED = np.array([[8, 5, 0], [20, 33, 8]], np.int32)  # 5, of n-grams, is not in the map
 PENALTIES = {"repetition_penalty": 1.5, "frequency_penalty": 0.8, "presence_penalty": 0.6}
 HEAT = np.array([0.9, 1.2])
+WORDS = (5, 63), (33, 8), (61, 3), (20, 4)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,16 @@ def drawn(programs):
         candidates=jnp.asarray(candidates[:, :, : kept.candidates.shape[2]]),
         hidden=jnp.asarray(rng.normal(size=kept.hidden.shape), jnp.float32),
     )
-    heard = History(
+    heard = history_of(
         jnp.asarray(rng.random((SLOTS, VOCAB)) < 0.2),
         jnp.asarray(rng.poisson(0.3, (SLOTS, VOCAB)), jnp.int32),
+        [[8], [20, 20]],
     )
-    settings = (PENALTIES | {"temperature": heat, "request": n} for n, heat in enumerate(HEAT))
+    heard = jax.tree.map(jnp.asarray, heard)
+    bans = {"bad_word_ids": words(*WORDS)}
+    settings = (
+        PENALTIES | bans | {"temperature": heat, "request": n} for n, heat in enumerate(HEAT)
+    )
     sampling = jax.tree.map(jnp.asarray, rows(*settings))
     lowered = jnp.zeros((SLOTS, K), jnp.int32)
 
@@ -93,15 +98,18 @@ def drawn(programs):
         counts = np.asarray(heard.output)[row].copy()
         np.add.at(counts, [token for token in said if token >= 0], 1)
         prompt = np.asarray(heard.prompt)[row]
-        expected[branch, place] = law(logits[branch, place], counts, prompt, HEAT[row])
+        said = [token for token in (*np.asarray(heard.recent)[row], *said) if token >= 0]
+        last = [last for first, last in WORDS if first == said[-1]]
+        expected[branch, place] = law(logits[branch, place], counts, prompt, HEAT[row], last)
     return records, path, lives, expected
 
 
-def law(logits, counts, prompt, heat):
+def law(logits, counts, prompt, heat, banned):
     """[VOCAB], of the likeliest tokens, with penalties as `penalties.penalise` says."""
     counts, prompt = counts[OUTPUTS], prompt[OUTPUTS]
     repeated = np.where(logits > 0, logits / 1.5, logits * 1.5)
     logits = np.where((counts > 0) | prompt, repeated, logits) - 0.8 * counts - 0.6 * (counts > 0)
+    logits = np.where(np.isin(OUTPUTS, banned), -np.inf, logits)
     p = np.exp((logits - logits.max()) / heat)
     p[np.argsort(-p)[SUPPORT:]] = 0
     whole = np.zeros(VOCAB)

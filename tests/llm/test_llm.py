@@ -1,5 +1,6 @@
 """The whole engine on tiny checkpoints: same text in any company, no compile after start-up."""
 
+import dataclasses
 import itertools
 import json
 
@@ -149,6 +150,51 @@ def test_a_repetition_penalty_counts_the_prompt_too(llm):
 def test_a_logit_bias_of_an_unknown_token_is_refused(llm):
     with pytest.raises(InputError, match="token id 5000"):
         llm.request("x", SamplingParams(logit_bias={5000: 1.0}))
+
+
+LETTERS = {65: 40.0, 66: 39.0, 67: 38.0}  # b, c, d
+WORDS = ["bb", "bcb", "cc", "cdc", "d"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+def test_bad_words_are_not_said(llm, temperature):
+    params = {"max_tokens": 40, "logit_bias": LETTERS, "temperature": temperature}
+    free = llm.generate("bbb", SamplingParams(**params))[0].text
+    assert any(word in free for word in WORDS)
+    text = llm.generate("bbb", SamplingParams(**params, bad_words=WORDS[:-1]))[0].text
+    assert len(text) == 40
+    assert not any(word in text for word in WORDS[:-1])
+    assert {*text} <= {*"bcd"}
+    one = llm.generate("bbb", SamplingParams(**params, bad_words="d"))[0].text
+    assert {*one} <= {*"bc"}
+    assert llm.generate("bbb", SamplingParams(**params))[0].text == free  # of the slot no more
+
+
+def test_bad_words_begin_behind_the_prompt(llm):
+    params = SamplingParams(max_tokens=3, logit_bias={65: 100.0, 66: 50.0}, bad_words=["bb"])
+    assert llm.generate("bbb", params)[0].text == "bcb"
+
+
+def test_a_bad_word_is_banned_with_a_space_before_it_too(llm):
+    request = llm.request("x", SamplingParams(bad_words=["no", "  yes"]))
+    # In ids of bytes a word with a space ends as the word does.
+    assert request.bad_word_ids == (tuple(llm.encode("no")), tuple(llm.encode("yes")))
+
+
+def test_bad_words_that_cannot_be_banned_are_refused(llm, monkeypatch):
+    for words, message in [
+        ([" \t"], "no tokens without its spaces"),
+        (["abcdefgh", "abcdefghi"], "'abcdefghi' has 9 tokens; at most 8 are supported"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            llm.request("x", SamplingParams(bad_words=words))
+    request = llm.request("x", SamplingParams(bad_words=["no"]))
+    with pytest.raises(InputError, match="without their token ids"):
+        llm.engine.add(dataclasses.replace(request, bad_word_ids=()))
+    monkeypatch.setattr(llm.tokenizer, "size", 2)
+    with pytest.raises(InputError, match="leave no token id"):
+        llm.request([0], SamplingParams(bad_words=["!", '"']))
+    llm.request([0], SamplingParams(bad_words=["!", '""']))
 
 
 def test_coupled_text_depends_on_seed_and_position_only(llm, checkpoints):

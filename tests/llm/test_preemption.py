@@ -20,7 +20,7 @@ __all__ = ["pair"]
 ENDS = {"min_tokens": 150, "stop_token_ids": range(32)}
 """Many a stop id would come before, and one comes soon after."""
 PARAMS = [
-    {},
+    {"logit_bias": {65: 40.0, 66: 39.0, 67: 38.0}, "bad_words": ["bb", "cc", "bcb", "cdc"]},
     {"frequency_penalty": 0.6, "presence_penalty": 0.5},
     {"temperature": 0.7, "seed": 2, "repetition_penalty": 1.3} | ENDS,
     {"temperature": 0.8, "seed": 1, "frequency_penalty": 0.3},

@@ -44,7 +44,9 @@ PROMPTS = [
     "The quick brown fox jumps over the lazy dog. " * 4,
     "?",
     "0101010101",
+    "bcbdbcb",
 ]
+LETTERS = {65: 30.0, 66: 29.0, 67: 28.5}  # b, c, d
 GREEDY = [
     {"max_tokens": 30},
     {"max_tokens": 1},
@@ -53,6 +55,7 @@ GREEDY = [
     {"max_tokens": 9, "logit_bias": {65: 2.0, 66: -3.0}},
     {"max_tokens": 2},
     {"max_tokens": 40, "ignore_eos": True},
+    {"max_tokens": 30, "logit_bias": LETTERS, "bad_words": ["bb", "bcb", "cdc", "dbc"]},
 ]
 SAMPLED = [
     {"temperature": 0.8, "seed": 1},
@@ -62,6 +65,7 @@ SAMPLED = [
     {"temperature": 1.0, "min_p": 0.05, "seed": 4},
     {"temperature": 0.7, "seed": 2**63 + 5},
     {"temperature": 0.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 6},
+    {"temperature": 0.9, "seed": 7},
 ]
 
 

@@ -20,6 +20,7 @@ from ssd_jax.sampling import drafting, keys, probs, proposal, verification
 from ssd_jax.sampling.proposal import Proposal
 from tests.sampling import simulation
 from tests.sampling.edits import Edit, edited
+from tests.sampling.rows import words
 from tests.sampling.simulation import Before, Programs, Scenario, Serve
 
 
@@ -115,6 +116,14 @@ EXPERIMENTS = {
     "L below K": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, serve=shorter_by_round)),
     "penalties": Experiment(
         scenario=Scenario(target=TARGET, draft=DRAFT, settings=({"presence_penalty": 1.0},))
+    ),
+    "bad words": Experiment(
+        scenario=Scenario(
+            target=TARGET,
+            draft=DRAFT,
+            settings=({"bad_word_ids": words((1, 2), (0, 3), (2, 1, 0))},),
+            count=3,
+        )
     ),
     "late q": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, serve=half_late)),
     "Saguaro sampling": Experiment(
@@ -245,6 +254,30 @@ MUTANTS = (
                 "_positions",
                 "in_flight(history, proposal.tokens, block.row, block.before)",
                 "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.before))",
+            ),
+        ],
+    ),
+    Mutant(
+        name="bad words blind to in-flight tokens",
+        experiment="bad words",
+        edits=[
+            Edit(
+                verification,
+                "_positions",
+                "in_flight(history, proposal.tokens, block.row, block.before)",
+                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.before))",
+            ),
+        ],
+    ),
+    Mutant(
+        name="bad words that follow a rejected token",
+        experiment="bad words",
+        edits=[
+            Edit(
+                verification,
+                "commit",
+                "index < outcome.accepted[:, None]",
+                "index <= outcome.accepted[:, None]",
             ),
         ],
     ),

@@ -32,6 +32,10 @@ def next_law(logits: np.ndarray, settings: dict, prompt: Sequence[int], output: 
     logits = np.array(logits, np.float64)
     if len(prompt) + len(output) < settings.get("ban_before", 0):
         logits[[token for token in settings["banned"] if token >= 0]] = -np.inf
+    for word in settings.get("bad_word_ids", ()):
+        *first, last = (token for token in word if token >= 0) if max(word) >= 0 else (-1,)
+        if last >= 0 and list(output)[len(output) - len(first) :] == first:
+            logits[last] = -np.inf
     for token in {*prompt, *output}:
         penalty = settings.get("repetition_penalty", 1.0)
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty

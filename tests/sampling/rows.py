@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 
 from ssd_jax.sampling import penalties, proposal, verification
 from ssd_jax.sampling import probs as law
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import DECIDED
 
@@ -27,7 +29,16 @@ _DEFAULTS = {
     "request": (0, np.uint32),
     "banned": ((-1, -1), np.int32),
     "ban_before": (0, np.int32),
+    "bad_word_ids": (np.full((4, MAX_BAD_WORD_TOKENS), -1), np.int32),
 }
+
+
+def words(*sequences: Sequence[int]) -> np.ndarray:
+    """`Sampling.bad_word_ids` of a row; up to four words."""
+    ids = np.array(_DEFAULTS["bad_word_ids"][0])
+    for place, sequence in enumerate(sequences):
+        ids[place, -len(sequence) :] = sequence
+    return ids
 
 
 # Tests compile programs often and run them little.
@@ -60,7 +71,15 @@ def point_mass(tokens, length) -> proposal.Proposal:
 
 def nothing_said(rows: int, vocab: int) -> penalties.History:
     """`penalties.empty`, compiling nothing."""
-    return penalties.History(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
+    return history_of(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
+
+
+def history_of(prompt, output, recent=()) -> penalties.History:
+    """Histories of rows whose outputs end with `recent` [B, n]."""
+    last = np.full((len(prompt), MAX_BAD_WORD_TOKENS - 1), -1, np.int32)
+    for row, tokens in zip(last, recent, strict=False):
+        row[len(row) - len(tokens) :] = tokens
+    return penalties.History(prompt, output, last)
 
 
 @functools.partial(jax.jit, static_argnums=3, compiler_options=QUICKLY)

@@ -23,6 +23,7 @@ NAMED = (
     "start dropped from the key",
     "L chosen by looking at a dropped token",
     "penalties blind to in-flight tokens",
+    "bad words",
     "a point-mass row verified with a stale q",
     "Saguaro set",
     "logits at a sentinel temperature",

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels import rows as row_operations
-from ssd_jax.sampling import drafting, probs, truncation, verification
+from ssd_jax.sampling import drafting, penalties, probs, truncation, verification
 from ssd_jax.sampling.drafting import Saguaro
-from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import DECIDED, VARIANTS, Parts, fitting, named
 from tests.sampling.edits import Edit, edited
-from tests.sampling.rows import QUICKLY, rows
+from tests.sampling.rows import QUICKLY, history_of, rows, words
 from tests.selection import cases
 
 K, VOCAB, TOKENS, SUPPORT = 2, 4500, 4490, 8  # rows long enough to be mapped one by one on CPU
@@ -39,6 +38,8 @@ NEEDS = {
         {"bias_ids": (7, 4400), "bias": (9.0, 8.0)},
         {"banned": (3, -1), "ban_before": 10**6},
         {"temperature": 0.0, "banned": (3, 5), "ban_before": 12},
+        {"temperature": 0.0, "bad_word_ids": words((3,))},
+        {"bad_word_ids": words((9, 3), (3, 3))},
     ],
 }
 """Settings of rows, by the cheapest variant that has what they need."""
@@ -72,8 +73,10 @@ def batch(settings: list[dict]):
     proposal.length[-1] = 0
     start = np.arange(8, 8 + count, dtype=np.int32)
     start[-1] = -1
-    said = History(
-        rng.random((count, VOCAB)) < 0.3, rng.poisson(0.3, (count, VOCAB)).astype(np.int32)
+    said = history_of(
+        rng.random((count, VOCAB)) < 0.3,
+        rng.poisson(0.3, (count, VOCAB)).astype(np.int32),
+        [[9]] * count,
     )
     each = [{**own, "request": row, "seed": (11, 0)} for row, own in enumerate(settings)]
     return logits, proposal, rows(*each), start, said
@@ -279,7 +282,7 @@ def rejected(variant: str) -> int:
     count = len(settings)
     logits = rng.normal(0, 2, (count, 2, 400)).astype(np.float32)
     sampling, start = rows(*settings), np.full(count, 6, np.int32)
-    said = History(jnp.zeros((count, 400), bool), jnp.zeros((count, 400), jnp.int32))
+    said = penalties.empty(count, 400)
 
     def proposed(token, q) -> Proposal:
         return Proposal(token[:, None], np.ones(count, np.int32), token[:, None, None], q)
@@ -311,10 +314,7 @@ def test_the_law_that_is_reported_is_the_one_that_is_drawn_from(monkeypatch, var
     monkeypatch.setattr(verification, "best_and_mass", more)
     sampling = rows({"top_p": 0.75 if variant != "sampled" else 1.0}, {"temperature": 0.0})
     logits = jnp.log(jnp.array([[[0.1, 0.25, 0.15, 0.5]]] * 2, jnp.float32))
-    start, said = (
-        np.full(2, 6, np.int32),
-        History(jnp.zeros((2, 4), bool), jnp.zeros((2, 4), jnp.int32)),
-    )
+    start, said = np.full(2, 6, np.int32), penalties.empty(2, 4)
     ids, q = np.zeros((2, 0, 1), np.int32), np.zeros((2, 0, 1), np.float32)
     none = Proposal(ids[..., 0], np.zeros(2, np.int32), ids, q)
     law = verification.target_probs(

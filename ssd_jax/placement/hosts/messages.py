@@ -12,7 +12,7 @@ from ssd_jax.placement.process.codec import plain
 from ssd_jax.placement.process.messages import Count, Number, PackedArray
 from ssd_jax.roles.records import SlotOpening
 
-VERSION = 3
+VERSION = 4
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
 Tokens = list[Count]
 Role = Literal["target", "drafter"]

@@ -26,7 +26,7 @@ from ssd_jax.placement.process.messages import (
     VersionError,
 )
 
-VERSION = 9
+VERSION = 10
 _START = b"SSD" + bytes([VERSION])
 
 

@@ -8,6 +8,7 @@ support, tokens and context.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
@@ -19,7 +20,7 @@ from msgspec import Meta
 from ssd_jax.roles.activity import WORK
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
-from ssd_jax.sampling.params import MAX_STOP_IDS
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_IDS
 
 MAX_WORK = 256
 """Most spans of work that an answer reports."""
@@ -186,8 +187,14 @@ class Open(DraftMessage, frozen=True):
         """See `DraftMessage.check`. Sampling parameters check themselves."""
         opening = self.opening
         _within("slot", opening.slot, about.slots)
-        for token in (*opening.banned, *(token for token, _ in opening.params.logit_bias)):
+        biased, words = (token for token, _ in opening.params.logit_bias), opening.bad_word_ids
+        for token in itertools.chain(opening.banned, biased, *words):
             _within("token", token, about.tokens)
+        _within("number of bad words", len(words), MAX_BAD_WORDS + 1)
+        for word in words:
+            _within("number of tokens of a bad word", len(word), MAX_BAD_WORD_TOKENS + 1)
+            if not word:
+                raise ProtocolError("a bad word without tokens")
         _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
         _within("index", opening.index, 2**32)
         _within("ban_before", opening.ban_before, about.context + 1)

@@ -35,7 +35,9 @@ LENGTHS = np.array([4, -1], np.int32)
 def rounds(pair, *, own=True):
     """A prompt and two rounds, each with its proposal, and one ahead; all outcomes."""
     params = SamplingParams(temperature=0.5, seed=2**63 + 5, logit_bias={3: 1.5})
-    opening = SlotOpening(1, params, index=7, banned=[2], ban_before=9, pages=[3, 4], reused=2)
+    opening = SlotOpening(
+        1, params, index=7, banned=[2], ban_before=9, pages=[3, 4], reused=2, bad_word_ids=[[1, 2]]
+    )
     pair.target.open(opening)
     pair.target.prefill(1, [5, 6], 0)
     pair.target.set_pages(1, [3, 4, 9])

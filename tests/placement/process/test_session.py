@@ -23,11 +23,13 @@ from ssd_jax.placement.process.messages import (
 )
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.records import IDLE, SlotOpening
-from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
-OPENING = SlotOpening(slot=1, params=PARAMS, banned=[1], ban_before=9, pages=[])
+OPENING = SlotOpening(
+    slot=1, params=PARAMS, banned=[1], ban_before=9, pages=[], bad_word_ids=[[2], [3, 4]]
+)
 OPEN = Open(number=1, epoch=1, opening=OPENING)
 PREFILL = Prefill(
     number=2,
@@ -228,6 +230,10 @@ def params(**changes):
         opening(params=SamplingParams(logit_bias=((500, 1.0),))),
         opening(banned=[1] * 99),
         opening(banned=[128]),
+        opening(bad_word_ids=[[1, 128]]),
+        opening(bad_word_ids=[[1], []]),
+        opening(bad_word_ids=[[1] * (MAX_BAD_WORD_TOKENS + 1)]),
+        opening(bad_word_ids=[[1]] * (MAX_BAD_WORDS + 1)),
         opening(index=2**32),
         opening(ban_before=HELLO.context + 1),
         replace(OPEN, number=9, epoch=0),

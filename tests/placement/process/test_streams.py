@@ -21,7 +21,14 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.stream import StreamError, message_size
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening
-from ssd_jax.sampling.params import MAX_BIASED_IDS, MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
+from ssd_jax.sampling.params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED_IDS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import connecting, served
@@ -229,13 +236,16 @@ def test_where_the_engine_gets_no_thread_the_draft_is_away_until_it_does(monkeyp
 
 
 def test_the_largest_messages_fit():
-    """An opening with as many biases and stops as there may be, and the highest numbers."""
+    """An opening with as many biases, stops and bad words as there may be, and the highest numbers."""
     params = SamplingParams(
         logit_bias=tuple((2**31 + token, -1e6 / 3) for token in range(MAX_BIASED_IDS)),
         stop=("\U0001f600" * (MAX_STOP_CHARACTERS // MAX_STOPS),) * MAX_STOPS,
+        bad_words=("\U0001f600" * (MAX_STOP_CHARACTERS // MAX_BAD_WORDS),) * MAX_BAD_WORDS,
         seed=2**64 - 1,
     )
-    large = Open(number=2**62, epoch=2**31 - 1, opening=SlotOpening(1, params))
+    words = [[2**31 - 1] * MAX_BAD_WORD_TOKENS] * MAX_BAD_WORDS
+    opening = SlotOpening(1, params, bad_word_ids=words)
+    large = Open(number=2**62, epoch=2**31 - 1, opening=opening)
     most = message_size(HELLO)
     assert len(codec.encode(large)) < most
     whole = np.full((SLOTS, HELLO.context), 1, np.int32)

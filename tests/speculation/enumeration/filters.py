@@ -77,6 +77,19 @@ def then(model: Model, *filters: Callable[[Law], Law]) -> Model:
     return filtered
 
 
+def without(model: Model, words: Sequence[Text], *, prompt: int = 1) -> Model:
+    """No word is completed by a token after the prompt, where its other tokens come last."""
+
+    def banned(text: Text) -> Law:
+        law, output = list(model(text)), text[prompt:]
+        for *first, last in words:
+            if output[len(output) - len(first) :] == (*first,):
+                law[last] = Fraction(0)
+        return normalised(law)
+
+    return banned
+
+
 def presence(model: Model, factor: Fraction) -> Model:
     """Multiplies the weight of every token said so far: a presence penalty of -log factor."""
 

@@ -5,7 +5,7 @@ A flaw must change the emitted law; the same game without it must not. Nothing h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -20,6 +20,7 @@ from tests.speculation.enumeration.filters import (
     then,
     top_k,
     within,
+    without,
 )
 from tests.speculation.enumeration.rounds import Game, Record, State
 from tests.speculation.enumeration.toys import (
@@ -108,6 +109,31 @@ def _blind(game: Game, state: State, record: Record, chance: Chance) -> Text:
     return rounds.ratio(replace(game, target=target), state, record, chance)
 
 
+WORDS = ((0, 1), (1, 2, 2), (2, 0, 0))
+WORDED = Game(target=without(TARGET3, WORDS), draft=DENSE3, k=2)
+
+
+def _by(banned: Callable[[State, Text], Law]) -> Game:
+    """The game whose target, in a round that begins with this state, has other laws."""
+
+    def verify(game: Game, state: State, record: Record, chance: Chance) -> Text:
+        wrong = replace(game, target=lambda text: banned(state, text))
+        return rounds.ratio(wrong, state, record, chance)
+
+    return replace(WORDED, verify=verify)
+
+
+def _banned(text: Text, words: Sequence[Text], said: Text) -> Law:
+    """The target's law after a text, with the bans that follow an output of tokens `said`."""
+    model = without(lambda _said: TARGET3(text), words, prompt=0)
+    return model(said)
+
+
+def _one_later(_state: State, text: Text) -> Law:
+    """Bans follow the text without its last token."""
+    return _banned(text, WORDS, text[1:-1])
+
+
 PENALTY = Fraction(1, 4)
 PENALISED = Game(target=presence(TARGET3, PENALTY), draft=DENSE3, k=2)
 SPARSE = replace(PLAIN, draft=then(DENSE3, lambda law: support(law, 2)))
@@ -163,6 +189,20 @@ FLAWS = {
     "point masses where a later token has no law": Flaw(
         right=replace(PLAIN, propose=_has_no_law_behind_a_0(whole=False)),
         wrong=replace(PLAIN, propose=_has_no_law_behind_a_0(whole=True)),
+    ),
+    "bad words blind to tokens in flight": Flaw(
+        right=WORDED,
+        wrong=_by(lambda state, text: _banned(text, WORDS, state.text[1:])),
+    ),
+    "bad words one token late": Flaw(right=WORDED, wrong=_by(_one_later)),
+    "a bad word's beginning bans the end of another": Flaw(
+        right=WORDED,
+        wrong=_by(
+            lambda _state, text: _banned(text, ((0, 2), (1, 2, 0), (2, 0, 1)), text[1:]),
+        ),
+    ),
+    "bad words of a text that begins in the prompt": Flaw(
+        right=WORDED, wrong=_by(lambda _state, text: _banned(text, WORDS, text))
     ),
     "penalties blind to tokens in flight": Flaw(
         right=PENALISED, wrong=replace(PENALISED, verify=_blind)

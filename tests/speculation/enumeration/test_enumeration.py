@@ -81,6 +81,24 @@ def test_penalties_that_see_tokens_in_flight_keep_the_law(verify):
     assert_exact(Game(target=target, draft=toys.DENSE3, k=2, verify=verify), 3)
 
 
+@RULES
+@pytest.mark.parametrize("sides", ["both", "target"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_bad_words_that_see_tokens_in_flight_keep_the_law(verify, sides, k):
+    words = ((0, 1), (1, 2, 2))
+    target, draft = filters.without(toys.TARGET3, words), toys.DENSE3
+    if sides == "both":
+        draft = filters.without(draft, words)
+    game = Game(target=target, draft=draft, k=k, verify=verify)
+    count = 4 if k == 1 else 3
+    law = emitted(game.round, PROMPT, count)
+    assert law == autoregressive(target, PROMPT, count)
+    assert {0, 1, 2} == {token for text in law for token in text}
+    for text in law:
+        parts = {text[begin:end] for begin in range(count) for end in range(count + 1)}
+        assert not parts & {*words}
+
+
 STOPPING = {
     "nothing": lambda _state, _proposed: False,
     "one": lambda _state, proposed: len(proposed) < 1,

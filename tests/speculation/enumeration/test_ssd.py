@@ -222,6 +222,7 @@ TARGETS = {
         lambda law: filters.top_p(law, Fraction(3, 5)),
     ),
     "presence penalty": filters.presence(toys.TARGET3, Fraction(1, 4)),
+    "bad words": filters.without(toys.TARGET3, ((0, 1), (1, 2, 2))),
 }
 
 
