@@ -82,7 +82,7 @@ class Calls(ABC):
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InputError(f"params = {params!r}: give SamplingParams")
-        words = encoded(params.bad_words, partial(self.tokenizer.encode, add_special=False))
+        words = encoded(params.bad_words, partial(self.tokenizer.encode, add_special_tokens=False))
         request = Request(
             prompt_ids=self.encode(prompt), params=params, index=index, bad_word_ids=words
         )

@@ -83,13 +83,15 @@ class SamplingRows:
 
     def on_device(self) -> Sampling:
         """All slots, copied only after a change."""
-        if self._device is None:
+        device = self._device
+        if device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
             if self._bad_word_ids is None:
                 self._bad_word_ids = put(self._host.bad_word_ids.copy(), self._where)
             others = jax.tree.map(np.array, self._host._replace(bad_word_ids=None))
-            self._device = put(others, self._where)._replace(bad_word_ids=self._bad_word_ids)
-        return self._device
+            device = put(others, self._where)._replace(bad_word_ids=self._bad_word_ids)
+            self._device = device
+        return device
 
     def row(self, row: int) -> Sampling:
         """One slot as a batch of one."""

@@ -27,7 +27,7 @@ from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
-from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.seats import Seats
@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _SHORT_PROMPTS = 4  # most that a step reads
-_NO_NUMBERS = (
-    "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
-    "too large for its dtype: try --dtype=float32, or fetch it again. With bad_words or min_tokens, "
-    "also where they leave no token that the target could generate: ban fewer"
-)
 
 
 class Engine:
@@ -301,7 +296,7 @@ class Engine:
                 flight.committed.append(done)
                 self._committed.append(done)
             if not sound and not state.finished:
-                self._fail(state, SsdError(_NO_NUMBERS))
+                self._fail(state, SsdError(NO_NUMBERS))
 
     def _grow(self, *, puts_off: bool = True) -> bool:
         """Takes pages for the next round and tells the roles of them; see `Seats.grow`."""
@@ -321,8 +316,10 @@ class Engine:
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             prompt = len(request.prompt_ids)
             ban_before = min(prompt + params.min_tokens, self._target.context)
-            about = seat.slot, params, request.index, banned, ban_before, *seat.taken, prompt
-            opening = SlotOpening(*about, request.bad_word_ids)
+            bans, words = (banned, ban_before), request.bad_word_ids
+            opening = SlotOpening(
+                seat.slot, params, request.index, *bans, *seat.taken, prompt, words
+            )
             try:
                 for role in self._roles:
                     role.open(opening)

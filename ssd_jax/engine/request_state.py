@@ -14,6 +14,13 @@ from ssd_jax.engine.stop_strings import Released, TextStream
 from ssd_jax.roles.records import Outcomes, TopLogprobs
 from ssd_jax.sampling.params import SamplingParams
 
+NO_NUMBERS = (
+    "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
+    "too large for its dtype: try `dtype='float32'`, or fetch it again (if bad_words or min_tokens "
+    "ban all that it could generate here, ban less)"
+)
+"""Why a request ends where no token can be drawn."""
+
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RequestState:

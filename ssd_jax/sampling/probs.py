@@ -1,8 +1,8 @@
 """The distribution that tokens are drawn from, computed from logits and a request's settings.
 
-Order: banned ids, bad words and vocabulary padding, penalties, bias, temperature, top-k, top-p, min-p; each
-filter acts on the renormalised result of the one before. A filter keeps every token at or above a
-threshold probability, ties included, so that every backend finds the same set.
+Order: banned ids, bad words and vocabulary padding, penalties, bias, temperature, top-k, top-p,
+min-p; each filter acts on the renormalised result of the one before. A filter keeps every token at
+or above a threshold probability, ties included, so that every backend finds the same set.
 """
 
 from __future__ import annotations

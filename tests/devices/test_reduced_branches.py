@@ -176,8 +176,8 @@ def test_columns_taken_for_ids_are_caught(programs, edit, expected):
     [
         ("penalties.add_output(rows, both, self._outputs)", "rows"),
         ("penalties.add_output(rows, both, self._outputs)", "penalties.add_output(rows, both)"),
-        ("[expansion.path, own]", "[expansion.path]"),
-        ("[expansion.path, own]", "[own]"),
+        ("[path, own]", "[path]"),
+        ("[path, own]", "[own]"),
     ],
 )
 def test_branches_that_forget_what_they_said_are_caught(programs, monkeypatch, old, new):

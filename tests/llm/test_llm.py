@@ -178,7 +178,8 @@ def test_bad_words_begin_behind_the_prompt(llm):
 def test_a_bad_word_is_banned_with_a_space_before_it_too(llm):
     request = llm.request("x", SamplingParams(bad_words=["no", "  yes"]))
     # In ids of bytes a word with a space ends as the word does.
-    assert request.bad_word_ids == (tuple(llm.encode("no")), tuple(llm.encode("yes")))
+    ids = [llm.tokenizer.encode(word, add_special_tokens=False) for word in ("no", "yes")]
+    assert request.bad_word_ids == tuple(map(tuple, ids))
 
 
 def test_bad_words_that_cannot_be_banned_are_refused(llm, monkeypatch):

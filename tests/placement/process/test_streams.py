@@ -236,7 +236,7 @@ def test_where_the_engine_gets_no_thread_the_draft_is_away_until_it_does(monkeyp
 
 
 def test_the_largest_messages_fit():
-    """An opening with as many biases, stops and bad words as there may be, and the highest numbers."""
+    """An opening with as many biases, stops and bad words as may be, and the highest numbers."""
     params = SamplingParams(
         logit_bias=tuple((2**31 + token, -1e6 / 3) for token in range(MAX_BIASED_IDS)),
         stop=("\U0001f600" * (MAX_STOP_CHARACTERS // MAX_STOPS),) * MAX_STOPS,
