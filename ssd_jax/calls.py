@@ -177,10 +177,7 @@ class Calls(ABC):
         return _in_order(requests, self.run(requests, mode)) if requests else []
 
     @by_name(
-        {
-            "use_tqdm": "there is no progress bar; `stream` gives tokens as they come",
-            "chat_template_content_format": "templates get text",
-        },
+        {"chat_template_content_format": "templates get the text of all parts"},
         sampling_params="params",
     )
     def chat(
@@ -195,6 +192,7 @@ class Calls(ABC):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answers one or several conversations; outputs are in their order.
 
@@ -210,7 +208,12 @@ class Calls(ABC):
           add_generation_prompt: begin the assistant's turn, also behind a last message of the
             assistant; None does so unless the last message is continued.
           continue_final_message: go on within the last message.
+          use_tqdm: as in vLLM, but there is no progress bar: `stream` gives tokens as they come.
         """
+        if use_tqdm:
+            raise InputError(
+                f"use_tqdm = {use_tqdm!r}: there is no progress bar; leave it out, or use stream"
+            )
         about = {
             "tools": tools,
             "chat_template": chat_template,

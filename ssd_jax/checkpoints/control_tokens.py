@@ -112,12 +112,12 @@ class ControlTokens:
             if token is not None and not inserted and token.content in text[start:stop]:
                 raise InputError(
                     f"{self._where}: its tokenizer has no plain form of {shown(token.content)}; "
-                    "leave it out of the text, or use control_tokens = 'parse'"
+                    "leave it out of the text, or use `control_tokens='parse'`"
                 )
         if [tokens_of[i] for i in found.ids if i in tokens_of] != list(wanted):
             raise InputError(
                 f"{self._where}: its control tokens depend on the text around them, so they cannot "
-                "be told apart from spelled ones; use control_tokens = 'parse'"
+                "be told apart from spelled ones; use `control_tokens='parse'`"
             )
         return [tokens_of.get(i, i) for i in found.ids]
 

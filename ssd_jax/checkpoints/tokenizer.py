@@ -241,7 +241,7 @@ class Tokenizer:
                 raise InputError(
                     f"the chat template of {self._where} does something else where a message "
                     "spells a control token; leave it out of the messages, or use "
-                    "control_tokens = 'parse'"
+                    "`control_tokens='parse'`"
                 )
             text = hidden
         with self._naming_failures(text):

@@ -88,7 +88,14 @@ def test_a_prompt_that_is_none_is_named(llm, prompt, message):
         llm.encode(prompt)
 
 
-@pytest.mark.parametrize("name", ["use_tqdm", "lora_request", "mm_processor_kwargs"])
+def test_a_progress_bar_is_refused_and_none_is_taken(llm):
+    (output,) = llm.chat(HI, SHORT, use_tqdm=False)
+    assert output.token_ids == llm.chat(HI, SHORT)[0].token_ids
+    with pytest.raises(InputError, match="use_tqdm = True: there is no progress bar"):
+        llm.chat(HI, SHORT, use_tqdm=True)
+
+
+@pytest.mark.parametrize("name", ["lora_request", "mm_processor_kwargs"])
 def test_what_means_nothing_for_chat_is_refused_by_name(llm, name):
     with pytest.raises(InputError, match=f"unknown key '{name}'"):
         llm.chat(HI, SHORT, **{name: True})
