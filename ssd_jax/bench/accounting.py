@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -72,13 +74,21 @@ class PinnedModel:
     Args:
       config: its settings; `target_cores` says where it runs.
       ks: values of K to prepare besides the configured one.
+      cache: its `XDG_CACHE_HOME`; None is this process's own.
     """
 
-    def __init__(self, config: Config, params: SamplingParams, *, ks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        params: SamplingParams,
+        *,
+        ks: Sequence[int] = (),
+        cache: Path | None = None,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, config, params, tuple(ks), notices.said())
+            target=_serve, args=(theirs, config, params, tuple(ks), notices.said(), cache)
         )
         self._process.daemon = True
         self._process.start()
@@ -124,6 +134,7 @@ def _serve(
     params: SamplingParams,
     ks: tuple[int, ...],
     said: tuple[str, ...],
+    cache: Path | None,
 ) -> None:
     """Loads a model, and answers each (prompt, mode, K) with a result.
 
@@ -131,6 +142,8 @@ def _serve(
     """
     from ssd_jax.llm import LLM
 
+    if cache is not None:
+        os.environ["XDG_CACHE_HOME"] = str(cache)
     notices.count_as_said(said)
     end_with_starter()
     try:

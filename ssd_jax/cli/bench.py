@@ -36,6 +36,7 @@ _FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = 
     ),
     "warmup": ("int", 1, "warm-up prompts per mode, unrecorded"),
     "repeats": ("int", 1, "passes over all prompts"),
+    "starts": ("int", 10, "starts in the starts suite, every second one beside other work"),
     "widths": (
         "list",
         list(map(str, WIDTHS)),
@@ -63,8 +64,8 @@ def run(arguments: Sequence[str]) -> int:
         ks = _check(given)
     suite = given["suite"]
     measure, flags = suites.SUITES[suite]
-    apart = suite == "accounting"  # its models run in processes of their own
-    config = settings.config_of(given | _NOWHERE if apart else given)
+    apart = suite in ("accounting", "starts")  # their models run in processes of their own
+    config = settings.config_of(given | _NOWHERE if suite == "accounting" else given)
     params = params_of(config, given, values)
     prompts = load_prompts(given["prompts"]) if "prompts" in flags else []
     text = None
@@ -116,10 +117,12 @@ def _check(given: dict[str, Any]) -> list[int]:
             f"hosts = {given['hosts']!r}: suite = {suite!r} runs programs by itself, and those of "
             "hosts only run together; leave it out, or use --suite=prompts"
         )
-    settings.at_least(given, warmup=0, repeats=1, step_repeats=1, window=2, windows=1)
+    settings.at_least(given, warmup=0, repeats=1, starts=1, step_repeats=1, window=2, windows=1)
     ks = _ks(given)
     if suite == "accounting":
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
+    if suite == "starts":
+        _check_starts(given)
     if suite == "support":
         _check_support(given)
     if suite == "step":
@@ -188,6 +191,20 @@ def _check_accounting(given: Mapping[str, Any]) -> None:
             "k = 'auto': suite = 'accounting' takes each mode's fastest K; give numbers as --ks"
         )
     core_groups(given["target_cores"], given["draft_cores"])
+
+
+def _check_starts(given: dict[str, Any]) -> None:
+    if given["mode"] not in ("ar", "auto"):
+        raise InputError(
+            f"mode = {given['mode']!r}: suite = 'starts' compares the choice of mode auto with "
+            "every mode; leave it out"
+        )
+    if given["compile_cache"] not in (None, "auto", "off"):
+        raise InputError(
+            f"compile_cache = {given['compile_cache']!r}: suite = 'starts' measures costs anew "
+            "beside the default cache of programs; leave it out"
+        )
+    given["mode"] = "auto"
 
 
 def _check_support(given: dict[str, Any]) -> None:

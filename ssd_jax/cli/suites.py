@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ssd_jax.bench import accounting, costs, perplexity, report, support
+from ssd_jax.bench import accounting, costs, perplexity, report, starts, support
 from ssd_jax.bench.acceptance import acceptance, acceptance_table
 from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.bench.prompts import BenchPrompt
@@ -147,6 +147,19 @@ def accountings(job: BenchJob) -> SuiteReport:
         )
     found = accounting.gains(result)
     return job.runs(result, [accounting.gains_table(found)], gains=found)
+
+
+def starting(job: BenchJob) -> SuiteReport:
+    """Starts mode auto again and again, without costs, and compares its choice with every mode."""
+    with progress_bar("starts", unit="starts") as progress:
+        found, result = starts.measure(
+            job.llm.config,
+            job.prompts,
+            starts=job.given["starts"],
+            params=job.params,
+            progress=progress,
+        )
+    return job.runs(result, [starts.starts_table(found)], starts=found)
 
 
 def steps(job: BenchJob) -> SuiteReport:
@@ -313,6 +326,7 @@ class Suite(NamedTuple):
 SUITES = {
     "prompts": Suite(prompts, ("modes", "ks", "prompts", "warmup", "repeats")),
     "accounting": Suite(accountings, ("modes", "ks", "prompts", "warmup")),
+    "starts": Suite(starting, ("prompts", "starts")),
     "step": Suite(steps, ("widths", "step_repeats")),
     "overhead": Suite(overheads),
     "perplexity": Suite(perplexities, ("text", "window", "windows")),

@@ -18,6 +18,7 @@ import pytest
 from ssd_jax import llm
 from ssd_jax.aot import pair
 from ssd_jax.bench import accounting
+from ssd_jax.bench import starts as bench_starts
 from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config import Config
@@ -123,6 +124,7 @@ def shallow(monkeypatch, tmp_path):
         (orbax, "write_checkpoint"),
         (stages, "run"),
         (accounting, "measure"),
+        (bench_starts, "measure"),
         (pair, "modes_of"),
         (serving, "serve"),
     ):
@@ -149,6 +151,7 @@ def starts(command, place, target):
             ["--suite=perplexity", f"--text={place}/text.txt", "--window=64"],
             ["--suite=support", "--temperature=1", *draft],
             ["--suite=accounting", *draft],
+            ["--suite=starts", *draft],
         ],
         "convert": [["--out=converted"]],
         "distill": [[f"--config={place}/distill.toml"]],

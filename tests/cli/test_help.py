@@ -180,7 +180,7 @@ def test_another_spelling_of_a_flag_that_is_none_gets_a_hint(capsys):
         (["ssd-jax", "generate", "--draft", "="], ["default", "ngram"]),
         (["ssd-jax", "generate", "--compare", "=", "s"], ["sd", "ssd"]),
         (["ssd-jax", "generate", "--draft_temperature", "=", "-"], []),
-        (["ssd-jax", "bench", "--suite", "=", "s"], ["step", "support"]),
+        (["ssd-jax", "bench", "--suite", "=", "s"], ["starts", "step", "support"]),
         (["ssd-jax", "bench", "--modes", "=", "a"], ["ar", "auto"]),
         (["ssd-jax", "distill", "--stage", "=", "ma"], ["magpie"]),
         (["ssd-jax", "convert", "--dtype", "="], ["float32", "bfloat16"]),
