@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rich.table import Table
-
 from ssd_jax.bench.accounting import PinnedModel
 from ssd_jax.bench.prompts import BenchPrompt
 from ssd_jax.bench.run import BenchResult, joined, run_paired
-from ssd_jax.bench.table import Column, build_table
+from ssd_jax.bench.table import Column, Page, build_table
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config import Config
 from ssd_jax.sampling.params import SamplingParams
@@ -149,7 +147,7 @@ def _speed(result: BenchResult, mode: str) -> float | None:
     return 1e3 * len(gaps) / sum(gaps) if sum(gaps) else None
 
 
-def starts_table(found: Sequence[Start]) -> Table:
+def starts_table(found: Sequence[Start]) -> Page:
     """A line for each start."""
 
     def speed(mode: str) -> Column[tuple[int, Start]]:
