@@ -151,16 +151,16 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
         )
     except (TypeError, ValueError, OverflowError):
         raise InputError(
-            f"logit_bias = {shown(bias)} is not understood; give id:bias, such as 42:-5.5"
+            f"logit_bias = {_written(bias)} is not understood; give id:bias, such as 42:-5.5"
         ) from None
     if len(pairs) > MAX_BIASED_IDS:
         raise InputError(f"logit_bias has {len(pairs)} ids; at most {MAX_BIASED_IDS} are supported")
     if len({token for token, _ in pairs}) < len(pairs):
-        raise InputError(f"logit_bias = {bias!r} names an id twice")
+        raise InputError(f"logit_bias = {_written(bias)} names an id twice")
     if not all(abs(value) <= MAX_BIAS for _, value in pairs):  # NaN is none either
         raise InputError(
-            f"logit_bias = {bias!r} must be from -{MAX_BIAS:g} to {MAX_BIAS:g}; -100 makes a token "
-            "unlikely"
+            f"logit_bias = {_written(bias)} must be from -{MAX_BIAS:g} to {MAX_BIAS:g}; "
+            "-100 makes a token unlikely"
         )
     return pairs
 
@@ -172,9 +172,9 @@ def _as_texts(name: str, value: Any, most: int = MAX_STOPS) -> tuple[str, ...]:
     except TypeError:  # an array without axes
         texts = (value,)
     if not all(isinstance(text, str) and text and is_unicode(text) for text in texts):
+        one = name.removesuffix("s").replace("_", " ")
         raise InputError(
-            f"{name} = {shown(texts)}: each {name.removesuffix('s').replace('_', ' ')} is a string "
-            "of Unicode text that is not empty"
+            f"{name} = {_written(texts)}: each {one} is a string of Unicode text that is not empty"
         )
     length = sum(map(len, texts))
     if len(texts) > most or length > MAX_STOP_CHARACTERS:
@@ -183,6 +183,13 @@ def _as_texts(name: str, value: Any, most: int = MAX_STOPS) -> tuple[str, ...]:
             f"{MAX_STOP_CHARACTERS} together"
         )
     return texts
+
+
+def _written(values: Any) -> str:
+    """A value as one short line; several texts, as flags give them, one after the other."""
+    if isinstance(values, list | tuple) and values and all(isinstance(v, str) for v in values):
+        return ", ".join(map(shown, values[:4])) + ", ..." * (len(values) > 4)
+    return shown(values)
 
 
 def _as_ids(ids: Any) -> tuple[int, ...]:
