@@ -9,7 +9,7 @@ from ssd_jax.compat import avoid_wrong_sums
 
 if TYPE_CHECKING:
     from ssd_jax.config import Config
-    from ssd_jax.engine.request import RequestOutput, TokenEvent
+    from ssd_jax.engine.request import CompletionOutput, RequestOutput, TokenEvent
     from ssd_jax.errors import DeviceError, InputError, SsdError
     from ssd_jax.llm import LLM
     from ssd_jax.sampling.params import SamplingParams
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "CompletionOutput",
     "Config",
     "DeviceError",
     "InputError",
@@ -31,6 +32,7 @@ avoid_wrong_sums()  # only the import of the package is sure to come before JAX 
 
 _HOME = {
     "LLM": "ssd_jax.llm",
+    "CompletionOutput": "ssd_jax.engine.request",
     "Config": "ssd_jax.config",
     "DeviceError": "ssd_jax.errors",
     "InputError": "ssd_jax.errors",

@@ -15,11 +15,11 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config import Config
 from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
-from ssd_jax.engine.sequence import check, stop_ids
+from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
+from ssd_jax.engine.sequence import check, require_one_text, stop_ids
 from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.errors import InputError
-from ssd_jax.prompting import Params, Prompt, as_conversations, as_prompts, encode_prompt
+from ssd_jax.prompting import Params, Prompt, as_conversations, as_prompts, encode_prompt, text_of
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.fields import by_name
 from ssd_jax.system.files import shown
@@ -70,21 +70,25 @@ class Calls(ABC):
         self._sharing.check()
         return self._checked_ids(encode_prompt(prompt, self.tokenizer, self.config))
 
-    @by_name(sampling_params="params")
+    @by_name()
     def request(
-        self, prompt: Prompt, params: SamplingParams | None = None, index: int = 0
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, index: int = 0
     ) -> Request:
-        """A checked request for `Engine.add`.
+        """A checked request for `run`; one for several texts (`n`) is split first.
 
         Raises:
           InputError: the prompt cannot be encoded or does not fit, or the parameters do not fit.
         """
-        params = self._default_params if params is None else params
+        params = self._default_params if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
-            raise InputError(f"params = {params!r}: give SamplingParams")
+            raise InputError(f"sampling_params = {params!r}: give SamplingParams")
         words = encoded(params.bad_words, partial(self.tokenizer.encode, add_special_tokens=False))
         request = Request(
-            prompt_ids=self.encode(prompt), params=params, index=index, bad_word_ids=words
+            prompt_ids=self.encode(prompt),
+            prompt=text_of(prompt),
+            params=params,
+            index=index,
+            bad_word_ids=words,
         )
         check(request, self.tokenizer.eos_ids, self.context)
         prepared = self.config.logprobs
@@ -120,15 +124,18 @@ class Calls(ABC):
             )
         return ids
 
-    def _prepare(self, prompts: Prompt | Iterable[Prompt], params: Params, n: int) -> list[Request]:
-        """Checked requests for n texts of each prompt, the n of a prompt side by side.
+    def _prepare(
+        self, prompts: Prompt | Iterable[Prompt], params: Params, n: int | None
+    ) -> list[list[Request]]:
+        """Checked requests, in groups whose texts make one output.
 
-        Text s of prompt p has the index p + s P, where P is the number of prompts.
+        A group has the `SamplingParams.n` texts of a prompt, or one of the n that a call asks for.
+        Either way text s of prompt p has the index p + s P, where P is the number of prompts.
 
         Raises:
           InputError: as `request`; also if several parameters are not one for each prompt.
         """
-        if not isinstance(n, Integral) or isinstance(n, bool) or n < 1:
+        if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 1):
             raise InputError(f"n = {n!r} is impossible; give 1 or more texts of each prompt")
         every = as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -136,28 +143,34 @@ class Calls(ABC):
         elif isinstance(params, Iterable) and not isinstance(params, str | Mapping):
             each = list(params)
         else:
-            raise InputError(f"params = {params!r}: give SamplingParams, or one for each prompt")
+            raise InputError(
+                f"sampling_params = {params!r}: give SamplingParams, or one for each prompt"
+            )
         if len(each) != len(every):
-            raise InputError(f"{len(each)} params for {len(every)} prompts; give one for each")
-        made: list[Request] = []
+            raise InputError(
+                f"{len(each)} sampling_params for {len(every)} prompts; give one for each"
+            )
+        groups: list[list[Request]] = []
         for place, (prompt, own) in enumerate(zip(every, each, strict=True)):
             try:
                 first = self.request(prompt, own, place)
+                if n is not None:
+                    first = _with_n(first, int(n))
             except InputError as error:
                 if len(every) == 1:
                     raise
                 raise InputError(f"prompt {place}: {error}") from None
-            indices = range(place, place + int(n) * len(every), len(every))
-            made += [dataclasses.replace(first, index=index) for index in indices]
-        return made
+            texts = first.split(len(every))
+            groups += [texts] if n is None else [[text] for text in texts]
+        return groups
 
-    @by_name(sampling_params="params")
+    @by_name()
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
-        n: int = 1,
+        n: int | None = None,
         mode: str | None = None,
     ) -> list[RequestOutput]:
         """Completes one or several prompts; outputs are in prompt order.
@@ -169,23 +182,23 @@ class Calls(ABC):
 
         Args:
           prompts: one, or any iterable of prompts.
-          params: for all prompts, or one for each.
-          n: number of texts of each prompt, which are side by side in the outputs.
+          sampling_params: for all prompts, or one for each. With `SamplingParams.n` an output has
+            several texts.
+          n: number of texts of each prompt, with an output for each, side by side.
           mode: one of `modes`; None is the configured one.
         """
-        requests = self._prepare(prompts, params, n)
-        return _in_order(requests, self.run(requests, mode)) if requests else []
+        groups = self._prepare(prompts, sampling_params, n)
+        if not groups:
+            return []
+        return _grouped(groups, self.run([text for texts in groups for text in texts], mode))
 
-    @by_name(
-        {"chat_template_content_format": "templates get the text of all parts"},
-        sampling_params="params",
-    )
+    @by_name({"chat_template_content_format": "templates get the text of all parts"})
     def chat(
         self,
         messages: Sequence[Any],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
-        n: int = 1,
+        n: int | None = None,
         mode: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
@@ -201,7 +214,7 @@ class Calls(ABC):
 
         Args:
           messages: a conversation, a list of {"role", "content"}, or a list of conversations.
-          params, n, mode: see `generate`.
+          sampling_params, n, mode: see `generate`.
           tools: JSON schemas of functions that the assistant may call.
           chat_template: Jinja source to use in place of the checkpoint's.
           chat_template_kwargs: further variables of the template.
@@ -222,15 +235,15 @@ class Calls(ABC):
             "continue_final_message": continue_final_message,
         }
         prompts = [{"messages": each, **about} for each in as_conversations(messages)]
-        return self.generate(prompts, params, n=n, mode=mode)
+        return self.generate(prompts, sampling_params, n=n, mode=mode)
 
-    @by_name(sampling_params="params")
+    @by_name()
     async def generate_async(
         self,
         prompts: Prompt | Iterable[Prompt],
-        params: Params = None,
+        sampling_params: Params = None,
         *,
-        n: int = 1,
+        n: int | None = None,
         mode: str | None = None,
     ) -> list[RequestOutput]:
         """`generate` for an event loop.
@@ -238,18 +251,23 @@ class Calls(ABC):
         Requests of several tasks are decoded in one batch; a task that is cancelled cancels its
         requests.
         """
-        requests = await asyncio.to_thread(self._prepare, prompts, params, n)
-        if not requests:
+        groups = await asyncio.to_thread(self._prepare, prompts, sampling_params, n)
+        if not groups:
             return []
-        events = self._run_async(requests, mode)
-        return _in_order(requests, [event async for event in events if event.output is not None])
+        events = self._run_async([text for texts in groups for text in texts], mode)
+        return _grouped(groups, [event async for event in events if event.output is not None])
 
-    @by_name(sampling_params="params")
+    @by_name()
     async def stream_async(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        mode: str | None = None,
     ) -> AsyncGenerator[TokenEvent]:
         """`stream` for an event loop; `aclose` cancels it."""
-        request = await asyncio.to_thread(self.request, prompt, params)
+        request = await asyncio.to_thread(self.request, prompt, sampling_params)
+        require_one_text(request)
         async with contextlib.aclosing(self._run_async([request], mode)) as events:
             async for event in events:
                 yield event
@@ -269,16 +287,22 @@ class Calls(ABC):
             self._sharing.leave(caller)
         caller.check()
 
-    @by_name(sampling_params="params")
+    @by_name()
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, mode: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        mode: str | None = None,
     ) -> Generator[TokenEvent]:
-        """Completes one prompt, yielding events as tokens come.
+        """Completes one prompt with one text, yielding events as tokens come.
 
         Closing or deleting the generator cancels its request. A generator that only a `for` loop
         holds is deleted when the loop is left.
         """
-        return self.run([self.request(prompt, params)], mode)
+        request = self.request(prompt, sampling_params)
+        require_one_text(request)
+        return self.run([request], mode)
 
     @by_name()
     def run(
@@ -290,7 +314,8 @@ class Calls(ABC):
         rounds, or ends a wait for another thread's round; it cancels these requests and no others.
 
         Raises:
-          InputError: not a list of requests, or a mode or K that was not prepared.
+          InputError: not a list of requests, one for several texts, or a mode or K that was not
+            prepared.
           DeviceError: a device has failed; the requests have ended with the reason "error".
           SsdError: the model is closed, or another thread has closed it meanwhile.
         """
@@ -306,8 +331,19 @@ class Calls(ABC):
         caller.check()
 
 
-def _in_order(requests: Sequence[Request], events: Iterable[TokenEvent]) -> list[RequestOutput]:
-    """The outputs of requests, in the order of the requests."""
-    place = {request.index: number for number, request in enumerate(requests)}
-    outputs = [event.output for event in events if event.output is not None]
-    return sorted(outputs, key=lambda output: place[output.prompt_index])
+def _with_n(request: Request, n: int) -> Request:
+    """The request, for n texts."""
+    if request.params.n > 1:
+        raise InputError(
+            f"n = {n} and SamplingParams(n={request.params.n}): give one of them; the call's n "
+            "gives an output for each text, that of SamplingParams several texts in an output"
+        )
+    return dataclasses.replace(request, params=dataclasses.replace(request.params, n=n))
+
+
+def _grouped(
+    groups: Sequence[Sequence[Request]], events: Iterable[TokenEvent]
+) -> list[RequestOutput]:
+    """An output for each group of requests, with their texts, in the order of the groups."""
+    found = {event.prompt_index: event.output for event in events if event.output is not None}
+    return [joined([found[request.index] for request in requests]) for requests in groups]

@@ -59,6 +59,12 @@ def sampling_line(taken: Mapping[str, Any]) -> str:
     return f"generation_config auto: the checkpoint's {each}"
 
 
+def text_of(prompt: Prompt) -> str | None:
+    """The text of a prompt that is one; None for messages and ids."""
+    found = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return found if isinstance(found, str) else None
+
+
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """A list of prompts from one prompt or several.
 

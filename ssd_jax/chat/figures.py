@@ -65,7 +65,7 @@ def figures(answers: Sequence[Answer]) -> Figures:
             committed += tokens * count
         hit = sum(hit for hit, _ in found["hit_rate_by_k"] or ())
         hits += hit
-        looked_up += hit + sum((found["fallbacks"] or {}).values())
+        looked_up += hit + sum((found["miss_causes"] or {}).values())
     first = [ms for output in outputs if (ms := output.metrics["ttft_ms"]) is not None]
     return Figures(
         answers=len(answers),
@@ -95,7 +95,7 @@ def summary(answer: Answer, context: int) -> str:
     elif answer.output.finish_reason == "error":
         parts.append("ended by an error")
     elif answer.output.finish_reason == "length":
-        full = answer.context_used >= context
+        full = answer.output.limit == "context"
         parts.append("cut off: the context is full" if full else "cut off by --max_tokens")
     return f"[{', '.join(parts)}]"
 

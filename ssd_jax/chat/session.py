@@ -140,7 +140,7 @@ class ChatSession:
     def _fitting(self, asked: Conversation) -> tuple[int, list[int]]:
         """Where the prompt starts, to leave room for an answer, and the prompt's ids."""
         context = self._llm.context
-        room = context - min(self._params.max_tokens, context // 4)
+        room = context - min(self._params.most_tokens, context // 4)
         first = asked.first_that_fits(
             lambda start: len(self._llm.encode(asked.prompt(start))), room, self._first
         )

@@ -36,6 +36,14 @@ class DecodeStream(Protocol):
         ...
 
 
+class OpenStream(Protocol):
+    """Opens a stream for a text after a token, `Tokenizer.open_stream`."""
+
+    def __call__(self, after: int, /, *, skip_special: bool) -> DecodeStream:
+        """See `Tokenizer.open_stream`."""
+        ...
+
+
 class ByteStream:
     """The `DecodeStream` of a tokenizer whose tokens stand for fixed bytes.
 

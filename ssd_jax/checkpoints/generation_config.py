@@ -38,8 +38,6 @@ def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
         taken["temperature"] = 0.0
     elif found.get("do_sample") is True:
         taken = {"temperature": 1.0} | taken
-    if taken.get("top_k") == -1:
-        taken["top_k"] = 0
     return where, taken
 
 

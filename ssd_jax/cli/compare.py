@@ -92,12 +92,13 @@ def _with_model(
 
 def _prompt(lines: Sequence[FilePrompt | BadLine], pair: Pair, path: str) -> FilePrompt:
     index = pair.prompt_index
-    if index >= len(lines):
+    places = {index - output.index * len(lines) for output in pair.answers}
+    if len(places) != 1 or not 0 <= min(places) < len(lines):
         raise InputError(
             f"prompt_index {index} has answers, but {path} has {len(lines)} prompts; give the "
             "prompt file of both runs"
         )
-    line = lines[index]
+    line = lines[places.pop()]
     if isinstance(line, BadLine):
         raise InputError(f"prompt_index {index} has answers, but {line.where}: {line.error}")
     return line

@@ -228,7 +228,7 @@ class _Demo:
                     metrics = event.output.metrics
         histogram = metrics.get("acceptance_histogram") or []
         committed = [n for n, count in enumerate(histogram, start=1) for _ in range(count)]
-        misses = sum((metrics.get("fallbacks") or {}).values())
+        misses = sum((metrics.get("miss_causes") or {}).values())
         hits = _hits(metrics.get("hit_rate"), misses, len(committed))
         if committed:
             self._note(round_line(committed, hits, misses))

@@ -29,7 +29,8 @@ _FLAGS: settings.OwnFlags = {
     "prompt": "text to complete",
     "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} per line, perhaps with '
     "sampling settings, which override the flags; - is standard input",
-    "json": ("bool", False, "one JSON line per prompt on standard output"),
+    "json": ("bool", False, "one JSON line per text on standard output"),
+    "n": ("int", 1, SamplingParams.__dataclass_fields__["n"].metadata["help"]),
     "compare": (
         "str",
         None,
@@ -52,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     _check_other(config, given["compare"])
     prompts = _prompts(given)
     params = params_of(config, given, values)
-    write = _JsonLines(prompts) if given["json"] else _TextLines(len(prompts))
+    write = (_JsonLines if given["json"] else _TextLines)(prompts, params.n)
     good: list[tuple[int, FilePrompt, SamplingParams]] = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, BadLine):
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         requests: list[Request] = []
         for index, prompt, own in good:
             try:
-                requests.append(llm.request(prompt.content, own, index))
+                requests += llm.request(prompt.content, own, index).split(len(prompts))
             except InputError as error:
                 write.refused(index, as_flags(str(error)))
         if not requests:
@@ -79,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
             write.event(event)
             if event.output is not None:
                 outputs.append(event.output)
-        status = InputError.exit_status if len(requests) < len(prompts) else 0
+        status = InputError.exit_status if len(requests) < params.n * len(prompts) else 0
         _require_all(outputs)
         if given["compare"] is not None:
             return _compare(llm, requests, outputs, given["compare"]) or status
@@ -163,26 +164,36 @@ def _params(prompt: FilePrompt, flags: SamplingParams, *, json: bool) -> Samplin
 
 
 class _JsonLines:
-    """Prints prompts, finished or refused, as JSON lines in prompt order, each in its turn."""
+    """Prints texts, finished or refused, as JSON lines by `prompt_index`, each in its turn.
 
-    def __init__(self, prompts: Sequence[FilePrompt | BadLine]) -> None:
+    Args:
+      prompts: all P of them; text s of prompt p has the `prompt_index` p + s P.
+      texts: of each prompt.
+    """
+
+    def __init__(self, prompts: Sequence[FilePrompt | BadLine], texts: int) -> None:
         self._rows = [{} if isinstance(each, BadLine) else each.row for each in prompts]
+        self._prompts, self._texts = len(prompts), texts
         self._ready: dict[int, dict[str, Any]] = {}
         self._next = 0
 
     def refused(self, index: int, error: str) -> None:
         print(f"prompt {index}: {error}", file=sys.stderr)
-        self._print(index, {"prompt_index": index, "error": error})
+        for text in range(self._texts):
+            self._print(index + text * self._prompts, {"error": error})
 
     def event(self, event: TokenEvent) -> None:
         if event.output is not None:
-            line = dataclasses.asdict(event.output)
+            (text,) = event.output.outputs
+            line = dataclasses.asdict(text)
             if line["logprobs"] is None:
                 del line["logprobs"]
             self._print(event.prompt_index, line)
 
     def _print(self, index: int, line: dict[str, Any]) -> None:
-        self._ready[index] = {**line, **self._rows[index]}
+        text, prompt = divmod(index, self._prompts)
+        place = {"prompt_index": index, "index": text}
+        self._ready[index] = {**place, **line, **place, **self._rows[prompt]}
         while self._next in self._ready:
             print(json.dumps(self._ready.pop(self._next)), flush=True)
             self._next += 1
@@ -191,8 +202,9 @@ class _JsonLines:
 class _TextLines:
     """Prints text for people: a single prompt streams; of several, each is printed when it ends."""
 
-    def __init__(self, prompts: int) -> None:
-        self._stream = prompts == 1
+    def __init__(self, prompts: Sequence[FilePrompt | BadLine], texts: int) -> None:
+        self._prompts, self._texts = len(prompts), texts
+        self._stream = self._prompts == texts == 1
         # A model's text must not move the cursor or rename the window.
         self._shown = printable if sys.stdout.isatty() else str
 
@@ -203,14 +215,17 @@ class _TextLines:
         if self._stream:
             print(self._shown(event.text), end="", flush=True)
         elif event.output is not None:
-            print(f"--- prompt {event.prompt_index}\n{self._shown(event.output.text)}", flush=True)
+            text, prompt = divmod(event.prompt_index, self._prompts)
+            name = f"prompt {prompt}" + (f", text {text}" if self._texts > 1 else "")
+            print(f"--- {name}\n{self._shown(event.output.text)}", flush=True)
         output = event.output
         if output is None:
             return
         if self._stream:
             print(flush=True)
         speed, first = output.metrics["tokens_per_second"], output.metrics["ttft_ms"]
-        parts = [f"{len(output.token_ids)} tokens", output.finish_reason]
+        why = f"{output.finish_reason} ({output.limit})" if output.limit else output.finish_reason
+        parts = [f"{len(output.token_ids)} tokens", why]
         parts += [f"{speed:.1f} tokens/s"] if speed else []
         parts += [f"first token after {first:.0f} ms"] if first else []
         print(f"[{', '.join(parts)}]", file=sys.stderr)

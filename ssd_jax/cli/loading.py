@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import sys
 import threading
 import time
@@ -42,12 +43,16 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
 def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) -> SamplingParams:
     """The sampling parameters from parsed flags.
 
-    With generation_config = auto, those not given are the checkpoint's, and a line says so.
+    With generation_config = auto, those not given are the checkpoint's, and a line says so. A seed
+    of None is drawn here, once for all requests, so that commands can repeat them; a line says it.
 
     Raises:
       InputError: impossible settings, or a checkpoint that cannot be read.
     """
     params = settings.params_of(given)
+    if params.seed is None:
+        params = dataclasses.replace(params, seed=secrets.randbits(64))
+        print(f"seed = {params.seed}", file=sys.stderr)
     if config.generation_config == "none":
         return params
     from ssd_jax.checkpoints.opening import open_checkpoint

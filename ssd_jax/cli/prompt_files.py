@@ -66,7 +66,7 @@ def file_prompt(line: Mapping[str, Any]) -> FilePrompt:
     prompt = prompt_line(line)
     for key in prompt.others:
         if key == "n":
-            raise ValueError('"n" is the same for all prompts; leave it out')
+            raise ValueError('"n" is the same for all prompts: give --n')
         if key not in SAMPLING and key not in ROW_KEYS:
             known = [*SAMPLING, *CHAT_KEYS, *ROW_KEYS]
             near = difflib.get_close_matches(key, known, n=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import itertools
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -30,7 +31,8 @@ SPECULATION = (
     *("draft_workers", "draft_split"),
     *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
 )
-SAMPLING = tuple(field.name for field in fields(SamplingParams))
+SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name != "n")
+"""Settings of a request; only one command makes several texts of a prompt."""
 ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
 _CACHE = Config.__dataclass_fields__["compile_cache"]
 COMPILE_CACHE = ("str", _CACHE.default, _CACHE.metadata["help"])
@@ -46,9 +48,20 @@ _LISTS = ("fan_out", "target_devices", "draft_devices", "target_cores", "draft_c
 """Settings of one text that is a list."""
 _BRACKETED = re.compile(r"--?([\w-]+)=[\[({]([-\d., :/e]*)[\])}]")
 _REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
+
+
+class _IntegerOrNone(flags.IntegerParser):
+    """Reads "none" as None."""
+
+    def convert(self, argument: int | str) -> Any:
+        """See `flags.NumericParser`."""
+        return None if argument == "none" else super().convert(argument)
+
+
 _DEFINE = {
     "bool": flags.DEFINE_boolean,
     "int": flags.DEFINE_integer,
+    "int or none": functools.partial(flags.DEFINE, _IntegerOrNone()),
     "float": flags.DEFINE_float,
     "str": flags.DEFINE_string,
     "int | str": flags.DEFINE_string,
@@ -125,11 +138,14 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     every["config"] = "TOML file of settings; flags override it"
     # A name in both, such as logprobs, is one flag: the engine is prepared for its value.
     both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
-    for field in both.values():
+    for field in (both[name] for name in both if name != "n"):
         text, choices = field.metadata["help"], field.metadata.get("choices", ())
         default = defaults.get(field.name, field.default)
         default = list(default) if isinstance(default, tuple) else default
-        every[field.name] = (str(field.type).removesuffix(" | None"), default, text, choices)
+        kind = str(field.type).removesuffix(" | None")
+        if kind != field.type and field.default is not None:
+            kind += " or none"
+        every[field.name] = (kind, default, text, choices)
     values = own_flags(every)
     for name in TRANSLATED.keys() - every.keys():
         values.translated.add(name)

@@ -28,12 +28,14 @@ class Output:
       token_ids: generated ids; empty if the prompt was refused.
       finish_reason: why the text ended; None if the prompt was refused.
       error: why there is no answer, or only a part of one.
+      index: place among the texts of its prompt; text s of prompt p has the `prompt_index` p + s P.
     """
 
     prompt_index: int
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     error: str | None = None
+    index: int = 0
 
     @classmethod
     def of(cls, output: RequestOutput) -> Output:
@@ -48,13 +50,16 @@ class Output:
           ValueError: it is something else.
         """
         index = _id(line.get("prompt_index"), '"prompt_index"')
+        text = _id(line.get("index", 0), '"index"')
         if "error" in line:
-            return cls(prompt_index=index, error=string(line["error"], '"error"'))
+            error = string(line["error"], '"error"')
+            return cls(prompt_index=index, index=text, error=error)
         ids = line.get("token_ids")
         if not isinstance(ids, list):
             raise ValueError('"token_ids" must be a list of token ids')
         tokens = tuple(_id(token, f"token_ids[{place}]") for place, token in enumerate(ids))
-        return cls._ended(index, tokens, string(line.get("finish_reason"), '"finish_reason"'))
+        ended = cls._ended(index, tokens, string(line.get("finish_reason"), '"finish_reason"'))
+        return dataclasses.replace(ended, index=text)
 
     @classmethod
     def _ended(cls, index: int, tokens: tuple[int, ...], reason: str) -> Output:

@@ -42,7 +42,7 @@ class RecordedRounds:
             histogram = metrics["acceptance_histogram"] or []
             rounds += sum(histogram)
             tokens += sum(count * committed for committed, count in enumerate(histogram, start=1))
-            misses += sum((metrics["fallbacks"] or {}).values())
+            misses += sum((metrics["miss_causes"] or {}).values())
         return cls(k=k, tokens=tokens, rounds=rounds, misses=misses)
 
 

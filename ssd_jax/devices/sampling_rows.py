@@ -68,7 +68,7 @@ class SamplingRows:
         for place, (token, bias) in enumerate(params.logit_bias):
             own.bias_ids[row, place] = token
             own.bias[row, place] = bias
-        own.seed[row] = (params.seed & 0xFFFFFFFF, params.seed >> 32)
+        own.seed[row] = (params.seed_of_request & 0xFFFFFFFF, params.seed_of_request >> 32)
         own.request[row] = opening.index
         own.banned[row] = -1
         own.banned[row, : len(opening.banned)] = opening.banned

@@ -31,8 +31,8 @@ from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.seats import Seats
-from ssd_jax.engine.sequence import Sequence, check
-from ssd_jax.engine.stop_strings import TextStream
+from ssd_jax.engine.sequence import Sequence, check, require_one_text
+from ssd_jax.engine.stop_strings import open_text
 from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
@@ -41,7 +41,7 @@ from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
 if TYPE_CHECKING:
-    from ssd_jax.checkpoints.detokenizer import DecodeStream
+    from ssd_jax.checkpoints.detokenizer import OpenStream
 
 _LOG = logging.getLogger(__name__)
 _SHORT_PROMPTS = 4  # most that a step reads
@@ -68,7 +68,7 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        decoder: Callable[[int], DecodeStream],
+        decoder: OpenStream,
         eos_ids: frozenset[int],
         *,
         drafter: Drafter | None = None,
@@ -107,22 +107,19 @@ class Engine:
         """Queues a request; it enters a free slot between rounds.
 
         Raises:
-          InputError: an empty prompt, a prompt that leaves no room in the context, or too many stop
-            ids.
+          InputError: an empty prompt, a prompt that leaves no room in the context, too many stop
+            ids, or several texts.
           DeviceError: the engine is broken.
         """
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
+        require_one_text(request)
         names = self._seats.names(request)
         state = RequestState(
             request_id=next(self._ids),
             request=request,
             sequence=Sequence(request, eos_ids=self._eos_ids, context=self._target.context),
-            text=TextStream(
-                self._decoder(request.prompt_ids[-1]),
-                request.params.stop,
-                request.params.min_tokens,
-            ),
+            text=open_text(request, self._decoder),
             times=RequestTimes(
                 arrived=self._clock(),
                 speculative=self._drafter is not None,
@@ -335,7 +332,7 @@ class Engine:
         params = request.params
         if params.temperature == 0:
             return params
-        seed = self._occurrences.seed(params.seed, request.index)
+        seed = self._occurrences.seed(params.seed_of_request, request.index)
         timed = self._drafter is not None and self._drafter.timed
         return dataclasses.replace(params, seed=seed) if timed else params
 
@@ -420,7 +417,7 @@ class Engine:
     def _event(
         self, state: RequestState, tokens: list[int], reason: FinishReason | None
     ) -> TokenEvent:
-        released = state.text.push(tokens, hidden_last=reason == "stop")
+        released = state.text.push(tokens, stop_last=reason == "stop")
         if released.stopped:
             self._end(state, "stop")
             return state.final("stop", released)

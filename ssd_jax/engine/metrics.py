@@ -1,4 +1,4 @@
-"""Metrics of a request. Key names are part of the interface; a key that does not apply is None."""
+"""Computes the metrics of a request from its rounds."""
 
 from __future__ import annotations
 
@@ -6,50 +6,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from ssd_jax.engine.request_metrics import REQUEST_KEYS, RequestMetrics
 from ssd_jax.roles.activity import Busy, DraftCost, overlap
 from ssd_jax.roles.records import CacheLookup
 from ssd_jax.speculation.acceptance import AcceptanceEstimator
 
-REQUEST_KEYS = (
-    "mode",
-    "tokens_per_second",
-    "ttft_ms",
-    "itl_p50_ms",
-    "itl_p95_ms",
-    "itl_p99_ms",
-    "acceptance_length",
-    "acceptance_histogram",
-    "acceptance_by_position",
-    "acceptance_length_on_hit",
-    "acceptance_length_on_miss",
-    "hit_rate",
-    "hit_rate_by_k",
-    "hit_rate_by_rank",
-    "hidden_draft_share",
-    "hidden_draft_share_on_hit",
-    "round_ms",
-    "verify_ms",
-    "verify_idle_ms",
-    "step_ms",
-    "fallbacks",
-    "wasted_draft_tokens",
-    "bytes_per_round",
-    "round_trip_ms",
-    "exact",
-    "replicated",
-    "kv_pages",
-    "cached_tokens",
-    "preemptions",
-)
 
-
-def empty() -> dict[str, Any]:
+def empty() -> RequestMetrics:
     """All metrics, none of which applies."""
-    return dict.fromkeys(REQUEST_KEYS)
+    return cast("RequestMetrics", dict.fromkeys(REQUEST_KEYS))
 
 
 class RowLookup(NamedTuple):
@@ -166,17 +135,23 @@ class RequestTimes:
                 verified.truncate(left)
             left -= verified.committed
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RequestMetrics:
         """The metrics over committed tokens only; decode speed excludes the prefill.
 
         The first of n tokens belongs to the prefill, so decode speed is (n - 1) tokens over the
         time since the first.
         """
         pages = {name: getattr(self, name) for name in ("kv_pages", "cached_tokens", "preemptions")}
-        metrics = {**empty(), **pages, **self.setup}
-        if not self.tokens:
-            return metrics
-        metrics["ttft_ms"] = 1e3 * (self.tokens[0] - self.arrived)
+        metrics: dict[str, Any] = {**empty(), **pages, **self.setup}
+        if self.tokens:
+            metrics |= self._times()
+            if self.speculative and self.rounds:
+                metrics |= _acceptance(self.rounds) | _cache(self.rounds)
+                metrics |= _draft(self.rounds, self.prefills)
+        return cast("RequestMetrics", metrics)
+
+    def _times(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = {"ttft_ms": 1e3 * (self.tokens[0] - self.arrived)}
         gaps = np.diff(self.tokens)
         if len(gaps):
             elapsed = self.tokens[-1] - self.tokens[0]
@@ -189,9 +164,6 @@ class RequestTimes:
         if self.rounds and not self.shared_device:
             seconds = [verified.seconds for verified in self.rounds]
             metrics["verify_ms"] = 1e3 * float(np.median(seconds))
-        if self.speculative and self.rounds:
-            metrics |= _acceptance(self.rounds) | _cache(self.rounds)
-            metrics |= _draft(self.rounds, self.prefills)
         return metrics
 
 
@@ -227,7 +199,7 @@ def _cache(rounds: list[RoundRecord]) -> dict[str, Any]:
         **_by_outcome(looks),
         "acceptance_length_on_hit": float(np.mean(hits)) if hits else None,
         "acceptance_length_on_miss": float(np.mean(misses)) if misses else None,
-        "fallbacks": dict(causes),
+        "miss_causes": dict(causes),
     }
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ssd_jax.engine.origin import TextSpan
+from ssd_jax.engine.request_metrics import RequestMetrics
 from ssd_jax.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+LengthLimit = Literal["max_tokens", "context"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,8 @@ class Request:
 
     Attributes:
       prompt_ids: token ids, at least one.
-      params: sampling and stops.
+      prompt: the text that they were made of; None if they come from messages, or were given.
+      params: sampling and stops. A seed of None is drawn when the request is made.
       index: sample index that keys the randomness (command line: prompt_index), 0 to 2^32 - 1. The
         same index, seed and prompt give the same text whatever the slot and the other requests.
         Where lengths of proposals depend on time, they give texts of the same distribution, each
@@ -27,9 +31,27 @@ class Request:
     """
 
     prompt_ids: Sequence[int]
+    prompt: str | None = None
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     index: int = 0
     bad_word_ids: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        if self.params.seed is None:
+            drawn = dataclasses.replace(self.params, seed=secrets.randbits(64))
+            object.__setattr__(self, "params", drawn)
+
+    def split(self, prompts: int) -> list[Request]:
+        """A request for each of its `params.n` texts, all of one seed.
+
+        Args:
+          prompts: number of prompts P; text s of prompt p has the index p + s P.
+        """
+        params = dataclasses.replace(self.params, n=1)
+        return [
+            dataclasses.replace(self, params=params, index=self.index + text * prompts)
+            for text in range(self.params.n)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +68,110 @@ class TokenLogprobs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RequestOutput:
-    """A finished request.
+class CompletionOutput:
+    """A finished text.
 
     Attributes:
-      prompt_index: the request's `index`.
+      index: its place among the texts of its prompt.
+      prompt_index: the `Request.index` that keyed its randomness.
+      seed: the seed, drawn or given; with `prompt_index` it repeats the text.
       token_ids: generated ids, with the stop id that ended them.
-      text: without special tokens and without the stop.
-      metrics: every key of `metrics.REQUEST_KEYS`; None where it does not apply.
+      text: without the stop and special tokens, unless the parameters ask for them.
+      finish_reason: why it ended.
+      stop_reason: the stop string, or the id of `stop_token_ids`, that ended it; None where another
+        EOS token or no stop did.
+      limit: what a `finish_reason` of "length" reached, `max_tokens` or the context; else None.
+      metrics: every key of `RequestMetrics`; None where it does not apply.
       logprobs: one entry a token, if the request asked for them.
     """
 
+    index: int = 0
     prompt_index: int
+    seed: int
     token_ids: list[int]
     text: str
     finish_reason: FinishReason
-    metrics: dict[str, Any]
+    stop_reason: int | str | None = None
+    limit: LengthLimit | None = None
+    metrics: RequestMetrics
     logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The text's natural log-probability, the sum over its tokens; None without `logprobs`."""
+        return None if self.logprobs is None else sum(token.logprob for token in self.logprobs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """The finished texts of a prompt, in vLLM's shape.
+
+    What describes a text is in `outputs`. For prompts with one text, attributes of the same names
+    (`text`, `token_ids`, ...) are those of the first.
+
+    Attributes:
+      request_id: of the first text's events; `TokenEvent.request_id`.
+      prompt: its text as it was given, without a chat template; None for messages and ids.
+      prompt_token_ids: the ids that the model has read.
+      outputs: the texts, `SamplingParams.n` of them.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+    @property
+    def finished(self) -> bool:
+        """True: there is no output of a request that is running."""
+        return True
+
+    @property
+    def prompt_index(self) -> int:
+        """`CompletionOutput.prompt_index` of the first text."""
+        return self.outputs[0].prompt_index
+
+    @property
+    def seed(self) -> int:
+        """`CompletionOutput.seed`, which all texts share."""
+        return self.outputs[0].seed
+
+    @property
+    def token_ids(self) -> list[int]:
+        """`CompletionOutput.token_ids` of the first text."""
+        return self.outputs[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """`CompletionOutput.text` of the first text."""
+        return self.outputs[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """`CompletionOutput.finish_reason` of the first text."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def limit(self) -> LengthLimit | None:
+        """`CompletionOutput.limit` of the first text."""
+        return self.outputs[0].limit
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """`CompletionOutput.metrics` of the first text."""
+        return self.outputs[0].metrics
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """`CompletionOutput.logprobs` of the first text."""
+        return self.outputs[0].logprobs
+
+
+def joined(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """One output with the texts of several outputs of the same prompt, in their order."""
+    texts = [text for output in outputs for text in output.outputs]
+    numbered = [dataclasses.replace(text, index=index) for index, text in enumerate(texts)]
+    return dataclasses.replace(outputs[0], outputs=numbered)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,14 @@ import numpy as np
 
 from ssd_jax.engine.metrics import RequestTimes, RoundRecord
 from ssd_jax.engine.origin import Origin, origins, spans
-from ssd_jax.engine.request import FinishReason, Request, RequestOutput, TokenEvent, TokenLogprobs
+from ssd_jax.engine.request import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestOutput,
+    TokenEvent,
+    TokenLogprobs,
+)
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import Released, TextStream
 from ssd_jax.roles.records import Outcomes, TopLogprobs
@@ -112,17 +119,33 @@ class RequestState:
         """The last event, with the output; tokens past the end of the text do not count."""
         kept = self.text.token_ids
         self.times.keep(len(kept))
-        output = RequestOutput(
-            prompt_index=self.request.index,
+        request = self.request
+        text = CompletionOutput(
+            prompt_index=request.index,
+            seed=request.params.seed_of_request,
             token_ids=kept,
             text=self.text.text,
             finish_reason=reason,
+            stop_reason=self._stop(kept) if reason == "stop" else None,
+            limit=self.sequence.limit if reason == "length" else None,
             metrics=self.times.summary(),
             logprobs=None if self.logprobs is None else self.logprobs[: len(kept)],
+        )
+        output = RequestOutput(
+            request_id=self.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=list(request.prompt_ids),
+            outputs=[text],
         )
         event = dataclasses.replace(self.event(released), output=output)
         self.ended = True
         return event
+
+    def _stop(self, kept: list[int]) -> str | int | None:
+        """The stop string or the request's own stop id that ended the text."""
+        if self.text.stop is not None:
+            return self.text.stop
+        return kept[-1] if kept[-1] in self.request.params.stop_token_ids else None
 
 
 def _logprobs(log: TopLogprobs, row: int, place: int, token: int, count: int) -> TokenLogprobs:

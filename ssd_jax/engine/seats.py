@@ -149,4 +149,4 @@ class Seats:
 
 def _most_tokens(request: Request) -> int:
     """Most tokens of a request, prompt and output together."""
-    return len(request.prompt_ids) + request.params.max_tokens
+    return len(request.prompt_ids) + request.params.most_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from numbers import Integral
 
-from ssd_jax.engine.request import FinishReason, Request
+from ssd_jax.engine.request import FinishReason, LengthLimit, Request
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import MAX_STOP_IDS
 
@@ -22,6 +22,7 @@ class Sequence:
       cached: positions whose keys and values are in the pages; the token at `cached` is pending.
       output: committed ids, with the stop id that ended them.
       finish_reason: None while running.
+      limit: what ends it at the latest: `max_tokens`, or the context if that is reached before.
     """
 
     def __init__(self, request: Request, *, eos_ids: frozenset[int], context: int) -> None:
@@ -30,7 +31,9 @@ class Sequence:
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_ids = stop_ids(request, eos_ids)
-        self._limit = min(request.params.max_tokens, context - len(request.prompt_ids))
+        most, left = request.params.most_tokens, context - len(request.prompt_ids)
+        self._most = min(most, left)
+        self.limit: LengthLimit = "max_tokens" if most <= left else "context"
         self.to_prefill = len(request.prompt_ids)
 
     @property
@@ -70,7 +73,7 @@ class Sequence:
     @property
     def room(self) -> int:
         """Tokens that may still be committed."""
-        return self._limit - len(self.output)
+        return self._most - len(self.output)
 
     def commit(self, tokens: Tokens[int]) -> list[int]:
         """Appends tokens up to and including the first stop; the stop is checked before the length.
@@ -81,7 +84,7 @@ class Sequence:
             return []
         before, least = len(self.output), self.request.params.min_tokens
         committed = list(tokens[: self.room])
-        if before + len(committed) >= self._limit:
+        if before + len(committed) >= self._most:
             self.finish_reason = "length"
         for place, token in enumerate(committed):
             if token in self.stop_ids and before + place >= least:
@@ -115,6 +118,18 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
     stops = len(stop_ids(request, eos_ids))
     if stops > MAX_STOP_IDS:
         raise InputError(f"{stops} stop ids, EOS included; at most {MAX_STOP_IDS} are supported")
+
+
+def require_one_text(request: Request) -> None:
+    """Refuses a request for several texts, which is to be split.
+
+    Raises:
+      InputError: `n` is more than 1.
+    """
+    if request.params.n > 1:
+        raise InputError(
+            f"n = {request.params.n} is for generate; stream and run take a request for each text"
+        )
 
 
 def stop_ids(request: Request, eos_ids: frozenset[int]) -> frozenset[int]:

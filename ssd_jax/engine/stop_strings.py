@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ssd_jax.checkpoints.detokenizer import DecodeStream
+    from ssd_jax.checkpoints.detokenizer import DecodeStream, OpenStream
+    from ssd_jax.engine.request import Request
 
 
 class Released(NamedTuple):
@@ -35,12 +36,27 @@ class TextStream:
     text is cut before it, and the tokens after the one that reaches the cut are dropped, but none
     of the first `min_tokens`: decoding the kept ids gives the text, or the text and the rest of its
     last token.
+
+    Args:
+      include_stop: cut behind the stop string instead, hold nothing back, and show a stop id.
+
+    Attributes:
+      stop: the stop string that has ended the text; None while there is none.
     """
 
-    def __init__(self, decoder: DecodeStream, stops: Sequence[str], min_tokens: int) -> None:
+    def __init__(
+        self,
+        decoder: DecodeStream,
+        stops: Sequence[str],
+        min_tokens: int,
+        *,
+        include_stop: bool = False,
+    ) -> None:
         self._decoder = decoder
         self._stops = tuple(stops)
         self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self.stop: str | None = None
         self._text = ""  # all text so far
         self._ends: list[int] = []  # length of the text after each token
         self._ids: list[int] = []
@@ -48,10 +64,10 @@ class TextStream:
         self._sent_text = 0
         self._searchable = 0  # a stop string may not begin before this
 
-    def push(self, ids: Sequence[int], *, hidden_last: bool = False) -> Released:
-        """Adds committed ids; `hidden_last` keeps the last one (a stop id) out of the text."""
+    def push(self, ids: Sequence[int], *, stop_last: bool = False) -> Released:
+        """Adds committed ids; with `stop_last` the last one is a stop id."""
         for index, token in enumerate(ids):
-            hidden = hidden_last and index == len(ids) - 1
+            hidden = stop_last and index == len(ids) - 1 and not self._include_stop
             piece = self._decoder.flush() if hidden else self._decoder.push([token])
             if self._add(token, piece):
                 return self._release(len(self._text), len(self._ids), stopped=True)
@@ -109,10 +125,13 @@ class TextStream:
         if len(self._ids) <= self._min_tokens:
             self._searchable = len(self._text)
             return False
-        found = [at for stop in self._stops if (at := self._find(stop, len(piece))) >= 0]
+        places = [(self._find(stop, len(piece)), len(stop), stop) for stop in self._stops]
+        found = [place for place in places if place[0] >= 0]
         if not found:
             return False
-        cut = min(found)
+        cut, size, self.stop = min(found)
+        if self._include_stop:
+            cut += size
         self._text = self._text[:cut]
         kept = min(self._min_tokens, len(self._ids))
         while kept < len(self._ids) and self._begin(kept) < cut:
@@ -130,6 +149,8 @@ class TextStream:
 
     def _held_back(self) -> int:
         """Length of the longest suffix of the text that begins a stop string."""
+        if self._include_stop:
+            return 0
         tail = self._text[max(self._searchable, self._sent_text) :]
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for size in range(min(longest, len(tail)), 0, -1):
@@ -142,3 +163,14 @@ class TextStream:
         begin, ends = self._sent_text, self._ends[self._sent_ids : ids_end]
         self._sent_ids, self._sent_text = ids_end, max(text_end, self._sent_text)
         return Released(ids, text, stopped, [min(max(e - begin, 0), len(text)) for e in ends])
+
+
+def open_text(request: Request, decoder: OpenStream) -> TextStream:
+    """The text of a request, which begins after its prompt."""
+    params = request.params
+    return TextStream(
+        decoder(request.prompt_ids[-1], skip_special=params.skip_special_tokens),
+        params.stop,
+        params.min_tokens,
+        include_stop=params.include_stop_str_in_output,
+    )

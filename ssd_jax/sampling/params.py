@@ -6,11 +6,14 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.fields import by_name, check_type, documented
+from ssd_jax.sampling.other_names import OTHER_NAMES
+from ssd_jax.system.fields import check_type, documented
 from ssd_jax.system.files import is_unicode, shown
+from ssd_jax.system.other_names import taking
 
 MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""
@@ -53,17 +56,20 @@ class SamplingFields(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float] | str] | None
-    seed: int
-    max_tokens: int
+    seed: int | None
+    n: int
+    max_tokens: int | None
     min_tokens: int
     stop: str | Iterable[str] | None
     stop_token_ids: Iterable[int] | None
     bad_words: str | Iterable[str] | None
     ignore_eos: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
     logprobs: int | None
 
 
-@by_name({"n": "give it to LLM.generate"})
+@taking(OTHER_NAMES)
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -77,7 +83,7 @@ class SamplingParams:
     top_p: float = _field(
         1.0, "smallest set of likeliest tokens with this mass; 1 is off", 1e-6, 1.0
     )
-    top_k: int = _field(0, "likeliest tokens kept; 0 is off", 0, _MOST)
+    top_k: int = _field(0, "likeliest tokens kept; 0 or -1 is off", 0, _MOST)
     min_p: float = _field(0.0, "drop tokens below this share of the likeliest; 0 is off", 0.0, 1.0)
     repetition_penalty: float = _field(
         1.0, "divides logits of tokens in prompt or output; 1 is off", 1e-6, 1e6
@@ -89,19 +95,25 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = _field(
         (), "added to the logits of token ids, as id:bias"
     )
-    seed: int = _field(
+    seed: int | None = _field(
         0,
         "64-bit sampling seed; a request that repeats it gets the same text, or, if the draft's "
-        "speed decides proposal lengths, other draws from the same distribution",
+        "speed decides proposal lengths, other draws from the same distribution; none: a new one "
+        "for each request",
         0,
         2**64 - 1,
     )
-    max_tokens: int = _field(256, "max tokens generated", 1, _MOST)
+    n: int = _field(1, "texts of each prompt, with noise of their own", 1, _MOST)
+    max_tokens: int | None = _field(
+        256, "max tokens generated; none: to the end of the context", 1, _MOST
+    )
     min_tokens: int = _field(0, "no stop before this many generated tokens")
     stop: tuple[str, ...] = _field((), "strings that end the text")
     stop_token_ids: tuple[int, ...] = _field((), "token ids that end the text besides EOS")
     bad_words: tuple[str, ...] = _field((), "words that may not be generated")
     ignore_eos: bool = _field(False, "continue past end-of-sequence tokens")
+    include_stop_str_in_output: bool = _field(False, "end the text with its stop, not before it")
+    skip_special_tokens: bool = _field(True, "leave special tokens out of the text")
     logprobs: int | None = _field(
         None,
         f"report logprobs of each token and of this many likeliest, 0 to {MAX_LOGPROBS}; "
@@ -115,6 +127,8 @@ class SamplingParams:
         def __init__(self, **_given: Unpack[SamplingFields]) -> None: ...
 
     def __post_init__(self) -> None:
+        if isinstance(self.top_k, Integral) and self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         readers = {
             "stop": functools.partial(_as_texts, "stop"),
             "stop_token_ids": _as_ids,
@@ -137,7 +151,18 @@ class SamplingParams:
                     raise InputError(f"{field.name} is larger than any float") from None
         if self.temperature != 0:
             _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
-        _check("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check("min_tokens", self.min_tokens, 0, self.most_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """`max_tokens`, or more than any context where it is None."""
+        return _MOST if self.max_tokens is None else self.max_tokens
+
+    @property
+    def seed_of_request(self) -> int:
+        """`seed` in a `Request`, which has drawn one where it was None."""
+        assert self.seed is not None
+        return self.seed
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:

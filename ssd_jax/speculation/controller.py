@@ -116,8 +116,8 @@ class Controller:
         slot, params = opening.slot, opening.params
         self._states[slot] = SequenceState(
             fan_out=self._fan_out(),
-            backup=make(self._backup, params.seed, opening.index, self._tokens),
-            room=params.max_tokens,
+            backup=make(self._backup, params.seed_of_request, opening.index, self._tokens),
+            room=params.most_tokens,
             teaches=teaches(params.temperature, self._rule),
         )
         # Leftovers of an interrupted step must not reach new requests.

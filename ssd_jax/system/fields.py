@@ -35,25 +35,20 @@ def documented(settings: type[D]) -> type[D]:
     return settings
 
 
-def by_name(hints: Mapping[str, str] | None = None, /, **others: str) -> Callable[[T], T]:
-    """Makes a class or a function refuse unknown keyword arguments with an `InputError`.
+def by_name(hints: Mapping[str, str] | None = None) -> Callable[[T], T]:
+    """Makes a function refuse unknown keyword arguments with an `InputError`.
 
     Args:
       hints: what to say about unknown names that may be expected.
-      others: for each additional name that it accepts, its own name.
     """
 
     def decorated(call: T) -> T:
-        if isinstance(call, type):
-            made: Any = call
-            made.__init__ = decorated(made.__init__)
-            return made
-        known = {*inspect.signature(call).parameters, *others} - {"self"}
+        known = {*inspect.signature(call).parameters} - {"self"}
 
         @functools.wraps(call)
         def checked(*args: Any, **given: Any) -> Any:
             check_names(given, known, hints=hints)
-            return call(*args, **renamed(given, others))
+            return call(*args, **given)
 
         return checked  # pyright: ignore[reportReturnType]
 

@@ -7,10 +7,13 @@ engine = Engine(fake, Letters, frozenset(), drafter=FakeDrafter(...))
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from ssd_jax.engine.metrics import empty
+from ssd_jax.engine.request import CompletionOutput, FinishReason, LengthLimit, RequestOutput
+from ssd_jax.engine.request_metrics import RequestMetrics
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening
 from ssd_jax.testing.by_row import rows_of
 
@@ -185,13 +188,37 @@ class FakeDrafter:
         return self._drafted
 
 
-class Letters:
-    """Token id -> a character, whatever precedes it; ids below 32 are special and invisible."""
+def finished(
+    text: str = "so",
+    reason: FinishReason = "stop",
+    *,
+    index: int = 0,
+    token_ids: Sequence[int] = (5, 6),
+    limit: LengthLimit | None = None,
+    **metrics: Any,
+) -> RequestOutput:
+    """The output of a request that has ended, with these metrics."""
+    found = CompletionOutput(
+        prompt_index=index,
+        seed=0,
+        token_ids=[*token_ids],
+        text=text,
+        finish_reason=reason,
+        limit=limit,
+        metrics=cast("RequestMetrics", empty() | metrics),
+    )
+    return RequestOutput(request_id=index, prompt=None, prompt_token_ids=[1], outputs=[found])
 
-    def __init__(self, _after: int = 0) -> None: ...
+
+class Letters:
+    """Token id -> a character, whatever precedes it; ids below 32 are special: <5>."""
+
+    def __init__(self, _after: int = 0, *, skip_special: bool = True) -> None:
+        self._skip = skip_special
 
     def push(self, ids: Iterable[int]) -> str:
-        return "".join(chr(token) for token in ids if token >= 32)
+        special = "" if self._skip else "<{}>"
+        return "".join(chr(token) if token >= 32 else special.format(token) for token in ids)
 
     def flush(self) -> str:
         return ""

@@ -22,8 +22,8 @@ _MOST = 256  # most tokens of a text
 class _NoText:
     """See `DecodeStream`."""
 
-    def __init__(self, last_of_prompt: int) -> None:
-        del last_of_prompt
+    def __init__(self, last_of_prompt: int, *, skip_special: bool) -> None:
+        del last_of_prompt, skip_special
 
     def push(self, ids: Iterable[int]) -> str:
         """No token has any text."""

@@ -6,18 +6,12 @@ import pytest
 from rich.console import Console
 
 from ssd_jax.chat.figures import Answer, figures, stats_table, summary
-from ssd_jax.engine import metrics
-from ssd_jax.engine.request import FinishReason, RequestOutput
+from ssd_jax.engine.request import FinishReason
+from ssd_jax.testing.fakes import finished
 
 
-def answer(tokens, *, mode="ar", reason: FinishReason = "stop", prompt=10, **found):
-    output = RequestOutput(
-        prompt_index=0,
-        token_ids=[1] * tokens,
-        text="x",
-        finish_reason=reason,
-        metrics=metrics.empty() | found,
-    )
+def answer(tokens, *, mode="ar", reason: FinishReason = "stop", limit=None, prompt=10, **found):
+    output = finished("x", reason, token_ids=[1] * tokens, limit=limit, **found)
     return Answer(mode=mode, prompt_tokens=prompt, output=output)
 
 
@@ -41,10 +35,10 @@ def test_speeds_and_acceptance_lengths_weigh_each_token_alike():
 
 def test_hit_rates_weigh_each_look_up_alike():
     """A forward that looked nothing up, such as one with room for one token, does not count."""
-    every = ssd([1, 1], hit_rate=1.0, hit_rate_by_k=[(0, 0), (1, 1)], fallbacks={})
+    every = ssd([1, 1], hit_rate=1.0, hit_rate_by_k=[(0, 0), (1, 1)], miss_causes={})
     causes = {"miss": 1, "cold": 1}
-    seldom = ssd([4], hit_rate=1 / 3, hit_rate_by_k=[(1, 2)], fallbacks=causes)
-    cold = ssd([1], hit_rate=0.0, fallbacks={"cold": 1})
+    seldom = ssd([4], hit_rate=1 / 3, hit_rate_by_k=[(1, 2)], miss_causes=causes)
+    cold = ssd([1], hit_rate=0.0, miss_causes={"cold": 1})
     assert figures([AR, every, seldom]).hit_rate == pytest.approx(2 / 4)
     assert figures([every]).hit_rate == 1
     assert figures([every, cold]).hit_rate == pytest.approx(1 / 2)
@@ -63,8 +57,9 @@ def test_the_summary_says_why_an_answer_ended_early():
     assert summary(AR, 2048) == "[11 tokens, 10.0 tokens/s, context 21 of 2048]"
     assert "acceptance length 1.67" in summary(SD, 2048)
     assert summary(answer(3, reason="cancelled"), 99).endswith(", stopped]")
-    assert summary(answer(3, reason="length"), 99).endswith(", cut off by --max_tokens]")
-    assert summary(answer(3, reason="length"), 13).endswith(", cut off: the context is full]")
+    asked, full = (answer(3, reason="length", limit=limit) for limit in ("max_tokens", "context"))
+    assert summary(asked, 13).endswith(", cut off by --max_tokens]")
+    assert summary(full, 13).endswith(", cut off: the context is full]")
 
 
 def test_the_table_has_a_column_for_each_mode():

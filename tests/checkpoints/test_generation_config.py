@@ -43,7 +43,7 @@ def parsed(capsys, directory, *arguments):
     ("written", "taken"),
     [
         (HOT, TAKEN),
-        ({"temperature": None, "top_k": -1, "max_new_tokens": 7}, {"top_k": 0}),
+        ({"temperature": None, "top_k": -1, "max_new_tokens": 7}, {"top_k": -1}),
         ({"do_sample": True}, {"temperature": 1.0}),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
         (None, {}),

@@ -12,22 +12,16 @@ import pytest
 from ssd_jax.bench import costs, stats
 from ssd_jax.cli import demo, suites
 from ssd_jax.cli.main import main
-from ssd_jax.engine.metrics import empty
-from ssd_jax.engine.request import RequestOutput, TokenEvent
+from ssd_jax.engine.request import TokenEvent
 from ssd_jax.llm import LLM
 from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.testing.fakes import finished
 
 SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off")
 
 
 def event(index, reason, **found):
-    output = RequestOutput(
-        prompt_index=index,
-        token_ids=[5, 6],
-        text="so",
-        finish_reason=reason,
-        metrics=empty() | found,
-    )
+    output = finished("so", reason, index=index, **found)
     return TokenEvent(
         request_id=index, prompt_index=index, token_ids=[5, 6], text="so", output=output
     )
@@ -85,6 +79,13 @@ def test_generate_prints_what_there_is_and_counts(fake, prompts):
     assert "[2 tokens, error]" in err
     assert "1 of 3 prompts ended with finish_reason error" in err
     assert fake(["stop"] * 3, "generate", f"--prompt_file={prompts}")[0] == 0
+
+
+def test_several_texts_of_prompts_are_named(fake, prompts):
+    _, out, _ = fake(["stop"] * 2, "generate", "--prompt=a", "--n=2")
+    assert out == "--- prompt 0, text 0\nso\n--- prompt 0, text 1\nso\n"
+    _, out, _ = fake(["stop"] * 6, "generate", f"--prompt_file={prompts}", "--n=2")
+    assert out.count("--- prompt 2, text 1\nso\n") == 1
 
 
 def test_runs_that_failed_are_not_compared(fake, prompts):

@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.cli.main import main
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.metrics import REQUEST_KEYS
+from ssd_jax.engine.request_metrics import REQUEST_KEYS
 from ssd_jax.errors import DeviceError
 from ssd_jax.testing.fakes import FakeTarget, Letters
 
@@ -31,8 +31,10 @@ def test_json_has_every_key_and_nothing_else_on_standard_output(generate):
     (line,) = out.splitlines()
     answer = json.loads(line)
     assert status == 0
-    assert list(answer) == ["prompt_index", "token_ids", "text", "finish_reason", "metrics"]
-    assert (answer["prompt_index"], answer["finish_reason"]) == (0, "length")
+    ends = ["finish_reason", "stop_reason", "limit"]
+    assert list(answer) == ["prompt_index", "index", "seed", "token_ids", "text", *ends, "metrics"]
+    assert (answer["prompt_index"], answer["index"], answer["seed"]) == (0, 0, 0)
+    assert [answer[name] for name in ends] == ["length", None, "max_tokens"]
     assert len(answer["token_ids"]) == 5
     assert set(answer["metrics"]) == set(REQUEST_KEYS)
     assert answer["metrics"]["ttft_ms"] > 0
@@ -91,6 +93,34 @@ def test_a_file_without_a_good_line_fails_at_once(generate, tmp_path):
     assert [json.loads(line)["prompt_index"] for line in out.splitlines()] == [0, 1]
     assert f"{path}:2" in err
     assert "does-not-exist" not in err
+
+
+def test_several_texts_of_each_prompt_are_lines_in_order(generate, tmp_path, capsys):
+    path, lines = tmp_path / "prompts.jsonl", tmp_path / "lines.jsonl"
+    path.write_text('{"prompt": "a"}\nnot json\n')
+    flags = (f"--prompt_file={path}", "--temperature=1", "--seed=5", "--ignore_eos")
+    status, out, err = generate(*flags, "--n=2", "--json", "--slots=2")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert (status, err.count(f"{path}:2")) == (2, 1)
+    assert [answer["prompt_index"] for answer in answers] == [0, 1, 2, 3]
+    assert [answer["index"] for answer in answers] == [0, 0, 1, 1]
+    assert ["error" in answer for answer in answers] == [False, True] * 2
+    assert answers[0]["token_ids"] != answers[2]["token_ids"]
+    # The texts of one prompt are compared by its line of the prompt file.
+    lines.write_text(out)
+    assert main(["compare", str(lines), str(lines), f"--prompt_file={path}"]) == 0
+    assert "2 of 2 prompts identical" in capsys.readouterr().out
+
+
+def test_a_seed_and_a_length_of_none(generate):
+    flags = ("--prompt=hello", "--json", "--temperature=1", "--context=64", "--ignore_eos")
+    _, out, err = generate(*flags, "--seed=none", "--max_tokens=none")
+    answer = json.loads(out)
+    assert err.splitlines()[0] == f"seed = {answer['seed']}"
+    assert answer["limit"] == "context"
+    _, again, _ = generate(*flags, f"--seed={answer['seed']}", "--max_tokens=5")
+    assert json.loads(again)["token_ids"] == answer["token_ids"][:5]
+    assert json.loads(again)["limit"] == "max_tokens"
 
 
 @pytest.mark.more

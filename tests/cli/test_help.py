@@ -218,7 +218,7 @@ def completions():
     ("shell", "command", "flag"),
     [
         ("bash", "generate)", "--max_tokens="),
-        ("zsh", "'generate:complete prompts'", "'--json[one JSON line per prompt"),
+        ("zsh", "'generate:complete prompts'", "'--json[one JSON line per text"),
         ("zsh", "'distill:train a small draft", "'--stage=[stage to run alone]:stage:(magpie "),
         ("zsh", "help) _arguments '1:word:(generate ", "completion) _arguments '1:word:(bash "),
         ("fish", "-a generate -d 'complete prompts'", "-l mode -x -a 'ar sd ssd auto'"),

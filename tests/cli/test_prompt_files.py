@@ -50,7 +50,7 @@ def test_a_lines_settings_override_the_flags_and_leave_the_others():
     [
         ("max_token", 'unknown key "max_token"; did you mean "max_tokens"?'),
         ("answer", 'unknown key "answer"; leave it out'),
-        ("n", '"n" is the same for all prompts; leave it out'),
+        ("n", '"n" is the same for all prompts: give --n'),
     ],
 )
 def test_an_unknown_key_is_refused_by_name(key, message):
@@ -95,7 +95,8 @@ def test_lines_run_as_they_say_and_answers_have_what_identifies_them(generate, m
     assert (answers[0]["id"], answers[0]["category"]) == ("first", "x")
     assert [len(answer["token_ids"]) for answer in answers[:2]] == [5, 2]
     assert answers[1]["token_ids"] == answers[0]["token_ids"][:2]
-    assert answers[2] == {"prompt_index": 2, "error": answers[2]["error"], "id": 7}
+    refused = {"prompt_index": 2, "index": 0, "error": answers[2]["error"], "id": 7}
+    assert answers[2] == refused
     assert "max_tokens = 0" in answers[2]["error"]
     assert 'standard input:4: unknown key "answer"' in err
 

@@ -27,9 +27,9 @@ def test_branches_behind_a_verification_cost_nothing():
 
 def test_rounds_are_counted_over_all_answers():
     answers = [
-        {"acceptance_histogram": [2, 0, 1], "fallbacks": {"miss": 1, "cold": 1}},
-        {"acceptance_histogram": None, "fallbacks": None},
-        {"acceptance_histogram": [0, 3], "fallbacks": {}},
+        {"acceptance_histogram": [2, 0, 1], "miss_causes": {"miss": 1, "cold": 1}},
+        {"acceptance_histogram": None, "miss_causes": None},
+        {"acceptance_histogram": [0, 3], "miss_causes": {}},
     ]
     found = RecordedRounds.of(answers, 4)
     assert found == RecordedRounds(k=4, tokens=2 + 3 + 6, rounds=6, misses=2)

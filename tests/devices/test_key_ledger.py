@@ -344,7 +344,7 @@ def test_sampled_text_of_the_same_rounds_is_the_same_in_every_placement(played, 
     """All that is to come is waited for, so that there are no other rounds."""
     here, there = played("inline")[0], played(where)[0]
     assert [each.token_ids for each in here[:-1]] == [each.token_ids for each in there[:-1]]
-    for name in ("hit_rate", "acceptance_histogram", "fallbacks"):
+    for name in ("hit_rate", "acceptance_histogram", "miss_causes"):
         assert [each.metrics[name] for each in here[:-1]] == [
             each.metrics[name] for each in there[:-1]
         ]

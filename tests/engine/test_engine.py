@@ -4,8 +4,8 @@ import pytest
 
 from ssd_jax.checkpoints.detokenizer import ByteStream
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.metrics import REQUEST_KEYS
 from ssd_jax.engine.request import Request
+from ssd_jax.engine.request_metrics import REQUEST_KEYS
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import MAX_STOP_IDS, SamplingParams
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
@@ -161,13 +161,14 @@ def test_verification_time_leaves_the_prefill_out():
 def test_text_is_decoded_as_the_continuation_of_the_prompt():
     followed = []
 
-    def decoder(after):
-        followed.append(after)
+    def decoder(after, *, skip_special):
+        followed.append((after, skip_special))
         return Letters(after)
 
     engine = Engine(FakeTarget(spell("ab")), decoder, frozenset({EOS}), clock=Clock())
     engine.add(request(prompt=(65, 70)))
-    assert followed == [70]
+    engine.add(request(prompt=(65, 71), skip_special_tokens=False))
+    assert followed == [(70, True), (71, False)]
 
 
 def test_a_stop_string_that_the_last_flush_completes_is_a_stop():
@@ -400,7 +401,8 @@ def test_a_stop_string_and_an_end_in_one_block_say_what_single_tokens_say(k):
         return said[min(position - len(prompt), 3)]
 
     def text(drafter):
-        def streams(_after):
+        def streams(_after, *, skip_special):
+            assert skip_special
             return ByteStream(pieces.get, {EOS}, strip_space=False)
 
         engine = Engine(FakeTarget(script), streams, frozenset({EOS}), drafter=drafter)

@@ -190,7 +190,9 @@ class Fussy(Letters):
 
 def test_an_error_of_one_text_ends_that_request_alone(caplog):
     decoders = iter([Letters, Fussy, Letters])
-    engine, _ = made("target", "none", 0, error, decoder=lambda after: next(decoders)(after))
+    engine, _ = made(
+        "target", "none", 0, error, decoder=lambda after, **how: next(decoders)(after, **how)
+    )
     found, raised = run(engine, [request(max_tokens=20) for _ in range(3)])
     assert raised == 0
     for place in (0, 2):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ssd_jax.engine.metrics import REQUEST_KEYS, RequestTimes, RoundRecord, RowLookup
+from ssd_jax.engine.metrics import RequestTimes, RoundRecord, RowLookup
+from ssd_jax.engine.request_metrics import REQUEST_KEYS
 from ssd_jax.roles.activity import DraftCost
 
 
@@ -99,7 +100,7 @@ def test_hits_and_fallbacks_are_counted_by_cause_over_rounds_with_a_look_up():
     )
     summary = measured.summary()
     assert summary["hit_rate"] == pytest.approx(2 / 6)
-    assert summary["fallbacks"] == {"cold": 1, "miss": 2, "late": 1}
+    assert summary["miss_causes"] == {"cold": 1, "miss": 2, "late": 1}
     assert summary["acceptance_length_on_hit"] == pytest.approx(7 / 2)
     assert summary["acceptance_length_on_miss"] == pytest.approx(7 / 4)
     assert summary["acceptance_length"] == pytest.approx(15 / 7)
@@ -110,13 +111,18 @@ def test_without_hits_or_without_fallbacks_their_length_does_not_apply():
     assert (summary["hit_rate"], summary["acceptance_length_on_hit"]) == (0, None)
     summary = looked_up(("hit", 2)).summary()
     assert (summary["hit_rate"], summary["acceptance_length_on_miss"]) == (1, None)
-    assert summary["fallbacks"] == {}
+    assert summary["miss_causes"] == {}
 
 
 @pytest.mark.parametrize("sources", [(), (None, None)])
 def test_figures_of_the_cache_do_not_apply_where_none_was_looked_up(sources):
     summary = looked_up(*((source, 2) for source in sources)).summary()
-    for name in ("hit_rate", "acceptance_length_on_hit", "acceptance_length_on_miss", "fallbacks"):
+    for name in (
+        "hit_rate",
+        "acceptance_length_on_hit",
+        "acceptance_length_on_miss",
+        "miss_causes",
+    ):
         assert summary[name] is None
 
 
@@ -124,7 +130,7 @@ def test_look_ups_after_the_end_do_not_count():
     measured = looked_up(("hit", 4), ("hit", 4), ("miss", 2), ("late", 2))
     measured.keep(7)  # the first token, one whole round, and two tokens of the second
     summary = measured.summary()
-    assert (summary["hit_rate"], summary["fallbacks"]) == (1, {})
+    assert (summary["hit_rate"], summary["miss_causes"]) == (1, {})
     assert summary["acceptance_length_on_hit"] == pytest.approx((4 + 2) / 2)
     measured.keep(1)
     assert measured.summary()["hit_rate"] is None

@@ -25,8 +25,8 @@ class Pieces:
         return text
 
 
-def _run(pieces, stops, *, at_once=False, min_tokens=0):
-    stream = TextStream(Pieces(pieces), stops, min_tokens)
+def _run(pieces, stops, *, at_once=False, min_tokens=0, include_stop=False):
+    stream = TextStream(Pieces(pieces), stops, min_tokens, include_stop=include_stop)
     ids, texts = list(range(len(pieces))), []
     for group in [ids] if at_once else [[i] for i in ids]:
         released = stream.push(group)
@@ -47,6 +47,26 @@ def test_text_is_cut_before_the_stop_and_later_tokens_are_dropped(at_once):
 def test_a_token_that_reaches_the_cut_is_kept():
     stream, _, _ = _run(["ab", "cST", "OPd"], ["STOP"])
     assert (stream.text, stream.token_ids) == ("abc", [0, 1])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_included_stop_ends_the_text_and_its_tokens_stay(at_once):
+    pieces = ["ab", "cST", "OPd", "e"]
+    stream, texts, stopped = _run(pieces, ["STOP"], at_once=at_once, include_stop=True)
+    assert stopped
+    assert (stream.text, stream.token_ids, stream.stop) == ("abcSTOP", [0, 1, 2], "STOP")
+    assert at_once or texts == ["ab", "cST", "OP"]  # nothing is held back
+
+
+def test_of_stops_that_begin_together_the_shorter_is_included():
+    stream, _, _ = _run(["aSTOPx"], ["STOP", "ST"], include_stop=True)
+    assert (stream.text, stream.stop) == ("aST", "ST")
+
+
+def test_an_included_stop_id_has_its_text():
+    stream = TextStream(Pieces(["a", "~", "</s>"]), [], 0, include_stop=True)
+    released = stream.push([0, 1, 2], stop_last=True)
+    assert (released.text, released.token_ids) == ("aé</s>", [0, 1, 2])
 
 
 def test_nothing_that_may_begin_a_stop_is_shown_early():
@@ -101,24 +121,29 @@ def test_a_stop_that_begins_in_a_character_of_two_tokens_takes_both(at_once):
 
 def test_a_hidden_stop_id_is_kept_without_its_text():
     stream = TextStream(Pieces(["a", "</s>"]), [], 0)
-    stream.push([0, 1], hidden_last=True)
+    stream.push([0, 1], stop_last=True)
     stream.finish()
     assert (stream.text, stream.token_ids) == ("a", [0, 1])
 
 
-def test_streamed_pieces_always_add_up_to_the_text_cut_at_the_first_stop():
+@pytest.mark.parametrize("include", [False, True])
+def test_streamed_pieces_always_add_up_to_the_text_cut_at_the_first_stop(include):
     rng = random.Random(0)
     for _ in range(500):
         pieces = ["".join(rng.choices("ab", k=rng.randint(1, 3))) for _ in range(12)]
         stops = ["".join(rng.choices("ab", k=rng.randint(2, 5))) for _ in range(2)]
-        stream, texts, stopped = _run(pieces, stops)
+        stream, texts, stopped = _run(pieces, stops, include_stop=include)
+        again, _, _ = _run(pieces, stops, include_stop=include, at_once=True)
+        assert (again.text, again.token_ids) == (stream.text, stream.token_ids)
         whole = "".join(pieces)
         # Tokens come one by one, so the first stop is the one that is complete first.
         ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
         assert stopped == bool(ends)
         assert "".join(texts) == stream.text
         assert whole.startswith(stream.text)
-        assert not any(stop in stream.text for stop in stops)
+        shown = [stop for stop in stops if stop in stream.text]
+        assert bool(shown) == (stopped and include)
+        assert not shown or stream.text.endswith(stream.stop)
         assert "".join(pieces[i] for i in stream.token_ids).startswith(stream.text)
         if not stopped:
             assert stream.text == whole

@@ -156,7 +156,7 @@ def test_a_draft_that_is_killed_and_started_again_at_random_changes_no_text(root
             assert texts(said) == alone
             for line in said.splitlines():
                 metrics = json.loads(line)["metrics"]
-                away += "dead" in (metrics["fallbacks"] or {})
+                away += "dead" in (metrics["miss_causes"] or {})
                 hits += bool(metrics["hit_rate"])
     finally:
         draft.end()

@@ -70,7 +70,7 @@ class Soak:
                         assert event.output.token_ids == self.expected[asked]
                         self.seen["texts"] += 1
                         self.seen["hits"] += bool(event.output.metrics["hit_rate"])
-                        self.seen.update(event.output.metrics["fallbacks"] or {})
+                        self.seen.update(event.output.metrics["miss_causes"] or {})
                     elif leaves and chance.random() < 0.05:
                         events.close()
                         self.seen["left"] += 1

@@ -82,7 +82,7 @@ def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
             os.kill(llm.loaded.worker.supervisor.pid, signal.SIGKILL)
             found = outputs(llm, asked(llm), "ssd")
             assert ids(found) == expected, "while there is no draft, or a new one"
-            assert any("dead" in (output.metrics["fallbacks"] or ()) for output in found)
+            assert any("dead" in (output.metrics["miss_causes"] or ()) for output in found)
             end = time.monotonic() + 120
             while not any(output.metrics["hit_rate"] for output in found):
                 assert time.monotonic() < end, "no hits by a worker with new pages"

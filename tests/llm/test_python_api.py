@@ -24,6 +24,7 @@ import pytest
 import ssd_jax
 from ssd_jax import LLM, Config, InputError, SamplingParams
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request_metrics import RequestMetrics
 from ssd_jax.engine.sharing import Sharing
 from ssd_jax.errors import SsdError
 from ssd_jax.keywords import Settings
@@ -33,6 +34,7 @@ from ssd_jax.vllm_names import SAME_AS, TRANSLATED
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 OF_SSD = {"mode": "ssd", "draft": "d"}
 HOT = SamplingParams(max_tokens=6, temperature=1.0, ignore_eos=True)
+SEVERAL = SamplingParams(n=3)
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +142,8 @@ def test_n_texts_of_each_prompt_have_noise_of_their_own(llm):
         ((["ab", 5],), "a prompt is text, a list of messages or a list of token ids, not 5"),
         (("ab", {"temperature": 1}), "give SamplingParams"),
         (("ab", 7), "give SamplingParams"),
-        ((["ab", "cd"], [SHORT]), "1 params for 2 prompts"),
-        (("ab", [7]), "params = 7: give SamplingParams"),
+        ((["ab", "cd"], [SHORT]), "1 sampling_params for 2 prompts"),
+        (("ab", [7]), "sampling_params = 7: give SamplingParams"),
         ((["ab", [1, -1]],), "prompt 1: token id -1 is not in the vocabulary"),
         (([[1, -1]],), "^token id -1 is not"),
         (([True, False],), r"messages or a list of token ids, not \[True, False\]"),
@@ -166,12 +168,19 @@ def test_a_text_that_can_neither_go_on_nor_end_is_refused(llm, monkeypatch):
     [
         (
             lambda llm: llm.generate("ab", foo=1),
-            "unknown key 'foo'; known: mode, n, params, prompts",
+            "unknown key 'foo'; known: mode, n, prompts, sampling_params",
         ),
         (
-            lambda llm: llm.generate("ab", SHORT, sampling_params=SHORT, params=SHORT),
-            "sampling_params and params are two names of one setting",
+            lambda llm: llm.generate("ab", SEVERAL, n=2),
+            r"n = 2 and SamplingParams\(n=3\): give one",
         ),
+        (
+            lambda llm: llm.generate("ab", SEVERAL, n=1),
+            r"n = 1 and SamplingParams\(n=3\): give one",
+        ),
+        (lambda llm: llm.stream("ab", SEVERAL), "n = 3 is for generate"),
+        (lambda llm: asyncio.run(anext(llm.stream_async("ab", SEVERAL))), "n = 3 is for generate"),
+        (lambda llm: next(llm.run([llm.request("ab", SEVERAL)])), "n = 3 is for generate"),
         (lambda llm: llm.generate("ab", mode=""), "mode = '' is unknown"),
         (lambda llm: llm.stream(["ab", "cd"]), "not .*; generate takes several prompts"),
         (lambda llm: llm.request("ab", SHORT, "a"), "index = 'a' is out of range; give 0 to"),
@@ -211,7 +220,61 @@ def test_a_model_is_not_opened_with_wrong_arguments(given, message):
 def test_parameters_go_by_the_name_that_vllm_has_for_them(llm):
     (output,) = llm.generate("ab", sampling_params=SHORT)
     assert len(output.token_ids) == 3
-    assert inspect.signature(llm.generate).parameters.keys() == {"prompts", "params", "n", "mode"}
+    for call in (llm.generate, llm.generate_async, llm.stream, llm.stream_async, llm.request):
+        assert list(inspect.signature(call).parameters)[1] == "sampling_params"
+
+
+def test_an_output_has_the_shape_of_vllms(llm):
+    text, ids = llm.generate(["ab", [5, 6]], dataclasses.replace(HOT, seed=3))
+    assert (text.prompt, text.prompt_token_ids) == ("ab", llm.encode("ab"))
+    assert (ids.prompt, ids.prompt_token_ids) == (None, [5, 6])
+    assert text.finished
+    (found,) = text.outputs
+    for name in ("text", "token_ids", "finish_reason", "metrics", "logprobs", "prompt_index"):
+        assert getattr(text, name) is getattr(found, name)
+    assert (found.index, found.seed, found.finish_reason, found.stop_reason) == (
+        0,
+        3,
+        "length",
+        None,
+    )
+    assert (found.limit, text.limit, text.seed) == ("max_tokens", "max_tokens", 3)
+    assert {*found.metrics} == {*RequestMetrics.__annotations__}
+
+
+def test_several_texts_of_a_prompt_are_in_one_output_or_in_several(llm):
+    flat = llm.generate(["ab", "cd"], HOT, n=3)
+    texts = [(each.text, each.token_ids, each.prompt_index) for each in flat]
+    assert [len(each.outputs) for each in flat] == [1] * 6
+    asked = dataclasses.replace(HOT, n=3)
+    for found in (
+        llm.generate(["ab", "cd"], asked),
+        asyncio.run(llm.generate_async(["ab", "cd"], asked)),
+        llm.generate(["ab", "cd"], [asked, asked]),
+    ):
+        assert [[each.index for each in output.outputs] for output in found] == [[0, 1, 2]] * 2
+        every = [each for output in found for each in output.outputs]
+        assert [(each.text, each.token_ids, each.prompt_index) for each in every] == texts
+        assert [output.prompt for output in found] == ["ab", "cd"]
+    single, several = llm.generate(["ab", "cd"], [HOT, asked])
+    assert single.token_ids == texts[0][1]
+    assert [each.token_ids for each in several.outputs] == [text[1] for text in texts[3:]]
+
+
+def test_a_drawn_seed_repeats_its_text(llm):
+    fresh = dataclasses.replace(HOT, seed=None, n=2)
+    one, other = llm.generate(["ab", "ab"], fresh)
+    assert len({one.seed, other.seed, llm.generate("ab", fresh)[0].seed}) == 3
+    assert {text.seed for text in one.outputs} == {one.seed}
+    for text in (*one.outputs, *other.outputs):
+        known = dataclasses.replace(HOT, seed=text.seed)
+        *_, last = llm.run([llm.request("ab", known, text.prompt_index)])
+        assert last.output.token_ids == text.token_ids
+
+
+def test_no_max_tokens_goes_on_to_the_context(llm):
+    (output,) = llm.generate([[5, 6]], dataclasses.replace(SHORT, max_tokens=None))
+    assert (len(output.token_ids), output.limit) == (62, "context")
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
@@ -400,7 +463,7 @@ def test_names_help_and_repr(llm):
     assert set(dir(ssd_jax)) == set(ssd_jax.__all__)
     assert {"DeviceError", "__version__"} <= set(dir(ssd_jax))
     assert issubclass(ssd_jax.DeviceError, SsdError)
-    assert "  top_k: likeliest tokens kept; 0 is off." in SamplingParams.__doc__
+    assert "  top_k: likeliest tokens kept; 0 or -1 is off." in SamplingParams.__doc__
     assert "  mode: decoding mode;" in Config.__doc__
     assert "slots=2" in repr(llm)
     assert "dtype='float32'" in repr(llm)

@@ -45,7 +45,7 @@ def main() -> None:
                 (output,) = llm.generate([prompt], params, mode=mode)
                 rates[mode] = len(output.token_ids) / (time.perf_counter() - began)
                 texts[mode] = output.token_ids
-            fallbacks = output.metrics["fallbacks"] if mode == "ssd" else None
+            fallbacks = output.metrics["miss_causes"] if mode == "ssd" else None
             same = "the same" if texts["ar"] == texts["ssd"] else "OTHER"
             print(f"ar {rates['ar']:.1f}, ssd {rates['ssd']:.1f} tokens/s, {same} text {fallbacks}")
             if pair:  # the first finds the draft gone

@@ -93,7 +93,7 @@ def test_text_equals_autoregressive_decoding(many, backup):
     assert {0, 3} <= set(compared.proposed)
     assert ids(found) == ids(outputs(many, asked, "ar"))
     assert 0 < np.mean(hit_rates(found)) < 1
-    assert {cause for out in found for cause in out.metrics["fallbacks"] or ()} == {"miss"}
+    assert {cause for out in found for cause in out.metrics["miss_causes"] or ()} == {"miss"}
     assert set(draft.counters) <= {"waited"}
     # The draft keeps no device of the target busy.
     assert next(out for out in found if hit_rates([out])).metrics["verify_ms"] is not None
@@ -180,7 +180,7 @@ def test_sampled_by_ratio_the_text_is_that_of_an_inline_draft(one, backup):
     oracle = Engine(roles.target, decoder, inline.tokenizer.eos_ids, drafter=roles.drafter)
     found, expected = run(engine, asked), run(oracle, asked)
     assert ids(found) == ids(expected)
-    for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks"):
+    for name in ("hit_rate", "acceptance_histogram", "acceptance_by_position", "miss_causes"):
         assert [out.metrics[name] for out in found] == [out.metrics[name] for out in expected]
     assert np.mean(hit_rates(found)) > 0
 
@@ -360,7 +360,7 @@ def test_devices_that_never_answer_cost_speed_only(many, backup):
     assert dispatched["expand"] == 1  # and no heap of programs grew behind it
     assert dispatched["promote"] <= 2
     assert sum(hit_rates(found)) == 0
-    causes = Counter(cause for out in found for cause in out.metrics["fallbacks"] or ())
+    causes = Counter(cause for out in found for cause in out.metrics["miss_causes"] or ())
     assert set(causes) == {"late", "stale"}
 
 

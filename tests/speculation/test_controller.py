@@ -152,7 +152,7 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
     assert parts.draft.drafted == [{0: 3}]
     assert [moved.winner for (moved,) in parts.draft.moves] == [-1, 0, 2, 0, -1, 2]
     metrics = output.metrics
-    assert (metrics["hit_rate"], metrics["fallbacks"]) == (4 / 5, {"miss": 1})
+    assert (metrics["hit_rate"], metrics["miss_causes"]) == (4 / 5, {"miss": 1})
     assert metrics["acceptance_length_on_hit"] == pytest.approx((3 + 1 + 4 + 3) / 4)
     assert metrics["acceptance_length_on_miss"] == 4
 
@@ -311,7 +311,12 @@ def test_where_no_cache_was_looked_up_its_figures_do_not_apply(max_tokens):
     output, parts = write(params={"max_tokens": max_tokens})
     assert output.text == LONG[:max_tokens]
     assert not parts.controller.rounds
-    for name in ("hit_rate", "acceptance_length_on_hit", "acceptance_length_on_miss", "fallbacks"):
+    for name in (
+        "hit_rate",
+        "acceptance_length_on_hit",
+        "acceptance_length_on_miss",
+        "miss_causes",
+    ):
         assert output.metrics[name] is None
 
 
@@ -323,7 +328,7 @@ def test_figures_of_the_cache_end_where_the_text_ends():
     assert output.text == "the quick b"
     assert "miss" in parts.controller.sources()
     assert output.metrics["acceptance_histogram"] == [1, 0, 3]
-    assert (output.metrics["hit_rate"], output.metrics["fallbacks"]) == (1, {})
+    assert (output.metrics["hit_rate"], output.metrics["miss_causes"]) == (1, {})
     assert output.metrics["acceptance_length_on_hit"] == pytest.approx(10 / 4)
     assert output.metrics["acceptance_length_on_miss"] is None
 
@@ -345,7 +350,7 @@ def test_look_ups_by_k_and_by_rank_add_up(settings):
     metrics = write(k=3, wrong=lambda position: position % 4 == 0, **settings)[0].metrics
     hits, looks = (sum(column) for column in zip(*metrics["hit_rate_by_k"], strict=True))
     assert hits / looks == pytest.approx(metrics["hit_rate"])
-    assert looks == hits + sum(metrics["fallbacks"].values())
+    assert looks == hits + sum(metrics["miss_causes"].values())
     assert sum(found for found, _ in metrics["hit_rate_by_rank"]) == hits
     assert metrics["wasted_draft_tokens"] > 0
 

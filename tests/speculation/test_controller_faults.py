@@ -18,7 +18,7 @@ def test_where_nothing_was_prepared_the_row_is_cold():
     (output,) = outputs(drain(parts.engine)).values()
     assert output.text == LONG
     assert output.metrics["hit_rate"] == 0
-    assert set(output.metrics["fallbacks"]) == {"cold"}
+    assert set(output.metrics["miss_causes"]) == {"cold"}
 
 
 def test_one_that_goes_on_where_another_had_branches_is_cold_and_has_not_missed():
@@ -28,7 +28,7 @@ def test_one_that_goes_on_where_another_had_branches_is_cold_and_has_not_missed(
         parts.engine.add(request([70] * 6, max_tokens=size))
     found = [output.metrics for output in outputs(drain(parts.engine)).values()]
     assert sum(metrics["preemptions"] for metrics in found) > 1
-    assert {cause for metrics in found for cause in metrics["fallbacks"]} == {"cold"}
+    assert {cause for metrics in found for cause in metrics["miss_causes"]} == {"cold"}
 
 
 CALLS = ["branch_tokens", "promote", "draft", "tokens", "expand", "proposal"]
@@ -75,7 +75,7 @@ def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_e
         alone.engine.add(each)
         (output,) = outputs(drain(alone.engine)).values()
         assert output.text == LONG[:30]
-        for name in ("acceptance_histogram", "hit_rate", "fallbacks"):
+        for name in ("acceptance_histogram", "hit_rate", "miss_causes"):
             assert done[number].metrics[name] == output.metrics[name]
 
 

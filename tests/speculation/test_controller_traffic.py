@@ -114,7 +114,7 @@ def misses(*letters):
 
 
 def figures(output):
-    names = ("acceptance_histogram", "hit_rate", "fallbacks")
+    names = ("acceptance_histogram", "hit_rate", "miss_causes")
     return output.text, [output.metrics[name] for name in names]
 
 

@@ -258,7 +258,7 @@ def assert_plain(case, asked, events):
     if histogram is None:
         assert case.mode == "ar" or len(output.token_ids) < 2
         return
-    assert not (case.foreseen and "miss" in (metrics["fallbacks"] or {}))
+    assert not (case.foreseen and "miss" in (metrics["miss_causes"] or {}))
     assert sum(n * count for n, count in enumerate(histogram, 1)) == len(output.token_ids) - 1
     right = case.wrong == 0 and (case.mode != "ssd" or case.backup not in ("ngram", "random"))
     assert not right or all(good == judged for good, judged in metrics["acceptance_by_position"])

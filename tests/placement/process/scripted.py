@@ -80,7 +80,7 @@ class Run(NamedTuple):
             for event in self.engine.step():
                 if event.output is not None:
                     assert event.output.token_ids == text(size)
-                    sources += Counter(event.output.metrics["fallbacks"])
+                    sources += Counter(event.output.metrics["miss_causes"])
         return sources
 
     def until(self, wanted: Callable[[Counter[str]], bool], **params) -> Counter[str]:

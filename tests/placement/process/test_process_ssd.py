@@ -98,7 +98,7 @@ def test_text_equals_autoregressive_decoding(request, fixture, backup):
     assert [one.token_ids for one in found] == [one.token_ids for one in outputs(llm, asked, "ar")]
     metrics = [one.metrics for one in found if one.metrics["hit_rate"] is not None]
     assert 0 < np.mean([each["hit_rate"] for each in metrics]) < 1
-    assert {cause for each in metrics for cause in each["fallbacks"]} == {"miss"}
+    assert {cause for each in metrics for cause in each["miss_causes"]} == {"miss"}
 
 
 def shuffle_outcomes(draft):
@@ -155,7 +155,7 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
 
 @pytest.mark.more
 def test_rounds_are_those_of_a_draft_in_the_same_process(made, many):
-    names = ("hit_rate", "acceptance_histogram", "acceptance_by_position", "fallbacks")
+    names = ("hit_rate", "acceptance_histogram", "acceptance_by_position", "miss_causes")
     with opened(made) as inline:
         asked = requests(inline, inline.config.verify)
         for backup in ("none", "draft"):

@@ -82,7 +82,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_text_joins_it_again():
             done = outputs(run.engine.step())
             time.sleep(0.01)  # for the stream to be there before the text ends
         assert done[0].token_ids == text(500)
-        assert {"dead", "miss"} <= {*done[0].metrics["fallbacks"]}
+        assert {"dead", "miss"} <= {*done[0].metrics["miss_causes"]}
         run.until(only_misses)
 
 

@@ -111,7 +111,7 @@ def test_a_worker_that_is_gone_costs_speed_alone_and_is_found_again(root):
                 if not engine.has_work:
                     break
             assert [found[n].token_ids for n in sorted(found)] == expected
-            assert any("dead" in (each.metrics["fallbacks"] or ()) for each in found.values())
+            assert any("dead" in (each.metrics["miss_causes"] or ()) for each in found.values())
             worker = start(root, listen=worker.address)
             again = []
 

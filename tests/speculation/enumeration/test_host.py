@@ -40,7 +40,7 @@ def law_of(host, names, length, occurrences=Occurrences):
     def play(chance):
         found = outputs(host.engine(chance, occurrences()), names, length)
         for output in found:
-            seen.update(output.metrics["fallbacks"] or {})
+            seen.update(output.metrics["miss_causes"] or {})
             seen["hit"] += bool(output.metrics["hit_rate"])
             for k, count in enumerate(output.metrics["acceptance_histogram"] or []):
                 seen[k] += count
