@@ -246,16 +246,13 @@ class _Demo:
         if not all(each.rounds for each in rounds.values()) or k > stored.k:
             return
         pair = f"{stored.target} with {stored.draft}"
-        self.console.print(f"\npredicted for these rounds (K = {k}) of {pair},")
-        self.console.print("tokens/s at best, by the programs as compiled (docs/aot.md):")
+        self.console.print(f"\npredicted for these rounds (K = {k}) of {pair}, tokens/s")
+        self.console.print("at best, by programs as compiled; ssd's draft has one device more:")
         for chip, times in stored.chips.items():
             found = predicted(times, rounds["sd"], rounds["ssd"], stored.branches)
-            count = times.target_devices
-            speeds = "  ".join(f"{mode} {found[mode]:4.0f}" for mode in found)
-            gain = round(found["ssd"]) / round(found["sd"])
-            self.console.print(
-                f"  {f'{count} {chip}':8}  {speeds} (its draft on 1 more), {gain:.2f}x of sd"
-            )
+            speeds = "".join(f"{mode} {found[mode]:4.0f}   " for mode in found)
+            share = f"drafting is {times.drafting(k):.0%} of sd's time"
+            self.console.print(f"  {f'{times.target_devices} {chip}':9}{speeds}{share}")
 
     def _variant(self, llm: LLM, mode: str, k: int | None = None) -> Variant:
         return lambda prompt: prompt_result(llm, prompt, self.params, mode, k)

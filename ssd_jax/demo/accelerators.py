@@ -63,6 +63,10 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     backup: float
     branches: float
 
+    def drafting(self, k: int) -> float:
+        """The share of a round of mode sd that drafting K tokens takes: what ssd could hide."""
+        return k * self.draft / (self.verify + k * self.draft)
+
 
 class StoredTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `accelerators.json`: what was compiled, with what, and the times by chip.

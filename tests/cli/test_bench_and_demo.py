@@ -265,7 +265,7 @@ def test_demo_shows_an_answer_then_every_mode(demo, tmp_path, monkeypatch):
     assert "with the target's own weights in int8 as the draft" in out
     assert "measured: 5 answers in every mode, each the same text token for token" in out
     assert re.search(r"\nmeasured here: \w+, float32", out)
-    assert re.search(r"4 h100 +ar +\d+  sd +\d+  ssd +\d+", out)
+    assert re.search(r"4 h100 +ar +\d+ +sd +\d+ +ssd +\d+ +drafting is \d+% of sd", out)
     accountings = [EVERYBODY, PAPER] if len(usable_cores()) > 1 else [EVERYBODY]
     assert [title for title in (EVERYBODY, PAPER) if title in out] == accountings
     for mode in ("sd k=1", "sd k=3", "ssd k=3"):

@@ -19,6 +19,10 @@ def test_each_mode_has_the_time_of_its_rounds():
     assert found["ssd"] == pytest.approx(28 / (10 * 16 + 4 * 4 * 2))
 
 
+def test_ssd_can_hide_what_drafting_takes_of_a_round_of_sd():
+    assert TIMES.drafting(4) == pytest.approx(4 / 16)
+
+
 def test_branches_behind_a_verification_cost_nothing():
     sd = RecordedRounds(k=2, tokens=20, rounds=10)
     ssd = RecordedRounds(k=2, tokens=20, rounds=10)
