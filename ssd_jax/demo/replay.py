@@ -17,7 +17,7 @@ from ssd_jax.traces.picture import choose
 from ssd_jax.traces.read import EngineLanes, read_trace
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """What one program committed of an answer: when (ms), its text, and its round's row, if any."""
 
     at: float
@@ -26,19 +26,21 @@ class Step(NamedTuple):
     committed: int
 
 
-def answers(engine: EngineLanes) -> list[list[Step]]:
+def answers(engine: EngineLanes) -> list[list[RecordedStep]]:
     """The steps of each request of an engine, those of its prefill first."""
-    found: dict[int, list[Step]] = {}
+    found: dict[int, list[RecordedStep]] = {}
     for each in engine.target:
         is_round = "round" in each.args
         for row in each.args["rows"] if is_round else [each.args]:
             spans = [TextSpan(str(text), Origin(origin)) for text, origin in row.get("spans", ())]
             source, count = (row["source"], len(row["tokens"])) if is_round else (None, 0)
-            found.setdefault(row["request"], []).append(Step(each.end, spans, source, count))
+            found.setdefault(row["request"], []).append(
+                RecordedStep(each.end, spans, source, count)
+            )
     return list(found.values())
 
 
-def _distinct(found: Sequence[list[Step]]) -> list[list[Step]]:
+def _distinct(found: Sequence[list[RecordedStep]]) -> list[list[RecordedStep]]:
     """The answers without those that repeat another one, or its beginning."""
     texts = ["".join(span.text for step in steps for span in step.spans) for steps in found]
     kept = [
