@@ -176,6 +176,7 @@ class FakeDrafter:
             text = self._texts[row.slot]
             text += row.committed
             assert row.position == len(text) - 1
+            assert batch.pending[row.slot] == text[-1]
             assert 1 <= row.limit <= self.k
             self.limits.append(row.limit)
             prompt = text[: self._prompts[row.slot]]

@@ -29,6 +29,10 @@ def test_the_first_of_a_pair_keeps_its_seed_and_every_other_has_one_of_its_own()
     assert len(set(seeds)) == 50
     assert occurrences.seed(7, 1) == 7
     assert occurrences.seed(8, 0) == 8
+    assert [occurrences.seed(7, index) for index in (0, 1)] == [
+        derived(7, 0, 0, 50),
+        derived(7, 1, 0, 1),
+    ]
     assert occurrences.seed(*PAIR) == PAIR[0]
     assert 0 <= occurrences.seed(*PAIR) < 2**64
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import derived
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence
@@ -104,6 +105,21 @@ def test_the_youngest_waits_and_goes_on_where_it_was(speculates):
     again = [each for each in target.opened if each.index == 2][1:]
     assert all(opening.prompt == opening.ban_before == 6 for opening in again)
     assert found[0].metrics["kv_pages"] in (12, 13)
+
+
+class Timed(FakeDrafter):
+    """Its lengths depend on time."""
+
+    timed = True
+
+
+def test_a_request_that_was_put_off_keeps_its_noise():
+    engine, target = made(14, drafter=Timed)
+    for seed in (5, 5, 6):
+        engine.add(request([70] * 6, max_tokens=40, temperature=1.0, seed=seed))
+    found = outputs(drain(engine))
+    assert sum(preemptions(found)) >= 2
+    assert {opening.params.seed for opening in target.opened} == {5, derived(5, 0, 0, 1), 6}
 
 
 def test_where_there_are_pages_nobody_is_put_off():
