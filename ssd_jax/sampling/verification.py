@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import best_and_mass, first_best, map_rows, row_max, take_rows
+from ssd_jax.kernels.rows import best_and_mass, best_of, map_rows, row_max, take_rows
 from ssd_jax.sampling import keys, soundness, truncation
-from ssd_jax.sampling.bad_words import have_any
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.penalties import History, add_output, in_flight
@@ -101,7 +100,6 @@ def verify(
         accepted, bonus = _decided(*given)
         looked_at = where.before <= accepted[where.row]
         numbers = soundness.sound_of(looked_at, where.logits, tokens)
-        numbers &= _possible(where, allowed, sampling, start)
     else:
         (accepted, bonus), numbers = _at_once(*given, parts, tokens)
     sound = _leading_true(numbers.reshape(accepted.shape[0], -1))
@@ -122,7 +120,8 @@ def _decided(
 
     def greedy() -> Outcome:
         def best(block: _Positions) -> jax.Array:
-            return first_best(allowed(block))
+            score, token = best_of(allowed(block))
+            return jnp.where(score > -jnp.inf, token, NO_TOKEN)  # all may be banned
 
         return _leading(map_rows(best, where).reshape(start.shape[0], -1), proposal)
 
@@ -152,21 +151,6 @@ def _decided(
     cold = jax.lax.cond(jnp.all(hot), lambda: nothing, greedy)
     warm = jax.lax.cond(jnp.any(hot), sampled, lambda: nothing)
     return jax.tree.map(lambda drawn, best: jnp.where(hot, drawn, best), warm, cold)
-
-
-def _possible(
-    where: _Positions,
-    allowed: Callable[[_Positions], jax.Array],
-    sampling: Sampling,
-    start: Int32[Array, "B"],
-) -> Bool[Array, "n"]:
-    """Whether bans leave any token of each position; looked at only where there are bans."""
-
-    def look() -> jax.Array:
-        return map_rows(lambda block: row_max(allowed(block))[:, 0], where) > -jnp.inf
-
-    banning = have_any(sampling) | (sampling.ban_before > start + 1)
-    return jax.lax.cond(jnp.any(banning), look, lambda: jnp.ones(where.row.shape, bool))
 
 
 def emitted(proposal: Proposal, outcome: Outcome) -> Int32[Array, "B K+1"]:
@@ -338,7 +322,8 @@ def _coupled(
     key = keys.derive(own.seed, own.request, nowhere, where.position, Purpose.TOKEN)
 
     def draw(block: _Positions, key: keys.Key) -> jax.Array:
-        return keys.gumbel_max(target.at(block), key, look=target.decided)
+        p = target.at(block)
+        return _or_none(keys.gumbel_max(p, key, look=target.decided), p, target)
 
     drawn = map_rows(draw, where, key)
     return _leading(drawn.reshape(start.shape[0], -1), proposal)
@@ -372,7 +357,7 @@ def _ratio(
         residual = jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)
         # If rounding left nothing of the residual, p and q are equal in float32: draw from p.
         residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_last)
-        return keys.gumbel_max(residual, key, look=target.decided)
+        return _or_none(keys.gumbel_max(residual, key, look=target.decided), p_last, target)
 
     # A q that is no number has rejected its token; the bonus token is then drawn from p.
     q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
@@ -381,6 +366,13 @@ def _ratio(
     rejected = (accepted < proposal.length)[:, None]
     drafted = (_at(support, accepted), _at(padded, accepted))
     return Outcome(accepted, map_rows(bonus, last, *drafted, rejected, key))
+
+
+def _or_none(
+    tokens: Int32[Array, "n"], p: Float32[Array, "n V"], target: _TargetProbs
+) -> Int32[Array, "n"]:
+    """Tokens drawn from p, `NO_TOKEN` where p has none; `_at_once` sees that by the logits."""
+    return jnp.where(jnp.any(p > 0, axis=-1), tokens, NO_TOKEN) if target.decided else tokens
 
 
 def _proposed(proposal: Proposal) -> Bool[Array, "B K"]:

@@ -327,8 +327,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_decided",
-                "first_best(allowed(block))",
-                "first_best(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
+                "best_of(allowed(block))",
+                "best_of(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
                 "[block.row][:, None])",
             ),
         ],
