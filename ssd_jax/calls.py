@@ -91,12 +91,6 @@ class Calls(ABC):
             bad_word_ids=words,
         )
         check(request, self.tokenizer.eos_ids, self.context)
-        prepared = self.config.logprobs
-        if params.logprobs is not None and (prepared is None or params.logprobs > prepared):
-            raise InputError(
-                f"logprobs = {params.logprobs} were not prepared; open the model with "
-                f"logprobs = {params.logprobs} (it has {prepared})"
-            )
         self._checked_ids([token for token, _ in params.logit_bias], "logit_bias: ")
         self._checked_ids(list(params.stop_token_ids), "stop_token_ids: ")
         stops = stop_ids(request, self.tokenizer.eos_ids)
@@ -276,7 +270,7 @@ class Calls(ABC):
         self, requests: Sequence[Request], mode: str | None
     ) -> AsyncGenerator[TokenEvent]:
         """`run` for an event loop."""
-        caller = Caller(await asyncio.to_thread(self.engine_of, mode))
+        caller = Caller(await asyncio.to_thread(self._engine_for, requests, mode))
         try:
             for first in range(0, len(requests), _AT_ONCE):
                 self._sharing.add(caller, requests[first : first + _AT_ONCE])
@@ -286,6 +280,15 @@ class Calls(ABC):
         finally:
             self._sharing.leave(caller)
         caller.check()
+
+    def _engine_for(
+        self, requests: Sequence[Request], mode: str | None, k: int | None = None
+    ) -> Engine:
+        """`engine_of`, with all programs that requests need: none is queued before."""
+        engine = self.engine_of(mode, k)
+        for request in requests:
+            engine.prepare(request.params)
+        return engine
 
     @by_name()
     def stream(
@@ -321,7 +324,7 @@ class Calls(ABC):
         """
         if not isinstance(requests, Sequence) or not all(isinstance(r, Request) for r in requests):
             raise InputError(f"requests = {shown(requests)}: give a list of what `request` makes")
-        caller = Caller(self.engine_of(mode, k))
+        caller = Caller(self._engine_for(requests, mode, k))
         try:
             self._sharing.add(caller, requests)
             while caller.open:

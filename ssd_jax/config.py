@@ -74,10 +74,6 @@ class Config(EngineSettings):
             raise InputError("prefix_caching needs pages that slots share; give kv_memory")
         if self.kv_share is None:
             self.kv_bytes  # noqa: B018 (checks)
-        if self.logprobs is None and self.logprobs_of != "raw":
-            raise InputError(
-                f"logprobs_of = {self.logprobs_of!r} means nothing without logprobs; give both"
-            )
         self._check_draft()
         check_source(self.target, self.dtype)
         check_source(self.draft_model, self.draft_dtype)

@@ -40,7 +40,6 @@ class VllmSettings(TypedDict, total=False):
     enable_prefix_caching: bool | None
     block_size: int | None
     kv_cache_memory_bytes: int | None
-    max_logprobs: int | None
     speculative_config: Speculative | None
     speculative_model: str | Path | None
     tensor_parallel_size: int
@@ -92,7 +91,6 @@ class Settings(VllmSettings, total=False):
     verify: Rule
     exact: Exactness
     attention: AttentionKernel
-    logprobs: int | None
     logprobs_of: LogprobsOf
     trace: str | Path | None
     compile_cache: str | Path

@@ -395,6 +395,7 @@ class LLM(Calls):
             setup={"mode": mode, **self.loaded.fallbacks.metrics},
             pages=self.loaded.new_stock(),
             timer=None if self._chooser is None else self._chooser.timer(mode, k),
+            prepare=self.loaded.prepare,
         )
 
     @property

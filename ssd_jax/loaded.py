@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
 from ssd_jax.config import Config
+from ssd_jax.devices import logprob_programs
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
@@ -29,11 +32,14 @@ from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.system.compile_cache import keep_nothing, keep_programs
 
 if TYPE_CHECKING:
     from ssd_jax.placement.parallel.part import Part
     from ssd_jax.placement.process.placement import DraftWorker
     from ssd_jax.placement.process.workers import DraftWorkers
+    from ssd_jax.sampling.params import Report, SamplingParams
+    from ssd_jax.system.compile_cache import ProgramStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Loaded:
       fallbacks: what holds in place of what was expected.
       tuner: makes the tuner of a mode and K, where K or M is chosen while decoding.
       hosts: the other processes, where several have the target's devices.
+      store: where compiled programs are kept.
     """
 
     config: Config
@@ -85,6 +92,9 @@ class Loaded:
     fallbacks: Fallbacks
     tuner: Callable[[str, int], Tuner] | None = None
     hosts: Leader | Follower | None = None
+    store: ProgramStore | None = None
+    _loading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    _reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
 
     @property
     def exact(self) -> str:
@@ -154,6 +164,24 @@ class Loaded:
             drafter = MirroredDrafter(leader, engine, drafter)
             own = drafter.proposal
         return Roles(MirroredTarget(leader, engine, roles.target, own), drafter)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Loads the programs that only requests with such parameters need.
+
+        The thread that adds the first of them waits; rounds of other requests go on.
+        """
+        for report in sorted(params.reports - self._reports):
+            if isinstance(self.hosts, Leader):
+                self.hosts.load(report, partial(self.load_report, report))
+            else:
+                self.load_report(report)
+            self._reports.add(report)
+
+    def load_report(self, report: Report) -> None:
+        """Loads the programs of a report in this process."""
+        with self._loading:
+            keep_programs(self.store) if self.placement.cacheable else keep_nothing()
+            logprob_programs.load(self.programs, report)
 
     def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
         """Most bytes that the programs of each role take on a device while they run.

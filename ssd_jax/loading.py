@@ -110,7 +110,6 @@ def load(
                 widths=tuple(sorted({0, *ks, *(AUTO_WIDTHS if config.chooses_k else ())})),
                 support=1 if draft is None or config.verify == "coupled" else support,
                 rule=config.verify,
-                logprobs=config.logprobs,
                 logprobs_of=config.logprobs_of,
             ),
             paging=paging,
@@ -153,6 +152,7 @@ def load(
         tokens=target.tokenizer.size,
         fallbacks=fallbacks,
         hosts=hosts,
+        store=store,
     )
 
 

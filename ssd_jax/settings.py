@@ -23,7 +23,6 @@ from ssd_jax.keywords import (
     SamplingSource,
 )
 from ssd_jax.placement.parallel.layout import Split
-from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.system.fields import check_type, documented
@@ -276,14 +275,10 @@ class EngineSettings:
         "cannot run is an error",
         get_args(AttentionKernel),
     )
-    logprobs: int | None = _field(
-        None,
-        f"max logprobs per token that a request may ask for, 0 to {MAX_LOGPROBS}",
-        within=(0, MAX_LOGPROBS),
-    )
     logprobs_of: str = _field(
         "raw",
-        "logprobs before or after penalties, temperature and truncation",
+        "logprobs of generated tokens before or after penalties, temperature and truncation; those "
+        "of prompts are always before",
         get_args(LogprobsOf),
     )
     trace: str | None = _field(

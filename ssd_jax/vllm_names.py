@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.system.fields import check_names, not_understood
 from ssd_jax.system.other_names import (
     Given,
@@ -164,7 +165,6 @@ NAMES: Names = {
     "enable_prefix_caching": SameAs("prefix_caching"),
     "block_size": SameAs("page_size"),
     "kv_cache_memory_bytes": SameAs("kv_memory"),
-    "max_logprobs": SameAs("logprobs"),
     "speculative_config": Translated(
         _speculation, 'draft, k and mode sd, as {"model": ..., "num_speculative_tokens": ...}'
     ),
@@ -223,6 +223,10 @@ NAMES: Names = {
     "override_generation_config": NotHere("give `SamplingParams` to `generate`", (None, {})),
     "structured_outputs_config": NotHere(f"there is no guided decoding; {_LEAVE}"),
     "guided_decoding_backend": NotHere(f"there is no guided decoding; {_LEAVE}", (None, "auto")),
+    "logprobs": NotHere("give it to `SamplingParams`"),
+    "max_logprobs": NotHere(
+        f"any request may ask for up to {MAX_LOGPROBS}; {_LEAVE}", (None, *range(MAX_LOGPROBS + 1))
+    ),
     "logits_processors": NotHere("`SamplingParams(logit_bias=...)` changes logits of tokens"),
     # What it stores.
     "torch_dtype": NotHere("`dtype` is the compute dtype"),

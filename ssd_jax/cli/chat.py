@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ssd_jax.chat.terminal import TerminalReader
     from ssd_jax.llm import LLM
 
+_REPORTS = ("logprobs", "prompt_logprobs", "logprobs_of")
 _FLAGS: settings.OwnFlags = {
     "system": "system message of the chat",
     "history": (
@@ -41,12 +42,13 @@ _FLAGS: settings.OwnFlags = {
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS, max_tokens=1024)
-    given = settings.parse(values, "chat", arguments, hidden=("logprobs", "logprobs_of"))
+    given = settings.parse(values, "chat", arguments, hidden=_REPORTS)
     config = settings.config_of(given)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
-    if config.logprobs is not None:
-        raise InputError("chat shows no log-probabilities; leave out --logprobs")
+    for name in _REPORTS:
+        if given[name] not in (None, "raw"):
+            raise InputError(f"chat shows no log-probabilities; leave out --{name}")
     history = _history(given)
     params = params_of(config, given, values)
     with open_llm(config) as llm:

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         wanted = leader.settings()
         theirs = {**wanted.config, **own, "trace": None, "draft_cores": None}
         llm = LLM(config=Config(**theirs), ks=wanted.ks, others=leader)
-        leader.follow(llm.loaded.roles)
+        leader.follow(llm.loaded.roles, llm.loaded.load_report)
     except BaseException as error:
         leader.fail(error)  # ends this process, too
     leave("", 0)

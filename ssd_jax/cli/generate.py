@@ -48,11 +48,10 @@ def run(arguments: Sequence[str]) -> int:
     if mode == "ar" and other in ("sd", "ssd"):
         raise _needs(other, mode)  # before what that mode needs is refused beside this one
     config = settings.config_of(given)
-    if config.logprobs is not None and not given["json"]:
-        raise InputError(f"logprobs = {config.logprobs} are shown in JSON lines alone; add --json")
     _check_other(config, given["compare"])
     prompts = _prompts(given)
     params = params_of(config, given, values)
+    _check_shown(params, json=given["json"])
     write = (_JsonLines if given["json"] else _TextLines)(prompts, params.n)
     good: list[tuple[int, FilePrompt, SamplingParams]] = []
     for index, prompt in enumerate(prompts):
@@ -65,6 +64,10 @@ def run(arguments: Sequence[str]) -> int:
             write.refused(index, str(error))
     if not good:
         return InputError.exit_status
+    if config.logprobs_of != "raw" and all(own.logprobs is None for _, _, own in good):
+        raise InputError(
+            f"logprobs_of = {config.logprobs_of!r} means nothing without logprobs; give both"
+        )
     with open_llm(config) as llm:
         requests: list[Request] = []
         for index, prompt, own in good:
@@ -158,9 +161,16 @@ def _params(prompt: FilePrompt, flags: SamplingParams, *, json: bool) -> Samplin
       InputError: impossible ones, or what only JSON lines show.
     """
     params = prompt.params(flags)
-    if params.logprobs is not None and not json:
-        raise InputError(f"logprobs = {params.logprobs} are shown in JSON lines alone; add --json")
+    _check_shown(params, json=json)
     return params
+
+
+def _check_shown(params: SamplingParams, *, json: bool) -> None:
+    """Refuses log-probabilities that would not be shown."""
+    for name in sorted(params.reports):
+        if not json:
+            count = getattr(params, name)
+            raise InputError(f"{name} = {count} are shown in JSON lines alone; add --json")
 
 
 class _JsonLines:
@@ -188,6 +198,9 @@ class _JsonLines:
             line = dataclasses.asdict(text)
             if line["logprobs"] is None:
                 del line["logprobs"]
+            scores = event.output.prompt_logprobs
+            if scores is not None:
+                line["prompt_logprobs"] = [each and dataclasses.asdict(each) for each in scores]
             self._print(event.prompt_index, line)
 
     def _print(self, index: int, line: dict[str, Any]) -> None:

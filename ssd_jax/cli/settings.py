@@ -33,7 +33,7 @@ SPECULATION = (
 )
 SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name != "n")
 """Settings of a request; only one command makes several texts of a prompt."""
-ENGINE = tuple(f.name for f in fields(Config) if f.name not in (*SPECULATION, *SAMPLING))
+ENGINE = tuple(f.name for f in fields(Config) if f.name not in SPECULATION)
 _CACHE = Config.__dataclass_fields__["compile_cache"]
 COMPILE_CACHE = ("str", _CACHE.default, _CACHE.metadata["help"])
 """This flag of a command without the others of `Config`."""
@@ -136,9 +136,8 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     """
     every = dict(own or {})
     every["config"] = "TOML file of settings; flags override it"
-    # A name in both, such as logprobs, is one flag: the engine is prepared for its value.
-    both = {field.name: field for kind in (Config, SamplingParams) for field in fields(kind)}
-    for field in (both[name] for name in both if name != "n"):
+    both = [*fields(Config), *fields(SamplingParams)]
+    for field in (each for each in both if each.name != "n"):
         text, choices = field.metadata["help"], field.metadata.get("choices", ())
         default = defaults.get(field.name, field.default)
         default = list(default) if isinstance(default, tuple) else default

@@ -62,7 +62,7 @@ class ForkScorer:
     def _logits(self, ids: Sequence[int]) -> jax.Array:
         """The target's logits [1, V] after some ids."""
         text = self._parameters, self._pages, self._history, self._programs.any_table()
-        self._pages, self._history, logits = self._programs.prefill(*text, 0, ids, 0)
+        self._pages, self._history, logits, _ = self._programs.prefill(*text, 0, ids, 0)
         return logits
 
     def _sampling(self, request: Request) -> Sampling:

@@ -78,7 +78,7 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
 
 
 def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingParams) -> bool:
-    """Whether a row with these settings has the same outcome and log-probabilities at every width.
+    """Whether a row with these settings has the same outcome at every width.
 
     Args:
       logits: [W + 1, V] of the widest verification. Their likeliest tokens are proposed.
@@ -98,7 +98,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
         lengths[0] = length
         every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
         accept = programs.fitting(("accept", slots, width), partial(rows.needed, start))
-        packed, _, _, reported = accept(
+        packed, *_ = accept(
             put(every.reshape(-1, vocab), programs.logits_of(width).sharding),
             model.place(Proposal(tokens, lengths.copy(), support, q)),
             rows.on_device(),
@@ -106,8 +106,8 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
             programs.new_history(),
             np.int32(0),
         )
-        known = [np.asarray(packed)[0, 1:], *(np.asarray(each)[0] for each in reported or ())]
-        return [np.asarray(packed)[0, :1], *(each[: length + 1] for each in known)]
+        found = np.asarray(packed)[0]
+        return [found[:1], found[1 : length + 2]]
 
     return all(
         np.array_equal(one, other)

@@ -51,10 +51,12 @@ def page_size(context: int) -> int:
 class PagedPrograms:
     """Compiled programs of a model over pages of its own: `prefill`, and what its role adds.
 
-    `prefill` of [1, width] tokens -> pages, history, logits. `where` is [slot, offset, number of
-    tokens that are not padding]; the logits [1, V] are of the last token, None without
-    `with_logits`. Where slots share pages, `remember` and `recall` run no tokens: they record them
-    as prompt, or count them as output -> history. Both have only the widest width.
+    `prefill` of [1, width] tokens -> pages, history, logits, hidden states. `where` is [slot,
+    offset, number of tokens that are not padding]; the logits [1, V] are of the last token, the
+    hidden states [groups, width, hidden] of all in the slot's group of devices and garbage in
+    others; both are None without `with_logits`. Where slots share pages, `remember` and `recall`
+    run no tokens: they record them as prompt, or count them as output -> history. Both have only
+    the widest width.
 
     Args:
       model: static description.
@@ -220,12 +222,12 @@ class PagedPrograms:
             told = jnp.where(real, tokens, vocab)[0]
             history = penalties.add_prompt(history, slot, told, (offset == 0) & owner)
             if not with_logits:
-                return pages, history, None
+                return pages, history, None, None
             last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-            return pages, history, self.of_owner(logits(model, parameters, last), owner)
+            return pages, history, self.of_owner(logits(model, parameters, last), owner), hidden
 
         kept = ("pages", "history")
-        results = (*kept, "logits" if with_logits else "whole")
+        results = (*kept, "logits" if with_logits else "whole", "slots")
         structs, options = self._prompt_structs(width), model.execution.chunk_options
         return self.spec(prefill, structs, kept, results, told=_PROMPT, options=options)
 
@@ -296,16 +298,17 @@ class PagedPrograms:
         offset: int,
         reused: int = 0,
         prompt: int = ALL,
-    ) -> tuple[PageArray, History, Any]:
+    ) -> tuple[PageArray, History, Any, list[tuple[int, Any]]]:
         """Writes the keys and values of any number of tokens of a slot's text, in chunks.
 
         Args:
           reused: tokens at positions below this only enter the history.
           prompt: tokens from this position on count as output.
 
-        Returns: pages, history, and the logits of the last token, if the programs return any.
+        Returns: pages, history, and, if the programs return any, the logits of the last token and
+          each chunk's number of tokens and hidden states.
         """
-        execution, logits = self.model.execution, None
+        execution, logits, chunks = self.model.execution, None, []
         most, known = max(execution.prefill_chunks), min(max(reused - offset, 0), len(tokens))
         for begin in range(0, known, most):
             told = _padded(tokens[begin : min(begin + most, known)], most, slot, offset + begin)
@@ -314,12 +317,13 @@ class PagedPrograms:
         for width in execution.chunks_of(len(tokens) - known):
             told = _padded(tokens[begin : begin + width], width, slot, offset + begin)
             program = self[self.reaching(("prefill", width), offset + begin + width)]
-            pages, history, logits = program(parameters, pages, history, table, *told)
+            pages, history, logits, hidden = program(parameters, pages, history, table, *told)
+            chunks.append((min(width, len(tokens) - begin), hidden))
             begin += width
         for begin in range(max(prompt - offset, 0), len(tokens), most):
             told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
             (history,) = self["recall", most](history, *told)
-        return pages, history, logits
+        return pages, history, logits, chunks
 
 
 def _reaches(capacity: int, unit: int) -> tuple[int, ...]:

@@ -77,9 +77,11 @@ class PagedRole:
         """First arguments of the programs."""
         return self._parameters, self._pages, self._history, self._table
 
-    def _run_prefill(self, slot: int, tokens: Sequence[int], offset: int) -> Any:
-        """See `PagedPrograms.prefill`; returns its logits."""
-        self._pages, self._history, logits = device.run(
+    def _run_prefill(
+        self, slot: int, tokens: Sequence[int], offset: int
+    ) -> tuple[Any, list[tuple[int, Any]]]:
+        """See `PagedPrograms.prefill`; returns its logits and hidden states."""
+        self._pages, self._history, logits, chunks = device.run(
             self._paged.prefill, *self._text(), slot, tokens, offset, *self._openings[slot]
         )
-        return logits
+        return logits, chunks

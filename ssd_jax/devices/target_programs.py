@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +19,10 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
-from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import of_live
 from ssd_jax.sampling.variants import VARIANTS, named
-from ssd_jax.sampling.verification import commit, emitted, target_probs, verify
+from ssd_jax.sampling.verification import commit, emitted, verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,12 @@ class Verification:
         0. Proposals always have room for the largest.
       support: ids of a proposal's q; 1 for point masses.
       rule: "ratio" or "coupled".
-      logprobs: likeliest tokens reported beside each emitted one; None reports nothing.
-      logprobs_of: "raw" or "processed".
+      logprobs_of: "raw" or "processed", of log-probabilities.
     """
 
     widths: tuple[int, ...] = (0,)
     support: int = 1
     rule: str = "ratio"
-    logprobs: int | None = None
     logprobs_of: str = "raw"
 
     def blank(self, rows: int) -> Proposal:
@@ -55,16 +54,15 @@ class Programs(PagedPrograms):
     `forward`: (parameters, pages, table, pending [B], tokens [B, K], lengths [B]) -> logits
     [B * (w + 1), V], pages; pending and proposed tokens are on the host or on the device. `accept`:
     (logits, proposal, sampling, start [rows], history, slot) -> outcome [rows, w + 2] int32 (k,
-    then the emitted tokens), bonus [rows], history, log-probabilities or None. It has variants
-    (`sampling/variants.py`); variants that adjust no logits do not update the history, which only
-    rows with penalties need.
+    then the emitted tokens), bonus [rows], history. It has variants (`sampling/variants.py`);
+    variants that adjust no logits do not update the history, which only rows with penalties need.
 
     Compilation needs no weights, so it can run while weights load.
 
     Args:
       model, slots, context, paging: see `PagedPrograms`.
       tokens: number of ids that exist; logits beyond are vocabulary padding.
-      verification: proposals, rule and log-probabilities.
+      verification: proposals and rule.
       progress: see `program_spec.compile_all`.
       compiler: gets the programs instead of `program_spec.compile_all`.
 
@@ -87,21 +85,28 @@ class Programs(PagedPrograms):
         self.verification = verification or Verification()
         super().__init__(model, slots, context, paging, tokens, self.verification)
         self._tokens = tokens
-        *_, dearest = variants = model.execution.variants
-        # One row costs little: it only has the last variant, which can do everything.
         specs: dict[Name, ProgramSpec] = {
-            named(("accept", 1, 0), dearest): self._accept_spec(1, 0, dearest)
+            named(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
+            for variant in self.variants(1)
         }
         for width in self.verification.widths:
-            for variant in variants:
+            for variant in self.variants(slots):
                 accept = self._accept_spec(slots, width, variant)
                 specs[named(("accept", slots, width), variant)] = accept
             for reach in self.reaches:
                 specs[self.to(("forward", width), reach)] = self._forward_spec(width, reach)
         specs |= self.prompt_specs(with_logits=True)
-        compiler = compiler or program_spec.compile_all
-        self._compiled = dict(compiler(specs, model.mesh, progress))
+        self._compiler = compiler
+        self._compiled = dict((compiler or program_spec.compile_all)(specs, model.mesh, progress))
         self.widths = self.verification.widths
+
+    def add(self, specs: Mapping[Name, ProgramSpec]) -> None:
+        """Compiles further programs, see `logprob_programs`.
+
+        Other threads may run programs meanwhile, but none may call this.
+        """
+        compiler = self._compiler or program_spec.compile_all
+        self._compiled = {**self._compiled, **compiler(specs, self.model.mesh, None)}
 
     def logits_of(self, proposed: int) -> jax.ShapeDtypeStruct:
         """Logits [slots * (proposed + 1), V] of a `forward`."""
@@ -115,6 +120,33 @@ class Programs(PagedPrograms):
         return self._forward_spec(proposed, self.capacity).compile(
             self.model.mesh, ("forward", proposed)
         )
+
+    def variants(self, rows: int) -> Sequence[str]:
+        """Variants of `accept`, the one that can do everything last.
+
+        One row costs little, and only has that one, unless there is one slot.
+        """
+        every = self.model.execution.variants
+        return every if rows == self.slots else every[-1:]
+
+    @property
+    def ids(self) -> int:
+        """Number of ids that exist; logits beyond are vocabulary padding."""
+        return self._tokens
+
+    def verified(self, rows: int, proposed: int) -> dict[str, Any]:
+        """Structs of the arguments of `accept`, by name, for every slot or for one."""
+        of_rows = {
+            "drafted": jax.eval_shape(lambda: self.verification.blank(rows)),
+            "sampling": SamplingRows(rows, self.model.config.vocab_size).structs(),
+            "start": program_spec.ints(rows),
+        }
+        every = rows == self.slots
+        structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
+        structs["slot"] = program_spec.ints()
+        if every:
+            structs["logits"] = self.logits_of(proposed)
+        return structs
 
     @functools.cached_property
     def receive(self) -> Program:
@@ -175,14 +207,6 @@ class Programs(PagedPrograms):
             if not every:
                 own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
             outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **common)
-            reported = None
-            if about.logprobs is not None:
-                of = log_softmax(logits)
-                if about.logprobs_of == "processed":
-                    p = target_probs(logits, drafted, sampling, start, own, **common)
-                    of = jnp.log(p)
-                of = jnp.where(jnp.arange(vocab) < self._tokens, of, -jnp.inf)  # no padding
-                reported = logprobs(of, emitted(drafted, outcome), about.logprobs)
             said = history
             if VARIANTS[variant].adjusted is not False:
                 said = commit(own, drafted, outcome, (start >= 0) & (every | owner))
@@ -192,19 +216,10 @@ class Programs(PagedPrograms):
                         recent=history.recent.at[slot].set(said.recent[0]),
                     )
             packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
-            told = packed, outcome.bonus, reported
-            packed, bonus, reported = told if every else self.of_owner(told, owner)
-            return packed, bonus, said, reported
+            told = packed, outcome.bonus
+            packed, bonus = told if every else self.of_owner(told, owner)
+            return packed, bonus, said
 
-        of_rows = {
-            "drafted": jax.eval_shape(lambda: about.blank(rows)),
-            "sampling": SamplingRows(rows, vocab).structs(),
-            "start": program_spec.ints(rows),
-        }
-        structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
-        structs["slot"] = program_spec.ints()
-        if every:
-            structs["logits"] = self.logits_of(proposed)
-        read, bonus = ("read", "slots") if every else ("whole", "whole")
-        results = (read, bonus, "history", read)
+        structs = self.verified(rows, proposed)
+        results = (*(("read", "slots") if every else ("whole", "whole")), "history")
         return self.spec(accept, structs, ("history",), results, told=("start", "slot"))

@@ -28,6 +28,7 @@ from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
+from ssd_jax.engine.round_batches import RoundBatches
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.seats import Seats
@@ -36,7 +37,7 @@ from ssd_jax.engine.stop_strings import open_text
 from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
-from ssd_jax.roles.records import IDLE, DraftBatch, Outcomes, SlotOpening
+from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 from ssd_jax.system.interrupts import Deferred
 
@@ -63,6 +64,7 @@ class Engine:
       setup: metrics that are the same for every request.
       pages: the stock of pages that slots share; None where each slot has its own.
       timer: reports what rounds take; None reports nothing.
+      prepare: loads the programs that a request's parameters need, if need be.
     """
 
     def __init__(
@@ -78,17 +80,17 @@ class Engine:
         setup: Mapping[str, Any] | None = None,
         pages: PageStock | None = None,
         timer: RoundTimer | None = None,
+        prepare: Callable[[SamplingParams], None] = lambda _params: None,
     ) -> None:
         self._target, self._drafter = target, drafter
         self._roles: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
         self._decoder, self._eos_ids = decoder, eos_ids
         self._clock, self._log = clock, RoundLog(clock, trace, timer)
         self._occurrences, self._setup = occurrences or Occurrences(), setup or {}
-        self._seats = Seats(target.slots, pages)
+        self.prepare, self._seats = prepare, Seats(target.slots, pages)
         self._running = self._seats.running
         self._k = 0 if drafter is None else drafter.k
-        idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (self._k + 1)]
-        self._idle = np.tile(np.array(idle, np.int32)[:, None], target.slots)
+        self._batches = RoundBatches(target.slots, self._k)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
         self._committed: deque[CommittedRow] = deque()  # not yet events
@@ -114,6 +116,7 @@ class Engine:
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
         require_one_text(request)
+        self.prepare(request.params)
         names = self._seats.names(request)
         state = RequestState(
             request_id=next(self._ids),
@@ -177,10 +180,12 @@ class Engine:
         self._log.begin(self._in_flight)
         ahead = self._look_ahead()
         while len(self._in_flight) > ahead:
-            pending = self._in_flight[0].pending
+            flight = self._in_flight[0]
             if drafter is not None:
-                drafter.gather(pending.ready)
-            self._commit(pending.read())
+                drafter.gather(flight.pending.ready)
+            outcomes = flight.pending.read()
+            flight.read_prompts()
+            self._commit(outcomes)
         self._log.mark("read")
         if ahead:
             return
@@ -190,7 +195,7 @@ class Engine:
 
         rows = self._decoding()
         if rows:
-            pending_tokens, lengths, batch = self._batch(rows)
+            pending_tokens, lengths, batch = self._batches.of(rows)
             drafted = None
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
@@ -381,6 +386,13 @@ class Engine:
             pending = self._target.prefill_last(slot, chunk, given)
             self._in_flight.append(InFlight(pending, [(0, state)], end))
         sequence.prefill(end)
+        try:
+            if state.prompt_logprobs is not None:
+                state.prompt_logprobs.ask(self._target, slot, given, end)
+        except DeviceError:
+            raise
+        except Exception as error:
+            self._fail(state, error)
         return end - begin
 
     def _prompt_drafter(self) -> None:
@@ -399,20 +411,6 @@ class Engine:
         """Slots whose pending token is known and whose pages hold all tokens before it."""
         running = self._running.items()
         return [each for each in running if each[1].sequence.output and each[1].sequence.prefilled]
-
-    def _batch(
-        self, rows: list[tuple[int, RequestState]]
-    ) -> tuple[np.ndarray, np.ndarray, DraftBatch]:
-        """Pending tokens [B] and their positions [B] for the target; the batch for the drafter."""
-        columns = self._idle.copy()  # one array: several cost more than a loop
-        for slot, state in rows:
-            sequence, last = state.sequence, state.last
-            room, at = sequence.room, sequence.cached
-            limit = max(min(self._k, room - 1), 0)
-            about = sequence.pending, at, at if limit else IDLE, len(last), limit, room
-            columns[: len(about) + len(last), slot] = *about, *last
-        pending, lengths, position, counts, limit, room = columns[:6]
-        return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
 
     def _event(
         self, state: RequestState, tokens: list[int], reason: FinishReason | None

@@ -143,7 +143,13 @@ class PageStock:
         return tuple(names)
 
     def take(
-        self, slot: int, tokens: int, names: Sequence[Digest] = (), spare: int = 0
+        self,
+        slot: int,
+        tokens: int,
+        names: Sequence[Digest] = (),
+        spare: int = 0,
+        *,
+        reuses: bool = True,
     ) -> Taken | None:
         """Takes the pages of a request for a free slot; None if there are not enough.
 
@@ -151,9 +157,10 @@ class PageStock:
           tokens: length of the text that they are for.
           names: of the prompt's pages.
           spare: pages to leave for other requests.
+          reuses: whether known pages of the prompt are taken.
         """
         group, needed = self._group(slot), self.needed(tokens)
-        known = self._known(group, names)
+        known = self._known(group, names) if reuses else []
         kept = len(group.kept) - sum(page in group.kept for page in known)
         if needed - len(known) > len(group.free) + kept - spare:
             return None

@@ -56,7 +56,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural log-probabilities of a generated token and of the likeliest ones at its position.
+    """Natural log-probabilities of a token and of the likeliest ones at its position.
 
     Attributes:
       top: (token id, log-probability), likeliest first; ids that cannot be drawn are left out.
@@ -114,12 +114,15 @@ class RequestOutput:
       prompt: its text as it was given, without a chat template; None for messages and ids.
       prompt_token_ids: the ids that the model has read.
       outputs: the texts, `SamplingParams.n` of them.
+      prompt_logprobs: one entry a prompt token, if the request asked for them: None for the first
+        token, which follows nothing; empty if the request ended before its prompt was read.
     """
 
     request_id: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def finished(self) -> bool:

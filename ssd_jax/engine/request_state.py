@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from ssd_jax.engine.metrics import RequestTimes, RoundRecord
 from ssd_jax.engine.origin import Origin, origins, spans
 from ssd_jax.engine.request import (
@@ -18,7 +16,8 @@ from ssd_jax.engine.request import (
 )
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import Released, TextStream
-from ssd_jax.roles.records import Outcomes, TopLogprobs
+from ssd_jax.engine.token_logprobs import PromptLogprobs, entry
+from ssd_jax.roles.records import Outcomes
 from ssd_jax.sampling.params import SamplingParams
 
 NO_NUMBERS = (
@@ -42,6 +41,7 @@ class RequestState:
       prompted: tokens given to the drafter, of those given to the target.
       last: tokens that its last round committed.
       logprobs: of the committed tokens, if asked for.
+      prompt_logprobs: of the prompt's tokens, if asked for.
       origins: of the committed tokens.
       ended: whether its last event was made.
     """
@@ -59,17 +59,26 @@ class RequestState:
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     origins: list[Origin] = dataclasses.field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self) -> None:
         if self.request.params.logprobs is not None:
             self.logprobs = []
+        count = self.request.params.prompt_logprobs
+        if count is not None:
+            self.prompt_logprobs = PromptLogprobs(self.request.prompt_ids, count)
 
     @property
     def finished(self) -> bool:
         """Whether its last token is known."""
         return self.sequence.finish_reason is not None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether it may take keys and values of others: such positions give no logits."""
+        return self.prompt_logprobs is None or self.prompt_logprobs.complete
 
     def put_off(self) -> None:
         """Preempts it: it leaves its slot and waits for another."""
@@ -98,7 +107,7 @@ class RequestState:
         wanted = self.request.params.logprobs
         if wanted is not None and self.logprobs is not None and outcomes.logprobs is not None:
             self.logprobs += [
-                _logprobs(outcomes.logprobs, row, place, token, wanted)
+                entry(outcomes.logprobs, row, place, token, wanted)
                 for place, token in enumerate(tokens)
             ]
 
@@ -136,6 +145,7 @@ class RequestState:
             prompt=request.prompt,
             prompt_token_ids=list(request.prompt_ids),
             outputs=[text],
+            prompt_logprobs=self.prompt_logprobs and self.prompt_logprobs.entries(),
         )
         event = dataclasses.replace(self.event(released), output=output)
         self.ended = True
@@ -146,9 +156,3 @@ class RequestState:
         if self.text.stop is not None:
             return self.text.stop
         return kept[-1] if kept[-1] in self.request.params.stop_token_ids else None
-
-
-def _logprobs(log: TopLogprobs, row: int, place: int, token: int, count: int) -> TokenLogprobs:
-    pairs = zip(log.ids[row, place, :count], log.values[row, place, :count], strict=True)
-    top = tuple((int(i), float(value)) for i, value in pairs if np.isfinite(value))
-    return TokenLogprobs(token, float(log.chosen[row, place]), top)

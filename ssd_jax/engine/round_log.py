@@ -53,6 +53,12 @@ class InFlight:
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
     committed: list[CommittedRow] = dataclasses.field(default_factory=list)
 
+    def read_prompts(self) -> None:
+        """Waits for the log-probabilities of a prompt that it finishes, if they were asked for."""
+        for _, state in self.rows if self.prompt else ():
+            if state.prompt_logprobs is not None:
+                state.prompt_logprobs.read()
+
 
 class RoundLog:
     """Collects times and outcomes, and evaluates them once the next round is dispatched.

@@ -64,10 +64,10 @@ class Seats:
         if pages.shares and not self.prefilled:
             return None  # it may yet share what is being prefilled, and would wait for it anyway
         tokens = state.sequence.size if pages.grows else _most_tokens(state.request)
-        for slot in pages.best(free, state.page_names):
+        for slot in pages.best(free, state.page_names if state.reuses else ()):
             # So that running requests can grow for a while before one is preempted again.
             spare = len(self._beside(slot)) if pages.grows else 0
-            taken = pages.take(slot, tokens, state.page_names, spare)
+            taken = pages.take(slot, tokens, state.page_names, spare, reuses=state.reuses)
             if taken is not None:
                 return Seat(slot, state, taken)
         return None

@@ -16,6 +16,7 @@ from ssd_jax.roles.records import (
     Outcomes,
     Promotion,
     SlotOpening,
+    TopLogprobs,
 )
 
 
@@ -35,6 +36,14 @@ class Pending(Protocol):
 
     def ready(self) -> bool:
         """Whether `read` would return without a wait."""
+        ...
+
+
+class PendingLogprobs(Protocol):
+    """Log-probabilities of T tokens that a program computes."""
+
+    def read(self) -> TopLogprobs:
+        """Waits for them, in one row: [1, T]."""
         ...
 
 
@@ -216,6 +225,14 @@ class Target(Protocol):
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:
         """Prefills the prompt's last tokens and draws the first token, in row 0."""
+        ...
+
+    def score(self, slot: int, tokens: Sequence[int]) -> PendingLogprobs:
+        """Log-probabilities of the tokens behind the first ones of the prefill just before.
+
+        The slot's request asks for `prompt_logprobs`. They are the model's own: a prompt is not
+        sampled.
+        """
         ...
 
     def forward(

@@ -7,7 +7,7 @@ import functools
 import operator
 from collections.abc import Iterable, Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.other_names import OTHER_NAMES
@@ -33,6 +33,9 @@ MAX_BIAS = 1e6
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
+
+Report = Literal["logprobs", "prompt_logprobs"]
+"""What only some requests ask for; a field of `SamplingParams` that is None in others."""
 
 NO_TOKEN = -1
 """Stands for a token that could not be drawn: the target's logits are no numbers, or all that may
@@ -67,6 +70,7 @@ class SamplingFields(TypedDict, total=False):
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @taking(OTHER_NAMES)
@@ -121,6 +125,13 @@ class SamplingParams:
         0,
         MAX_LOGPROBS,
     )
+    prompt_logprobs: int | None = _field(
+        None,
+        f"report logprobs of each prompt token and of this many likeliest, 0 to {MAX_LOGPROBS}; "
+        "default: none",
+        0,
+        MAX_LOGPROBS,
+    )
 
     if TYPE_CHECKING:
 
@@ -163,6 +174,16 @@ class SamplingParams:
         """`seed` in a `Request`, which has drawn one where it was None."""
         assert self.seed is not None
         return self.seed
+
+    @property
+    def reports(self) -> frozenset[Report]:
+        """What it asks for besides text."""
+        found: set[Report] = set()
+        if self.logprobs is not None:
+            found.add("logprobs")
+        if self.prompt_logprobs is not None:
+            found.add("prompt_logprobs")
+        return frozenset(found)
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from ssd_jax.engine.metrics import empty
 from ssd_jax.engine.request import CompletionOutput, FinishReason, LengthLimit, RequestOutput
 from ssd_jax.engine.request_metrics import RequestMetrics
-from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening
+from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.testing.by_row import rows_of
 
 
@@ -33,6 +33,23 @@ class Ready:
 
     def read(self) -> Outcomes:
         return self._outcomes
+
+
+def pair_score(before: int, token: int) -> float:
+    """The log-probability that `FakeTarget` gives a prompt's token behind another."""
+    return -float(1000 * before + token)
+
+
+class Scored:
+    """Log-probabilities that are already available; no token has likelier ones beside it."""
+
+    def __init__(self, scores: Sequence[float]) -> None:
+        nothing = np.zeros((1, len(scores), 0))
+        chosen = np.array([scores], np.float32)
+        self._log = TopLogprobs(chosen, nothing.astype(np.int32), nothing.astype(np.float32))
+
+    def read(self) -> TopLogprobs:
+        return self._log
 
 
 class FakeTarget:
@@ -75,6 +92,7 @@ class FakeTarget:
         assert 0 < len(tokens) - max(self._reused[slot] - offset, 0) <= self.max_chunk
         assert offset == len(self._given[slot])
         self._given[slot] += tokens
+        self._chunk = slot, offset
         self._pages[slot][offset : offset + len(tokens)] = tokens
         self.calls.append("prefill")
 
@@ -82,6 +100,14 @@ class FakeTarget:
         self.prefill(slot, tokens, offset)
         prompt = self._given[slot]
         return Ready([[self._script(prompt, len(prompt))]])
+
+    def score(self, slot: int, tokens: Sequence[int]) -> Scored:
+        """Scores, by `pair_score`, of the tokens behind those of the prefill just before."""
+        assert self._chunk[0] == slot
+        before = self._given[slot][self._chunk[1] :]
+        assert 0 < len(tokens) <= len(before)
+        self.calls.append("score")
+        return Scored([pair_score(*pair) for pair in zip(before, tokens, strict=False)])
 
     def forward(
         self, tokens: np.ndarray, lengths: np.ndarray, drafted: Drafted | None = None

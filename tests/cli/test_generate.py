@@ -224,6 +224,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--exact=exactly"], "exact = 'exactly' is unknown; one of"),
         (["--logprobs=21"], "logprobs = 21 is out of range; give a value from 0 to 20"),
         (["--logprobs=3"], "logprobs = 3 are shown in JSON lines alone; add --json"),
+        (["--prompt_logprobs=0"], "prompt_logprobs = 0 are shown in JSON lines alone; add --json"),
         (["--logprobs_of=processed"], "logprobs_of = 'processed' means nothing without logprobs"),
         (["--stop="], "each stop is a string of Unicode text that is not empty"),
         (["--stop=" + "x" * 5000], "stop has 1 strings of 5000 characters; give at most 64"),

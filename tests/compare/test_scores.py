@@ -30,7 +30,6 @@ SAME = {
     "exact": "distribution",
     "verify": "coupled",
     "context": 320,
-    "logprobs": 9,
     "compile_cache": "off",
 }
 

@@ -43,7 +43,7 @@ class Forwards:
                 slots=slots,
                 context=context,
                 tokens=opened.tokenizer.size,
-                verification=Verification(widths=widths, logprobs=1 if accepts else None),
+                verification=Verification(widths=widths),
             )
         return cls(compiled, opened.load())
 

@@ -129,15 +129,10 @@ class Deviating(Programs):
         program = super().__getitem__(name)
 
         def perturbed(logits, drafted, sampling, *others):
-            packed, bonus, history, reported = program(logits, drafted, sampling, *others)
-            if self.what == "log-probability":
-                off = np.nextafter(np.asarray(reported.chosen)[0, 0], np.float32(-np.inf))
-                reported = reported._replace(chosen=reported.chosen.at[0, 0].set(off))
-            else:
-                place = 0 if self.what == "k" else 1
-                here = sampling.top_p[0] < 1 if self.what == "token under top-p" else 1
-                packed = packed.at[0, place].add(here)
-            return packed, bonus, history, reported
+            packed, bonus, history = program(logits, drafted, sampling, *others)
+            place = 0 if self.what == "k" else 1
+            here = sampling.top_p[0] < 1 if self.what == "token under top-p" else 1
+            return packed.at[0, place].add(here), bonus, history
 
         return perturbed if name == ("accept", self.slots, self.width) else program
 
@@ -146,7 +141,7 @@ def test_a_verification_that_differs_at_one_width_is_noticed(checkpoints):
     off = Forwards.of(checkpoints["bfloat16"], "bfloat16", programs=Deviating, **TWO_WIDTHS)
     assert widths_agree(off.programs, off.parameters)
     for off.programs.width in TWO_WIDTHS["widths"]:
-        for off.programs.what in ("k", "token", "token under top-p", "log-probability"):
+        for off.programs.what in ("k", "token", "token under top-p"):
             case = off.programs.width, off.programs.what
             assert not widths_agree(off.programs, off.parameters), case
 

@@ -75,7 +75,6 @@ VERIFICATION = {
     "widths": (0, 2),
     "support": 4,
     "rule": "coupled",
-    "logprobs": 1,
     "logprobs_of": "processed",
 }
 DRAFTING = {

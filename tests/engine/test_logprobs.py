@@ -1,15 +1,21 @@
 """Log-probabilities: the model's own or the law's, the same numbers in every mode."""
 
+import dataclasses
 import json
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.cli.main import main
+from ssd_jax.devices import logprob_programs
+from ssd_jax.devices.target import DeviceTarget
+from ssd_jax.devices.target_programs import Programs
 from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.testing import tiny
 from tests.models.golden import our_logits
+from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import next_law
 from tests.selection import cases
 
@@ -44,7 +50,7 @@ def llm(request):
 
 
 def load(checkpoint, **settings):
-    settings = {"logprobs": MAX_LOGPROBS, "slots": 3, "exact": "bitwise"} | settings
+    settings = {"slots": 3, "exact": "bitwise"} | settings
     return LLM(
         str(checkpoint),
         dtype="float32",
@@ -174,14 +180,128 @@ def test_logprobs_end_where_the_text_ends(llm):
     assert len(output.token_ids) < COUNT
 
 
-def test_more_than_was_prepared_is_refused_with_the_remedy(checkpoint):
-    few = LLM(str(checkpoint), logprobs=2, context=64, load=False)
-    few.request("x", SamplingParams(logprobs=2))
-    with pytest.raises(InputError, match=r"logprobs = 3 were not prepared; .*logprobs = 3 .*has 2"):
-        few.request("x", SamplingParams(logprobs=3))
-    none = LLM(str(checkpoint), context=64, load=False)
-    with pytest.raises(InputError, match=r"logprobs = 0 were not prepared"):
-        none.request("x", SamplingParams(logprobs=0))
+def test_a_model_is_not_opened_for_them(checkpoint):
+    with pytest.raises(
+        InputError, match="logprobs = 2 means nothing here: give it to `SamplingParams`"
+    ):
+        LLM(str(checkpoint), logprobs=2, load=False)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Tasks of the target's programs that are run, in order."""
+    found, usual = [], Programs.__getitem__
+
+    def noted(programs, name):
+        found.append(name[0])
+        return usual(programs, name)
+
+    monkeypatch.setattr(Programs, "__getitem__", noted)
+    return found
+
+
+REPORTING = {"logprobs", "law", "prompt_logprobs"}
+
+
+def test_requests_that_do_not_ask_run_the_old_programs_in_an_engine_that_had_some_that_do(
+    processed, used
+):
+    plain = [SamplingParams(max_tokens=6, **settings) for settings in SETTINGS]
+    asking = [
+        dataclasses.replace(params, logprobs=1, prompt_logprobs=place or None)
+        for place, params in enumerate(plain)
+    ]
+    found = []
+    for params in (plain, asking, plain):
+        used.clear()
+        found.append([output.token_ids for output in processed.generate(PROMPTS, params)])
+        assert {*used} & REPORTING == (REPORTING if params is asking else set())
+    assert found[0] == found[1] == found[2]
+
+
+def test_programs_load_beside_the_rounds_of_others_and_change_nothing(checkpoint, raw, monkeypatch):
+    _, expected = outputs(raw, "sd", 3)
+    llm, may, begun, answers = load(checkpoint), Event(), Event(), []
+    assert not {name[0] for name in llm.loaded.programs.names} & REPORTING
+    usual = logprob_programs.load
+
+    def late(programs, report):
+        begun.set()
+        assert may.wait(60)
+        usual(programs, report)
+
+    monkeypatch.setattr(logprob_programs, "load", late)
+    params = [SamplingParams(max_tokens=COUNT, ignore_eos=True, **each) for each in SETTINGS]
+    asking = llm.request(PROMPTS[1], dataclasses.replace(params[1], logprobs=3), 1)
+    events = llm.stream(PROMPTS[0], params[0])
+    next(events)
+    thread = Thread(target=lambda: answers.extend(llm.run([asking])))
+    thread.start()
+    assert begun.wait(60)
+    for _ in range(3):
+        next(events)
+    assert not answers
+    may.set()
+    *_, last = events
+    thread.join(60)
+    assert last.output.token_ids == expected[0].token_ids
+    assert last.output.logprobs is None
+    assert answers[-1].output.token_ids == expected[1].token_ids
+    assert answers[-1].output.logprobs == expected[1].logprobs
+
+
+LENGTHS = [1, 2, 31, 32, 33, 64, 65, 70]
+"""About the borders of chunks of 32 tokens."""
+
+
+def log_laws(checkpoint, ids):
+    """Log-softmax [tokens, V] of the model's own logits, in NumPy."""
+    logits = our_logits(checkpoint, np.array([ids]))[0].astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def are_those_of_a_plain_forward(entries, checkpoint, ids, wanted):
+    assert entries[0] is None
+    assert [entry.token_id for entry in entries[1:]] == ids[1:]
+    for entry, law in zip(entries[1:], log_laws(checkpoint, ids), strict=False):
+        law = law[: tiny.TOKENS]  # the rows beyond are padding
+        assert entry.logprob == pytest.approx(law[entry.token_id], abs=2e-3)
+        values = [value for _, value in entry.top]
+        assert values == pytest.approx(np.sort(law)[::-1][:wanted], abs=2e-3)
+        assert values == pytest.approx([law[token] for token, _ in entry.top], abs=2e-3)
+    return True
+
+
+def prompts_of(lengths):
+    return [[(7 * at * at + size) % tiny.TOKENS for at in range(size)] for size in lengths]
+
+
+@pytest.mark.parametrize("mode", cases(["ar", "sd"], "sd"))
+def test_prompt_tokens_have_the_logprobs_of_a_plain_forward(llm, checkpoint, mode):
+    """Never processed: temperature and penalties are about tokens that are sampled."""
+    params = SamplingParams(max_tokens=2, prompt_logprobs=3, temperature=0.3, top_k=2,
+                            repetition_penalty=1.5)  # fmt: skip
+    prompts = prompts_of(LENGTHS)
+    for ids, output in zip(prompts, llm.generate(prompts, params, mode=mode), strict=True):
+        assert are_those_of_a_plain_forward(output.prompt_logprobs, checkpoint, ids, 3)
+
+
+def test_a_prompt_whose_tokens_are_judged_by_their_own_positions_is_noticed(raw, checkpoint):
+    (ids,) = prompts_of([40])
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with edited([Edit(DeviceTarget, "score", ": len(some)] = some", "1 : len(some)] = some[:-1]")]):
+        (output,) = raw.generate([ids], params)
+    with pytest.raises(AssertionError):
+        are_those_of_a_plain_forward(output.prompt_logprobs, checkpoint, ids, 0)
+
+
+def test_texts_of_prompts_that_are_scored_have_the_same_bits(raw):
+    prompts = prompts_of([33, 70])
+    plain = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
+    expected = raw.generate(prompts, plain)
+    found = raw.generate(prompts, dataclasses.replace(plain, prompt_logprobs=1))
+    assert [each.logprobs for each in found] == [each.logprobs for each in expected]
 
 
 @pytest.mark.parametrize("value", [-1, MAX_LOGPROBS + 1])
@@ -193,13 +313,17 @@ def test_numbers_out_of_range_are_refused(value):
 def test_the_command_line_prints_them(checkpoint, capsys):
     command = ["generate", f"--target={checkpoint}", "--prompt=hello", "--json", "--ignore_eos"]
     command += ["--max_tokens=4", "--dtype=float32", "--context=200", "--compile_cache=off"]
-    assert main([*command, "--logprobs=2"]) == 0
+    assert main([*command, "--logprobs=2", "--prompt_logprobs=1"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
     for entry in answer["logprobs"]:
         assert entry["logprob"] == entry["top"][0][1]  # greedy
         assert entry["top"][0][0] == entry["token_id"]
         assert len(entry["top"]) == 2
+    first, *others = answer["prompt_logprobs"]
+    assert first is None
+    assert [len(entry["top"]) for entry in others] == [1] * len(others)
+    assert others
 
 
 def test_a_request_without_a_token_has_none(llm):

@@ -92,7 +92,6 @@ def test_pages_that_slots_share_say_the_same(pair):
 def test_a_gpu_says_in_float32_what_a_processor_does(pair):
     """Up to a token that is as likely as another."""
     plain = {"dtype": "float32", "mode": "ar", "draft": None, "k": None, "verify": "ratio"}
-    plain |= {"logprobs": 2}
     with opened(pair, **plain) as llm:
         here = said(llm, "ar")
     script = f"from tests.llm.test_gpu import *; print(margins(opened({pair}, **{plain})))"

@@ -139,7 +139,6 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
         verify=verify,
         exact="bitwise",
         slots=3,
-        logprobs=2,
     )
     assert llm.loaded.exact == "bitwise"
     asked = requests(llm, verify, logprobs=2)

@@ -112,7 +112,6 @@ def test_text_and_logprobs_equal_autoregressive_decoding(checkpoints, row):
         predict=predict,
         k=str(k),
         budget=str(budget),
-        logprobs=1,
     )
     asked = requests(llm, verify, logprobs=1)
     alone, rates = outputs(llm, asked, "ar"), []

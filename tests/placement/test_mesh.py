@@ -38,14 +38,18 @@ def opened(pair, mesh, *, there, **settings):
     defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
     defaults |= {"context": 320, "slots": 4, "k": "3", "budget": "8", "dtype": "float32"}
     with execution_as(**there):
-        return LLM(pair[0], mesh=mesh, compile_cache="off", logprobs=2, **defaults | settings)
+        return LLM(pair[0], mesh=mesh, compile_cache="off", **defaults | settings)
+
+
+def likeliest(entries):
+    return [[token for token, _ in entry.top] for entry in entries]
 
 
 def said(llm, mode, verify="coupled"):
-    """Tokens, and the likeliest ones beside each."""
-    found = outputs(llm, requests(llm, verify, logprobs=2), mode)
+    """Tokens, and the likeliest ones beside each, in prompts too."""
+    found = outputs(llm, requests(llm, verify, logprobs=2, prompt_logprobs=2), mode)
     return [
-        (output.token_ids, [[token for token, _ in beside.top] for beside in output.logprobs])
+        (output.token_ids, likeliest(output.logprobs), likeliest(output.prompt_logprobs[1:]))
         for output in found
     ]
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import threading
 import zlib
 
-from ssd_jax.roles.records import Outcomes
+import numpy as np
+
+from ssd_jax.roles.records import Outcomes, TopLogprobs
 
 _KEPT = 2**14  # most outcomes kept until all hosts have told them
 
 
-def digest_of(outcomes: Outcomes) -> int:
-    """Checksum of outcomes."""
-    digest = 0
-    for array in (outcomes.accepted, outcomes.tokens, *(outcomes.logprobs or ())):
+def digest_of(outcomes: Outcomes | TopLogprobs) -> int:
+    """Checksum of outcomes, or of a prompt's log-probabilities."""
+    arrays: list[np.ndarray] = []
+    log, digest = outcomes, 0
+    if isinstance(outcomes, Outcomes):
+        arrays, log = [outcomes.accepted, outcomes.tokens], outcomes.logprobs
+    for array in [*arrays, *(log or ())]:
         digest = zlib.crc32(array.tobytes(), digest)
     return digest
 

@@ -29,19 +29,22 @@ from ssd_jax.placement.hosts.messages import (
     Greeting,
     HostMessage,
     LeaderSettings,
+    LoadReport,
     NewEngine,
     OpenSlot,
     PrefillChunk,
     Propose,
     Refuse,
+    Score,
     SeenOutcome,
     SetPages,
     decode,
     encode,
 )
 from ssd_jax.placement.hosts.start import STREAM, named, own_name, start, waited, words_of
-from ssd_jax.roles.protocols import Drafter, Pending, Target
+from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
+from ssd_jax.sampling.params import Report
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.leaving import leave
 
@@ -104,10 +107,10 @@ class Replay:
         self._seats: dict[int, _Seat] = {}
         self._digest = self.calls = 0
 
-    def make(self, call: Call, frame: bytes) -> Pending | None:
+    def make(self, call: Call, frame: bytes) -> Pending | PendingLogprobs | None:
         """Makes a call.
 
-        Returns: the pending outcomes, if the call has any.
+        Returns: what it computes that the leader reads, if anything.
 
         Raises:
           SsdError: the calls before this one were not the leader's.
@@ -119,7 +122,7 @@ class Replay:
         self.calls += 1
         return pending
 
-    def _call(self, call: Call) -> Pending | None:
+    def _call(self, call: Call) -> Pending | PendingLogprobs | None:
         if isinstance(call, NewEngine):
             self._seats[call.engine] = _Seat(self._make(call.mode, call.k))
             return None
@@ -148,6 +151,8 @@ class Replay:
         elif isinstance(call, SetPages):
             role = target if call.role == "target" else seat.drafter()
             role.set_pages(call.slot, call.pages)
+        elif isinstance(call, Score):
+            pending = target.score(call.slot, call.tokens)
         elif isinstance(call, PrefillChunk):
             what = call.slot, call.tokens, call.offset
             if call.role == "drafter":
@@ -197,7 +202,8 @@ class Follower:
             ) from None
         self._link = Frames(connected, _SILENT * timeout)
         self._told: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[int, Pending | PendingLogprobs]]
+        self._outcomes = queue.SimpleQueue()
         self._link.send(encode(Greeting(VERSION, token, self._job.index, own_name())))
         self._link.start(self._take, self._lose)
 
@@ -215,11 +221,12 @@ class Follower:
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
         self._give_up(words_of(error), status)
 
-    def follow(self, make: Callable[[str, int], HostRoles]) -> None:
+    def follow(self, make: Callable[[str, int], HostRoles], load: Callable[[Report], None]) -> None:
         """Makes the leader's calls until it needs no more.
 
         Args:
           make: roles for a mode and K.
+          load: loads the programs of a report.
         """
         replay = Replay(make)
         threading.Thread(target=self._compare, daemon=True, name="outcomes").start()
@@ -228,6 +235,11 @@ class Follower:
             if isinstance(message, End):
                 compat.leave_job()
                 return
+            if isinstance(message, LoadReport):
+                about = load, message.report
+                threading.Thread(target=self._load, args=about, daemon=True, name="load").start()
+            if isinstance(message, LoadReport | Go):  # a `Go` ends the leader's wait for a load
+                continue
             try:
                 pending = replay.make(message, frame)
                 if isinstance(message, NewEngine):
@@ -237,6 +249,13 @@ class Follower:
                 return
             if pending is not None:
                 self._outcomes.put((replay.calls, pending))
+
+    def _load(self, load: Callable[[Report], None], report: Report) -> None:
+        try:
+            load(report)
+            self._send(Facts({"loaded": report}))
+        except Exception as error:
+            self._give_up(words_of(error), SsdError.exit_status)
 
     def close(self) -> None:
         """Leaves the job."""

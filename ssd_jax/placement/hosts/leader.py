@@ -31,6 +31,7 @@ from ssd_jax.placement.hosts.messages import (
     Go,
     Greeting,
     LeaderSettings,
+    LoadReport,
     NewEngine,
     Refuse,
     SeenOutcome,
@@ -47,11 +48,13 @@ from ssd_jax.placement.hosts.start import (
     waited,
     words_of,
 )
-from ssd_jax.roles.records import Outcomes
+from ssd_jax.roles.records import Outcomes, TopLogprobs
+from ssd_jax.sampling.params import Report
 from ssd_jax.system.forks import owned
 from ssd_jax.system.leaving import flush, leave
 
 T = TypeVar("T")
+Read = TypeVar("Read", Outcomes, TopLogprobs)
 _LOG = logging.getLogger(__name__)
 _SILENT = 0.7  # of the time-out: how long a host may be silent; the rest is for telling of it
 _TELLING = 0.1  # of the time-out: how long telling hosts why all end may take
@@ -91,6 +94,7 @@ class Leader:
         self._timeout, self._job, self._leave = timeout, job, leave
         self._told: queue.SimpleQueue[tuple[int, Facts | None]] = queue.SimpleQueue()
         self._calling, self._changing = threading.RLock(), threading.Lock()
+        self._agreeing = threading.Lock()  # taken before `_calling`
         self._coming = threading.Condition(self._changing)
         self._digest, self._calls, self._engines = 0, 0, 0
         self._outcomes = ToldOutcomes(job.count)
@@ -160,7 +164,7 @@ class Leader:
 
         If this process cannot make them, all end.
         """
-        with self._calling:
+        with self._agreeing, self._calling:
             number, self._engines = self._engines, self._engines + 1
             self._say(NewEngine, number, mode, k)
             try:
@@ -171,6 +175,20 @@ class Leader:
             self.agree({"engine": number})
         self._decoding = True
         return number, roles
+
+    def load(self, report: Report, make: Callable[[], None]) -> None:
+        """Has all processes load the programs of a report, and waits; calls go on meanwhile.
+
+        If a process cannot load them, all end.
+        """
+        with self._agreeing:
+            self._send(encode(LoadReport(report)))
+            try:
+                make()
+            except BaseException as error:
+                self.fail(error)
+                raise
+            self.agree({"loaded": report})
 
     def call(self, make: Callable[[], T], kind: type[Call], *fields: Any) -> tuple[int, T]:
         """Tells followers of a call and makes it. Calls of several threads follow one another, in
@@ -184,8 +202,8 @@ class Leader:
         with self._calling:
             return self._say(kind, *fields), self._made(make)
 
-    def read(self, call: int, read: Callable[[], Outcomes]) -> Outcomes:
-        """Waits for the outcomes of a call; they are compared with those of the followers.
+    def read(self, call: int, read: Callable[[], Read]) -> Read:
+        """Waits for what a call gives; it is compared with those of the followers.
 
         Raises:
           DeviceError: a host or a program has failed.

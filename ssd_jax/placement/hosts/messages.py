@@ -11,6 +11,7 @@ from msgspec import Meta
 from ssd_jax.placement.process.codec import plain
 from ssd_jax.placement.process.messages import Count, Number, PackedArray
 from ssd_jax.roles.records import SlotOpening
+from ssd_jax.sampling.params import Report
 
 VERSION = 4
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
@@ -41,6 +42,15 @@ class Facts(HostMessage, frozen=True):
 
 class Go(HostMessage, frozen=True):
     """From the leader: all hosts have the same facts."""
+
+
+class LoadReport(HostMessage, frozen=True):
+    """From the leader: see `logprob_programs.load`.
+
+    A follower makes calls meanwhile, and answers by `Facts`.
+    """
+
+    report: Report
 
 
 class LeaderSettings(HostMessage, frozen=True):
@@ -117,6 +127,13 @@ class PrefillChunk(Call, frozen=True):
     last: bool
 
 
+class Score(Call, frozen=True):
+    """See `protocols.Target.score`."""
+
+    slot: Slot
+    tokens: Tokens
+
+
 class Propose(Call, frozen=True):
     """See `protocols.Drafter.propose`; the arrays of its batch."""
 
@@ -153,8 +170,10 @@ def _array(_kind: type, value: Any) -> np.ndarray:
     return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
 
 
-_Calls = NewEngine | EndEngine | OpenSlot | SetPages | PrefillChunk | Propose | Forward | Accept
-_Messages = Greeting | Facts | Go | LeaderSettings | Refuse | End | SeenOutcome | _Calls
+_Slots = OpenSlot | SetPages | PrefillChunk | Score
+_Calls = NewEngine | EndEngine | _Slots | Propose | Forward | Accept
+_Setup = Greeting | Facts | Go | LeaderSettings | LoadReport
+_Messages = _Setup | Refuse | End | SeenOutcome | _Calls
 _DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 """One message as bytes; arrays become a `PackedArray` of 32-bit integers or floats."""

@@ -16,10 +16,11 @@ from ssd_jax.placement.hosts.messages import (
     OpenSlot,
     PrefillChunk,
     Propose,
+    Score,
     SetPages,
 )
-from ssd_jax.roles.protocols import Drafter, Pending, Target
-from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening
+from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
+from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
 
 
 class MirroredPending:
@@ -35,6 +36,17 @@ class MirroredPending:
 
     def read(self) -> Outcomes:
         """See `protocols.Pending.read`."""
+        return self._leader.read(self._call, self._pending.read)
+
+
+class MirroredLogprobs:
+    """A prompt's log-probabilities that all hosts have; see `protocols.PendingLogprobs`."""
+
+    def __init__(self, leader: Leader, call: int, pending: PendingLogprobs) -> None:
+        self._leader, self._call, self._pending = leader, call, pending
+
+    def read(self) -> TopLogprobs:
+        """See `protocols.PendingLogprobs.read`."""
         return self._leader.read(self._call, self._pending.read)
 
 
@@ -119,6 +131,12 @@ class MirroredTarget:
         about = "target", slot, list(tokens), offset, True
         call, pending = self._leader.call(make, PrefillChunk, self._engine, *about)
         return MirroredPending(self._leader, call, pending)
+
+    def score(self, slot: int, tokens: Sequence[int]) -> MirroredLogprobs:
+        """See `protocols.Target.score`."""
+        make = partial(self._target.score, slot, tokens)
+        call, pending = self._leader.call(make, Score, self._engine, slot, list(tokens))
+        return MirroredLogprobs(self._leader, call, pending)
 
     def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
         """See `protocols.Target.forward`."""

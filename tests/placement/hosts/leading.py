@@ -5,23 +5,28 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 
+from ssd_jax.engine.request import TokenLogprobs
 from ssd_jax.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.llm.test_speculative import PROMPTS, outputs, requests
+
+
+def likeliest(entries: Iterable[TokenLogprobs | None] | None) -> list[list[int]]:
+    return [[token for token, _ in entry.top] for entry in entries or () if entry is not None]
 
 
 def answers(llm: LLM, verify: str, few: bool) -> dict:
     """Tokens of each prompt, or of some, by mode, and the likeliest ones beside each."""
     found = {}
     for mode in llm.modes:
-        asked = requests(llm, verify, logprobs=2)
+        asked = requests(llm, verify, logprobs=2, prompt_logprobs=2)
         long = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=2)  # over two pages
         longest = llm.request(PROMPTS[1], long, len(asked))
         done = outputs(llm, [*(asked[2:4] if few else asked), longest], mode)
         found[mode] = [
-            [o.token_ids, [[token for token, _ in beside.top] for beside in o.logprobs]]
-            for o in done
+            [o.token_ids, likeliest(o.logprobs), likeliest(o.prompt_logprobs)] for o in done
         ]
     return found
 

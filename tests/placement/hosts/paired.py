@@ -20,7 +20,7 @@ from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.roles.protocols import Drafter
-from ssd_jax.roles.records import Drafted, Outcomes
+from ssd_jax.roles.records import Drafted, Outcomes, TopLogprobs
 from ssd_jax.sampling.proposal import Proposal
 
 HOSTS = Hosts("127.0.0.1:1", 2, joining=10)
@@ -65,6 +65,18 @@ class Pending:
         return Outcomes(np.zeros(SLOTS, np.int32), np.full((SLOTS, 1), self.value, np.int32))
 
 
+@dataclasses.dataclass
+class Scored:
+    """Log-probabilities that tell what was called before."""
+
+    value: int
+    count: int
+
+    def read(self) -> TopLogprobs:
+        ids = np.full((1, self.count, 2), self.value, np.int32)
+        return TopLogprobs(ids[..., 0] / np.float32(2), ids, ids / np.float32(2))
+
+
 class Scripted(Drafter):
     """Both roles: notes each call; outcomes depend on all calls so far."""
 
@@ -89,6 +101,10 @@ class Scripted(Drafter):
     def prefill_last(self, slot: int, tokens: Any, offset: int) -> Pending:
         self.note("prefill_last", slot, list(tokens), offset)
         return self.pending()
+
+    def score(self, slot: int, tokens: Any) -> Scored:
+        self.note("score", slot, list(tokens))
+        return Scored(hash(repr(self.calls)) % 2**31, len(tokens))
 
     def forward(self, pending: Any, lengths: Any, drafted: Drafted | None = None) -> str:
         self.note("forward", pending, lengths, drafted and (drafted.lengths, drafted.tokens))
@@ -123,7 +139,7 @@ def plain(value: Any) -> Any:
 @dataclasses.dataclass
 class Pair:
     """Roles of both processes, those of the leader as its engine has them; `left` has why who
-    ended."""
+    ended, and a follower loads programs once it `may_load`."""
 
     leader: Leader
     follower: Follower
@@ -132,6 +148,7 @@ class Pair:
     here: tuple[Scripted, Scripted]
     there: tuple[Scripted, Scripted]
     left: list[str]
+    may_load: threading.Event
 
     def wait_left(self) -> str:
         """Why the first process ended."""
@@ -172,8 +189,15 @@ def decoding(monkeypatch, *, own: bool):
     with joined(monkeypatch, left) as (first, second):
         here, there = (Scripted(), Scripted()), (Scripted(), Scripted())
         roles = SimpleNamespace(target=there[0], drafter=there[1] if own else None)
-        threading.Thread(target=second.follow, args=(lambda *_about: roles,), daemon=True).start()
+        loaded = threading.Event()
+
+        def load(report: str) -> None:
+            loaded.wait()
+            there[0].note("load", report)
+
+        about = (lambda *_about: roles), load
+        threading.Thread(target=second.follow, args=about, daemon=True).start()
         engine, _ = first.new_engine("sd", K, lambda: None)
         drafter = MirroredDrafter(first, engine, here[1])
         target = MirroredTarget(first, engine, here[0], drafter.proposal if own else None)
-        yield Pair(first, second, target, drafter, here, there, left)
+        yield Pair(first, second, target, drafter, here, there, left, loaded)

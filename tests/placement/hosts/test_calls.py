@@ -45,7 +45,7 @@ def rounds(pair, *, own=True):
         pair.drafter.open(opening)
         pair.drafter.set_pages(1, [3, 4, 9])
         pair.drafter.prefill(1, [5, 6, 7], 0, last=True)
-    found = [pair.target.prefill_last(1, [7], 2).read()]
+    found = [pair.target.score(1, [6, 7]).read(), pair.target.prefill_last(1, [7], 2).read()]
     batch = draft_batch(SLOTS, K + 1)._replace(limit=np.array([0, K], np.int32))
     for _ in range(2):
         drafted = (pair.drafter if own else pair.here[1]).propose(batch)
@@ -64,6 +64,36 @@ def test_followers_make_the_same_calls(monkeypatch, own):
         assert pair.there[0].calls == pair.here[0].calls
         assert pair.there[1].calls == (pair.here[1].calls if own else [])
         assert not pair.left
+
+
+def test_calls_go_on_while_all_load_programs(monkeypatch):
+    """The leader waits for its followers, and then makes another engine."""
+    with decoding(monkeypatch, own=True) as pair:
+        loaded = []
+        thread = threading.Thread(
+            target=pair.leader.load, args=("logprobs", lambda: loaded.append(True)), daemon=True
+        )
+        thread.start()
+        rounds(pair)
+        eventually(lambda: len(pair.there[0].calls) == len(pair.here[0].calls))
+        assert loaded
+        assert thread.is_alive()
+        pair.may_load.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert pair.there[0].calls.pop() == ["load", "logprobs"]
+        rounds(pair)
+        assert pair.leader.new_engine("sd", K, lambda: None)[0] == 1
+        eventually(lambda: len(pair.there[0].calls) == len(pair.here[0].calls))
+        assert not pair.left
+
+
+def test_a_host_that_cannot_load_programs_ends_all_with_the_reason(monkeypatch):
+    with decoding(monkeypatch, own=True) as pair:
+        pair.may_load.set()
+        monkeypatch.setattr(pair.there[0], "note", lambda *_: 1 / 0)
+        with pytest.raises(SsdError, match=r"host 1 of 2 .* is lost: division by zero"):
+            pair.leader.load("logprobs", lambda: None)
 
 
 def many_rounds(pair):

@@ -44,7 +44,7 @@ def pair(tmp_path_factory):
 
 def settings_of(pair, verify, **more):
     usual = {"mode": "ssd", "k": 3, "budget": 8, "context": 320, "slots": 4, "dtype": "float32"}
-    usual |= {"logprobs": 2, "compile_cache": "off", "verify": verify}
+    usual |= {"compile_cache": "off", "verify": verify}
     return usual | {"target": pair[0], "draft": pair[1]} | more
 
 

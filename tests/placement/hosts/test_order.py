@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import get_args
 
 import jax
 import pytest
 
 from ssd_jax.aot import hlo
-from ssd_jax.devices import paged_programs, passes
+from ssd_jax.devices import logprob_programs, paged_programs, passes
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
+from ssd_jax.sampling.params import Report
 from ssd_jax.testing import tiny
 from tests.devices.forwards import forwards_only
 from tests.models.golden import FLOAT32
@@ -61,13 +63,15 @@ def sends_where_it_branches(program) -> bool:
 
 @pytest.mark.more
 def test_sampling_sends_nothing_where_several_processes_share_the_devices(shared):
-    kinds = ("prefill", "forward", "accept")
-    with forwards_only(kinds):
-        programs = Programs(
-            qwen(), slots=2, context=128, tokens=300, verification=Verification(logprobs=2)
-        )
+    about = Verification(logprobs_of="processed")
+    with forwards_only(("prefill", "forward", "accept", "law", "logprobs", "prompt_logprobs")):
+        programs = Programs(qwen(), slots=2, context=128, tokens=300, verification=about)
+        for report in get_args(Report):
+            logprob_programs.load(programs, report)
     found = {name[0]: sends_where_it_branches(programs[name]) for name in programs.names}
-    assert found == {"prefill": False, "forward": False, "accept": not shared}
+    sending = {name for name, sends in found.items() if sends}
+    assert sending == (set() if shared else {"accept", "law"})
+    assert len(found) == 6
     accept = next(programs[name] for name in programs.names if name[0] == "accept")
     assert bool(hlo.read(accept.as_text()).collectives()) is not shared
 

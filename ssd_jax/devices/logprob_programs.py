@@ -1,0 +1,129 @@
+"""Programs that report log-probabilities, for requests that ask for them.
+
+They run beside `accept` and behind `prefill`, whose results they only read, so that no request's
+text depends on them, and no other request pays for them:
+
+`logprobs`: (logits or law [rows * (w + 1), V], outcome [rows, w + 2]) -> `Logprobs` of the emitted
+tokens. `law`, where log-probabilities are processed: (as `accept`) -> log p [rows * (w + 1), V];
+it runs before `accept`, which changes the history, in the same variant, so that p has the same
+bits. `prompt_logprobs`: (parameters, hidden states of a chunk, tokens [1, R], where [slot, first])
+-> `Logprobs` [1, R] of R tokens, each behind a position of the chunk, from position `first` on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from ssd_jax.devices import passes, program_spec
+from ssd_jax.devices.program_spec import Name, ProgramSpec
+from ssd_jax.devices.target_programs import Programs
+from ssd_jax.models.sharding import DATA_AXIS, spans_processes
+from ssd_jax.sampling import proposal
+from ssd_jax.sampling.logprobs import log_softmax, logprobs
+from ssd_jax.sampling.params import MAX_LOGPROBS, Report
+from ssd_jax.sampling.settings import of_live
+from ssd_jax.sampling.variants import VARIANTS, named
+from ssd_jax.sampling.verification import target_probs
+
+_MOST_ROWS = 64
+"""Most positions of a prompt whose logits exist at a time."""
+
+
+def load(programs: Programs, report: Report) -> None:
+    """Compiles the programs of a report that are not there yet; see `Programs.add`."""
+    if not any(name[0] == report for name in programs.names):
+        programs.add(_specs(programs, report))
+
+
+def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
+    """All counts of likeliest tokens share them."""
+    if report == "prompt_logprobs":
+        widths = programs.model.execution.prefill_chunks
+        return {(report, width): _prompt_spec(programs, width) for width in widths}
+    sizes = [(1, 0), *((programs.slots, width) for width in programs.verification.widths)]
+    found: dict[Name, ProgramSpec] = {(report, *size): _spec(programs, *size) for size in sizes}
+    if programs.verification.logprobs_of == "processed":
+        for size in sizes:
+            for variant in programs.variants(size[0]):
+                found[named(("law", *size), variant)] = _law_spec(programs, *size, variant)
+    return found
+
+
+def rows(width: int) -> int:
+    """Positions of a chunk of a prompt that one program reports."""
+    return math.gcd(width, _MOST_ROWS)
+
+
+def _spec(programs: Programs, count: int, proposed: int) -> ProgramSpec:
+    model, every = programs.model, count == programs.slots
+    vocab, raw = model.config.vocab_size, programs.verification.logprobs_of == "raw"
+    outcome = program_spec.ints(count, proposed + 2)
+    shared = spans_processes(model.mesh)  # each device has the outcomes of all slots then
+    if every and not shared:
+        outcome = programs.by_slots(outcome)
+
+    def report(logits, outcome):
+        if every and shared and model.data_shards > 1:
+            begin = jax.lax.axis_index(DATA_AXIS) * programs.share
+            outcome = jax.lax.dynamic_slice_in_dim(outcome, begin, programs.share)
+        log_p = logits.reshape(-1, proposed + 1, vocab)
+        log_p = _existing(programs, log_softmax(log_p) if raw else log_p)
+        return (logprobs(log_p, outcome[:, 1:], _most(programs)),)
+
+    structs = programs.verified(count, proposed) | {"outcome": outcome}
+    return programs.spec(report, structs, (), ("read" if every else "whole",))
+
+
+def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> ProgramSpec:
+    every, vocab = count == programs.slots, programs.model.config.vocab_size
+
+    def law(logits, drafted, sampling, start, history, slot):
+        slot, owner = programs.own(slot)
+        if not every:
+            history = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
+        p = target_probs(
+            logits.reshape(-1, proposed + 1, vocab),
+            proposal.narrow(drafted, proposed),
+            of_live(sampling, start >= 0),
+            start,
+            history,
+            tokens=programs.ids,
+            parts=VARIANTS[variant],
+        )
+        log_p = jnp.log(p).reshape(-1, vocab)
+        return (log_p if every else programs.of_owner(log_p, owner),)
+
+    structs = programs.verified(count, proposed)
+    return programs.spec(law, structs, (), ("logits",), told=("start", "slot"))
+
+
+def _prompt_spec(programs: Programs, width: int) -> ProgramSpec:
+    model, count = programs.model, rows(width)
+
+    def score(parameters, hidden, tokens, where):
+        slot, first = where
+        _, owner = programs.own(slot)
+        some = jax.lax.dynamic_slice_in_dim(hidden, first, count, axis=1)
+        log_p = _existing(programs, log_softmax(passes.logits(model, parameters, some)))
+        return (programs.of_owner(logprobs(log_p, tokens, _most(programs)), owner),)
+
+    shape = model.data_shards, width, model.config.hidden_size
+    structs = programs.structs | {
+        "hidden": programs.by_slots(jax.ShapeDtypeStruct(shape, jnp.float32)),
+        "tokens": program_spec.ints(1, count),
+        "where": program_spec.ints(2),
+    }
+    return programs.spec(score, structs, (), ("whole",), told=("tokens", "where"))
+
+
+def _most(programs: Programs) -> int:
+    return min(MAX_LOGPROBS, programs.model.config.vocab_size)
+
+
+def _existing(programs: Programs, log_p: Float32[Array, "B W V"]) -> Float32[Array, "B W V"]:
+    """Without vocabulary padding, whose rows of the head stand for no token."""
+    return jnp.where(jnp.arange(log_p.shape[-1]) < programs.ids, log_p, -jnp.inf)
