@@ -166,6 +166,7 @@ class Calls(ABC):
         *,
         n: int | None = None,
         mode: str | None = None,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Completes one or several prompts; outputs are in prompt order.
 
@@ -180,7 +181,12 @@ class Calls(ABC):
             several texts.
           n: number of texts of each prompt, with an output for each, side by side.
           mode: one of `modes`; None is the configured one.
+          use_tqdm: as in vLLM, but there is no progress bar: `stream` gives tokens as they come.
         """
+        if use_tqdm:
+            raise InputError(
+                f"use_tqdm = {use_tqdm!r}: there is no progress bar; leave it out, or use stream"
+            )
         groups = self._prepare(prompts, sampling_params, n)
         if not groups:
             return []
@@ -208,19 +214,14 @@ class Calls(ABC):
 
         Args:
           messages: a conversation, a list of {"role", "content"}, or a list of conversations.
-          sampling_params, n, mode: see `generate`.
+          sampling_params, n, mode, use_tqdm: see `generate`.
           tools: JSON schemas of functions that the assistant may call.
           chat_template: Jinja source to use in place of the checkpoint's.
           chat_template_kwargs: further variables of the template.
           add_generation_prompt: begin the assistant's turn, also behind a last message of the
             assistant; None does so unless the last message is continued.
           continue_final_message: go on within the last message.
-          use_tqdm: as in vLLM, but there is no progress bar: `stream` gives tokens as they come.
         """
-        if use_tqdm:
-            raise InputError(
-                f"use_tqdm = {use_tqdm!r}: there is no progress bar; leave it out, or use stream"
-            )
         about = {
             "tools": tools,
             "chat_template": chat_template,
@@ -229,7 +230,7 @@ class Calls(ABC):
             "continue_final_message": continue_final_message,
         }
         prompts = [{"messages": each, **about} for each in as_conversations(messages)]
-        return self.generate(prompts, sampling_params, n=n, mode=mode)
+        return self.generate(prompts, sampling_params, n=n, mode=mode, use_tqdm=use_tqdm)
 
     @by_name()
     async def generate_async(

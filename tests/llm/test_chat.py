@@ -93,6 +93,7 @@ def test_a_progress_bar_is_refused_and_none_is_taken(llm):
     assert output.token_ids == llm.chat(HI, SHORT)[0].token_ids
     with pytest.raises(InputError, match="use_tqdm = True: there is no progress bar"):
         llm.chat(HI, SHORT, use_tqdm=True)
+    assert llm.generate(["hi"], SHORT, use_tqdm=False)[0].text
 
 
 @pytest.mark.parametrize("name", ["lora_request", "mm_processor_kwargs"])
