@@ -17,10 +17,12 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.paging import paging_of
 from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.placement import Placement
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 
 ONE = Layout()
 RECORDS, OF_DRAFT = "its records of past tokens", "the draft's records of past tokens"
 ROOM = {"target": 5, "draft": 7}
+LAST = 4 * (MAX_BAD_WORD_TOKENS - 1)  # bytes of a slot's last tokens
 SMALL = {"dtype": "float32", "context": 64, "slots": 2, "compile_cache": "off"}
 
 
@@ -70,7 +72,8 @@ def test_weights_and_every_engines_slots_are_counted(ssd):
     assert one["weights of the target"] == one["weights of the draft"] == weights
     assert one["its keys and values"] == one["the draft's keys and values"] == pages
     assert one["branches"] > size(ssd.draft.model.branch_struct(2, 2, 4))
-    records = 2 * ssd.target.model.config.vocab_size * 5  # of two slots, a flag and a number a word
+    # Of two slots: a flag and a number a word, and the last tokens.
+    records = 2 * (ssd.target.model.config.vocab_size * 5 + LAST)
     assert one[RECORDS] == one[OF_DRAFT] == records
     more = parts(ssd, [("ssd", 2), ("sd", 2), ("ar", 0)])
     assert more["its keys and values"] == 3 * pages
@@ -210,8 +213,9 @@ def test_shares_of_a_mesh_are_counted_per_device(tiny_checkpoint, accelerators):
     alone = LLM(str(tiny_checkpoint), load=False, **SMALL)
     accelerators(1 << 40)
     (_, each), (_, whole) = (needed(llm, [("ar", 0)]) for llm in (spread, alone))
-    for part in ("its keys and values", RECORDS):
-        assert each.parts[part] * 4 == whole.parts[part]
+    assert each.parts["its keys and values"] * 4 == whole.parts["its keys and values"]
+    # The last tokens of a slot are on both devices that share its words.
+    assert (each.parts[RECORDS] - LAST) * 4 == whole.parts[RECORDS] - 2 * LAST
     assert each.parts["weights of the target"] < whole.parts["weights of the target"]
 
 
