@@ -56,6 +56,7 @@ def events(monkeypatch):
     found: list[str] = []
     made = SimpleNamespace(
         tuner=lambda *_: CHOSEN,
+        timer=lambda *_: None,
         settle=lambda: found.append("settle"),
         close=lambda: found.append("close"),
     )
