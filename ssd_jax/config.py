@@ -29,7 +29,7 @@ from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.system.cores import Cores
-from ssd_jax.system.fields import documented
+from ssd_jax.system.fields import documented, unchanging
 from ssd_jax.system.other_names import taking
 from ssd_jax.vllm_names import NAMES
 
@@ -55,6 +55,7 @@ MEANINGLESS = {
 
 
 @taking(NAMES)
+@unchanging
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(EngineSettings):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.other_names import OTHER_NAMES
-from ssd_jax.system.fields import check_type, documented
+from ssd_jax.system.fields import check_type, documented, unchanging
 from ssd_jax.system.files import is_unicode, shown
 from ssd_jax.system.other_names import taking
 
@@ -74,6 +74,7 @@ class SamplingFields(TypedDict, total=False):
 
 
 @taking(OTHER_NAMES)
+@unchanging
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:

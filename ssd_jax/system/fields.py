@@ -35,6 +35,19 @@ def documented(settings: type[D]) -> type[D]:
     return settings
 
 
+def unchanging(settings: type[D]) -> type[D]:
+    """Lets an assignment to a field of a frozen dataclass raise an `InputError` with a remedy."""
+
+    def refuse(self: object, name: str, value: object) -> None:
+        raise InputError(
+            f"{name} = {value!r}: {type(self).__name__} does not change; write "
+            f"dataclasses.replace(..., {name}={value!r}), which returns another"
+        )
+
+    settings.__setattr__ = refuse  # pyright: ignore[reportAttributeAccessIssue]
+    return settings
+
+
 def by_name(hints: Mapping[str, str] | None = None) -> Callable[[T], T]:
     """Makes a function refuse unknown keyword arguments with an `InputError`.
 
