@@ -64,6 +64,24 @@ def test_a_slot_forgets_the_needs_of_its_request_before():
         assert rows.needed(np.array([5])) == expected
 
 
+def test_a_slot_keeps_no_setting_of_its_request_before():
+    """Nor does its neighbour."""
+    more = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2} | HOT
+    more |= {"frequency_penalty": 0.3, "presence_penalty": 0.4, "seed": 2**40}
+    before = SamplingParams(**more, logit_bias={7: 1.0, 8: 2.0, 9: 3.0})
+    after = SamplingParams(temperature=0.3, seed=3, logit_bias={8: -1.0})
+    used, fresh = (SamplingRows(2, VOCAB) for _ in range(2))
+    used.set(SlotOpening(1, before, 6, banned=[4, 5, 6], ban_before=30, bad_word_ids=[(1, 2)]))
+    for rows in (used, fresh):
+        rows.set(SlotOpening(1, after, 4, banned=[3], ban_before=20))
+    for slot in range(2):
+        found, expected = used.row(slot)._asdict(), fresh.row(slot)._asdict()
+        for each in (found, expected):
+            each["bias"] = each["bias"][each["bias_ids"] < VOCAB]
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, name)
+
+
 @pytest.mark.parametrize(("start", "expected"), [(18, True), (19, False), (20, False)])
 def test_ids_are_banned_up_to_a_position(start, expected):
     rows = SamplingRows(1, VOCAB)
