@@ -40,6 +40,9 @@ class Scripted:
         drafter = TunedDrafter(FakeDrafter(spell(LONG)), CHOSEN) if mode == "sd" else None
         return Roles(self.targets[-1], drafter)
 
+    def prepare(self, *_):
+        pass
+
     def room(self, _engines):
         return {}
 
