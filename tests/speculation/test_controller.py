@@ -6,6 +6,7 @@ import pytest
 from ssd_jax.engine.metrics import RowLookup, row_lookup
 from ssd_jax.roles.records import BranchTokens, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.speculation.acceptance import AcceptanceStats
 from ssd_jax.speculation.backup import NgramBackup, RandomBackup
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import ListedFanOut
@@ -397,3 +398,23 @@ def test_an_outcome_without_a_branch_is_a_miss_and_all_tokens_are_wasted():
 def test_where_no_branches_came_the_look_up_says_why(absence):
     controller = controller_of(absence)
     assert looked_up(controller, DraftRow(0, 3, [9], 2)) == (absence, 0, RowLookup(0, 0, None, 0))
+
+
+def test_what_a_sequence_learns_of_its_proposals_is_what_its_metrics_say(monkeypatch):
+    seen, observe = [], AcceptanceStats.observe
+
+    def noted(self, accepted, length):
+        seen.append((accepted, length))
+        observe(self, accepted, length)
+
+    monkeypatch.setattr(AcceptanceStats, "observe", noted)
+    parts = ssd(spell(LONG), wrong=lambda position: position % 5 == 3, backup="draft")
+    parts.engine.add(request(max_tokens=40))
+    (output,) = outputs(drain(parts.engine)).values()
+    assert {accepted for accepted, _ in seen} >= {0, 1, 2, 3}
+    assert all(accepted <= length for accepted, length in seen)
+    # Nothing is learned of the last round, which no other follows, nor of one without a proposal.
+    histogram = np.bincount([accepted for accepted, _ in seen], minlength=4)
+    left = np.array(output.metrics["acceptance_histogram"]) - histogram
+    assert left.min() >= 0
+    assert left.sum() <= 1 + parts.controller.lengths().count(0)

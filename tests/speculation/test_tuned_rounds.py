@@ -63,16 +63,23 @@ def test_text_is_that_of_plain_decoding(predictor, backup, fan_out):
         assert {(plan.k, plan.budget) for plan in tuner.plans} >= {(1, 2), (3, 9)}
 
 
-def test_branches_behind_a_rejected_token_propose_no_more_than_the_plan_says():
-    """Those of K = 1 have a token more than that."""
-    parts, tuner = restless(spell(LONG), wrong=lambda position: position % 3 == 1)
+@pytest.mark.parametrize(
+    ("settings", "source"),
+    [
+        # Branches behind a rejected token have one more than K = 1.
+        ({"wrong": lambda position: position % 3 == 1}, "hit"),
+        ({"rank": lambda prompt, position: None, "backup": "random"}, "miss"),
+    ],
+)
+def test_whatever_proposes_proposes_no_more_than_the_plan_says(settings, source):
+    parts, tuner = restless(spell(LONG), **settings)
     parts.engine.add(request(max_tokens=60))
     drain(parts.engine)
     planned = zip(parts.controller.rounds, [tuner.plans[0], *tuner.plans], strict=False)
     lengths = [(int(drafted.lengths[0]), plan.k) for (_, drafted), plan in planned]
     assert all(length <= k for length, k in lengths)
     assert lengths.count((1, 1)) > 2
-    assert "hit" in parts.controller.sources()
+    assert source in parts.controller.sources()
 
 
 def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each():
