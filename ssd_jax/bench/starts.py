@@ -1,7 +1,8 @@
-"""`--suite=starts`: how near mode auto comes to the fastest mode, over starts that know no costs.
+"""`--suite=starts`: how near mode auto comes to the fastest mode, from a first start on.
 
-Each start is a process of its own that measures its costs anew. While every second one loads, and
-until it has chosen, other work keeps cores and memory busy. Then it runs each prompt in every mode.
+Each start is a process of its own. The first knows no costs; the others find what those before
+have stored. While every second one loads, the first among them, and until it has chosen, other work
+keeps cores and memory busy. Then it runs each prompt in every mode.
 """
 
 from __future__ import annotations
@@ -57,26 +58,24 @@ def measure(
     progress: Progress = lambda done, total: None,
     start: Callable[..., PinnedModel] = PinnedModel,
 ) -> tuple[list[Start], BenchResult]:
-    """Starts mode auto so many times, every second time beside other work.
+    """Starts mode auto so many times, the first and every second time beside other work.
 
-    Each mode first runs a prompt that does not count.
+    Each mode first runs a prompt that does not count. What the starts store is deleted at the end.
 
     Args:
       config: of mode auto.
     """
     modes = ("ar", *dict.fromkeys(("sd", config.prepared)))
     made: list[tuple[bool, str, BenchResult]] = []
-    for number in range(starts):
-        disturbed = bool(number % 2)
-        with (
-            without_costs() as cache,
-            closing(_loaded(start, config, params, cache, disturbed)) as model,
-        ):
-            taken = str(model.variant("auto", None)(prompts[0]).metrics["mode"])
-            variants = {mode: model.variant(mode, None) for mode in modes}
-            result = run_paired(variants, prompts, warmup=1, repeats=1)
-        made.append((disturbed, taken, result))
-        progress(number + 1, starts)
+    with without_costs() as cache:
+        for number in range(starts):
+            disturbed = number % 2 == 0
+            with closing(_loaded(start, config, params, cache, disturbed)) as model:
+                taken = str(model.variant("auto", None)(prompts[0]).metrics["mode"])
+                variants = {mode: model.variant(mode, None) for mode in modes}
+                result = run_paired(variants, prompts, warmup=1, repeats=1)
+            made.append((disturbed, taken, result))
+            progress(number + 1, starts)
     whole = joined([result for *_, result in made])
     fastest = max(modes, key=lambda mode: _speed(whole, mode) or 0.0)
     found = []
