@@ -222,14 +222,16 @@ class Calls(ABC):
             assistant; None does so unless the last message is continued.
           continue_final_message: go on within the last message.
         """
-        about = {
+        fields = {
             "tools": tools,
             "chat_template": chat_template,
             "chat_template_kwargs": chat_template_kwargs,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        prompts = [{"messages": each, **about} for each in as_conversations(messages)]
+        prompts = [
+            {"messages": conversation, **fields} for conversation in as_conversations(messages)
+        ]
         return self.generate(prompts, sampling_params, n=n, mode=mode, use_tqdm=use_tqdm)
 
     @by_name()

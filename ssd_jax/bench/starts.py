@@ -76,15 +76,15 @@ def measure(
                 result = run_paired(variants, prompts, warmup=1, repeats=1)
             made.append((disturbed, taken, result))
             progress(number + 1, starts)
-    whole = joined([result for *_, result in made])
-    fastest = max(modes, key=lambda mode: _speed(whole, mode) or 0.0)
+    together = joined([result for *_, result in made])
+    fastest = max(modes, key=lambda mode: _speed(together, mode) or 0.0)
     found = []
     for disturbed, taken, result in made:
         speeds = {mode: _speed(result, mode) for mode in modes}
-        own, best = speeds[taken], speeds[fastest]
-        ratio = own / best if own and best else None
+        speed, best = speeds[taken], speeds[fastest]
+        ratio = speed / best if speed and best else None
         found.append(Start(disturbed=disturbed, taken=taken, speeds=speeds, ratio=ratio))
-    return found, whole
+    return found, together
 
 
 def _loaded(

@@ -100,19 +100,19 @@ class ChatTemplate:
         conversation = checked_messages(messages, source)
         for name in variables or ():
             require_named(name, source, where)
-        given = {
+        context = {
             "documents": None,
             **(variables or {}),
             "tools": checked_tools(tools, source, where),
             "add_generation_prompt": add_generation_prompt,
         }
         if not continue_final_message:
-            return self._render(source, conversation, given, where)
+            return self._render(source, conversation, context, where)
         # As transformers does: a mark behind the last content shows where it ends, and the space
         # behind the mark whether the template keeps white space there.
-        (mark,) = unused_characters([source, conversation, given], 1)
+        (mark,) = unused_characters([source, conversation, context], 1)
         conversation[-1]["content"] += f"{mark} "
-        text = self._render(source, conversation, given, where)
+        text = self._render(source, conversation, context, where)
         before, found, after = text.rpartition(mark)
         if not found:
             raise InputError(

@@ -232,10 +232,10 @@ class Tokenizer:
             return text
         if not split_special_tokens:
             return self.encode(text, add_special_tokens=False)
-        told = [[dict(message) for message in conversation], tools, variables]
-        stand_ins = self._control.stand_ins(told, [text, chat_template, self.chat_template])
+        strings = [[dict(message) for message in conversation], tools, variables]
+        stand_ins = self._control.stand_ins(strings, [text, chat_template, self.chat_template])
         if stand_ins:
-            messages, schemas, values = self._control.hidden(told, stand_ins)
+            messages, schemas, values = self._control.hidden(strings, stand_ins)
             hidden = render(messages, tools=schemas, variables=values)
             if revealed(hidden, stand_ins) != text:
                 raise InputError(

@@ -43,15 +43,15 @@ def answers(engine: EngineLanes) -> list[list[RecordedStep]]:
 def _distinct(found: Sequence[list[RecordedStep]]) -> list[list[RecordedStep]]:
     """The answers without those that repeat another one, or its beginning."""
     texts = ["".join(span.text for step in steps for span in step.spans) for steps in found]
-    kept = [
+    distinct = [
         not any(
-            other.startswith(text) and (len(other) > len(text) or place < own)
+            other.startswith(text) and (len(other) > len(text) or place < number)
             for place, other in enumerate(texts)
-            if place != own
+            if place != number
         )
-        for own, text in enumerate(texts)
+        for number, text in enumerate(texts)
     ]
-    return [steps for steps, keep in zip(found, kept, strict=True) if keep]
+    return [steps for steps, keep in zip(found, distinct, strict=True) if keep]
 
 
 def play(path: Path, console: Console, *, sleep: Callable[[float], None] | None = None) -> None:

@@ -36,13 +36,14 @@ def fitting(plain: Config, source: Checkpoint, trace: Path) -> DemoSettings:
     """
     common = {"mode": "ssd", "draft_placement": "process", "trace": plain.trace or str(trace)}
     if find_draft(source) is not None:
-        k, about = _K, "the package's draft"
+        k, described = _K, "the package's draft"
         draft: dict[str, Any] = {"draft": DEFAULT, "budget": _BUDGET}
     else:
-        k, about = _SLOW_K, "the target's own weights in int8 as the draft, for want of a small one"
+        k = _SLOW_K
+        described = "the target's own weights in int8 as the draft, for want of a small one"
         draft = {"draft": plain.target, "draft_dtype": "int8", "budget": _SLOW_BUDGET}
     config = dataclasses.replace(plain, k=str(k), **common | draft)
-    return DemoSettings(config, (*_SMALL_KS, k), about)
+    return DemoSettings(config, (*_SMALL_KS, k), described)
 
 
 def fitting_dtype(source: Checkpoint, platform: str) -> str:

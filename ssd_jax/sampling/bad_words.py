@@ -17,8 +17,8 @@ def completions(sampling: Sampling, history: History) -> Int32[Array, "B words"]
     complete none.
     """
     prefix, last = sampling.bad_word_ids[..., :-1], sampling.bad_word_ids[..., -1]
-    said = jnp.all((prefix < 0) | (prefix == history.recent[:, None]), axis=-1)
-    return jnp.where(said, last, -1)
+    matches = jnp.all((prefix < 0) | (prefix == history.recent[:, None]), axis=-1)
+    return jnp.where(matches, last, -1)
 
 
 def have_any(sampling: Sampling) -> Bool[Array, "B"]:

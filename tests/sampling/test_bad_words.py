@@ -141,8 +141,8 @@ FAULTS = {
     "a beginning bans the end of another": (
         bad_words,
         "completions",
-        "jnp.where(said, last, -1)",
-        "jnp.where(jnp.any(said, axis=-1, keepdims=True), last, -1)",
+        "jnp.where(matches, last, -1)",
+        "jnp.where(jnp.any(matches, axis=-1, keepdims=True), last, -1)",
     ),
     "one token of the beginning is enough": (bad_words, "completions", "jnp.all(", "jnp.any("),
     "the newest token forgotten": (
