@@ -50,8 +50,8 @@ class PendingOutcome:
         return Outcomes(packed[:, 0], packed[:, 1:], reported)
 
 
-class PendingLogprobs:
-    """Log-probabilities on their way from the device; see `protocols.PendingLogprobs`.
+class DeviceLogprobs:
+    """See `protocols.PendingLogprobs`: log-probabilities on their way from the device.
 
     Args:
       parts: how many tokens each array has that count, and the arrays [1, R].
@@ -107,7 +107,7 @@ class DeviceTarget(PagedRole):
             slot,
         )
 
-    def score(self, slot: int, tokens: Sequence[int]) -> PendingLogprobs:
+    def score(self, slot: int, tokens: Sequence[int]) -> DeviceLogprobs:
         """See `protocols.Target.score`."""
         parts: list[tuple[int, Logprobs]] = []
         begin = 0
@@ -125,7 +125,7 @@ class DeviceTarget(PagedRole):
                     parts.append((len(some), log))
             begin += count
         self._chunks = []
-        return PendingLogprobs(parts)
+        return DeviceLogprobs(parts)
 
     def forward(
         self,

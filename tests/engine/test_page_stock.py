@@ -237,8 +237,8 @@ TestRequests.settings = settings(max_examples=100, stateful_step_count=40, deadl
 class Early(PageStock):
     """Has pages reused that are not filled."""
 
-    def take(self, slot, tokens, names=(), spare=0):
-        taken = super().take(slot, tokens, names, spare)
+    def take(self, slot, tokens, names=(), spare=0, *, reuses=True):
+        taken = super().take(slot, tokens, names, spare, reuses=reuses)
         if taken is not None:
             self.fill(slot, 10**6)
         return taken
@@ -274,9 +274,9 @@ class WithTheLast(PageStock):
 class Forgetful(PageStock):
     """Gives pages to others and goes on to know them as what they were."""
 
-    def take(self, slot, tokens, names=(), spare=0):
+    def take(self, slot, tokens, names=(), spare=0, *, reuses=True):
         before = dict(self._group(slot).by_name)
-        taken = super().take(slot, tokens, names, spare)
+        taken = super().take(slot, tokens, names, spare, reuses=reuses)
         self._group(slot).by_name.update(before)
         self._group(slot).names.update({page: name for name, page in before.items()})
         return taken

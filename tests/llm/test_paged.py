@@ -138,8 +138,8 @@ def test_small_pages_say_the_same(pair, expected, size, attention):
 class Greedy(PageStock):
     """Gives the same pages to everybody."""
 
-    def take(self, slot, tokens, names=(), spare=0):
-        del tokens, names, spare
+    def take(self, slot, tokens, names=(), spare=0, *, reuses=True):
+        del tokens, names, spare, reuses
         return Taken(self.pages(slot), 0)
 
     def grow(self, slot, tokens):

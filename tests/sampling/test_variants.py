@@ -45,11 +45,11 @@ NEEDS = {
 """Settings of rows, by the cheapest variant that has what they need."""
 
 
-def settings_for(variant: str) -> list[dict]:
-    """Of a mixed batch that a variant serves."""
+def settings_for(variant: str, least: int = 12) -> list[dict]:
+    """Of a mixed batch of some `least` rows that a variant serves."""
     served = [*NEEDS] if variant == "any" else [*NEEDS][: [*NEEDS].index(variant) + 1]
     found = [settings for name in served for settings in NEEDS[name]]
-    return found * max(1, 12 // len(found))
+    return found * max(1, least // len(found))
 
 
 def batch(settings: list[dict]):
@@ -96,8 +96,8 @@ def verified(batch, parts: Parts, rule: str) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def decided(variant: str, rule: str) -> list[tuple[int, int]]:
-    return verified(batch(settings_for(variant)), DECIDED, rule)
+def decided(variant: str, rule: str, least: int = 12) -> list[tuple[int, int]]:
+    return verified(batch(settings_for(variant, least)), DECIDED, rule)
 
 
 CASES = [(variant, "ratio") for variant in NEEDS] + [("full", "coupled")]
@@ -217,6 +217,7 @@ def test_faults_of_the_search_are_caught(fault):
         test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens()
 
 
+ENOUGH = 60  # rows, so that some draws are between a cut and that of another position
 APPLIED = "_probs_of(numbers, known.sum(axis=-1, keepdims=True), own)"
 OF_THE_FIRST = "jax.tree.map(lambda x: jnp.repeat(x[::3], 3, axis=0), truncation.cut(uncut, own))"
 VERIFYING = {
@@ -231,8 +232,8 @@ VERIFYING = {
 @pytest.mark.parametrize("fault", VERIFYING)
 def test_faults_of_verifying_at_once_are_caught(fault):
     with edited([Edit(verification, *VERIFYING[fault])]):
-        found = verified(batch(settings_for("full")), VARIANTS["full"], "ratio")
-    assert found != decided("full", "ratio")
+        found = verified(batch(settings_for("full", ENOUGH)), VARIANTS["full"], "ratio")
+    assert found != decided("full", "ratio", ENOUGH)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_words_name_policies():
         (
             "4,3,3,2,5",
             16,
-            "'4,3,3,2,5' sums to 17, and budget = 16; give --budget=17, or a list such as",
+            "'4,3,3,2,5' sums to 17, and budget = 16; give `budget=17`, or a list such as",
         ),
         ("4,3,3,2,4/9,1,1,1,1", 16, "'9,1,1,1,1' sums to 13, and budget = 16"),
         ("4,-1,3,6,4", 16, "-1 is negative; give a list such as"),

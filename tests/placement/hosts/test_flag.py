@@ -84,7 +84,7 @@ def test_a_port_that_others_have_is_refused():
             start(Hosts(address, 2), 30, follows=False)
 
 
-WAITED = r"waited 1 s; --hosts=...,joining=SECONDS waits longer"
+WAITED = r"waited 1 s; `hosts=...,joining=SECONDS` waits longer"
 
 
 def test_a_leader_that_is_not_there_is_named():
