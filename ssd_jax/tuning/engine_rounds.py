@@ -12,11 +12,13 @@ import numpy as np
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import Request
+from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.params import SamplingParams
 
 _MOST = 256  # most tokens of a text
+_TRIES = 4  # rounds of which one shall be timed from outcome to outcome
 
 
 class _NoText:
@@ -73,7 +75,7 @@ class FullProposals:
 
 
 class EngineRounds:
-    """Runs rounds of mode sd in all slots, one a call, with a K of its own for each.
+    """Runs rounds of mode sd in all slots, with a K of its own for each call.
 
     Args:
       target, drafter: with empty slots.
@@ -91,14 +93,23 @@ class EngineRounds:
         pages: PageStock | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._drafter = FullProposals(drafter, clock)
-        self._engine = Engine(target, _NoText, frozenset(), drafter=self._drafter, pages=pages)
+        self._drafter, self._clock = FullProposals(drafter, clock), clock
+        self._engine = Engine(
+            target,
+            _NoText,
+            frozenset(),
+            drafter=self._drafter,
+            pages=pages,
+            clock=clock,
+            timer=RoundTimer(target.slots, self._took),
+        )
+        self._seconds: float | None = None  # of the last round that was timed
         self._slots, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
         self._most = min(_MOST, target.context - len(prompt))
         self._texts: list[int] = []
 
-    def begin(self, k: int, rounds: int) -> bool:
-        """Makes ready for so many rounds of K tokens; returns whether there is room for them."""
+    def begin(self, k: int, rounds: int = _TRIES + 1) -> bool:
+        """Makes ready for rounds of K tokens; returns whether there is room for so many."""
         # One more is in flight, and at the end a round is shorter.
         room = (rounds + 2) * (k + 1)
         self._drafter.length = k
@@ -108,9 +119,20 @@ class EngineRounds:
             self._begin_texts()
         return self._drafter.rows == self._slots and self._drafter.room >= room
 
-    def run(self) -> None:
-        """Runs a round."""
+    def run(self) -> float:
+        """Runs a round behind another; returns its seconds, from outcome to outcome.
+
+        A step's own time would leave out what ran during the end of the step before, which other
+        work may draw out. Where every outcome is there before the step that reads it, the host sets
+        the pace, and the time of several steps counts.
+        """
         self._engine.step()
+        self._seconds, began = None, self._clock()
+        for _ in range(_TRIES):
+            self._engine.step()
+            if self._seconds is not None:
+                return self._seconds
+        return (self._clock() - began) / _TRIES
 
     def draft(self) -> float:
         """Runs a round that waits for its proposal; returns the seconds until that was there."""
@@ -118,6 +140,9 @@ class EngineRounds:
         self._engine.step()
         self._drafter.waits = False
         return self._drafter.seconds
+
+    def _took(self, timed: TimedRound) -> None:
+        self._seconds = timed.seconds
 
     def _begin_texts(self) -> None:
         """Begins a text in every slot, and ends the ones before."""

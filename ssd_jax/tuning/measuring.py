@@ -146,8 +146,8 @@ def _round_parts(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Pa
     )
 
     def round_of(k: int) -> float:
-        engine.begin(k, 2)
-        return timed(engine.run, clock)
+        engine.begin(k)
+        return engine.run()
 
     def drafted(k: int) -> float:
         engine.begin(k, 1)
@@ -155,7 +155,7 @@ def _round_parts(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Pa
 
     most = roles.drafter.k
     ks = [k for k in sorted({1, most, *loaded.programs.widths}) if 0 < k <= most]
-    parts: Parts = {("round", k): partial(round_of, k) for k in ks if engine.begin(k, 2)}
+    parts: Parts = {("round", k): partial(round_of, k) for k in ks if engine.begin(k)}
     if loaded.config.draft_model and parts:
         k = max(k for _, k in parts)
         parts["draft", k] = partial(drafted, k)

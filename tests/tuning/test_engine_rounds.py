@@ -54,11 +54,8 @@ def test_every_slot_verifies_exactly_k_tokens_in_every_round_that_counts(of_draf
     watch = Watch()
     target, engine = rounds(watch, **of_drafter)
     for k in (1, 4, 2) * 8:
-        assert engine.begin(k, 2)
-        engine.run()
-        before = watch.now
-        engine.run()
-        assert watch.now - before == pytest.approx(0.2 * k + 1.0 + 0.1 * k)
+        assert engine.begin(k)
+        assert engine.run() == pytest.approx(0.2 * k + 1.0 + 0.1 * k)
         assert target.verified[-2:] == [[k] * SLOTS] * 2
 
 
@@ -82,3 +79,57 @@ def test_slots_that_never_all_have_a_text_are_not_waited_for():
     engine._engine._seats.offer = lambda: None
     assert not engine.begin(K, 2)
     assert np.size(target.verified) == 0
+
+
+class Running:
+    """Outcomes of a program that ends at a time of the clock."""
+
+    def __init__(self, watch, found, end):
+        self.watch, self.found, self.end, self.bonus = watch, found, end, found.bonus
+
+    def ready(self):
+        return self.watch.now >= self.end
+
+    def read(self):
+        self.watch.now = max(self.watch.now, self.end)
+        return self.found.read()
+
+
+class Elsewhere(FakeTarget):
+    """Its programs run beside the host, for a second each."""
+
+    def __init__(self, watch):
+        super().__init__(script, slots=SLOTS, context=64, max_chunk=4)
+        self.watch, self.end = watch, 0.0
+
+    def forward(self, tokens, lengths, drafted=None):
+        self.end = max(self.end, self.watch.now) + 1.0
+        return super().forward(tokens, lengths, drafted)
+
+    def accept(self, logits, proposal=None):
+        return Running(self.watch, super().accept(logits, proposal), self.end)
+
+    def prefill_last(self, slot, tokens, offset):
+        return Running(self.watch, super().prefill_last(slot, tokens, offset), self.watch.now)
+
+
+class Delayed(Drafter):
+    """Other work delays the end of a step by these seconds, in turn."""
+
+    delays: tuple[float, ...] = ()
+
+    def speculate(self):
+        super().speculate()
+        if self.delays:
+            self.watch.now, self.delays = self.watch.now + self.delays[0], self.delays[1:]
+
+
+@pytest.mark.parametrize("delays", [(), (0.6,), (5.0,), (0.0, 0.6), (5.0, 5.0, 0.6)])
+def test_a_step_whose_end_is_delayed_makes_no_round_look_short(delays):
+    """The program that it dispatched goes on meanwhile."""
+    watch = Watch()
+    drafter = Delayed(watch)
+    engine = EngineRounds(Elsewhere(watch), drafter, [1] * 6, clock=watch)
+    assert engine.begin(2)
+    drafter.delays = delays
+    assert engine.run() == pytest.approx(1.0 + 0.2 * 2)
