@@ -27,6 +27,9 @@ from ssd_jax.tuning.tuners import FastestTuner, Observed
 
 _NGRAM = Guess(acceptance=0.4)
 """Most rounds of n-grams have nothing to propose, which counts as rejected."""
+_STATED = 512
+"""Tokens that a draft's own figure counts for, which is of many texts: one or two of another kind
+do not outweigh it, and a mode that they rule out would observe nothing that rules it in again."""
 _ENOUGH = 1.03  # times as fast as a simpler mode: predictions are no better than that
 _NO_COST = (
     *("trace", "compile_cache", "chat_template", "generation_config"),
@@ -201,7 +204,7 @@ def first_guess(draft: OpenedModel | None) -> Guess:
     if draft is None:
         return _NGRAM
     acceptance = draft.checkpoint.acceptance
-    return Guess() if acceptance is None else Guess(acceptance=acceptance)
+    return Guess() if acceptance is None else Guess(acceptance=acceptance, stated=_STATED)
 
 
 def _about(

@@ -140,12 +140,14 @@ class Guess:
 
     Attributes:
       judged: number of proposed tokens at earlier starts that it was learned from.
+      stated: number of tokens that an acceptance which was measured elsewhere counts for besides.
     """
 
     acceptance: Share = FIRST_GUESS
     alone: Share = 0.5
     r: Annotated[float, Meta(ge=0, le=9)] = 1.0
     judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    stated: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
     def rates(self, length: int, after: After) -> list[float]:
         """See `Observations.rates`."""

@@ -60,10 +60,11 @@ class Observed:
         before = max(min(guess.judged, _REMEMBERED), WEIGHT)
         new = judged / (judged + before)
         return Guess(
-            acceptance=weighed(accepted, judged, guess.acceptance, before),
+            acceptance=weighed(accepted, judged, guess.acceptance, before + guess.stated),
             alone=min((1 - new) * guess.alone + new * self.alone, 1.0),
             r=(1 - new) * guess.r + new * self.r,
             judged=guess.judged + judged,
+            stated=guess.stated,
         )
 
 

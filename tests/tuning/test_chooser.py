@@ -15,6 +15,7 @@ from ssd_jax.tuning import chooser
 from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted
+from ssd_jax.tuning.tuners import Observed
 
 WIDTHS = (0, 2, 4, 8)
 NOWHERE = CostFile(None, {})
@@ -105,6 +106,18 @@ def test_the_first_guess_is_what_a_draft_says_of_itself():
     assert first_guess(opened(0.0)).acceptance == 0.0
     assert first_guess(opened(None)) == Guess()
     assert first_guess(None).acceptance == 0.4  # n-grams
+
+
+def test_a_short_text_does_not_outweigh_what_a_draft_says_of_itself():
+    draft = SimpleNamespace(checkpoint=SimpleNamespace(acceptance=0.64))
+    seen = Observed(first_guess(draft))
+    for _ in range(30):
+        seen.observe(VerificationStats(accepted=0, length=1, after="miss"))
+    assert 0.59 < seen.guess.acceptance < 0.62
+    later = Observed(seen.guess)
+    for _ in range(3000):
+        later.observe(VerificationStats(accepted=0, length=1, after="miss"))
+    assert later.guess.acceptance < 0.15
 
 
 def test_what_was_given_is_not_chosen():
