@@ -36,7 +36,7 @@ PATIENCE = 60.0
 _FEWEST, _MOST = 3, 12  # turns of each part
 _CLOSE = 1.05  # a second time within this factor of the shortest confirms it
 _LONG = 4.0  # seconds after which no more turns begin
-_IN_A_ROW = 4  # rounds of mode ar; each is dispatched before the last is read
+_IN_A_ROW = 8  # rounds of mode ar; each is dispatched before the last is read
 _TEXT = 32  # most tokens before what is measured
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
@@ -109,16 +109,15 @@ def _confirmed(seconds: Sequence[float]) -> bool:
     return second <= _CLOSE * shortest
 
 
-def timed(run: Callable[[], Any], clock: Clock, count: int = 1) -> float:
-    """Seconds of a run, by `count` of them behind one that is not timed.
+def timed(run: Callable[[], Any], clock: Clock) -> float:
+    """Seconds of a run behind one that is not timed.
 
     That one wakes threads, fills caches and waits for what others have left on the device.
     """
     run()
     began = clock()
-    for _ in range(count):
-        run()
-    return (clock() - began) / count
+    run()
+    return clock() - began
 
 
 def _verifying_each(loaded: Loaded, target: Target) -> Callable[[int], None]:
@@ -129,8 +128,7 @@ def _verifying_each(loaded: Loaded, target: Target) -> Callable[[int], None]:
 def _target_parts(
     loaded: Loaded, target: Target, verify: Callable[[int], None], clock: Clock
 ) -> Parts:
-    ahead = looking_ahead(target)
-    parts: Parts = {("ahead", 0): partial(timed, ahead, clock, _IN_A_ROW)}
+    parts: Parts = {("ahead", 0): partial(looking_ahead(target, clock), _IN_A_ROW)}
     for width in loaded.programs.widths:
         parts["verify", width] = partial(timed, partial(verify, width), clock)
     return parts
@@ -249,10 +247,11 @@ def verifying(
     return run
 
 
-def looking_ahead(target: Target) -> Callable[[], None]:
-    """A function that dispatches a round of mode ar in all slots, then reads the one before.
+def looking_ahead(target: Target, clock: Clock) -> Callable[[int], float]:
+    """A function that runs so many rounds of mode ar in all slots; it returns the seconds of one.
 
-    Where other work came between two calls, the second finds the round before long done.
+    Each round is dispatched before the last is read. The time begins with an idle target, before
+    the first dispatch: a delay of the host can then only add to it.
     """
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, 0))
@@ -260,12 +259,17 @@ def looking_ahead(target: Target) -> Callable[[], None]:
     def dispatched(pending: Any) -> Pending:
         return target.accept(target.forward(pending, lengths))
 
-    before = dispatched(tokens)
-
-    def run() -> None:
-        nonlocal before
-        last, before = before, dispatched(before.bonus)
+    def run(count: int) -> float:
+        dispatched(tokens).read()
+        began = clock()
+        last = dispatched(tokens)
+        for _ in range(count):
+            ahead = dispatched(last.bonus)
+            last.read()
+            last = ahead
+        seconds = clock() - began
         last.read()
+        return seconds / count
 
     return run
 
