@@ -25,13 +25,15 @@ def test_the_interval_of_a_median_covers_it_about_95_times_of_100():
 
 
 @pytest.mark.more
-def test_the_interval_of_a_paired_ratio_covers_it_about_95_times_of_100():
+def test_the_interval_of_a_paired_ratio_of_totals_covers_it_about_93_times_of_100():
+    """Totals of some 30 prompts lean on the few long ones, of which a sample knows too little."""
+
     def sample(rng):
         base = rng.lognormal(sigma=1.0, size=31)  # prompts differ much more than variants
         return 1.5 * base * rng.lognormal(-0.005, sigma=0.1, size=31), base
 
     covered = coverage(sample, 1.5, lambda pair: stats.rate_ratio_interval(*map(rates, pair)))
-    assert 0.92 <= covered <= 0.98
+    assert 0.89 <= covered <= 0.97  # standard error 0.016
 
 
 def test_pairing_removes_what_differs_between_prompts():

@@ -109,7 +109,7 @@ def _check_place(index: int, follows: bool) -> None:
 
 def waited(hosts: Hosts) -> str:
     """How long a process waits for the others, and how to make it wait longer."""
-    return f"{hosts.joining} s; `hosts=...,joining=SECONDS` waits longer"
+    return f"{hosts.joining} s; hosts=...,joining=SECONDS waits longer"
 
 
 def _wait_for(hosts: Hosts) -> None:
