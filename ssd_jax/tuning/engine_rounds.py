@@ -12,7 +12,7 @@ import numpy as np
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.round_timer import RoundTimer, TimedRound
+from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.params import SamplingParams
@@ -94,6 +94,10 @@ class EngineRounds:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._drafter, self._clock = FullProposals(drafter, clock), clock
+        # Of the rounds that were timed. Not a method that reports them: in a circle with the
+        # engine, it would keep a model's arrays until garbage is collected.
+        seconds: list[float] = []
+        self._seconds = seconds
         self._engine = Engine(
             target,
             _NoText,
@@ -101,9 +105,8 @@ class EngineRounds:
             drafter=self._drafter,
             pages=pages,
             clock=clock,
-            timer=RoundTimer(target.slots, self._took),
+            timer=RoundTimer(target.slots, lambda timed: seconds.append(timed.seconds)),
         )
-        self._seconds: float | None = None  # of the last round that was timed
         self._slots, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
         self._most = min(_MOST, target.context - len(prompt))
         self._texts: list[int] = []
@@ -127,11 +130,12 @@ class EngineRounds:
         the pace, and the time of several steps counts.
         """
         self._engine.step()
-        self._seconds, began = None, self._clock()
+        self._seconds.clear()
+        began = self._clock()
         for _ in range(_TRIES):
             self._engine.step()
-            if self._seconds is not None:
-                return self._seconds
+            if self._seconds:
+                return self._seconds[0]
         return (self._clock() - began) / _TRIES
 
     def draft(self) -> float:
@@ -140,9 +144,6 @@ class EngineRounds:
         self._engine.step()
         self._drafter.waits = False
         return self._drafter.seconds
-
-    def _took(self, timed: TimedRound) -> None:
-        self._seconds = timed.seconds
 
     def _begin_texts(self) -> None:
         """Begins a text in every slot, and ends the ones before."""
