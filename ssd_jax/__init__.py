@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ssd_jax.compat import avoid_wrong_sums
 
 if TYPE_CHECKING:
-    from ssd_jax.config import Config
+    from ssd_jax.config.config import Config
     from ssd_jax.engine.request import CompletionOutput, RequestOutput, TokenEvent
     from ssd_jax.errors import DeviceError, InputError, SsdError
-    from ssd_jax.llm import LLM
+    from ssd_jax.llm.llm import LLM
     from ssd_jax.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -31,9 +31,9 @@ __all__ = [
 avoid_wrong_sums()  # only the import of the package is sure to come before JAX starts
 
 _HOME = {
-    "LLM": "ssd_jax.llm",
+    "LLM": "ssd_jax.llm.llm",
     "CompletionOutput": "ssd_jax.engine.request",
-    "Config": "ssd_jax.config",
+    "Config": "ssd_jax.config.config",
     "DeviceError": "ssd_jax.errors",
     "InputError": "ssd_jax.errors",
     "SsdError": "ssd_jax.errors",

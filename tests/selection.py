@@ -32,7 +32,7 @@ HEAVY = frozenset(
         "multiprocessing",
         "ssd_jax.LLM",
         "ssd_jax.cli.main",
-        "ssd_jax.llm",
+        "ssd_jax.llm.llm",
         "ssd_jax.testing.tiny",
         "tests.fuzz",  # readers in a process with limits
     }

@@ -26,7 +26,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax import compat
-from ssd_jax.aot import chips
 from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write
@@ -45,8 +44,9 @@ from ssd_jax.kernels.tree_attention.api import (
 )
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.system.environment import cpu_model
-from tests.aot import specs
+from ssd_jax.tools.aot import chips
 from tests.kernels import attention_cases as cases
+from tests.tools.aot import specs
 
 _DOCS = Path(__file__).parent.parent / "docs"
 EVIDENCE, PAGE = _DOCS / "support.json", _DOCS / "support.md"

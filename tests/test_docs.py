@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.vllm_names import SAME_AS, TRANSLATED
 from ssd_jax.engine.request_metrics import meanings
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.vllm_names import SAME_AS, TRANSLATED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]

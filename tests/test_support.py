@@ -5,8 +5,8 @@ import pytest
 
 from ssd_jax.kernels.tree_attention.api import BACKENDS, ON_GPUS
 from tests import support
-from tests.aot import specs
 from tests.support import Note
+from tests.tools.aot import specs
 
 
 def test_the_page_is_what_the_evidence_says():

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HOST = """
 import ssd_jax.speculation.controller, ssd_jax.engine.engine, tests.speculation.enumeration.host
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 Config(mode='ssd', draft='x', draft_placement='submesh', target_devices='0')
 """
 ENUMERATION = """

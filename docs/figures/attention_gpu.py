@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.bench.bandwidth import measure_bandwidth
 from ssd_jax.kernels.kv_pages import Scratch
 from ssd_jax.kernels.tree_attention.api import ON_GPUS, tree_attention, why_not
 from ssd_jax.system.environment import describe, headline
+from ssd_jax.tools.bench.bandwidth import measure_bandwidth
 
 BRANCHES, DEPTHS, PAGE = 24, 4, 256
 FLOOR = 256 << 20

@@ -15,11 +15,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.aot.configurations import known
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing.tiny import write_tokenizer
+from ssd_jax.tools.aot.configurations import known
 
 HEAD = "lm_head.weight"
 BYTES, BLOCK = 256, (1 << 25) - 39  # no whole number of rows

@@ -9,9 +9,9 @@ from ssd_jax.cli import settings
 from ssd_jax.cli.entries import wrapped
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.compat import require_whole_programs
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
 from ssd_jax.errors import InputError
-from ssd_jax.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 
 _USED = (
@@ -85,13 +85,13 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     # Before anything asks for devices, so that this machine's are not taken.
     jax.config.update("jax_platforms", "cpu")
 
-    from ssd_jax.aot.chips import chip_named, devices
-    from ssd_jax.aot.configurations import read_configuration, require_same_words
-    from ssd_jax.aot.page import build_page
-    from ssd_jax.aot.pair import ModelPair, modes_of
-    from ssd_jax.aot.parts import ChipSlice
-    from ssd_jax.aot.programs import Sizes
-    from ssd_jax.memory import fitting_context
+    from ssd_jax.loading.memory import fitting_context
+    from ssd_jax.tools.aot.chips import chip_named, devices
+    from ssd_jax.tools.aot.configurations import read_configuration, require_same_words
+    from ssd_jax.tools.aot.page import build_page
+    from ssd_jax.tools.aot.pair import ModelPair, modes_of
+    from ssd_jax.tools.aot.parts import ChipSlice
+    from ssd_jax.tools.aot.programs import Sizes
 
     name, count = given["chip"], given["devices"]
     chip = chip_named(name)

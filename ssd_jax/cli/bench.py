@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ssd_jax.bench.accounting import core_groups
-from ssd_jax.bench.perplexity import WINDOW, count_windows
-from ssd_jax.bench.prompts import BenchPrompt, load_prompts
-from ssd_jax.bench.step import WIDTHS
-from ssd_jax.bench.support import SUPPORTS
 from ssd_jax.cli import settings, suites
 from ssd_jax.cli.loading import failure, load, open_llm, params_of
+from ssd_jax.config.settings import MAX_K, MODES
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.settings import MAX_K, MODES
 from ssd_jax.system.environment import describe, headline
 from ssd_jax.system.files import MOST_TEXT, read_text
 from ssd_jax.system.paths import user_path
+from ssd_jax.tools.bench.accounting import core_groups
+from ssd_jax.tools.bench.perplexity import WINDOW, count_windows
+from ssd_jax.tools.bench.prompts import BenchPrompt, load_prompts
+from ssd_jax.tools.bench.step import WIDTHS
+from ssd_jax.tools.bench.support import SUPPORTS
 
 if TYPE_CHECKING:
-    from ssd_jax.llm import LLM
+    from ssd_jax.llm.llm import LLM
 
 _FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = {
     "suite": ("str", "prompts", "what to measure", [*suites.SUITES]),

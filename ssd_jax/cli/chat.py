@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ssd_jax.chat.entry import entries
-from ssd_jax.chat.screen import Screen
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, params_of, short
 from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.options.wording import as_flags
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.interrupts import Deferred
 from ssd_jax.system.paths import require_writable, user_path
-from ssd_jax.system.wording import as_flags
+from ssd_jax.tools.chat.entry import entries
+from ssd_jax.tools.chat.screen import Screen
 
 if TYPE_CHECKING:
-    from ssd_jax.chat.session import ChatSession
-    from ssd_jax.chat.terminal import TerminalReader
-    from ssd_jax.llm import LLM
+    from ssd_jax.llm.llm import LLM
+    from ssd_jax.tools.chat.session import ChatSession
+    from ssd_jax.tools.chat.terminal import TerminalReader
 
 _REPORTS = ("logprobs", "prompt_logprobs", "logprobs_of")
 _FLAGS: settings.OwnFlags = {
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     params = params_of(config, given, values)
     with open_llm(config) as llm:
         _check_template(llm, given["system"], params)
-        from ssd_jax.chat.session import ChatSession  # bad flags must not wait for JAX
+        from ssd_jax.tools.chat.session import ChatSession  # bad flags must not wait for JAX
 
         console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
         piped = not sys.stdin.isatty()
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         if piped:
             return _answer_lines(session)
-        from ssd_jax.chat.terminal import TerminalReader  # a pipe needs no line editing
+        from ssd_jax.tools.chat.terminal import TerminalReader  # a pipe needs no line editing
 
         reader = TerminalReader(history)
         title, hint = _greeting(llm)

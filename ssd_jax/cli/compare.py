@@ -13,14 +13,14 @@ from rich.console import Console
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, params_of, progress_bar
 from ssd_jax.cli.prompt_files import FilePrompt, read_prompt_file
-from ssd_jax.compare.judges import Finding, ModelJudge, check_fits, without_model
-from ssd_jax.compare.pairs import Pair, pair_up, read_outputs
-from ssd_jax.compare.report import Comparison, compare, comparison_json, comparison_table
-from ssd_jax.config import SPECULATIVE, Config
+from ssd_jax.config.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
+from ssd_jax.llm.prompt_files import BadLine
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
-from ssd_jax.system.prompts import BadLine
+from ssd_jax.tools.compare.judges import Finding, ModelJudge, check_fits, without_model
+from ssd_jax.tools.compare.pairs import Pair, pair_up, read_outputs
+from ssd_jax.tools.compare.report import Comparison, compare, comparison_json, comparison_table
 
 _FILES = ("A.jsonl", "B.jsonl")
 _FLAGS: settings.OwnFlags = {

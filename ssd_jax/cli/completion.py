@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, module_of
+from ssd_jax.config.vllm_names import SAME_AS
 from ssd_jax.errors import InputError
-from ssd_jax.vllm_names import SAME_AS
 
 _DRAFTS = ("default", "ngram")
 """Drafts that commands that decode take besides paths."""

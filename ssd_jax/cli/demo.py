@@ -14,11 +14,6 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from ssd_jax.bench.accounting import PinnedModel, core_groups
-from ssd_jax.bench.prompts import BenchPrompt, load_prompts
-from ssd_jax.bench.report import VariantSummary, summarize
-from ssd_jax.bench.run import BenchResult, Variant, prompt_result, run_paired
-from ssd_jax.bench.table import counted
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import (
     failure,
@@ -28,21 +23,26 @@ from ssd_jax.cli.loading import (
     progress_bar,
     short,
 )
-from ssd_jax.config import SPECULATIVE, Config
-from ssd_jax.demo.accelerators import RecordedRounds, predicted, stored_times
-from ssd_jax.demo.pane import AnswerPane, round_line
-from ssd_jax.demo.replay import play
-from ssd_jax.demo.settings import fitting, fitting_dtype
-from ssd_jax.demo.tables import fastest_line, speed_table
+from ssd_jax.config.config import SPECULATIVE, Config
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir, compile_cache
 from ssd_jax.system.cores import shown, usable_cores
 from ssd_jax.system.paths import user_path
+from ssd_jax.tools.bench.accounting import PinnedModel, core_groups
+from ssd_jax.tools.bench.prompts import BenchPrompt, load_prompts
+from ssd_jax.tools.bench.report import VariantSummary, summarize
+from ssd_jax.tools.bench.run import BenchResult, Variant, prompt_result, run_paired
+from ssd_jax.tools.bench.table import counted
+from ssd_jax.tools.demo.accelerators import RecordedRounds, predicted, stored_times
+from ssd_jax.tools.demo.pane import AnswerPane, round_line
+from ssd_jax.tools.demo.replay import play
+from ssd_jax.tools.demo.settings import fitting, fitting_dtype
+from ssd_jax.tools.demo.tables import fastest_line, speed_table
 
 if TYPE_CHECKING:
-    from ssd_jax.llm import LLM
-    from ssd_jax.traces.read import EngineLanes
+    from ssd_jax.llm.llm import LLM
+    from ssd_jax.tools.traces.read import EngineLanes
 
 _MODE = (
     "mode to compare with ar: sd, ssd or auto, with --draft, or ar alone; default: sd with "
@@ -314,8 +314,8 @@ def first_round(engine: EngineLanes, request: int) -> int | None:
 
 def _picture(trace: Path) -> str:
     """Draws the trace if possible; returns a line that says where to look."""
-    from ssd_jax.traces.picture import ROUNDS, choose, draw, window
-    from ssd_jax.traces.read import read_trace
+    from ssd_jax.tools.traces.picture import ROUNDS, choose, draw, window
+    from ssd_jax.tools.traces.read import read_trace
 
     again = f"once more: ssd-jax demo --replay={trace}"
     if importlib.util.find_spec("matplotlib") is None:

@@ -38,11 +38,11 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
 
     from ssd_jax.compat import check_sums
-    from ssd_jax.distill.settings import read_settings
-    from ssd_jax.distill.stages import Stopped, run
     from ssd_jax.system.cache_dir import cache_dir
     from ssd_jax.system.compile_cache import keep_programs, open_store
     from ssd_jax.system.host_memory import keep_freed_memory
+    from ssd_jax.tools.distill.settings import read_settings
+    from ssd_jax.tools.distill.stages import Stopped, run
 
     if not given["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Sequence
 
 from ssd_jax.cli import settings
+from ssd_jax.config.settings import DEFAULT_TARGET
 from ssd_jax.errors import InputError
-from ssd_jax.placement.address import Address
-from ssd_jax.placement.remote.security import OF_WORKER, Files
-from ssd_jax.settings import DEFAULT_TARGET
 from ssd_jax.system.cores import Cores, pin, require_usable
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.security import OF_WORKER, Files
 
 _FLAGS: settings.OwnFlags = {
     "listen": "address to listen on, such as 10.0.0.7:4711; 127.0.0.1 serves only this host, "

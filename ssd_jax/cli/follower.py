@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ssd_jax.cli import settings
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 
 _OWN = ("hosts", "host_timeout", "target_cores", "compile_cache")
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
             "follower needs hosts: the leader's, and which process this is, such as "
             "--hosts=10.0.0.1:4000,count=2,index=1"
         )
-    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
+    from ssd_jax.llm.llm import LLM  # bad flags must not wait for JAX
     from ssd_jax.placement.hosts.follower import join
     from ssd_jax.system.leaving import leave
 

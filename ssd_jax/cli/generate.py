@@ -8,20 +8,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.chat.screen import printable
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import failure, load, open_llm, params_of, progress_bar
 from ssd_jax.cli.prompt_files import FilePrompt, read_prompt_file
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import MODES
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent
 from ssd_jax.errors import InputError
+from ssd_jax.llm.prompt_files import BadLine
+from ssd_jax.options.wording import as_flags
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.settings import MODES
-from ssd_jax.system.prompts import BadLine
-from ssd_jax.system.wording import as_flags
+from ssd_jax.tools.chat.screen import printable
 
 if TYPE_CHECKING:
-    from ssd_jax.llm import LLM
+    from ssd_jax.llm.llm import LLM
 
 
 _COMPARED = [mode for mode in MODES if mode != "auto"]
@@ -121,9 +121,9 @@ def _compare(
     from rich.console import Console
 
     from ssd_jax.cli.compare import judged
-    from ssd_jax.compare.judges import ModelJudge
-    from ssd_jax.compare.pairs import Output, pair_up
-    from ssd_jax.compare.report import comparison_table
+    from ssd_jax.tools.compare.judges import ModelJudge
+    from ssd_jax.tools.compare.pairs import Output, pair_up
+    from ssd_jax.tools.compare.report import comparison_table
 
     again: list[RequestOutput] = []
     with progress_bar(f"the same in mode {other}", unit="prompts") as progress:

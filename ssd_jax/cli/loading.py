@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.cli import settings
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import SsdError
 from ssd_jax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ssd_jax.llm import LLM
-    from ssd_jax.loading import Status
+    from ssd_jax.llm.llm import LLM
+    from ssd_jax.loading.load import Status
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -34,7 +34,7 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
 
     `ks` are values of K to prepare besides the configured one.
     """
-    from ssd_jax.llm import LLM  # bad flags must not wait for JAX
+    from ssd_jax.llm.llm import LLM  # bad flags must not wait for JAX
 
     with progress_bar("downloading", unit="bytes") as progress:
         return LLM(config=config, load=False, ks=ks, progress=progress)
@@ -56,7 +56,7 @@ def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) 
     if config.generation_config == "none":
         return params
     from ssd_jax.checkpoints.opening import open_checkpoint
-    from ssd_jax.prompting import default_params, given_settings, sampling_line
+    from ssd_jax.llm.prompting import default_params, given_settings, sampling_line
 
     with progress_bar("downloading", unit="bytes") as progress:
         checkpoint = open_checkpoint(config.target, progress=progress)

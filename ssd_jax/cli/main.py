@@ -17,10 +17,10 @@ from typing import Any
 from ssd_jax import __version__
 from ssd_jax.cli.entries import entry
 from ssd_jax.errors import InputError, SsdError
+from ssd_jax.options.wording import as_flags
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.leaving import leave
-from ssd_jax.system.wording import as_flags
 
 COMMANDS = {
     "generate": "complete prompts",

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from ssd_jax.bench.table import Column, build_table
 from ssd_jax.cli import settings
 from ssd_jax.errors import InputError
 from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.tools.bench.table import Column, build_table
 
 
 class CachedModel(NamedTuple):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 from rich.text import Text
 
-from ssd_jax.bench.table import Column, Page, build_table
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import open_llm
 from ssd_jax.errors import InputError
 from ssd_jax.placement.visible import PROCESSOR
+from ssd_jax.tools.bench.table import Column, Page, build_table
 
 if TYPE_CHECKING:
-    from ssd_jax.config import Config
+    from ssd_jax.config.config import Config
     from ssd_jax.devices.paged_programs import Paging
-    from ssd_jax.llm import LLM
+    from ssd_jax.llm.llm import LLM
     from ssd_jax.models.functional import FunctionalModel
     from ssd_jax.placement.visible import Devices
 
@@ -163,7 +163,7 @@ def share_of(
       paging: of the mesh.
       own: slots of this mesh, where each draft worker has some; default: all.
     """
-    from ssd_jax.memory import bytes_per_device
+    from ssd_jax.loading.memory import bytes_per_device
     from ssd_jax.models.sharding import TENSOR_AXIS
 
     config, rules = model.config, model.rules

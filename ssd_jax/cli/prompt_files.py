@@ -11,9 +11,7 @@ from typing import Any, BinaryIO
 
 from ssd_jax.cli.settings import SAMPLING
 from ssd_jax.errors import InputError
-from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.paths import user_path
-from ssd_jax.system.prompts import (
+from ssd_jax.llm.prompt_files import (
     CHAT_KEYS,
     ROW_KEYS,
     BadLine,
@@ -21,6 +19,8 @@ from ssd_jax.system.prompts import (
     prompt_line,
     read_json_lines,
 )
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.paths import user_path
 
 _STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0")
 

@@ -15,14 +15,14 @@ from absl import flags
 
 from ssd_jax.cli.entries import entry, wrapped
 from ssd_jax.cli.main import COMMANDS
-from ssd_jax.config import MEANINGLESS, Config
+from ssd_jax.config.config import MEANINGLESS, Config
+from ssd_jax.config.vllm_names import NAMES, SAME_AS, TRANSLATED, refusal
 from ssd_jax.errors import InputError
+from ssd_jax.options.fields import WANTED, not_understood
+from ssd_jax.options.other_names import settings_of
+from ssd_jax.options.toml_settings import read_toml
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.fields import WANTED, not_understood
-from ssd_jax.system.other_names import settings_of
 from ssd_jax.system.paths import user_path
-from ssd_jax.system.toml_settings import read_toml
-from ssd_jax.vllm_names import NAMES, SAME_AS, TRANSLATED, refusal
 
 SPECULATION = (
     *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ssd_jax.bench import accounting, costs, perplexity, report, starts, support
-from ssd_jax.bench.acceptance import acceptance, acceptance_table
-from ssd_jax.bench.bandwidth import measure_bandwidth
-from ssd_jax.bench.prompts import BenchPrompt
-from ssd_jax.bench.run import BenchResult, prompt_result, run_paired
-from ssd_jax.bench.step import step_table, time_steps
-from ssd_jax.bench.table import Page
 from ssd_jax.cli.loading import failure, progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tools.bench import accounting, costs, perplexity, report, starts, support
+from ssd_jax.tools.bench.acceptance import acceptance, acceptance_table
+from ssd_jax.tools.bench.bandwidth import measure_bandwidth
+from ssd_jax.tools.bench.prompts import BenchPrompt
+from ssd_jax.tools.bench.run import BenchResult, prompt_result, run_paired
+from ssd_jax.tools.bench.step import step_table, time_steps
+from ssd_jax.tools.bench.table import Page
 
 if TYPE_CHECKING:
-    from ssd_jax.llm import LLM
+    from ssd_jax.llm.llm import LLM
 
 _OVERHEAD_PROMPT = [1] * 40
 _POSITIVE = re.compile("[1-9][0-9]{0,8}")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ssd_jax.cli import settings
 from ssd_jax.errors import InputError
 from ssd_jax.system.paths import require_writable, user_path
-from ssd_jax.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
-from ssd_jax.traces.read import read_trace
+from ssd_jax.tools.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
+from ssd_jax.tools.traces.read import read_trace
 
 _FLAGS: settings.OwnFlags = {
     "output": "image file; default: FILE.png",

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.address import Address
 from ssd_jax.placement.device_groups import DeviceGroups, Grid, devices_taken
 from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.visible import PROCESSOR, Devices, count_gpus
 from ssd_jax.system.cores import shown
+from ssd_jax.wire.address import Address
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd_jax.system.other_names import Names, NotHere
+from ssd_jax.options.other_names import Names, NotHere
 
 _OFF = (None, False)
 _BEAMS = "there is no beam search; sample n texts and compare their cumulative_logprob"

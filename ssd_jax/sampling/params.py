@@ -10,10 +10,10 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from ssd_jax.errors import InputError
+from ssd_jax.options.fields import check_type, documented, unchanging
+from ssd_jax.options.other_names import taking
 from ssd_jax.sampling.other_names import OTHER_NAMES
-from ssd_jax.system.fields import check_type, documented, unchanging
 from ssd_jax.system.files import is_unicode, shown
-from ssd_jax.system.other_names import taking
 
 MAX_STOP_IDS = 32
 """Ids that end a request (EOS included); a static size of the compiled programs."""

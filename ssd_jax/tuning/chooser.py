@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import AUTO_K
 from ssd_jax.devices.kept_programs import surroundings
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
-from ssd_jax.loaded import Loaded
-from ssd_jax.settings import AUTO_K
+from ssd_jax.loading.loaded import Loaded
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.cores import usable_cores

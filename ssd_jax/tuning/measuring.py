@@ -18,7 +18,7 @@ import numpy as np
 
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import SsdError
-from ssd_jax.loaded import Loaded, Roles
+from ssd_jax.loading.loaded import Loaded, Roles
 from ssd_jax.models.sharding import spans_processes
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Pending, Target
 from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion

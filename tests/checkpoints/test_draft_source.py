@@ -28,7 +28,7 @@ from ssd_jax.devices.opened import open_model
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.linear.quantized import quantize
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny

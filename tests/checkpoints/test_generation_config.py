@@ -13,7 +13,7 @@ from ssd_jax.checkpoints.orbax import write_checkpoint
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import params_of
 from ssd_jax.errors import InputError
-from ssd_jax.prompting import default_params
+from ssd_jax.llm.prompting import default_params
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny

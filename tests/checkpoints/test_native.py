@@ -5,17 +5,18 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import LLM, llm
+from ssd_jax import LLM
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.load import load_arrays
 from ssd_jax.checkpoints.native import has_native, native_kinds
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.shipped import shipped_drafts
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.reference import dense
+from ssd_jax.llm import llm
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
 from tests.kernels.stored_rows import random_blocks

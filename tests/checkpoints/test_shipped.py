@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax.checkpoints import shipped
 from ssd_jax.errors import InputError
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write

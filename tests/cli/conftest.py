@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 
 
 class LoadingError(Exception):

@@ -12,7 +12,7 @@ import pytest
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 
 LONG = "word " * 200

@@ -7,14 +7,14 @@ from unittest import mock
 
 import pytest
 
-from ssd_jax.bench.run import prompt_result
-from ssd_jax.bench.table import Column, build_table
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.testing import tiny
+from ssd_jax.tools.bench.run import prompt_result
+from ssd_jax.tools.bench.table import Column, build_table
 from tests.checkpoints.tiny_drafts import open_target, write
 
 PAPER, EVERYBODY = "The paper's accounting: the target on core", "All cores for everybody"
@@ -295,7 +295,7 @@ def test_demo_takes_the_draft_of_the_package(demo, tiny_checkpoint, monkeypatch,
     assert "measured: 1 answer in every mode" in out
     trace = tmp_path / "ssd_jax" / "demo-trace.json"
     assert trace.with_suffix(".png").exists()
-    monkeypatch.setattr("ssd_jax.demo.replay.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("ssd_jax.tools.demo.replay.time.sleep", lambda seconds: None)
     assert "ssd k=4, as recorded: answer 1 of " in run(capsys, "demo", f"--replay={trace}")[0]
 
 

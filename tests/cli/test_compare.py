@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ssd_jax.cli.main import main
-from ssd_jax.compare.forks import Candidate, Scores
+from ssd_jax.tools.compare.forks import Candidate, Scores
 
 MODEL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--exact=distribution")
 COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")
@@ -132,7 +132,7 @@ def test_with_a_model_the_verdict_is_of_its_scores(
             return Scores(a=chosen, b=other, best=score)
 
     monkeypatch.setattr("ssd_jax.cli.compare.load", lambda llm: None)
-    monkeypatch.setattr("ssd_jax.compare.scores.ForkScorer", Scorer)
+    monkeypatch.setattr("ssd_jax.tools.compare.scores.ForkScorer", Scorer)
     paths = files({2: forged(answers[2], 7)})
     settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
     # The flags of either run may be given as they were; the draft is not looked for.

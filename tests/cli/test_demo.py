@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from ssd_jax.bench.report import summarize
-from ssd_jax.bench.run import run_paired
 from ssd_jax.cli.demo import first_round
 from ssd_jax.cli.main import main
-from ssd_jax.demo.tables import fastest_line, speed_table
 from ssd_jax.errors import InputError
-from ssd_jax.traces.read import EngineLanes, Slice
-from tests.bench import fakes
+from ssd_jax.tools.bench.report import summarize
+from ssd_jax.tools.bench.run import run_paired
+from ssd_jax.tools.demo.tables import fastest_line, speed_table
+from ssd_jax.tools.traces.read import EngineLanes, Slice
+from tests.tools.bench import fakes
 
 
 def rows(**modes):

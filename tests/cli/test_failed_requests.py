@@ -9,13 +9,13 @@ from unittest import mock
 import jax
 import pytest
 
-from ssd_jax.bench import costs, stats
 from ssd_jax.cli import demo, suites
 from ssd_jax.cli.main import main
 from ssd_jax.engine.request import TokenEvent
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.testing.fakes import finished
+from ssd_jax.tools.bench import costs, stats
 
 SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off")
 

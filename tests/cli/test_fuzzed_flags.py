@@ -15,17 +15,17 @@ import sys
 
 import pytest
 
-from ssd_jax import llm
-from ssd_jax.aot import pair
-from ssd_jax.bench import accounting
-from ssd_jax.bench import starts as bench_starts
 from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
-from ssd_jax.config import Config
-from ssd_jax.distill import stages
+from ssd_jax.config.config import Config
+from ssd_jax.llm import llm
 from ssd_jax.placement.remote import serving
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import compile_cache, cores
+from ssd_jax.tools.aot import pair
+from ssd_jax.tools.bench import accounting
+from ssd_jax.tools.bench import starts as bench_starts
+from ssd_jax.tools.distill import stages
 
 SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
 OWN = {

@@ -9,7 +9,7 @@ import pytest
 from ssd_jax.checkpoints import pip_source, shipped
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, main
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
 from tests.checkpoints.tiny_drafts import open_target, write
@@ -101,9 +101,9 @@ def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):
 
 
 def test_choices_of_a_command_are_those_of_what_it_runs():
-    from ssd_jax.aot.chips import CHIPS
     from ssd_jax.cli import aot, distill
-    from ssd_jax.distill.stages import STAGES
+    from ssd_jax.tools.aot.chips import CHIPS
+    from ssd_jax.tools.distill.stages import STAGES
 
     assert distill._FLAGS["stage"][-1] == (*STAGES,)
     assert aot._FLAGS["chip"][-1] == (*CHIPS,)

@@ -11,7 +11,7 @@ import pytest
 
 from ssd_jax.cli import plan_mesh
 from ssd_jax.cli.main import main
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

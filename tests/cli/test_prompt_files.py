@@ -11,9 +11,9 @@ import pytest
 from ssd_jax.cli.main import main
 from ssd_jax.cli.prompt_files import file_prompt, read_prompt_file
 from ssd_jax.errors import InputError
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
+from ssd_jax.llm.prompt_files import BadLine
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.prompts import BadLine
 
 FLAGS = SamplingParams(max_tokens=7, temperature=0.5)
 COMMON = ("--dtype=float32", "--context=300", "--compile_cache=off", "--max_tokens=5")

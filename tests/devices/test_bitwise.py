@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import LLM, SamplingParams, compat, loading
+from ssd_jax import LLM, SamplingParams, compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.target_programs import Programs
+from ssd_jax.loading import load as loading
 from ssd_jax.testing import tiny
 from tests.devices.forwards import Forwards, forwards_only
 from tests.selection import cases

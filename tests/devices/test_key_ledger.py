@@ -28,13 +28,13 @@ from ssd_jax.engine.request import Request
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.testing import tiny
+from ssd_jax.wire.messages import Hello
 from tests.llm import law
 from tests.llm.test_engine_law import FEW_BRANCHES
 from tests.models.golden import our_logits

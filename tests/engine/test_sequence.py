@@ -8,9 +8,9 @@ import pytest
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.errors import InputError
+from ssd_jax.options.other_names import NotHere
 from ssd_jax.sampling.other_names import OTHER_NAMES
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.system.other_names import NotHere
 
 EOS = 1
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax import llm as llm_module
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.sharing import Caller
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.llm import LLM
+from ssd_jax.llm import llm as llm_module
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeTarget, Letters
 from tests.engine.test_engine import LONG, request, spell

@@ -22,7 +22,7 @@ from ssd_jax.roles.activity import Busy
 from ssd_jax.roles.records import CacheLookup
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import Clock, FakeTarget, Silent
-from ssd_jax.traces.read import read_trace
+from ssd_jax.tools.traces.read import read_trace
 from tests.engine.test_activity import ACTIVITIES, LOOK, Script
 from tests.engine.test_engine import EOS, drain, request, spell
 from tests.sampling.edits import Edit, edited

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.orbax import write_checkpoint
-from ssd_jax.distill import prompts as distill_prompts
-from ssd_jax.distill.manifest import Manifest, write_manifest
-from ssd_jax.distill.shards import Sample, encode_scores, encode_texts
 from ssd_jax.engine.trace import RowTrace, Trace
 from ssd_jax.roles.activity import Busy
 from ssd_jax.testing import tiny
+from ssd_jax.tools.distill import prompts as distill_prompts
+from ssd_jax.tools.distill.manifest import Manifest, write_manifest
+from ssd_jax.tools.distill.shards import Sample, encode_scores, encode_texts
 from tests.checkpoints import tiny_drafts
 from tests.fuzz import gguf_bytes
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from absl import flags
 
-from ssd_jax.bench.prompts import parse_line
-from ssd_jax.chat.conversation import load
-from ssd_jax.chat.terminal import HistoryFile
 from ssd_jax.checkpoints import pip_source
 from ssd_jax.checkpoints.draft_source import DraftTensors
 from ssd_jax.checkpoints.pip_source import Pin
@@ -18,20 +15,23 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.cli import settings as command_settings
 from ssd_jax.cli.settings import config_of, new_flags, params_of
-from ssd_jax.compare.pairs import read_outputs
 from ssd_jax.devices.opened import OpenedModel, open_model
-from ssd_jax.distill.manifest import read_manifest
-from ssd_jax.distill.prompt_settings import PromptEntry
-from ssd_jax.distill.prompts import read_prompts
-from ssd_jax.distill.reading import read_lines, read_plain
-from ssd_jax.distill.settings import read_settings
-from ssd_jax.distill.shards import read_shards
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks
+from ssd_jax.llm.prompt_files import prompt_line, read_json_lines
 from ssd_jax.system.files import MOST_TEXT, read_text
-from ssd_jax.system.prompts import prompt_line, read_json_lines
-from ssd_jax.traces.read import read_trace
+from ssd_jax.tools.bench.prompts import parse_line
+from ssd_jax.tools.chat.conversation import load
+from ssd_jax.tools.chat.terminal import HistoryFile
+from ssd_jax.tools.compare.pairs import read_outputs
+from ssd_jax.tools.distill.manifest import read_manifest
+from ssd_jax.tools.distill.prompt_settings import PromptEntry
+from ssd_jax.tools.distill.prompts import read_prompts
+from ssd_jax.tools.distill.reading import read_lines, read_plain
+from ssd_jax.tools.distill.settings import read_settings
+from ssd_jax.tools.distill.shards import read_shards
+from ssd_jax.tools.traces.read import read_trace
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.hosts import messages as hosts
-from ssd_jax.placement.process import codec
-from ssd_jax.placement.process.messages import ProtocolError
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
-from tests.placement.process.test_codec import MESSAGES, about
+from ssd_jax.wire import codec
+from ssd_jax.wire import host_messages as hosts
+from ssd_jax.wire.messages import ProtocolError
+from tests.wire.test_codec import MESSAGES, about
 
 CASES = 300_000
 MOST_MEGABYTES = 64

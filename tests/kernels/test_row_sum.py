@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.aot import hlo
 from ssd_jax.kernels.rows import LONG, Norm, rms_norm, row_sum
 from ssd_jax.models.sharding import TENSOR_AXIS, mesh_of
+from ssd_jax.tools.aot import hlo
 from tests.selection import cases
 
 pytestmark = pytest.mark.shipped

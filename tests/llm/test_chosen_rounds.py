@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import config
+from ssd_jax.config import config
 from ssd_jax.engine.engine import Engine
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import chooser
 from tests.checkpoints import tiny_pair

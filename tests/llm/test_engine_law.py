@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax import config
+from ssd_jax.config import config
 from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.llm import law
 from tests.llm.law import LETTERS, MANY, ChangedQ, assert_lawful, engine_with, open_llm

@@ -11,7 +11,7 @@ import sys
 import jax
 import pytest
 
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling import drafting, keys, prediction, verification
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ssd_jax import llm as llm_module
-from ssd_jax import loaded
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.engine.occurrences import derived
-from ssd_jax.llm import LLM
-from ssd_jax.loaded import Roles
+from ssd_jax.llm import llm as llm_module
+from ssd_jax.llm.llm import LLM
+from ssd_jax.loading import loaded
+from ssd_jax.loading.loaded import Roles
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
 from ssd_jax.tuning import chooser

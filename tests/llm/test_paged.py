@@ -170,7 +170,7 @@ usual_pages = PagedRole.set_pages
 @pytest.mark.parametrize("fault", ["shared", "forgotten", "tail"])
 def test_planted_faults_are_seen(pair, expected, fault, monkeypatch):
     if fault == "shared":
-        monkeypatch.setattr("ssd_jax.loaded.PageStock", Greedy)
+        monkeypatch.setattr("ssd_jax.loading.loaded.PageStock", Greedy)
     else:
         monkeypatch.setattr(
             PagedRole, "set_pages", forgotten if fault == "forgotten" else tail_of_another

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write_tpu
 from ssd_jax.kernels.head_shards import Kernels
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
 from tests.models.golden import execution_as

@@ -12,7 +12,7 @@ import pytest
 from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
-from ssd_jax.loaded import Loaded
+from ssd_jax.loading.loaded import Loaded
 from tests.engine.test_page_stock import Early, Uncounted
 from tests.llm.test_paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened, pair
 from tests.llm.test_speculative import outputs
@@ -161,7 +161,7 @@ def test_planted_faults_are_seen(pair, expected, monkeypatch):
     assert found() == [expected, expected]
     for flaw in (Early, Alike, Uncounted):
         with monkeypatch.context() as patch:
-            patch.setattr("ssd_jax.loaded.PageStock", flaw)
+            patch.setattr("ssd_jax.loading.loaded.PageStock", flaw)
             assert found() != [expected, expected], flaw
     monkeypatch.setattr(PagedPrograms, "__getitem__", forgetful)
     assert found() != [expected, expected]

@@ -23,13 +23,13 @@ import pytest
 
 import ssd_jax
 from ssd_jax import LLM, Config, InputError, SamplingParams
+from ssd_jax.config.keywords import Settings
+from ssd_jax.config.vllm_names import SAME_AS, TRANSLATED
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request_metrics import RequestMetrics
 from ssd_jax.engine.sharing import Sharing
 from ssd_jax.errors import SsdError
-from ssd_jax.keywords import Settings
 from ssd_jax.sampling.params import SamplingFields
-from ssd_jax.vllm_names import SAME_AS, TRANSLATED
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 OF_SSD = {"mode": "ssd", "draft": "d"}
@@ -412,7 +412,7 @@ async def streamed(llm):
 
 
 def test_an_event_loop_goes_on_while_many_requests_are_queued(llm, monkeypatch):
-    monkeypatch.setattr("ssd_jax.calls._AT_ONCE", 2)
+    monkeypatch.setattr("ssd_jax.llm.calls._AT_ONCE", 2)
     happened, add = [], Sharing.add
 
     def told(self, caller, requests):
@@ -537,7 +537,7 @@ def test_a_model_that_is_closed_while_it_loads_ends_what_it_has_loaded(
             fallbacks=SimpleNamespace(lines=()), close=lambda: ended.append(True)
         )
 
-    monkeypatch.setattr(ssd_jax.llm, "load", load)
+    monkeypatch.setattr(ssd_jax.llm.llm, "load", load)
     with pytest.raises(SsdError, match="this model is closed; open it again"):
         llm.load()
     assert ended == [True]

@@ -16,15 +16,15 @@ import pytest
 from ssd_jax.devices import program_spec
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.distill.rounds import walk
-from ssd_jax.distill.scoring import judge
-from ssd_jax.distill.shards import Sample
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
+from ssd_jax.tools.distill.rounds import walk
+from ssd_jax.tools.distill.scoring import judge
+from ssd_jax.tools.distill.shards import Sample
 from tests.checkpoints import tiny_drafts
 from tests.llm import law
 from tests.llm.test_speculative import outputs, requests

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair

@@ -11,7 +11,7 @@ import pytest
 
 from ssd_jax.devices import branching
 from ssd_jax.engine.engine import Engine
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair

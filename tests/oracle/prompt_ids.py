@@ -13,7 +13,7 @@ import argparse
 import json
 
 from ssd_jax import LLM
-from ssd_jax.bench.prompts import load_prompts
+from ssd_jax.tools.bench.prompts import load_prompts
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ import argparse
 import sys
 import time
 
-from ssd_jax.bench.stats import estimate_of
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tools.bench.stats import estimate_of
 from tests.placement.pairs import PROMPTS
 from tests.placement.remote.workers import listening
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.bench.stats import estimate_of
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tools.bench.stats import estimate_of
 from tests.placement.hosts.processes import environment, free_port
 from tests.placement.remote.workers import Started, listening
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.models.functional import FunctionalModel
 from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests

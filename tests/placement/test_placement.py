@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax import LLM
 from ssd_jax.cli import loading
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.placement import place

@@ -17,8 +17,8 @@ import pytest
 
 from ssd_jax.devices import branch_draft
 from ssd_jax.engine.engine import Engine
-from ssd_jax.llm import LLM
-from ssd_jax.loaded import Loaded
+from ssd_jax.llm.llm import LLM
+from ssd_jax.loading.loaded import Loaded
 from ssd_jax.placement import submesh as submesh_draft
 from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.sampling.params import SamplingParams

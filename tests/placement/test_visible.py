@@ -10,7 +10,7 @@ import sys
 import jax
 import pytest
 
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.placement import placement, visible
 from ssd_jax.placement.visible import PROCESSOR, Devices

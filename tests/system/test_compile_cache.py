@@ -209,7 +209,7 @@ def test_each_model_has_its_own_setting(tiny_checkpoint, tmp_path, no_cache_of_t
     two = LLM(str(tiny_checkpoint), load=False, compile_cache=str(tmp_path / "two"), **small)
     assert kept_in() == tmp_path / "two"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ssd_jax.llm.load", lambda *_args, **_kwargs: pytest.fail(str(kept_in())))
+        patch.setattr("ssd_jax.llm.llm.load", lambda *_args, **_kwargs: pytest.fail(str(kept_in())))
         with pytest.raises(pytest.fail.Exception, match=str(tmp_path / "one")):
             one.load()
         with pytest.raises(pytest.fail.Exception, match=str(tmp_path / "two")):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ssd_jax import LLM
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.system.cores import Cores, parse_numbers, require_usable, usable_cores
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import AUTO_BUDGETS, AUTO_K
 from ssd_jax.devices import kept_programs
 from ssd_jax.errors import InputError
-from ssd_jax.settings import AUTO_BUDGETS, AUTO_K
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tuning import chooser

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax import config
+from ssd_jax.config import config
 from ssd_jax.devices.target_programs import Verification
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import SsdError
-from ssd_jax.loaded import Roles
+from ssd_jax.loading.loaded import Roles
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens, Drafted
 from ssd_jax.testing.by_row import promoted

@@ -7,7 +7,7 @@ import re
 from typing import Any, Self
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.address import Address
+from ssd_jax.wire.address import Address
 
 _MOST = 2**16  # ports
 

@@ -13,11 +13,17 @@ from typing import Any, Protocol
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.placement.frames import Frames
 from ssd_jax.placement.hosts.comparing import digest_of
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
-from ssd_jax.placement.hosts.messages import (
+from ssd_jax.placement.hosts.start import STREAM, named, own_name, start, waited, words_of
+from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
+from ssd_jax.roles.records import DraftBatch, Drafted
+from ssd_jax.sampling.params import Report
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.system.leaving import leave
+from ssd_jax.wire.frames import Frames
+from ssd_jax.wire.host_messages import (
     VERSION,
     Accept,
     Call,
@@ -41,12 +47,6 @@ from ssd_jax.placement.hosts.messages import (
     decode,
     encode,
 )
-from ssd_jax.placement.hosts.start import STREAM, named, own_name, start, waited, words_of
-from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
-from ssd_jax.roles.records import DraftBatch, Drafted
-from ssd_jax.sampling.params import Report
-from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.system.leaving import leave
 
 _SILENT = 0.9  # of the time-out: how long the leader may be silent; it reports others first
 _TOLD = 2.0  # seconds in which the leader tells why a program has failed, if it knows

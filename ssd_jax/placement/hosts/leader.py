@@ -18,26 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.placement.address import Address
-from ssd_jax.placement.frames import Frames
 from ssd_jax.placement.hosts.comparing import ToldOutcomes, digest_of
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
-from ssd_jax.placement.hosts.messages import (
-    VERSION,
-    Call,
-    End,
-    Facts,
-    Go,
-    Greeting,
-    LeaderSettings,
-    LoadReport,
-    NewEngine,
-    Refuse,
-    SeenOutcome,
-    decode,
-    encode,
-)
 from ssd_jax.placement.hosts.start import (
     STREAM,
     listen,
@@ -52,6 +35,23 @@ from ssd_jax.roles.records import Outcomes, TopLogprobs
 from ssd_jax.sampling.params import Report
 from ssd_jax.system.forks import owned
 from ssd_jax.system.leaving import flush, leave
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.frames import Frames
+from ssd_jax.wire.host_messages import (
+    VERSION,
+    Call,
+    End,
+    Facts,
+    Go,
+    Greeting,
+    LeaderSettings,
+    LoadReport,
+    NewEngine,
+    Refuse,
+    SeenOutcome,
+    decode,
+    encode,
+)
 
 T = TypeVar("T")
 Read = TypeVar("Read", Outcomes, TopLogprobs)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.messages import (
+from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
+from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
+from ssd_jax.wire.host_messages import (
     Accept,
     EndEngine,
     Forward,
@@ -19,8 +21,6 @@ from ssd_jax.placement.hosts.messages import (
     Score,
     SetPages,
 )
-from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
-from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
 
 
 class MirroredPending:

@@ -9,9 +9,9 @@ import time
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.placement.address import Address
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.system.leaving import leave
+from ssd_jax.wire.address import Address
 
 STREAM = "ssd_jax/stream"
 """Key of the text with the leader's address and the secret of the job."""

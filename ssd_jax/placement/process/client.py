@@ -19,13 +19,6 @@ import numpy as np
 
 from ssd_jax.placement.process.connection import Connection, Told
 from ssd_jax.placement.process.due import Due
-from ssd_jax.placement.process.messages import (
-    Hello,
-    MorePages,
-    Open,
-    Prefill,
-    Round,
-)
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.activity import Activity
@@ -41,6 +34,13 @@ from ssd_jax.roles.records import (
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.filled_pages import FilledPages
 from ssd_jax.speculation.known_text import KnownText, promoted
+from ssd_jax.wire.messages import (
+    Hello,
+    MorePages,
+    Open,
+    Prefill,
+    Round,
+)
 
 PATIENCE = 1.0
 """Seconds that a round waits for an answer."""

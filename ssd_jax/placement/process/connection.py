@@ -10,9 +10,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ssd_jax.placement.process import codec
-from ssd_jax.placement.process.local import LocalStream
-from ssd_jax.placement.process.messages import (
+from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.roles.records import BranchTokens, no_branches
+from ssd_jax.system.files import printable
+from ssd_jax.wire import codec
+from ssd_jax.wire.local import LocalStream
+from ssd_jax.wire.messages import (
     DraftMessage,
     Hello,
     ProtocolError,
@@ -25,10 +28,7 @@ from ssd_jax.placement.process.messages import (
     Welcome,
     Winner,
 )
-from ssd_jax.placement.process.stream import OpenStream, StreamError, message_size
-from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.roles.records import BranchTokens, no_branches
-from ssd_jax.system.files import printable
+from ssd_jax.wire.stream import OpenStream, StreamError, message_size
 
 HANG = 30.0
 """Seconds that an answer may take."""

@@ -18,11 +18,11 @@ from collections.abc import Callable
 import msgspec
 
 from ssd_jax.errors import SsdError
-from ssd_jax.placement.process.messages import shortened
 from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
 from ssd_jax.placement.visible import seen
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.cores import pin
+from ssd_jax.wire.messages import shortened
 
 _PR_SET_PDEATHSIG = 1
 

@@ -15,8 +15,8 @@ from ssd_jax.devices.sizes import (
     devices_of_process,
 )
 from ssd_jax.errors import InputError
-from ssd_jax.placement.process.messages import Hello
 from ssd_jax.system.host_memory import memory_limit
+from ssd_jax.wire.messages import Hello
 
 
 def check_memory(

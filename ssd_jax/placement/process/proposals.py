@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ssd_jax.kernels.rows import LONG
-from ssd_jax.placement.process.messages import Winner
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.wire.messages import Winner
 
 _HALF_ULP = 2.0**-24  # largest relative error of a float32 operation
 

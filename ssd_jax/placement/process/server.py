@@ -9,9 +9,10 @@ import traceback
 from collections.abc import Callable, Iterator
 
 from ssd_jax.errors import SsdError
-from ssd_jax.placement.process import codec
-from ssd_jax.placement.process.local import LocalServer
-from ssd_jax.placement.process.messages import (
+from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.wire import codec
+from ssd_jax.wire.local import LocalServer
+from ssd_jax.wire.messages import (
     DraftMessage,
     Hello,
     ProtocolError,
@@ -20,9 +21,8 @@ from ssd_jax.placement.process.messages import (
     Wanted,
     shortened,
 )
-from ssd_jax.placement.process.refusals import Refusals
-from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.stream import Answers, Gone, message_size
+from ssd_jax.wire.refusals import Refusals
+from ssd_jax.wire.stream import Answers, Gone, message_size
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""

@@ -9,7 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ssd_jax.placement.process.messages import (
+from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
+from ssd_jax.wire.messages import (
     MAX_WORK,
     DraftMessage,
     Hello,
@@ -23,8 +25,6 @@ from ssd_jax.placement.process.messages import (
     Winner,
     Work,
 )
-from ssd_jax.roles.protocols import BranchingDraft
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 
 
 class GrowingDraft(BranchingDraft, Protocol):

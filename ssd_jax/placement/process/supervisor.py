@@ -21,9 +21,9 @@ import msgspec
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.connection import Link
-from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.visible import PROCESSOR, Devices
 from ssd_jax.system.forks import owned
+from ssd_jax.wire.messages import Hello
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
 """Command of a worker, which imports nothing from the current directory."""

@@ -9,13 +9,13 @@ import weakref
 from collections import Counter
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.connection import Connection, Link
-from ssd_jax.placement.process.messages import Wanted
 from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
-from ssd_jax.placement.remote.security import Files
-from ssd_jax.placement.remote.transport import FarStream
 from ssd_jax.system.forks import owned
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.messages import Wanted
+from ssd_jax.wire.security import Files
+from ssd_jax.wire.transport import FarStream
 
 ANSWER = 10.0
 """Seconds within which a worker must give a sign of life."""

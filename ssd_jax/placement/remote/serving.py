@@ -13,16 +13,16 @@ import grpc
 import msgspec
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.address import Address
 from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
-from ssd_jax.placement.process.messages import Wanted
-from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.server import GREETING, LeftError, MakeSession, wanted_sessions
-from ssd_jax.placement.process.stream import Gone
 from ssd_jax.placement.process.supervisor import WorkerSettings
-from ssd_jax.placement.remote.transport import serve_far
 from ssd_jax.placement.visible import Devices, count_gpus
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.messages import Wanted
+from ssd_jax.wire.refusals import Refusals
+from ssd_jax.wire.stream import Gone
+from ssd_jax.wire.transport import serve_far
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint

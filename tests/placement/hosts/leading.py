@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from ssd_jax.engine.request import TokenLogprobs
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.llm.test_speculative import PROMPTS, outputs, requests
 

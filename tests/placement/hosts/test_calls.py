@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.loaded import Roles
-from ssd_jax.placement.frames import MOST, Frames
+from ssd_jax.loading.loaded import Roles
 from ssd_jax.placement.hosts import comparing
 from ssd_jax.placement.hosts import follower as followers
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Follower, Replay
 from ssd_jax.placement.hosts.leader import Leader
-from ssd_jax.placement.hosts.messages import OpenSlot, Refuse, SeenOutcome, decode, encode
 from ssd_jax.placement.hosts.start import STREAM, listen
 from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.wire.frames import MOST, Frames
+from ssd_jax.wire.host_messages import OpenSlot, Refuse, SeenOutcome, decode, encode
 from tests.placement.hosts.paired import HOSTS, SILENCE, SLOTS, K, Texts, decoding, joined
 from tests.waiting import eventually
 

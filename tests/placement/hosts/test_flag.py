@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax.config import Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import AUTO_BUDGETS
 from ssd_jax.errors import InputError
 from ssd_jax.placement import placement
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.start import start
-from ssd_jax.settings import AUTO_BUDGETS
 from tests.placement.hosts.paired import Texts
 from tests.placement.hosts.processes import environment, free_port
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from tests.checkpoints import tiny_pair
 from tests.placement.hosts.leading import answers
 from tests.placement.hosts.processes import Processes, said

@@ -10,7 +10,6 @@ from typing import get_args
 import jax
 import pytest
 
-from ssd_jax.aot import hlo
 from ssd_jax.devices import logprob_programs, paged_programs, passes
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.target_programs import Programs, Verification
@@ -19,6 +18,7 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.params import Report
 from ssd_jax.testing import tiny
+from ssd_jax.tools.aot import hlo
 from tests.devices.forwards import forwards_only
 from tests.models.golden import FLOAT32
 

@@ -15,9 +15,9 @@ from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import connector
-from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
+from ssd_jax.wire.messages import Hello
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft, scripted
 from tests.placement.process.scripted import Run, run_of
 

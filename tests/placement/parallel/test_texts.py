@@ -11,7 +11,7 @@ import pytest
 
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.loaded import Loaded
+from ssd_jax.loading.loaded import Loaded
 from ssd_jax.placement.parallel.by_branches import DraftByBranches
 from ssd_jax.roles.activity import Activity
 from ssd_jax.sampling.proposal import Proposal

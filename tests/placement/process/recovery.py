@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens
 from ssd_jax.sampling.params import SamplingParams

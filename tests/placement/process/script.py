@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssd_jax.placement.process.messages import Hello
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.wire.messages import Hello
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.placement.process.supervisor import COMMAND, Supervisor
 from ssd_jax.placement.visible import Devices
 from tests.checkpoints import tiny_pair

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ssd_jax.placement.process import server
-from ssd_jax.placement.process.messages import ProtocolError, Speculations
-from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.wire.messages import ProtocolError, Speculations
+from ssd_jax.wire.refusals import Refusals
 from tests.placement.process.script import HELLO, K, Q, ScriptedDraft
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import rogue, served

@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.process import codec, server
+from ssd_jax.placement.process import server
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.messages import Speculations, Winner
+from ssd_jax.wire import codec
+from ssd_jax.wire.messages import Speculations, Winner
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import rogue, served
 

@@ -11,12 +11,12 @@ import pytest
 from ssd_jax.placement.process import connection, placement
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, Told
-from ssd_jax.placement.process.messages import Open, Prefill, Round
 from ssd_jax.placement.process.proposals import HostProposals
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening, no_branches, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.known_text import KnownText
+from ssd_jax.wire.messages import Open, Prefill, Round
 from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import served

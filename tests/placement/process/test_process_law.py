@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ssd_jax.llm import LLM
-from ssd_jax.placement.process.messages import Winner
+from ssd_jax.llm.llm import LLM
+from ssd_jax.wire.messages import Winner
 from tests.llm import law
 from tests.sampling.evidence import ALPHA
 from tests.speculation.paces import Moody

@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax import config, loading
+from ssd_jax.config import config
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
+from ssd_jax.loading import load as loading
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens
 from ssd_jax.sampling.params import SamplingParams

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.rows import row_sum
-from ssd_jax.placement.process.messages import Winner
 from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.wire.messages import Winner
 from tests.sampling.edits import Edit, edited
 
 IDS = 60_000

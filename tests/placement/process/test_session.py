@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ssd_jax.placement.process import codec
-from ssd_jax.placement.process.messages import (
+from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.roles.records import IDLE, SlotOpening
+from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
+from ssd_jax.wire import codec
+from ssd_jax.wire.messages import (
     Open,
     Prefill,
     ProtocolError,
@@ -21,9 +24,6 @@ from ssd_jax.placement.process.messages import (
     Welcome,
     Winner,
 )
-from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.roles.records import IDLE, SlotOpening
-from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)

@@ -10,9 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.process import codec
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.messages import (
+from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.placement.process.worker_streams import WorkerStreams
+from ssd_jax.placement.submesh import SubmeshDraft
+from ssd_jax.roles.records import ALL, SlotOpening, promotion
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.filled_pages import FilledPages
+from ssd_jax.wire import codec
+from ssd_jax.wire.messages import (
     Hello,
     MorePages,
     Open,
@@ -20,12 +26,6 @@ from ssd_jax.placement.process.messages import (
     ProtocolError,
     Round,
 )
-from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.placement.submesh import SubmeshDraft
-from ssd_jax.roles.records import ALL, SlotOpening, promotion
-from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.filled_pages import FilledPages
 
 SIZE = 4
 HELLO = Hello("tiny", slots=2, context=64, tokens=128, k=2, branches=4, support=1, rule="coupled",

@@ -14,11 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ssd_jax.placement.process import codec, connection, local, refusals, server
-from ssd_jax.placement.process.local import LocalStream
-from ssd_jax.placement.process.messages import Open, Refused
+from ssd_jax.placement.process import connection, server
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.stream import StreamError, message_size
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import (
@@ -29,6 +26,10 @@ from ssd_jax.sampling.params import (
     MAX_STOPS,
     SamplingParams,
 )
+from ssd_jax.wire import codec, local, refusals
+from ssd_jax.wire.local import LocalStream
+from ssd_jax.wire.messages import Open, Refused
+from ssd_jax.wire.stream import StreamError, message_size
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import connecting, served

@@ -11,7 +11,7 @@ import pytest
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.tree_attention.api import why_not
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process import loading, memory
 from ssd_jax.placement.process.loading import load_sessions, open_draft
@@ -44,7 +44,7 @@ def asked(tmp_path, monkeypatch):
         raise AskedError(about)
 
     def asked(**settings):
-        monkeypatch.setattr("ssd_jax.loading._workers", worker)
+        monkeypatch.setattr("ssd_jax.loading.load._workers", worker)
         target = str(tmp_path / "target")
         with pytest.raises(AskedError) as raised:
             LLM(target, draft=target, **SETTINGS | settings)

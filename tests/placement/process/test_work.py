@@ -10,9 +10,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from ssd_jax.placement.process import due
-from ssd_jax.placement.process.messages import Speculations, Work
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.activity import WORK, Busy
+from ssd_jax.wire.messages import Speculations, Work
 from tests.placement.process.script import HELLO, K
 from tests.placement.process.serving import rogue, served
 from tests.placement.process.test_session import OPEN, PREFILL, ROUND, UNEXPANDED, Talk, rows

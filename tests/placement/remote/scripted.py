@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from ssd_jax.placement.address import Address
 from ssd_jax.placement.process.connection import Link
-from ssd_jax.placement.process.messages import Wanted
-from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.server import GREETING, STREAMS, wanted_sessions
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.remote.transport import FarStream, serve_far
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.messages import Wanted
+from ssd_jax.wire.refusals import Refusals
+from ssd_jax.wire.transport import FarStream, serve_far
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 
 WANTED = Wanted(HELLO, "float32", {"support": 2}, None, (6,), "auto")

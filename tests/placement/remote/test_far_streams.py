@@ -15,19 +15,20 @@ import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.address import Address
-from ssd_jax.placement.process import client, codec, placement, server
+from ssd_jax.placement.process import client, placement, server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
-from ssd_jax.placement.process.refusals import Refusals
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.placement.remote import far_worker, transport
+from ssd_jax.placement.remote import far_worker
 from ssd_jax.placement.remote.far_worker import FarWorker
-from ssd_jax.placement.remote.security import Files
-from ssd_jax.placement.remote.transport import METHOD
-from ssd_jax.placement.remote.transport import TOKEN as KEY
+from ssd_jax.wire import codec, transport
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.refusals import Refusals
+from ssd_jax.wire.security import Files
+from ssd_jax.wire.transport import METHOD
+from ssd_jax.wire.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import run_of
 from tests.placement.process.serving import connecting

@@ -14,7 +14,7 @@ import pytest
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.placement.remote import transport
+from ssd_jax.wire import transport
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.remote.proxy import Proxy

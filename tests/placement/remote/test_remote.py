@@ -391,7 +391,7 @@ ENGINE = {
 
 @pytest.mark.parametrize("words", ENGINE)
 def test_bad_settings_of_an_engine_are_refused_before_anything_loads(words):
-    from ssd_jax.config import Config
+    from ssd_jax.config.config import Config
 
     with pytest.raises(InputError, match=words):
         Config(mode="ssd", draft="x", **ENGINE[words]).place_draft()

@@ -11,7 +11,7 @@ trustme = pytest.importorskip("trustme")
 
 from ssd_jax.errors import InputError  # noqa: E402
 from ssd_jax.placement.remote import far_worker  # noqa: E402
-from ssd_jax.placement.remote.security import Files  # noqa: E402
+from ssd_jax.wire.security import Files  # noqa: E402
 from tests.llm.test_speculative import outputs, requests  # noqa: E402
 from tests.placement.remote.test_remote import ids, secret  # noqa: E402
 from tests.placement.remote.wire import FAR, namespace  # noqa: E402

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.process import codec, refusals
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.placement.process.messages import Refused, Welcome
 from ssd_jax.placement.process.server import LeftError
 from ssd_jax.placement.remote import serving as serving_module
-from ssd_jax.placement.remote.transport import METHOD
-from ssd_jax.placement.remote.transport import TOKEN as KEY
+from ssd_jax.wire import codec, refusals
+from ssd_jax.wire.messages import Refused, Welcome
+from ssd_jax.wire.transport import METHOD
+from ssd_jax.wire.transport import TOKEN as KEY
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.test_session import OPEN
 from tests.placement.remote.scripted import FAR, SIZE, WANTED, serving

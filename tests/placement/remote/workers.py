@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from ssd_jax.llm import LLM
+from ssd_jax.llm.llm import LLM
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
 

@@ -1,0 +1,1 @@
+"""Settings of an engine: declared, checked by themselves and together."""

@@ -1,0 +1,372 @@
+"""Settings of an engine, checked together, and values derived from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, Unpack, cast
+
+from ssd_jax.checkpoints.native import check_source
+from ssd_jax.config.keywords import ConfigSettings
+from ssd_jax.config.settings import (
+    AUTO_BUDGETS,
+    AUTO_K,
+    BUDGET,
+    MODEL_K,
+    NGRAM_K,
+    EngineSettings,
+    kind_of,
+)
+from ssd_jax.config.vllm_names import NAMES
+from ssd_jax.errors import InputError
+from ssd_jax.options.fields import documented, unchanging
+from ssd_jax.options.other_names import taking
+from ssd_jax.placement.device_groups import DeviceGroups, Grid
+from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.parallel.layout import Layout, Split, choose
+from ssd_jax.placement.placement import Kind, Placement, place
+from ssd_jax.speculation.backup import BackupKind
+from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.system.cores import Cores
+from ssd_jax.wire.address import Address
+from ssd_jax.wire.security import OF_ENGINE, Files
+
+_MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
+_SHARE = re.compile(r"(?:([0-9]{1,2}(?:\.[0-9]{1,6})?|100)%|(0\.[0-9]{1,17}|1\.0))")
+AUTO_SHARE = Fraction(9, 10)
+"""Share of a memory that is used with `kv_memory = auto`."""
+_OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
+_OF_SSD = (
+    *("draft_placement", "draft_devices", "draft_cores", "draft_token_file"),
+    *("draft_workers", "draft_split"),
+    *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
+    *("budget", "fan_out", "saguaro_c", "backup", "predict"),
+)
+SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
+"""Settings that mean nothing without a draft."""
+MEANINGLESS = {
+    ("mode", "ar"): SPECULATIVE,
+    ("mode", "sd"): _OF_SSD,
+    ("draft", "ngram"): (*_OF_A_MODEL, *_OF_SSD),
+}
+"""Settings that mean nothing where another has a value."""
+
+
+@taking(NAMES)
+@unchanging
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(EngineSettings):
+    """Which model runs, how, and with what room.
+
+    Raises:
+      InputError: a value that is unknown, out of range, or in conflict with another.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **_settings: Unpack[ConfigSettings]) -> None: ...
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prefix_caching and self.kv_memory is None and self.page_size is None:
+            raise InputError("prefix_caching needs pages that slots share; give kv_memory")
+        if self.kv_share is None:
+            self.kv_bytes  # noqa: B018 (checks)
+        self._check_draft()
+        check_source(self.target, self.dtype)
+        check_source(self.draft_model, self.draft_dtype)
+        self._check_placement()
+        self._check_hosts()
+        if self.prepared == "ssd":
+            self._check_fan_out()
+
+    @property
+    def draft_model(self) -> str | None:
+        """Source of the draft model, if the draft is one."""
+        return None if self.draft == "ngram" else self.draft
+
+    @property
+    def speculated(self) -> int:
+        """K, or the most with k = auto; 0 without a draft."""
+        if self.draft is None:
+            return 0
+        if self.chooses_k:
+            return AUTO_K
+        default = NGRAM_K if self.draft == "ngram" else MODEL_K
+        return default if self.k is None else int(self.k)
+
+    @property
+    def prepared(self) -> str:
+        """The mode that is prepared for: with mode auto, the one that needs most."""
+        if self.mode != "auto":
+            return self.mode
+        return "ssd" if self.draft_model else "sd"
+
+    @property
+    def chooses_k(self) -> bool:
+        """Whether K is chosen while decoding."""
+        return self.k == "auto" or (self.mode == "auto" and self.k is None)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything is chosen by measured costs."""
+        return self.mode == "auto" or "auto" in (self.k, self.budget)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """All M that are prepared for, ascending; none without branches."""
+        if self.prepared != "ssd":
+            return ()
+        if self.budget == "auto" or (self.mode == "auto" and self.budget is None):
+            more = (2 * AUTO_BUDGETS[-1],) if self.workers > 1 else ()
+            return AUTO_BUDGETS + more
+        return (BUDGET if self.budget is None else int(self.budget),)
+
+    @property
+    def branches(self) -> int:
+        """The largest M; 0 without branches."""
+        return max(self.budgets, default=0)
+
+    @property
+    def backup_kind(self) -> BackupKind:
+        """What a miss of mode ssd proposes."""
+        return cast("BackupKind", self.backup or "auto")
+
+    def fan_out_of(self, k: int) -> FanOut:
+        """A new fan-out policy for K = k.
+
+        Raises:
+          InputError: a list that does not fit.
+        """
+        return parse("geometric" if self.fan_out is None else self.fan_out, k, self.branches)
+
+    @property
+    def cores(self) -> Cores:
+        """Processor cores that the user gave."""
+        return Cores.parse(self.target_cores, self.draft_cores)
+
+    @property
+    def device_groups(self) -> DeviceGroups:
+        """Devices that the user gave."""
+        return DeviceGroups.parse(self.target_devices, self.draft_devices)
+
+    @property
+    def kv_share(self) -> Fraction | None:
+        """The share of a memory that is filled by keys and values beside all else; None where
+        `kv_memory` is bytes or not given."""
+        if self.kv_memory == "auto":
+            return AUTO_SHARE
+        found = _SHARE.fullmatch(str(self.kv_memory))
+        if found is None:
+            return None
+        return Fraction(found[2]) if found[1] is None else Fraction(found[1]) / 100
+
+    @property
+    def kv_bytes(self) -> int:
+        """`kv_memory` in bytes; 0 where it is not given."""
+        found = _MEMORY.fullmatch(str(self.kv_memory or 0))
+        if found is None or (found[2] is None and "." in found[1]):
+            raise InputError(
+                f"kv_memory = {self.kv_memory!r} is not understood; give bytes, a number with MiB "
+                "or GiB, such as 4GiB, a share of the memory, such as 90%, or auto"
+            )
+        units = ["", "KiB", "MiB", "GiB", "TiB"]
+        return int(Fraction(found[1]) * 1024 ** units.index(found[2] or ""))
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid of the target's devices."""
+        return None if self.mesh is None else Grid.parse(self.mesh)
+
+    def place_draft(self) -> Placement:
+        """Where both roles run; starts JAX if it has to look at the devices.
+
+        Raises:
+          InputError: devices that do not exist.
+        """
+        placement = place(
+            self._draft_placement,
+            self.device_groups,
+            self.grid,
+            self._draft_addresses,
+            workers=self.workers,
+            hosts=self.hosts is not None,
+        )
+        if self.workers > 1:
+            placement = dataclasses.replace(placement, layout=self._layout_of(placement))
+        if self.cores.draft is not None and placement.kind != "process":
+            raise InputError(
+                f"draft_cores = {self.draft_cores!r} is for a draft in a process, and here "
+                f"{placement}; leave it out, or use draft_placement = 'process'"
+            )
+        return placement
+
+    @property
+    def _draft_placement(self) -> Kind | Literal["auto"]:
+        """The placement as given, or the default; without ssd there is nothing to place."""
+        given = self.draft_placement or ("auto" if self.prepared == "ssd" else "inline")
+        given = "process" if self.hosts is not None and given == "auto" else given
+        return cast("Kind | Literal['auto']", kind_of(given))
+
+    @property
+    def _draft_addresses(self) -> tuple[Address, ...]:
+        """Addresses of remote workers."""
+        if self._draft_placement != "remote":
+            return ()
+        where = (self.draft_placement or "").partition(":")[2]
+        return tuple(Address.parse(each, "draft_placement: remote") for each in where.split(","))
+
+    @property
+    def workers(self) -> int:
+        """Number of workers of a draft."""
+        return len(self._draft_addresses) or self.draft_workers or 1
+
+    def _layout_of(self, placement: Placement) -> Layout:
+        """How several workers share the work there; devices of one process only share slots."""
+        given = f"draft_workers = {self.workers}"
+        if placement.apart:
+            return self.layout
+        if placement.kind == "inline":
+            raise InputError(
+                f"{given} is for a draft elsewhere, and this is {placement}; leave it out, or use "
+                "draft_placement = 'process'"
+            )
+        if self.draft_split == "branches":
+            raise InputError(
+                f"draft_split = 'branches' is for a draft in processes, and this is {placement}; "
+                "leave it out, or use draft_placement = 'process'"
+            )
+        if self.slots % self.workers:
+            raise InputError(
+                f"slots = {self.slots} cannot be shared evenly by {given} in a submesh; give a "
+                "multiple"
+            )
+        data = 1 if self.grid is None else self.grid.data
+        if (self.kv_memory or self.page_size) and data != self.workers:
+            raise InputError(
+                f"{given} in a submesh have pages for their own slots, and so must the target's "
+                f"groups be as many where slots share pages: give mesh = 'data={self.workers}', "
+                "or leave kv_memory and page_size out"
+            )
+        return Layout(self.workers, 1)
+
+    @property
+    def layout(self) -> Layout:
+        """How workers in processes share the work."""
+        split = cast("Split", self.draft_split or "auto")
+        return choose(
+            self.workers, split, slots=self.slots, branches=self.branches, k=self.speculated
+        )
+
+    @property
+    def draft_files(self) -> Files:
+        """Secrets and certificates of a remote worker."""
+        return Files(
+            self.draft_token_file, self.draft_tls_ca, self.draft_tls_cert, self.draft_tls_key
+        )
+
+    def placed(self, kind: Kind) -> Config:
+        """This config with the defaults of a placement.
+
+        On a processor, where every branch costs, the number of branches is chosen.
+        """
+        listed = self.fan_out is not None and "," in self.fan_out
+        free = self.budget is None and not listed
+        if self.mode == "ssd" and kind in ("process", "remote") and free:
+            return dataclasses.replace(self, budget="auto")
+        return self
+
+    def _check_draft(self) -> None:
+        """Refuses settings that exclude each other."""
+        needed = {
+            "ssd": "needs a draft model: `draft='default'` (the one that comes with the package), "
+            "or a model source; `draft='ngram'` is for `mode='sd'`",
+            "sd": "needs a draft: `draft='ngram'`, `draft='default'` (the one that comes with the "
+            "package), or a model source",
+            "auto": "finds out whether a draft pays; give one, `draft='ngram'`, `draft='default'` "
+            "(the one that comes with the package) or a model source, or use `mode='ar'`",
+        }
+        draft = self.draft_model if self.mode == "ssd" else self.draft
+        if self.mode in needed and not draft:
+            raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
+        for (other, value), names in MEANINGLESS.items():
+            for name in names if getattr(self, other) == value else ():
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        f"{name} = {getattr(self, name)!r} means nothing with {other} = {value!r}; "
+                        "leave out one"
+                    )
+        if self.verify == "coupled" and self.proposal_support == "full":
+            raise InputError(
+                "proposal_support = 'full' is for verify = 'ratio'; coupled proposals ship no q"
+            )
+        if self.verify == "coupled" and self.saguaro_c not in (None, 1):
+            raise InputError(
+                f"saguaro_c = {self.saguaro_c} is for verify = 'ratio'; coupled proposals have no "
+                "residual to move"
+            )
+
+    def _check_placement(self) -> None:
+        """Refuses cores, devices and files that mean nothing where the draft runs."""
+        addresses = self._draft_addresses
+        for address in addresses:
+            self.draft_files.check(address, serves=False)
+        if addresses and self.draft_workers not in (None, len(addresses)):
+            raise InputError(
+                f"draft_workers = {self.draft_workers}, and draft_placement = "
+                f"{self.draft_placement!r} names {len(addresses)}; leave draft_workers out"
+            )
+        if self.draft_split not in (None, "auto") and self.workers == 1:
+            raise InputError(
+                f"draft_split = {self.draft_split!r} is for several workers; give draft_workers, "
+                "or the addresses of several"
+            )
+        if not addresses and any(self.draft_files):
+            name = next(n for n, path in zip(OF_ENGINE, self.draft_files, strict=True) if path)
+            raise InputError(f"{name} is for draft_placement = 'remote:HOST:PORT'; leave it out")
+        if self.cores.draft is not None and self._draft_placement not in ("process", "auto"):
+            raise InputError(
+                f"draft_cores = {self.draft_cores!r} is for draft_placement = 'process'; elsewhere "
+                "the draft shares the target's process"
+            )
+        self.device_groups  # noqa: B018 (checks)
+        if self.draft_devices is not None and self._draft_placement in ("inline", "remote"):
+            raise InputError(
+                f"draft_devices = {self.draft_devices!r} is for a draft elsewhere on this host, "
+                f"and this is draft_placement = {self.draft_placement!r}; change that, or leave "
+                "the devices out"
+            )
+        if self.grid is not None and self.slots % self.grid.data:
+            raise InputError(
+                f"slots = {self.slots} cannot be shared evenly by the {self.grid.data} groups of "
+                f"mesh = {self.mesh!r}; give a multiple"
+            )
+
+    def _check_hosts(self) -> None:
+        if self.hosts is None:
+            return
+        Hosts.parse(self.hosts)
+        if self.draft_devices is not None:
+            raise InputError(
+                f"draft_devices = {self.draft_devices!r}: with hosts a draft in a process is on "
+                "the leader's processor; leave it out, or use draft_placement = remote:HOST:PORT"
+            )
+        if self.prepared == "ssd" and self._draft_placement not in ("process", "remote"):
+            raise InputError(
+                f"draft_placement = {self.draft_placement!r} is for the devices of one process; "
+                "with hosts the draft of mode ssd is in one beside the leader, or on another host: "
+                "use process or remote:HOST:PORT"
+            )
+
+    def _check_fan_out(self) -> None:
+        chosen = ["k"] * self.chooses_k + ["budget"] * (len(self.budgets) > 1)
+        if chosen and self.fan_out is not None and "," in self.fan_out:
+            raise InputError(
+                f"fan_out = {self.fan_out!r} lists branches for one k and budget, and "
+                f"{' and '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} chosen while "
+                "decoding; give numbers for them, or a policy such as measured"
+            )
+        self.fan_out_of(self.speculated)

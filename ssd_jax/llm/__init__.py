@@ -1,0 +1,1 @@
+"""`LLM`, its calls, and how prompts become requests."""

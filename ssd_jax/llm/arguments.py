@@ -1,0 +1,50 @@
+"""Checks the arguments of an `LLM` before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import MAX_K
+from ssd_jax.errors import InputError
+
+
+def checked_config(
+    target: str | Path | None, config: Config | None, settings: Mapping[str, Any]
+) -> Config:
+    """The given `Config`, or one made from the settings.
+
+    Raises:
+      InputError: both are given, or the settings are bad.
+    """
+    if config is None:
+        named: dict[str, Any] = {} if target is None else {"target": target}
+        return Config(**named, **settings)
+    if not isinstance(config, Config):
+        raise InputError(f"config = {config!r} is not understood; give a Config")
+    if target is not None or settings:
+        raise InputError("give either config or settings, not both")
+    return config
+
+
+def checked_ks(ks: Iterable[int]) -> tuple[int, ...]:
+    """Checked values of K to prepare.
+
+    Raises:
+      InputError: impossible values.
+    """
+    found: tuple[Any, ...] = tuple(ks) if isinstance(ks, Iterable) else (None,)
+    whole = all(isinstance(k, Integral) and not isinstance(k, bool) for k in found)
+    if not whole or not all(1 <= k <= MAX_K for k in found):
+        raise InputError(f"ks = {ks!r} is impossible; give a list of numbers from 1 to {MAX_K}")
+    return tuple(map(int, found))
+
+
+def check_callable(**called: Callable[..., object] | None) -> None:
+    """Raises: InputError: a value is neither None nor callable."""
+    for name, value in called.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} = {value!r} is not understood; give a function")

@@ -1,0 +1,362 @@
+"""The calls of an `LLM`: prompts in, texts or events out, in threads or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.config.config import Config
+from ssd_jax.engine.bad_words import encoded
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
+from ssd_jax.engine.sequence import check, require_one_text, stop_ids
+from ssd_jax.engine.sharing import Caller, Sharing
+from ssd_jax.errors import InputError
+from ssd_jax.llm.prompting import (
+    Params,
+    Prompt,
+    as_conversations,
+    as_prompts,
+    encode_prompt,
+    text_of,
+)
+from ssd_jax.options.fields import by_name
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.files import shown
+
+_AT_ONCE = 100
+"""Most requests that are queued before an event loop goes on with its other tasks."""
+
+
+class Calls(ABC):
+    """The calls of an open model, which share its engines.
+
+    Attributes:
+      config: its settings.
+      context: most tokens of a sequence.
+      tokenizer: the target's.
+    """
+
+    config: Config
+    context: int
+    tokenizer: Tokenizer
+    _default_params: SamplingParams
+    _sharing: Sharing
+
+    @property
+    @abstractmethod
+    def mode(self) -> str:
+        """The mode of calls that name none."""
+
+    @abstractmethod
+    def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
+        """The engine of a mode and K; None takes the configured one."""
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Parameters of requests that come without any; see `Config.generation_config`."""
+        return self._default_params
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The target's tokenizer; see `encode` for the ids of a prompt."""
+        return self.tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; text goes through the chat template where that is on.
+
+        Raises:
+          InputError: no prompt, messages without a chat template, or malformed messages.
+          SsdError: the model is closed.
+        """
+        self._sharing.check()
+        return self._checked_ids(encode_prompt(prompt, self.tokenizer, self.config))
+
+    @by_name()
+    def request(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, index: int = 0
+    ) -> Request:
+        """A checked request for `run`; one for several texts (`n`) is split first.
+
+        Raises:
+          InputError: the prompt cannot be encoded or does not fit, or the parameters do not fit.
+        """
+        params = self._default_params if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise InputError(f"sampling_params = {params!r}: give SamplingParams")
+        words = encoded(params.bad_words, partial(self.tokenizer.encode, add_special_tokens=False))
+        request = Request(
+            prompt_ids=self.encode(prompt),
+            prompt=text_of(prompt),
+            params=params,
+            index=index,
+            bad_word_ids=words,
+        )
+        check(request, self.tokenizer.eos_ids, self.context)
+        self._checked_ids([token for token, _ in params.logit_bias], "logit_bias: ")
+        self._checked_ids(list(params.stop_token_ids), "stop_token_ids: ")
+        stops = stop_ids(request, self.tokenizer.eos_ids)
+        size = self.tokenizer.size
+        if params.min_tokens and len(stops) >= size and stops >= {*range(size)}:
+            raise InputError(
+                f"min_tokens = {params.min_tokens}: every token id ends the text, so there is none "
+                "that could come before; leave one out of stop_token_ids"
+            )
+        never = {word[0] for word in words if len(word) == 1}
+        never |= stops if params.min_tokens else set()
+        if words and len(never) >= size and never >= {*range(size)}:
+            raise InputError(
+                f"bad_words = {shown(params.bad_words)} leave no token id that could be generated; "
+                "give fewer"
+            )
+        return request
+
+    def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:
+        outside = [token for token in ids if not 0 <= token < self.tokenizer.size]
+        if outside:
+            raise InputError(
+                f"{where}token id {outside[0]} is not in the vocabulary; ids are 0 to "
+                f"{self.tokenizer.size - 1}"
+            )
+        return ids
+
+    def _prepare(
+        self, prompts: Prompt | Iterable[Prompt], params: Params, n: int | None
+    ) -> list[list[Request]]:
+        """Checked requests, in groups whose texts make one output.
+
+        A group has the `SamplingParams.n` texts of a prompt, or one of the n that a call asks for.
+        Either way text s of prompt p has the index p + s P, where P is the number of prompts.
+
+        Raises:
+          InputError: as `request`; also if several parameters are not one for each prompt.
+        """
+        if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 1):
+            raise InputError(f"n = {n!r} is impossible; give 1 or more texts of each prompt")
+        every = as_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params] * len(every)
+        elif isinstance(params, Iterable) and not isinstance(params, str | Mapping):
+            each = list(params)
+        else:
+            raise InputError(
+                f"sampling_params = {params!r}: give SamplingParams, or one for each prompt"
+            )
+        if len(each) != len(every):
+            raise InputError(
+                f"{len(each)} sampling_params for {len(every)} prompts; give one for each"
+            )
+        groups: list[list[Request]] = []
+        for place, (prompt, own) in enumerate(zip(every, each, strict=True)):
+            try:
+                first = self.request(prompt, own, place)
+                if n is not None:
+                    first = _with_n(first, int(n))
+            except InputError as error:
+                if len(every) == 1:
+                    raise
+                raise InputError(f"prompt {place}: {error}") from None
+            texts = first.split(len(every))
+            groups += [texts] if n is None else [[text] for text in texts]
+        return groups
+
+    @by_name()
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params = None,
+        *,
+        n: int | None = None,
+        mode: str | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Completes one or several prompts; outputs are in prompt order.
+
+        The randomness of each text is keyed by its index, which is p for prompt p, so a batch and
+        single calls with the same `Request.index` give the same text. (Under the ratio rule, where
+        a draft's speed decides how long it is waited for, sampled texts only have the same
+        distribution; there a repeated seed and index get noise of their own.)
+
+        Args:
+          prompts: one, or any iterable of prompts.
+          sampling_params: for all prompts, or one for each. With `SamplingParams.n` an output has
+            several texts.
+          n: number of texts of each prompt, with an output for each, side by side.
+          mode: one of `modes`; None is the configured one.
+          use_tqdm: as in vLLM, but there is no progress bar: `stream` gives tokens as they come.
+        """
+        if use_tqdm:
+            raise InputError(
+                f"use_tqdm = {use_tqdm!r}: there is no progress bar; leave it out, or use stream"
+            )
+        groups = self._prepare(prompts, sampling_params, n)
+        if not groups:
+            return []
+        return _grouped(groups, self.run([text for texts in groups for text in texts], mode))
+
+    @by_name({"chat_template_content_format": "templates get the text of all parts"})
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: Params = None,
+        *,
+        n: int | None = None,
+        mode: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers one or several conversations; outputs are in their order.
+
+        It is `generate` for prompts of the form {"messages": ..., "tools": ..., ...}, which
+        `stream` and `generate_async` take, too.
+
+        Args:
+          messages: a conversation, a list of {"role", "content"}, or a list of conversations.
+          sampling_params, n, mode, use_tqdm: see `generate`.
+          tools: JSON schemas of functions that the assistant may call.
+          chat_template: Jinja source to use in place of the checkpoint's.
+          chat_template_kwargs: further variables of the template.
+          add_generation_prompt: begin the assistant's turn, also behind a last message of the
+            assistant; None does so unless the last message is continued.
+          continue_final_message: go on within the last message.
+        """
+        fields = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        prompts = [
+            {"messages": conversation, **fields} for conversation in as_conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, n=n, mode=mode, use_tqdm=use_tqdm)
+
+    @by_name()
+    async def generate_async(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params = None,
+        *,
+        n: int | None = None,
+        mode: str | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for an event loop.
+
+        Requests of several tasks are decoded in one batch; a task that is cancelled cancels its
+        requests.
+        """
+        groups = await asyncio.to_thread(self._prepare, prompts, sampling_params, n)
+        if not groups:
+            return []
+        events = self._run_async([text for texts in groups for text in texts], mode)
+        return _grouped(groups, [event async for event in events if event.output is not None])
+
+    @by_name()
+    async def stream_async(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        mode: str | None = None,
+    ) -> AsyncGenerator[TokenEvent]:
+        """`stream` for an event loop; `aclose` cancels it."""
+        request = await asyncio.to_thread(self.request, prompt, sampling_params)
+        require_one_text(request)
+        async with contextlib.aclosing(self._run_async([request], mode)) as events:
+            async for event in events:
+                yield event
+
+    async def _run_async(
+        self, requests: Sequence[Request], mode: str | None
+    ) -> AsyncGenerator[TokenEvent]:
+        """`run` for an event loop."""
+        caller = Caller(await asyncio.to_thread(self._engine_for, requests, mode))
+        try:
+            for first in range(0, len(requests), _AT_ONCE):
+                self._sharing.add(caller, requests[first : first + _AT_ONCE])
+                await asyncio.sleep(0)
+            while caller.open:
+                yield await self._sharing.next_async(caller)
+        finally:
+            self._sharing.leave(caller)
+        caller.check()
+
+    def _engine_for(
+        self, requests: Sequence[Request], mode: str | None, k: int | None = None
+    ) -> Engine:
+        """`engine_of`, with all programs that requests need: none is queued before."""
+        engine = self.engine_of(mode, k)
+        for request in requests:
+            engine.prepare(request.params)
+        return engine
+
+    @by_name()
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        mode: str | None = None,
+    ) -> Generator[TokenEvent]:
+        """Completes one prompt with one text, yielding events as tokens come.
+
+        Closing or deleting the generator cancels its request. A generator that only a `for` loop
+        holds is deleted when the loop is left.
+        """
+        request = self.request(prompt, sampling_params)
+        require_one_text(request)
+        return self.run([request], mode)
+
+    @by_name()
+    def run(
+        self, requests: Sequence[Request], mode: str | None = None, k: int | None = None
+    ) -> Generator[TokenEvent]:
+        """Events of these requests until all have ended; see `stream` for leaving early.
+
+        `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) is raised between
+        rounds, or ends a wait for another thread's round; it cancels these requests and no others.
+
+        Raises:
+          InputError: not a list of requests, one for several texts, or a mode or K that was not
+            prepared.
+          DeviceError: a device has failed; the requests have ended with the reason "error".
+          SsdError: the model is closed, or another thread has closed it meanwhile.
+        """
+        if not isinstance(requests, Sequence) or not all(isinstance(r, Request) for r in requests):
+            raise InputError(f"requests = {shown(requests)}: give a list of what `request` makes")
+        caller = Caller(self._engine_for(requests, mode, k))
+        try:
+            self._sharing.add(caller, requests)
+            while caller.open:
+                yield self._sharing.next(caller)
+        finally:
+            self._sharing.leave(caller)
+        caller.check()
+
+
+def _with_n(request: Request, n: int) -> Request:
+    """The request, for n texts."""
+    if request.params.n > 1:
+        raise InputError(
+            f"n = {n} and SamplingParams(n={request.params.n}): give one of them; the call's n "
+            "gives an output for each text, that of SamplingParams several texts in an output"
+        )
+    return dataclasses.replace(request, params=dataclasses.replace(request.params, n=n))
+
+
+def _grouped(
+    groups: Sequence[Sequence[Request]], events: Iterable[TokenEvent]
+) -> list[RequestOutput]:
+    """An output for each group of requests, with their texts, in the order of the groups."""
+    found = {event.prompt_index: event.output for event in events if event.output is not None}
+    return [joined([found[request.index] for request in requests]) for requests in groups]

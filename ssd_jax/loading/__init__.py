@@ -1,0 +1,1 @@
+"""From checkpoints to loaded models: memory, pages, weights beside compiled programs."""

@@ -1,0 +1,266 @@
+"""A loaded target, and perhaps a draft, from whose weights and programs engines are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+
+from ssd_jax.config.config import Config
+from ssd_jax.devices import logprob_programs
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.fallbacks import Fallbacks
+from ssd_jax.devices.model_drafter import ModelDrafter
+from ssd_jax.devices.ngram_drafter import NgramDrafter
+from ssd_jax.devices.target import DeviceTarget
+from ssd_jax.devices.target_programs import Programs
+from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.placement.hosts.follower import Follower
+from ssd_jax.placement.hosts.leader import Leader
+from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
+from ssd_jax.placement.placement import Placement
+from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
+from ssd_jax.roles.protocols import Drafter, Target
+from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.order import Order
+from ssd_jax.speculation.tuned_drafter import TunedDrafter
+from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.system.compile_cache import keep_nothing, keep_programs
+
+if TYPE_CHECKING:
+    from ssd_jax.placement.parallel.part import Part
+    from ssd_jax.placement.process.placement import DraftWorker
+    from ssd_jax.placement.process.workers import DraftWorkers
+    from ssd_jax.sampling.params import Report, SamplingParams
+    from ssd_jax.system.compile_cache import ProgramStore
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The two roles of one engine."""
+
+    target: Target
+    drafter: Drafter | None
+
+    def close(self) -> None:
+        """Closes the roles: followers give theirs up too."""
+        if isinstance(self.target, MirroredTarget):
+            self.target.close()
+
+
+class InlineDraft(NamedTuple):
+    """A draft in the target's process; each part is loaded or compiled at its first use.
+
+    Attributes:
+      plain: programs of mode sd, which prepare no branches.
+      branching: programs of mode ssd, for each number of branches.
+    """
+
+    parameters: Callable[[], list[jax.Array]]
+    plain: Callable[[], DraftPrograms]
+    branching: Callable[[], tuple[ExpansionPrograms, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Programs and parameters that all engines share.
+
+    Attributes:
+      inline: the draft in this process; None without a draft model.
+      worker: runs the draft of mode ssd, if that is not in this process.
+      placement: of the draft.
+      fallbacks: what holds in place of what was expected.
+      tuner: makes the tuner of a mode and K, where K or M is chosen while decoding.
+      hosts: the other processes, where several have the target's devices.
+      store: where compiled programs are kept.
+    """
+
+    config: Config
+    programs: Programs
+    parameters: list[jax.Array]
+    inline: InlineDraft | None
+    worker: DraftWorker | DraftWorkers | None
+    placement: Placement
+    tokens: int
+    fallbacks: Fallbacks
+    tuner: Callable[[str, int], Tuner] | None = None
+    hosts: Leader | Follower | None = None
+    store: ProgramStore | None = None
+    _loading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    _reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
+
+    @property
+    def exact(self) -> str:
+        """The exactness that holds, "bitwise" or "distribution"."""
+        return self.fallbacks.exact
+
+    @property
+    def grows(self) -> bool:
+        """Whether texts get pages as they grow.
+
+        Such a text may have to be run again, by other programs than those of its rounds, which
+        bitwise mode does not allow.
+        """
+        return self.programs.paging is not None and self.exact == "distribution"
+
+    def new_stock(self) -> PageStock | None:
+        """Free pages for an engine whose slots share them."""
+        programs, grain = self.programs, 0
+        if programs.paging is None:
+            return None
+        if self.config.prefix_caching is not False:
+            # With whole chunks the same programs run a prompt, whatever others have filled.
+            chunks = programs.model.execution.prefill_chunks
+            chunk = 1 if self.exact == "distribution" else max(chunks)
+            grain = math.lcm(programs.paging.size, chunk)
+        return PageStock(
+            slots=programs.slots,
+            count=programs.paging.total,
+            size=programs.paging.size,
+            beyond=programs.verification.widths[-1] + 1,
+            context=programs.context,
+            groups=programs.model.data_shards,
+            grain=grain,
+            grows=self.grows,
+        )
+
+    def roles(self, mode: str, k: int) -> Roles:
+        """New roles with empty slots for a mode with up to k proposed tokens a round."""
+        tuner, chooses = None, self.config.mode == "auto" or self.config.chooses_k
+        if self.tuner is not None and mode == "sd" and chooses:
+            tuner = self.tuner(mode, k)  # before the roles: it may measure, with roles of its own
+        if isinstance(self.hosts, Leader):
+            roles = self._mirrored(self.hosts, mode, k)
+        else:
+            roles = self._of_sd(mode, k)
+        # Where the draft of mode ssd runs beside the leader, followers have none.
+        if mode == "ssd" and not isinstance(self.hosts, Follower):
+            return Roles(roles.target, self._controller(k))
+        if tuner is None or roles.drafter is None:
+            return roles
+        # Followers are told the batch as the tuner has changed it.
+        return Roles(roles.target, TunedDrafter(roles.drafter, tuner, rule=self.config.verify))
+
+    def _of_sd(self, mode: str, k: int) -> Roles:
+        """A target, with a drafter in mode sd."""
+        target = DeviceTarget(self.programs, self.parameters)
+        return Roles(target, self._drafter(k) if mode == "sd" else None)
+
+    def _mirrored(self, leader: Leader, mode: str, k: int) -> Roles:
+        """`_of_sd`, with calls that followers repeat.
+
+        A drafter that uses no device runs on the leader alone.
+        """
+        engine, roles = leader.new_engine(mode, k, lambda: self._of_sd(mode, k))
+        drafter, own = roles.drafter, None
+        if isinstance(drafter, ModelDrafter):
+            drafter = MirroredDrafter(leader, engine, drafter)
+            own = drafter.proposal
+        return Roles(MirroredTarget(leader, engine, roles.target, own), drafter)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Loads the programs that only requests with such parameters need.
+
+        The thread that adds the first of them waits; rounds of other requests go on.
+        """
+        for report in sorted(params.reports - self._reports):
+            if isinstance(self.hosts, Leader):
+                self.hosts.load(report, partial(self.load_report, report))
+            else:
+                self.load_report(report)
+            self._reports.add(report)
+
+    def load_report(self, report: Report) -> None:
+        """Loads the programs of a report in this process."""
+        with self._loading:
+            keep_programs(self.store) if self.placement.cacheable else keep_nothing()
+            logprob_programs.load(self.programs, report)
+
+    def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
+        """Most bytes that the programs of each role take on a device while they run.
+
+        The draft's are included if one of `engines`, as (mode, K), has it in this process; they are
+        compiled if need be.
+        """
+        found, modes = {"target": self.programs.room}, {mode for mode, _ in engines}
+        menus: list[Sequence[DraftPrograms | ExpansionPrograms]] = []
+        if self.inline is not None and "sd" in modes:
+            menus.append([self.inline.plain()])
+        if self.inline is not None and "ssd" in modes and self.worker is None:
+            menus.append(self.inline.branching())
+        if menus:
+            found["draft"] = max(programs.room for menu in menus for programs in menu)
+        return found
+
+    def close(self) -> None:
+        """Ends the worker, if there is one."""
+        if self.worker is not None:
+            self.worker.close()
+
+    def _drafter(self, k: int) -> Drafter:
+        if self.inline is None:
+            return NgramDrafter(self.config.slots, k, self.programs.verification.widths[-1])
+        return ModelDrafter(
+            self.inline.plain(),
+            self.inline.parameters(),
+            k=k,
+            temperature=self.config.draft_temperature,
+            send=self.programs.model.place,
+        )
+
+    def branching(self, *, patience: float | None = None) -> BranchDraft | SubmeshDraft | Part:
+        """A draft of mode ssd where it is placed, with empty slots.
+
+        Args:
+          patience: seconds that a round waits for it, if it is elsewhere; None is the usual value.
+        """
+        if self.worker is not None:
+            return self.worker.draft(patience)
+        assert self.inline is not None
+        draft = BranchDraft(
+            self.inline.branching(),
+            self.inline.parameters(),
+            temperature=self.config.draft_temperature,
+        )
+        if self.placement.kind != "submesh":
+            return draft
+        return SubmeshDraft(
+            draft,
+            self.programs.model.place,
+            support=draft.proposal().q.shape[-1],
+            tokens=self.tokens,
+            page_size=0 if self.programs.paging is None else self.programs.paging.size,
+            patience=PATIENCE if patience is None else patience,
+        )
+
+    def _controller(self, k: int) -> Controller:
+        config, draft = self.config, self.branching()
+        on_accelerator = self.programs.model.execution.one_array
+        # No clock records the work of a draft in this process.
+        activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
+        if self.tuner is None:
+            tuner = FixedTuner(SpeculationPlan.of_branches(k, config.branches))
+        else:
+            tuner = self.tuner("ssd", k)
+        return Controller(
+            draft,
+            k=k,
+            tuner=tuner,
+            fan_out=lambda: config.fan_out_of(k),
+            backup=config.backup_kind,
+            tokens=self.tokens,
+            lowers=config.saguaro_c not in (None, 1),
+            rule=config.verify,
+            elsewhere=not isinstance(draft, BranchDraft),
+            # Threads of a target on processors would keep a message behind its dispatch waiting.
+            order=Order(first=self.worker is not None, changes=on_accelerator),
+            activity=activity,
+            put_off=self.grows,
+        )

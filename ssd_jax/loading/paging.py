@@ -1,0 +1,105 @@
+"""How many KV cache pages slots share: as configured, or as many as the memory has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+
+from ssd_jax.config.config import Config
+from ssd_jax.devices.opened import check_paging
+from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.errors import InputError
+from ssd_jax.kernels import kv_pages
+from ssd_jax.loading.memory import Need, in_bytes, needs
+
+if TYPE_CHECKING:
+    from ssd_jax.devices.opened import OpenedModel
+    from ssd_jax.placement.placement import Placement
+
+Needs = Callable[[Paging], Sequence[Need]]
+"""What everything needs with so many pages, of each memory."""
+
+
+def paging_of(
+    config: Config,
+    context: int,
+    target: OpenedModel,
+    draft: OpenedModel | None,
+    *,
+    placement: Placement,
+    engines: Sequence[tuple[str, int]],
+) -> Paging | None:
+    """The pages that slots share, as configured; None if each slot has a page of its own.
+
+    Args:
+      placement, engines: see `memory.needs`.
+
+    Raises:
+      InputError: too little memory for one sequence, memory that is not known, or pages that
+        attention cannot read.
+    """
+    if config.kv_memory is None and config.page_size is None:
+        return None
+    size, groups = config.page_size or kv_pages.BLOCK, target.model.data_shards
+    each = -(-context // size)
+    models = [opened.model for opened in (target, draft) if opened is not None]
+    for model in models:
+        check_paging(model, size, slots=config.slots, context=context)
+    if config.kv_memory is None:
+        return Paging(size, config.slots * each)
+    if config.kv_share is None:
+        pages = jax.tree.leaves([model.page_struct(1, size) for model in models])
+        of_one = sum(page.size * page.dtype.itemsize for page in pages)  # on all devices together
+        count = config.kv_bytes // of_one // groups * groups
+        memory = in_bytes(each * of_one)
+    else:
+
+        def needed(paging: Paging) -> list[Need]:
+            return needs(
+                config, target, draft, context, placement=placement, engines=engines, paging=paging
+            )
+
+        count = most_pages(config, size, groups, needed)
+        count = min(count, config.slots * each)  # more could only keep what nobody uses
+        memory = "beside weights and all else"
+    if count // groups < each:
+        shared = f", {count // groups} for each of {groups} groups of devices" * (groups > 1)
+        raise InputError(
+            f"kv_memory = {config.kv_memory} holds {count} pages of {size} positions{shared}, and "
+            f"a sequence of context = {context} needs {each} ({memory}); raise it, or lower "
+            "`context`"
+        )
+    return Paging(size, count)
+
+
+def most_pages(config: Config, size: int, groups: int, needed: Needs) -> int:
+    """The most pages with which everything stays within the configured share of every memory.
+
+    Programs are not counted, since they are not compiled yet: the rest of the share is theirs.
+
+    Args:
+      size: positions a page.
+      groups: number of groups of devices, which have equally many pages.
+
+    Returns: a multiple of `groups`, at least 0.
+
+    Raises:
+      InputError: the memory of the target's devices is not known.
+    """
+    share = config.kv_share
+    assert share is not None
+    one, two = needed(Paging(size, groups)), needed(Paging(size, 2 * groups))
+    if jax.default_backend() != "cpu" and not any("of the target" in need.whose for need in one):
+        raise InputError(
+            f"kv_memory = {config.kv_memory}: the target's devices do not report how much memory "
+            "they have; give a size such as 4GiB"
+        )
+    found = []
+    for first, second in zip(one, two, strict=True):
+        least = sum(first.parts.values())
+        of_one = sum(second.parts.values()) - least  # of a page in every group
+        if of_one:
+            found.append(1 + (int(first.limit * share) - least) // of_one)
+    return max(min(found), 0) * groups

@@ -1,0 +1,1 @@
+"""How settings of any kind are declared, named, read and worded."""

@@ -1,0 +1,213 @@
+"""AR, SD and SSD on a slice: whether each fits, and how fast it could be at best.
+
+Pure arithmetic over the compiler's figures of programs; the estimate is that of `tuning`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ssd_jax.placement.device_groups import DeviceGroups
+from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tools.aot.chips import Chip
+from ssd_jax.tools.aot.parts import ModelPart
+from ssd_jax.tools.aot.programs import Sizes
+from ssd_jax.tools.bench.table import counted
+from ssd_jax.tuning import throughput
+from ssd_jax.tuning.throughput import Costs, Guess
+
+Split = tuple[tuple[int, ...], tuple[int, ...]]
+"""Places of the target's devices in a slice, and of the draft's."""
+
+ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryShare:
+    """Bytes of a device's memory, by what they are for.
+
+    Attributes:
+      what: the mode and models that they belong to.
+      running: the most that a program needs for itself while it runs.
+      code: of all programs that were compiled.
+      refused: whether one of the models cannot run there, whatever the sum.
+    """
+
+    what: str
+    weights: int
+    pages: int
+    running: int
+    code: int
+    refused: bool
+
+    @property
+    def compiled(self) -> bool:
+        """Whether any program was compiled; one for a GPU does not report its own size."""
+        return bool(self.running or self.code)
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.pages + self.running + self.code
+
+    def fits(self, chip: Chip) -> bool:
+        """Whether a device holds it all."""
+        return not self.refused and self.total <= chip.memory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mode:
+    """A mode and where its models are.
+
+    Attributes:
+      name: "ar", "sd" or "ssd".
+      target, draft: on the same devices in sd, on different ones in ssd.
+    """
+
+    name: str
+    target: ModelPart
+    draft: ModelPart | None = None
+
+    @property
+    def parts(self) -> list[ModelPart]:
+        """Its models."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def groups(self) -> list[list[ModelPart]]:
+        """Its models, those on the same devices together."""
+        return [[part] for part in self.parts] if self.name == "ssd" else [self.parts]
+
+    def __str__(self) -> str:
+        """The name with the numbers of devices: "ssd 4 + 1"."""
+        return f"{self.name} {' + '.join(str(len(group[0].devices)) for group in self.groups)}"
+
+    def shares(self) -> list[MemoryShare]:
+        """What a device of each group of devices holds."""
+        return [
+            _share(f"{self}: {' and '.join(part.role for part in group)}", group)
+            for group in self.groups
+        ]
+
+    def refused(self, chip: Chip) -> str | None:
+        """Why it does not fit; None where it does."""
+        for part in self.parts:
+            if part.refused is not None:
+                return f"{part.role} on {len(part.devices)}: {part.refused}"
+        for share in self.shares():
+            if not share.fits(chip):
+                return (
+                    f"{share.what} takes {share.total / 2**30:.1f} GiB of a device, which has "
+                    f"{chip.memory / 2**30:.2f}"
+                )
+        return None
+
+    def rate(self, acceptance: float, sizes: Sizes, fan_out: FanOut) -> float:
+        """Upper bound on the tokens per second of all sequences.
+
+        `acceptance` is the rate at which proposed tokens are accepted; `fan_out` divides branches.
+        """
+        seen, k, rows = Guess(acceptance=acceptance), sizes.k, sizes.slots
+        costs = self.costs(sizes)
+        if self.name == "ar":
+            return throughput.ar(costs, rows=rows)
+        if self.name == "sd":
+            return throughput.sd(costs, seen, SpeculationPlan(k=k), rows=rows)
+        found = throughput.best_ssd(
+            costs,
+            seen,
+            fan_out,
+            ks=(k,),
+            budgets=(sizes.branches,),
+            waits=(True, False),
+            rows=rows,
+        )
+        return found.rate
+
+    def costs(self, sizes: Sizes) -> Costs:
+        """Lower bounds of the seconds of the parts of a round.
+
+        Models on devices of their own do not slow each other down.
+        """
+        k = sizes.k
+        verify = {
+            width: self.target.seconds("forward", width)
+            + self.target.seconds("accept", sizes.slots, width)
+            for width in (0, k)
+        }
+        if self.draft is None:
+            return Costs(verify=verify)
+        draft = self.draft
+        drafted = (draft.seconds("start", k) + (k - 1) * draft.seconds("step", k)) / k
+        if self.name == "sd":
+            return Costs(verify=verify, draft=drafted)
+        forwards = SpeculationPlan.of_branches(k, sizes.branches).forwards
+        branching = draft.seconds("promote", k) + draft.seconds("expand", k)
+        branching += (forwards - 1) * draft.seconds("grow", k)
+        return Costs(verify=verify, backup=drafted, step={sizes.branches: branching / forwards})
+
+
+def _share(what: str, parts: Sequence[ModelPart]) -> MemoryShare:
+    """The share of parts on the same devices, whose programs run one after the other."""
+    programs = [program for part in parts for program in part.programs.values()]
+    return MemoryShare(
+        what=what,
+        weights=sum(part.weights for part in parts),
+        pages=sum(part.pages for part in parts),
+        running=max((each.beside + each.temporaries for each in programs), default=0),
+        code=sum(program.code for program in programs),
+        refused=any(part.refused is not None for part in parts),
+    )
+
+
+def splits(count: int, given: Split | None = None) -> list[Split]:
+    """Splits to compare: the given one, or the default and the same with one draft device."""
+    if given is not None:
+        return [given]
+    if count < 2:
+        return []
+    target, draft = DeviceGroups(target=None, draft=None).split(count)
+    return [(target, part) for part in dict.fromkeys((draft, draft[:1]))]
+
+
+def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str) -> str:
+    """One line: whether SSD pays, and in which split.
+
+    Args:
+      modes: those that fit.
+      rates: tokens per second of each mode at each of `ACCEPTANCES`.
+      where: the slice, in words.
+    """
+    of_ssd = [each for each in zip(modes, rates, strict=True) if each[0].name == "ssd"]
+    others = [each for each in zip(modes, rates, strict=True) if each[0].name != "ssd"]
+
+    def fastest(found: Sequence[tuple[Mode, Sequence[float]]], at: int) -> tuple[Mode, float]:
+        mode, speeds = max(found, key=lambda each: each[1][at])
+        return mode, speeds[at]
+
+    if not modes:
+        return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
+    if not others:
+        return f"SSD is all that fits {where}: {fastest(of_ssd, -1)[0]}"
+    if all(len(part.devices) == 1 for mode in modes for part in mode.parts):
+        return f"SSD has no devices for its draft on {where}: take two or more"
+    if not of_ssd:
+        return f"SSD does not pay on {where}: no split of it holds both models"
+    places = range(len(ACCEPTANCES))
+    gains = [fastest(of_ssd, at)[1] / fastest(others, at)[1] for at in places]
+    at = max(places, key=lambda place: gains[place])
+    split, other = fastest(of_ssd, at)[0], fastest(others, at)[0]
+    gain = f"{gains[at]:.2f} times {other} at an acceptance of {ACCEPTANCES[at]}"
+    target, draft = (counted(len(part.devices), "device") for part in split.parts)
+    where_split = f"target on {target}, draft on {draft}"
+    if gains[at] <= 1:
+        return (
+            f"SSD does not pay on {where}: at best {gain}, with the {where_split}; take "
+            f"{other.name}"
+        )
+    paying = [str(a) for a, gain in zip(ACCEPTANCES, gains, strict=True) if gain > 1]
+    return (
+        f"SSD pays on {where} at acceptances of {', '.join(paying)}: {gain}, with the {where_split}"
+    )

@@ -1,0 +1,109 @@
+"""The page of `ssd-jax aot`: memory, programs, speeds, and one line that says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.tools.aot.chips import Chip
+from ssd_jax.tools.aot.modes import ACCEPTANCES, MemoryShare, Mode, verdict
+from ssd_jax.tools.aot.parts import Compiled, ModelPart
+from ssd_jax.tools.aot.programs import Sizes
+from ssd_jax.tools.bench.table import Column, Page, build_table
+
+
+class _Row(NamedTuple):
+    part: ModelPart
+    name: str
+    program: Compiled
+
+
+def build_page(
+    modes: Sequence[Mode], chip: Chip, sizes: Sizes, fan_out: FanOut, *, title: str, where: str
+) -> list[Page | str]:
+    """Everything that is known about a pair: tables, and lines between them.
+
+    Args:
+      modes: all that were asked about.
+      fan_out: divides the branches.
+      title: says what was asked.
+      where: the slice, in words.
+    """
+    refused = {str(mode): mode.refused(chip) for mode in modes}
+    fitting = [mode for mode in modes if refused[str(mode)] is None]
+    rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
+    parts = list({id(part): part for mode in modes for part in mode.parts}.values())
+    said: list[Page | str] = [f"{title}\n"]
+    said += [_memory([share for mode in modes for share in mode.shares()], chip), ""]
+    rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
+    if rows:
+        said += [_programs(rows), ""]
+    if fitting:
+        said += [_speeds(fitting, rates), ""]
+    said += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
+    said += [
+        f"{_where(part)}: {', '.join(part.whole)} whole on every device, which "
+        f"{len(part.devices)} devices do not divide"
+        for part in parts
+        if part.whole
+    ]
+    return [*said, verdict(fitting, rates, where)]
+
+
+def _where(part: ModelPart) -> str:
+    return f"{part.role} on {len(part.devices)}"
+
+
+def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Page:
+    columns: list[Column[MemoryShare]] = [
+        Column("mode and devices", lambda row: row.what, "left"),
+        Column("weights", lambda row: _gib(row.weights)),
+        Column("pages", lambda row: _gib(row.pages)),
+        Column("while running", lambda row: _gib(row.running) if row.compiled else None),
+        Column("programs", lambda row: _gib(row.code) if row.compiled else None),
+        Column("all", lambda row: _gib(row.total)),
+        Column("fits", lambda row: "yes" if row.fits(chip) else "no"),
+    ]
+    title = f"GiB of a device, which has {_gib(chip.memory)}"
+    return build_table(columns, shares, title=title)
+
+
+def _programs(rows: Sequence[_Row]) -> Page:
+    columns: list[Column[_Row]] = [
+        Column("model", lambda row: _where(row.part), "left"),
+        Column("program", lambda row: row.name, "left"),
+        Column("GFLOP", lambda row: f"{row.program.work.flops / 1e9:.1f}"),
+        Column("MB moved", lambda row: f"{row.program.work.moved / 1e6:.0f}"),
+        Column("collectives", lambda row: str(sum(c.runs for c in row.program.work.collectives))),
+        Column("ms", lambda row: f"{1e3 * row.program.bounds.seconds:.2f}"),
+        Column("bound by", lambda row: row.program.bounds.bound, "left"),
+        Column("compiled in s", lambda row: f"{row.program.seconds:.1f}"),
+    ]
+    notes = (
+        "at least: bytes over bandwidth or products over arithmetic, whichever is longer, and what "
+        "devices send each other; the host and the start of every kernel come on top",
+    )
+    return build_table(columns, rows, title="one run of a program, on each device", notes=notes)
+
+
+def _speeds(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> Page:
+    rows = list(zip(modes, rates, strict=True))
+    columns: list[Column[tuple[Mode, Sequence[float]]]] = [
+        Column("mode and devices", lambda row: str(row[0]), "left")
+    ]
+    for place, acceptance in enumerate(ACCEPTANCES):
+        columns.append(Column(str(acceptance), lambda row, place=place: f"{row[1][place]:.0f}"))
+    return build_table(
+        columns,
+        rows,
+        title="tokens/s of all sequences, by how often a proposed token is accepted",
+        notes=(
+            "ssd: devices of the target + those of the draft, with the hit rates that are assumed "
+            "before anything is observed (docs/tuning.md)",
+        ),
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"

@@ -1,0 +1,207 @@
+"""A model on some devices: its memory on each, and the cost of one run of its programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from ssd_jax.devices.opened import execution_for
+from ssd_jax.devices.paged_programs import page_size
+from ssd_jax.devices.program_spec import Name, ProgramSpec
+from ssd_jax.loading.memory import bytes_per_device
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
+from ssd_jax.sampling.variants import named
+from ssd_jax.tools.aot import chips, hlo, programs, traffic
+from ssd_jax.tools.aot.chips import Chip, Roofline
+from ssd_jax.tools.aot.hlo import Module
+from ssd_jax.tools.aot.programs import Sizes
+from ssd_jax.tools.aot.traffic import ProgramWork
+
+VARIANT = "sampled"
+"""The variant of programs that draw: rows at any temperature, no truncation or penalties."""
+
+_HELD = ("parameters", "pages")
+"""Arguments of programs that stay on the devices, whatever runs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A program, on one device.
+
+    Attributes:
+      work, bounds: of one run.
+      beside: bytes of arguments other than weights and pages, and of results that take no
+        argument's place.
+      temporaries: bytes that it needs besides these while it runs.
+      code: bytes of the program itself.
+      seconds: core-seconds to trace and compile it.
+    """
+
+    work: ProgramWork
+    bounds: Roofline
+    beside: int
+    temporaries: int
+    code: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelPart:
+    """A model on some of the devices of a slice.
+
+    Attributes:
+      role: "target" or "draft".
+      devices: their places in the slice.
+      weights, pages: bytes on each.
+      programs: empty where it was refused.
+      refused: why it cannot run there; None where it can.
+      whole: usually sharded parts that each device holds whole; see `ShardingRules.whole`.
+    """
+
+    role: str
+    devices: tuple[int, ...]
+    weights: int
+    pages: int
+    programs: Mapping[Name, Compiled] = dataclasses.field(default_factory=dict)
+    refused: str | None = None
+    whole: tuple[str, ...] = ()
+
+    def seconds(self, *name: str | int) -> float:
+        """Lower bound of one run of a program, in seconds, in the variant that was compiled."""
+        known = self.programs
+        return known[name if name in known else named(name, VARIANT)].bounds.seconds
+
+
+def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
+    """Programs of a target: those of AR, which proposes nothing, and those that verify K tokens."""
+    widths = (0, sizes.k)
+    accepts = [named(("accept", sizes.slots, width), VARIANT) for width in widths]
+    prefill = "prefill", max(model.execution.prefill_chunks)
+    return [*(("forward", width) for width in widths), *accepts, prefill]
+
+
+def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
+    """Programs of a draft: those that SD runs and, with `branches`, those that branch."""
+    names: list[Name] = [named((name, sizes.k), VARIANT) for name in ("start", "step")]
+    if branches:
+        names += [named((name, sizes.k), VARIANT) for name in ("expand", "grow")]
+        names.append(("promote", sizes.k))
+    return names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChipSlice:
+    """JAX devices that are not there, of a chip of this name."""
+
+    name: str
+    devices: Sequence[object]
+
+    @property
+    def chip(self) -> Chip:
+        """What one device can do."""
+        return chips.chip_named(self.name)
+
+    def model(self, about: ModelConfig, dtype: str, places: Sequence[int]) -> FunctionalModel:
+        """A model sharded over some of the devices.
+
+        Raises:
+          InputError: nothing of it can be sharded.
+        """
+        own = [self.devices[place] for place in places]
+        mesh = mesh_of(own)
+        execution = execution_for(
+            self.chip.platform, dtype, about.head_dim, device=own[0], devices=len(own)
+        )
+        return FunctionalModel(about, execution, mesh=mesh)
+
+
+def build(
+    role: str,
+    model: FunctionalModel,
+    names: Sequence[Name],
+    *,
+    chip: Chip,
+    places: tuple[int, ...],
+    sizes: Sizes,
+    done: Callable[[Name], None] = lambda name: None,
+) -> ModelPart:
+    """Compiles programs of a model, if its weights and pages leave them any room.
+
+    Args:
+      role: "target" or "draft".
+      places: of its devices in the slice.
+      done: called with the name of each compiled program.
+    """
+    count = len(places)
+    part = ModelPart(
+        role=role,
+        devices=places,
+        weights=bytes_per_device(model.parameter_structs()),
+        pages=bytes_per_device(model.page_struct(sizes.slots, page_size(sizes.context))),
+        whole=model.rules.whole if count > 1 else (),
+    )
+    held = part.weights + part.pages
+    if held > chip.memory:
+        too_large = (
+            f"weights and pages are {held / 2**30:.1f} GiB a device, which has "
+            f"{chip.memory / 2**30:.2f}"
+        )
+        return dataclasses.replace(part, refused=too_large)
+    specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)
+    # bfloat16 products that a product takes.
+    passes = 6 if model.execution.compute.name == "float32" else 1
+    compiled = {}
+    for name in names:
+        try:
+            compiled[name], _ = compile_program(specs[name], model, chip, passes)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            said = " ".join(str(error).split("\n", 1)[0].split())
+            return dataclasses.replace(part, refused=f"{' '.join(map(str, name))}: {said}")
+        done(name)
+    return dataclasses.replace(part, programs=compiled)
+
+
+def compile_program(
+    spec: ProgramSpec, model: FunctionalModel, chip: Chip, passes: int = 1
+) -> tuple[Compiled, Module]:
+    """Compiles a program for its model's devices and reads the compiler's output.
+
+    See `chips.roofline` for `passes`.
+
+    Raises:
+      JaxRuntimeError: the compiler refuses it.
+    """
+    assert model.mesh is not None
+    began = time.process_time()
+    # Mosaic compiles for the default device's generation of GPUs.
+    here = model.mesh.devices.flat[0] if chip.platform == "gpu" else None
+    with jax.default_device(here):
+        program = spec.compile(model.mesh)
+    seconds = time.process_time() - began
+    count = model.mesh.size
+    names = inspect.signature(spec.function).parameters
+    arguments = zip(names, spec.arguments, strict=True)
+    held = bytes_per_device([struct for name, struct in arguments if name in _HELD])
+    memory, text = program.memory_analysis(), program.as_text()
+    assert memory is not None
+    assert text is not None
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    module = hlo.read(text)
+    work = traffic.count(module, count)
+    compiled = Compiled(
+        work=work,
+        bounds=chips.roofline(chip, work, passes),
+        beside=memory.argument_size_in_bytes - held + fresh,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        seconds=seconds,
+    )
+    return compiled, module

@@ -1,0 +1,91 @@
+"""Every program of a target and of a draft, as functions and shapes, not compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.config.settings import SUPPORT
+from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
+from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.models.functional import FunctionalModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes that programs are made for.
+
+    Attributes:
+      slots: B.
+      context: most positions of a sequence.
+      k: K.
+      branches: M.
+      paging: see `PagedPrograms`.
+    """
+
+    slots: int
+    context: int
+    k: int
+    branches: int
+    paging: Paging | None = None
+
+
+def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
+    """Programs that decode without a draft, and programs that verify K tokens."""
+    found: dict[Name, ProgramSpec] = {}
+    verification = Verification(widths=(0, sizes.k), support=SUPPORT)
+    Programs(
+        model,
+        slots=sizes.slots,
+        context=sizes.context,
+        tokens=model.config.vocab_size,
+        verification=verification,
+        paging=sizes.paging,
+        compiler=_kept_in(found),
+    )
+    return found
+
+
+def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
+    """Programs that draft, and programs that branch."""
+    found: dict[Name, ProgramSpec] = {}
+    drafting = Drafting(
+        k=sizes.k,
+        support=SUPPORT,
+        rule="ratio",
+        branches=sizes.branches,
+        predict="noise",
+        confident=True,
+    )
+    kept = _kept_in(found)
+    base = DraftPrograms(
+        model,
+        slots=sizes.slots,
+        context=sizes.context,
+        tokens=model.config.vocab_size,
+        drafting=drafting,
+        paging=sizes.paging,
+        compiler=kept,
+    )
+    ExpansionPrograms(base, compiler=kept)
+    return found
+
+
+def _kept_in(found: dict[Name, ProgramSpec]) -> Compiler:
+    """A compiler that only records its specs."""
+
+    def take(
+        specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None
+    ) -> Mapping[Name, Any]:
+        del mesh, progress
+        found.update(specs)
+        return dict.fromkeys(specs)
+
+    return take

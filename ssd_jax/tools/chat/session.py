@@ -1,0 +1,236 @@
+"""The session: what each entry does to the conversation, and what is shown of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable
+
+from rich.table import Table
+
+from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.request import Request, RequestOutput
+from ssd_jax.errors import InputError
+from ssd_jax.llm.llm import LLM
+from ssd_jax.options.wording import as_flags
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.paths import user_path
+from ssd_jax.tools.chat import conversation as files
+from ssd_jax.tools.chat.conversation import Conversation
+from ssd_jax.tools.chat.entry import COMMANDS, Command, parse
+from ssd_jax.tools.chat.figures import Answer, stats_table, summary
+from ssd_jax.tools.chat.screen import Screen
+
+
+class ChatSession:
+    """One chat with a loaded model.
+
+    An answer that is stopped or fails before its first word is dropped from the conversation, with
+    its question.
+
+    Args:
+      ready: called before an answer, once it is known to be possible.
+      stopped: asked between the rounds of an answer; True ends it there.
+
+    Attributes:
+      conversation: all messages, whether they still fit the context or not.
+      refused: number of entries that were refused.
+      failed: number of answers that ended with finish_reason `error`.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        screen: Screen,
+        *,
+        system: str | None = None,
+        ready: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.conversation = Conversation(system=system)
+        self.refused = self.failed = 0
+        self._llm = llm
+        self._params = params
+        self._screen = screen
+        self._ready = ready
+        self._stopped = stopped
+        self._chosen: str | None = None
+        self._first = 0  # messages before it are left out of the prompt
+        self._begun = 0
+        self._answers: list[Answer] = []
+        self._saved = self.conversation
+        self._commands: dict[str, Callable[[Command], None]] = {
+            "help": self._help,
+            "mode": self._switch,
+            "stats": self._stats,
+            "save": self._save,
+            "load": self._load,
+            "system": self._system,
+            "retry": self._retry,
+            "reset": self._reset,
+        }
+
+    def take(self, raw: str) -> bool:
+        """Does what an entry asks for; returns whether to go on."""
+        try:
+            entry = parse(raw)
+            if isinstance(entry, str):
+                if entry:
+                    self._answer(self.conversation.said("user", entry))
+            elif entry.name == "exit":
+                return False
+            else:
+                self._commands[entry.name](entry)
+        except InputError as error:
+            self.refused += 1
+            self._screen.error(as_flags(str(error)))
+        return True
+
+    @property
+    def _mode(self) -> str:
+        """The mode of the next answer."""
+        if self._chosen is None:
+            self._ready()
+            self._chosen = self._llm.mode
+        return self._chosen
+
+    def _answer(self, asked: Conversation) -> None:
+        """Answers the last message of `asked`."""
+        first, ids = self._fitting(asked)
+        # Each answer has its own randomness, which is the same in a session of the same entries.
+        request = self._llm.request(ids, self._params, self._begun)
+        self._begun += 1
+        if first > self._first:
+            self._screen.note(
+                f"[the context of {self._llm.context} tokens is full: the model no longer sees the "
+                f"first {first} messages; /save writes all of them, /reset starts afresh]"
+            )
+        self._ready()
+        engine = self._llm.engine_of(self._mode)
+        with self._screen.answering(f"reading {len(ids)} tokens"):
+            output = self._run(engine, request)
+        self.failed += output.finish_reason == "error"
+        done = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
+        if output.finish_reason in ("cancelled", "error") and not output.text:
+            ended = "stopped" if done.stopped else "ended by an error"
+            self._screen.note(f"[{ended} before the first word; the conversation is as it was]")
+            return
+        self._first = first
+        self._answers.append(done)
+        self.conversation = asked.said("assistant", output.text, stopped=done.stopped)
+        self._screen.note(summary(done, self._llm.context))
+
+    def _run(self, engine: Engine, request: Request) -> RequestOutput:
+        """Runs a request to its end, alone in the engine, or until it is stopped.
+
+        The engine is stepped here, not through `LLM.run`, to look for a stop between the chunks of
+        a long prefill, which have no event, and to have the output of a stopped request too.
+        """
+        request_id = engine.add(request)
+        while True:
+            if self._stopped():
+                engine.cancel(request_id)
+            for event in engine.step():
+                if event.text:
+                    self._screen.words(event.text)
+                if event.output is not None:
+                    return event.output
+
+    def _fitting(self, asked: Conversation) -> tuple[int, list[int]]:
+        """Where the prompt starts, to leave room for an answer, and the prompt's ids."""
+        context = self._llm.context
+        room = context - min(self._params.most_tokens, context // 4)
+        first = asked.first_that_fits(
+            lambda start: len(self._llm.encode(asked.prompt(start))), room, self._first
+        )
+        return first, self._llm.encode(asked.prompt(first))
+
+    def _help(self, _command: Command) -> None:
+        table = Table.grid(padding=(0, 3, 0, 0))
+        for command in COMMANDS.values():
+            table.add_row(command.usage, command.text)
+        table.add_row('"""', "starts a message of several lines, which ends with the same")
+        table.add_row("\\", "at the end of a line: the message goes on in the next")
+        table.add_row("Ctrl-C", "stops an answer; at the prompt it clears the line")
+        self._screen.show(table)
+
+    def _switch(self, command: Command) -> None:
+        available = ", ".join(self._llm.modes)
+        if command.argument in self._llm.modes:
+            self._chosen = command.argument
+            self._screen.say(f"mode {self._mode}")
+        elif command.argument:
+            raise InputError(f"{self._unavailable(command.argument)}; available here: {available}")
+        elif len(self._llm.modes) > 1:
+            self._screen.say(f"mode {self._mode}; available: {available}")
+        else:
+            self._screen.say(
+                f"mode {self._mode}, the only one here; others need a draft: start ssd-jax chat "
+                "with --mode=sd --draft=ngram"
+            )
+
+    def _unavailable(self, mode: str) -> str:
+        config = self._llm.config
+        try:  # an impossible mode has its own message
+            dataclasses.replace(config, mode=mode, draft=config.draft or "ngram")
+        except InputError as error:
+            return as_flags(str(error))
+        return (
+            f"mode {mode} was not prepared; start ssd-jax chat with --mode={mode} "
+            "--draft=ngram, or with a draft model"
+        )
+
+    def _stats(self, _command: Command) -> None:
+        if not self._answers:
+            raise InputError("there are no figures before the first answer")
+        self._screen.show(stats_table(self._answers, self._llm.context))
+
+    def _save(self, command: Command) -> None:
+        if not self.conversation.messages:
+            raise InputError("there is nothing to save yet")
+        now = datetime.datetime.now()
+        path = user_path(command.argument or f"chat-{now:%Y%m%d-%H%M%S}.jsonl")
+        replaced = files.save(self.conversation, path, replace=command.forced)
+        self._saved = self.conversation
+        self._screen.say(
+            f"{'replaced' if replaced else 'saved'} {path.absolute()} "
+            f"({len(self.conversation.messages)} messages)"
+        )
+
+    def _load(self, command: Command) -> None:
+        if not command.argument:
+            raise InputError("/load needs the name of a file")
+        if self.conversation.messages and self.conversation != self._saved:
+            raise InputError(
+                "the conversation so far would be lost; /save it, or /reset to forget it"
+            )
+        path = user_path(command.argument)
+        self.conversation = self._saved = files.load(path)
+        self._first = 0
+        messages = self.conversation.messages
+        also = "" if self.conversation.system is None else " and its system message"
+        waiting = bool(messages) and messages[-1].role == "user"
+        hint = "; the last waits for an answer: /retry" if waiting else ""
+        self._screen.say(f"loaded {len(messages)} messages{also}{hint}")
+
+    def _system(self, command: Command) -> None:
+        if not command.argument:
+            system = self.conversation.system
+            text = "there is none" if system is None else system
+            self._screen.say(f"system message: {text}")
+            return
+        system = None if command.argument == "-" else command.argument
+        changed = dataclasses.replace(self.conversation, system=system)
+        self._llm.encode(changed.said("user", "?").prompt())  # not every template takes one
+        self.conversation = changed
+        self._screen.say("system message removed" if system is None else "system message set")
+
+    def _retry(self, _command: Command) -> None:
+        self._answer(self.conversation.unanswered())
+
+    def _reset(self, _command: Command) -> None:
+        forgotten = len(self.conversation.messages)
+        self.conversation = Conversation(system=self.conversation.system)
+        self._first = 0
+        self._screen.say(f"{forgotten} messages forgotten")

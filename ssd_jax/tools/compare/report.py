@@ -1,0 +1,207 @@
+"""A comparison: a verdict on every pair that is not identical, as a table and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from ssd_jax.errors import InputError
+from ssd_jax.tools.bench.report import SCHEMA_VERSION, json_safe
+from ssd_jax.tools.bench.table import Column, Page, build_table, number_cell
+from ssd_jax.tools.compare.judges import Finding, Judge
+from ssd_jax.tools.compare.pairs import Pair
+
+_STYLES = {"float": "green", "sampled": "green", "wrong": "red", "unknown": "yellow"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two runs compared.
+
+    Attributes:
+      findings: of the pairs that are not identical, in prompt order.
+      limit: margins below it are explained by rounding; None without a model.
+      bitwise: whether the runs promised bitwise exactness.
+    """
+
+    names: tuple[str, str]
+    pairs: tuple[Pair, ...]
+    findings: tuple[Finding, ...]
+    limit: float | None = None
+    bitwise: bool = False
+
+    @property
+    def compared(self) -> int:
+        """Prompts that both runs answered."""
+        return sum(pair.compared for pair in self.pairs)
+
+    @property
+    def identical(self) -> int:
+        """Prompts that both answered with the same ids."""
+        return sum(pair.kind == "identical" for pair in self.pairs)
+
+    @property
+    def positions(self) -> list[int]:
+        """Where texts part, ascending."""
+        return sorted(pair.position for pair in self.pairs if pair.position is not None)
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """Number of findings by verdict."""
+        return Counter(finding.verdict for finding in self.findings if finding.verdict)
+
+    @property
+    def one_sided(self) -> int:
+        """Prompts that only one run answered."""
+        return sum(len(pair.answers) == 1 for pair in self.pairs)
+
+    @property
+    def exit_status(self) -> int:
+        """1 if a difference is wrong, else 2 if prompts are missing, else 1 if one is unknown."""
+        if self.verdicts["wrong"]:
+            return 1
+        if self.one_sided:
+            return InputError.exit_status
+        return 1 if self.verdicts["unknown"] else 0
+
+
+def compare(
+    names: tuple[str, str],
+    pairs: Sequence[Pair],
+    judged: Judge,
+    *,
+    limit: float | None = None,
+    bitwise: bool = False,
+) -> Comparison:
+    """Judges every pair that is not identical; `judged` is asked about forks and early ends."""
+    found = tuple(
+        judged(pair) if pair.compared else Finding(pair=pair, verdict=None)
+        for pair in pairs
+        if pair.kind != "identical"
+    )
+    return Comparison(names=names, pairs=tuple(pairs), findings=found, limit=limit, bitwise=bitwise)
+
+
+def comparison_table(comparison: Comparison) -> Page | Text:
+    """Identical share, first forks, and a line for every difference."""
+    same, of, positions = comparison.identical, comparison.compared, comparison.positions
+    title = f"{same} of {of} prompts identical ({same / of:.0%})"
+    if positions:
+        median = f"{statistics.median(positions):g} in the median"
+        title += f"\nfirst difference: token {positions[0]} at the earliest, {median}"
+    if not comparison.findings:
+        return Text(title, style="bold")
+    one, other = comparison.names
+    columns: list[Column[Finding]] = [
+        Column("prompt", lambda row: str(row.pair.prompt_index)),
+        Column("position", lambda row: number_cell(row.pair.position, "{}")),
+        Column(one, lambda row: _side(row, 0), "left"),
+        Column(other, lambda row: _side(row, 1), "left"),
+        Column("margin", lambda row: number_cell(row.margin, "{:.2g}")),
+        Column("verdict", _verdict, "left"),
+    ]
+    return build_table(columns, comparison.findings, title=title, notes=_notes(comparison))
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as an object for `json.dumps`; infinite margins are null."""
+    positions = comparison.positions
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "a": comparison.names[0],
+        "b": comparison.names[1],
+        "prompts": len(comparison.pairs),
+        "compared": comparison.compared,
+        "identical": comparison.identical,
+        "identical_share": comparison.identical / comparison.compared,
+        "first_fork_median": statistics.median(positions) if positions else None,
+        "first_fork_earliest": positions[0] if positions else None,
+        "verdicts": {verdict: comparison.verdicts[verdict] for verdict in _STYLES},
+        "limit": comparison.limit,
+        "bitwise": comparison.bitwise,
+        "differences": [_difference(finding) for finding in comparison.findings],
+    }
+    return json_safe(document)
+
+
+def _difference(finding: Finding) -> dict[str, Any]:
+    pair = finding.pair
+    sides = {
+        name: output
+        and {
+            "token_id": token,
+            "text": text,
+            "tokens": len(output.token_ids),
+            "finish_reason": output.finish_reason,
+            "error": output.error,
+        }
+        for name, output, token, text in zip(
+            "ab", (pair.a, pair.b), pair.tokens, finding.texts, strict=True
+        )
+    }
+    return {
+        "prompt_index": pair.prompt_index,
+        "kind": pair.kind,
+        "position": pair.position,
+        **sides,
+        "margin": finding.margin,
+        "verdict": finding.verdict,
+    }
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    verdicts, missing = comparison.verdicts, comparison.one_sided
+    notes = ["position: index of the token, from 0"]
+    if any(finding.margin is not None for finding in comparison.findings):
+        notes[0] += "; margin: between the two, in logits"
+    if verdicts["float"]:
+        notes.append(
+            f"float: the target finds both equal up to rounding (margin below {comparison.limit:g},"
+            "\nor at the edge of what top-k, top-p and min-p keep)"
+        )
+    if verdicts["wrong"]:
+        because = (
+            "bitwise exactness allows no fork" if comparison.bitwise else "it is less than that"
+        )
+        notes.append(f"wrong: not explained by rounding ({because}): a bug, or other settings")
+    if verdicts["sampled"]:
+        notes.append(
+            "sampled with --verify=ratio: texts of different modes are different draws of the same "
+            "distribution"
+        )
+    if verdicts["unknown"]:
+        notes.append(
+            "unknown: give --target and --prompt_file, with the settings of both runs"
+            if comparison.limit is None
+            else "unknown: the target with these settings says neither; give those of both runs"
+        )
+    if missing:
+        has = "prompt has" if missing == 1 else "prompts have"
+        notes.append(f"{missing} {has} an answer in one run only")
+    return notes
+
+
+def _side(finding: Finding, place: int) -> str | Text | None:
+    """What one run has where the two part."""
+    output = (finding.pair.a, finding.pair.b)[place]
+    token, text = finding.pair.tokens[place], finding.texts[place]
+    if output is None:
+        return Text("no line", style="dim")
+    if output.error is not None:
+        return Text("failed" if output.finish_reason == "error" else "refused", style="dim")
+    if token is not None:
+        return f"{token}" if text is None else f"{token} {json.dumps(text, ensure_ascii=False)}"
+    ends = finding.pair.position is not None
+    return Text(f"ends ({output.finish_reason})", style="dim") if ends else None
+
+
+def _verdict(finding: Finding) -> Text:
+    if finding.verdict is None:
+        return Text(finding.pair.kind, style="yellow")
+    return Text(finding.verdict, style=_STYLES[finding.verdict])

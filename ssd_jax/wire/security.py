@@ -1,0 +1,148 @@
+"""Secrets and certificates of a stream between hosts."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from ssd_jax.errors import InputError
+from ssd_jax.system.paths import user_path
+from ssd_jax.wire.address import Address
+
+if TYPE_CHECKING:
+    import grpc
+
+_SHORTEST, _LONGEST = 16, 1024  # characters of a token
+
+
+class Names(NamedTuple):
+    """Names of the settings that give an end its `Files`."""
+
+    token: str
+    ca: str
+    cert: str
+    key: str
+
+
+OF_ENGINE = Names("draft_token_file", "draft_tls_ca", "draft_tls_cert", "draft_tls_key")
+OF_WORKER = Names("token_file", "tls_client_ca", "tls_cert", "tls_key")
+
+
+class Files(NamedTuple):
+    """Paths as given; None for none.
+
+    Attributes:
+      token: the secret that both ends have.
+      ca: certificates trusted to sign the other end's certificate.
+      cert, key: this end's certificate and its key.
+    """
+
+    token: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def check(self, address: Address, *, serves: bool) -> None:
+        """Refuses to send in plain text or to unknown peers.
+
+        Args:
+          serves: whether this end is the worker's.
+
+        Raises:
+          InputError: other hosts can reach the address, without TLS or without a token or
+            certificates, or the files do not go together.
+        """
+        names = OF_WORKER if serves else OF_ENGINE
+        if (self.cert is None) != (self.key is None):
+            raise InputError(f"{names.cert} and {names.key} go together; give both or neither")
+        needed, flag = (self.cert, names.cert) if serves else (self.ca, names.ca)
+        if needed is None and (self.ca or self.cert):
+            raise InputError(f"TLS needs {flag}; give it, or no certificates at all")
+        if address.loopback:
+            return
+        if needed is None:
+            raise InputError(
+                f"{address} is no address of this host alone, and without TLS anybody between "
+                f"could read and change what is sent; give {flag}"
+                + (f" and {names.key}" if serves else "")
+            )
+        known = self.ca if serves else self.cert
+        if self.token is None and known is None:
+            other = names.ca if serves else names.cert
+            raise InputError(
+                f"{address} can be reached by others; give {names.token}, a file with a secret "
+                f"that both ends have, or {other}"
+            )
+
+    def read_token(self, name: str) -> str:
+        """The secret; empty without a file.
+
+        Raises:
+          InputError: the file cannot be read, others can read it, or the secret is too short.
+        """
+        if self.token is None:
+            return ""
+        text = _read(self.token, name).decode("ascii", "replace").strip()
+        if user_path(self.token).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InputError(f"{name} = {self.token!r} can be read by others; chmod 600 it")
+        if not _SHORTEST <= len(text) <= _LONGEST or not text.isascii() or not text.isprintable():
+            raise InputError(
+                f"{name} = {self.token!r} has no secret of {_SHORTEST} to {_LONGEST} printable "
+                "ASCII characters; make one with: openssl rand -hex 32"
+            )
+        return text
+
+    def of_engine(self) -> grpc.ChannelCredentials | None:
+        """Credentials of an engine's channel; None without TLS.
+
+        Raises:
+          InputError: a file cannot be read, or is none of PEM.
+        """
+        if self.ca is None:
+            return None
+        import grpc
+
+        own = [None if path is None else _read(path, name) for path, name in
+               ((self.key, OF_ENGINE.key), (self.cert, OF_ENGINE.cert))]  # fmt: skip
+        trusted = _read(self.ca, OF_ENGINE.ca)
+        self._require_pem(OF_ENGINE)
+        return grpc.ssl_channel_credentials(trusted, *own)
+
+    def of_worker(self) -> grpc.ServerCredentials | None:
+        """Credentials of a worker's port; None without TLS. With a `ca`, engines need certificates.
+
+        Raises:
+          InputError: a file cannot be read, or is none of PEM.
+        """
+        if self.cert is None or self.key is None:
+            return None
+        import grpc
+
+        pair = _read(self.key, OF_WORKER.key), _read(self.cert, OF_WORKER.cert)
+        trusted = None if self.ca is None else _read(self.ca, OF_WORKER.ca)
+        self._require_pem(OF_WORKER)
+        return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
+
+    def _require_pem(self, names: Names) -> None:
+        """Refuses files that are no certificates, or no key of theirs, as gRPC does not say."""
+        import ssl
+
+        context, wrong = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), names.cert
+        try:
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key, password=lambda: "")
+            wrong = names.ca
+            if self.ca is not None:
+                context.load_verify_locations(self.ca)
+        except ssl.SSLError as error:
+            raise InputError(
+                f"{wrong} = {getattr(self, 'cert' if wrong == names.cert else 'ca')!r} does not "
+                f"hold certificates in PEM, or {names.key} not their key: {error}"
+            ) from None
+
+
+def _read(path: str, name: str) -> bytes:
+    try:
+        return user_path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{name} = {path!r} cannot be read: {error.strerror}") from None

@@ -1,0 +1,119 @@
+"""What the compilers of accelerators make of every program, on chips that are not there.
+
+`make aot` runs them; they need JAX 0.12 and libtpu. Those of real pairs are in `test_pairs.py`.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.kernels.kv_pages import lanes
+from ssd_jax.models.sharding import mesh_of
+from ssd_jax.tools.aot import chips, hlo, traffic
+from tests.tools.aot import gpus, specs
+
+pytestmark = [pytest.mark.aot, pytest.mark.shipped]
+of_every_program = pytest.mark.slow
+
+SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
+PAGING = Paging(size=256, total=SLOTS * CONTEXT // 256)
+PAIRS = {
+    "head 64": {"head_dim": 64},
+    "head 80": {"head_dim": 80},
+    "head 128, 4 devices": {"head_dim": 128, "devices": 4},
+    "pages of 256": {"head_dim": 64, "paging": PAGING},
+    "pages of 256, 2 x 2 devices": {"head_dim": 64, "devices": 4, "data": 2, "paging": PAGING},
+}
+
+
+def names(paging):
+    """Of the programs."""
+    return sorted(specs.programs(specs.config(vocab_size=1024), paging=paging))
+
+
+def pair(head_dim, devices=1, data=1, paging=None):
+    """A mesh of v5e and programs for it by name, the bytes of their pages on a device, and two
+    sizes that none but pages have."""
+    about = specs.config(head_dim)
+    mesh = mesh_of(chips.devices("v5e", devices), data)
+    found = specs.programs(about, mesh=mesh, slots=SLOTS, context=CONTEXT, paging=paging)
+    positions = SLOTS * CONTEXT * about.num_kv_heads // devices
+    nbytes = about.num_layers * positions * lanes(head_dim) * 2
+    return mesh, found, nbytes, {paging.size if paging else CONTEXT, lanes(head_dim)}
+
+
+QUICK = {("pages of 256, 2 x 2 devices", f"target forward {specs.K}")}
+CASES = [
+    pytest.param(case, marks=() if case in QUICK else of_every_program, id=", ".join(case))
+    for about, settings in PAIRS.items()
+    for name in names(settings.get("paging"))
+    for case in [(about, name)]
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def program(request):
+    about, name = request.param
+    mesh, found, nbytes, page = pair(**PAIRS[about])
+    compiled = found[name].compile(mesh)
+    return compiled, hlo.read(compiled.as_text()), nbytes, page
+
+
+def test_the_host_is_never_waited_for(program):
+    _, module, *_ = program
+    assert [each for each in module.instructions("while") if module.trips(each) is None] == []
+    assert [*module.instructions("conditional")] == []
+
+
+def test_pages_are_changed_in_place(program):
+    compiled, module, nbytes, page = program
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * nbytes
+    copied = (each for each in module.copies(1 << 20) if page <= {*each.dims})
+    assert [each for each in copied if each.shape.lstrip("(").startswith("bf16")] == []
+
+
+def test_neither_weights_nor_logits_travel(program):
+    """Nothing larger than what a chunk of a prompt has in a layer, or logits of two positions."""
+    _, module, *_ = program
+    chunk = 512 * specs.config().hidden_size * 4
+    assert [each for each in module.collectives() if each.nbytes > chunk] == []
+
+
+READS = {
+    ("v5e", "greedy"): 1.3,
+    ("v5e", "sampled"): 2.5,
+    ("v5e", "truncated"): 2.5,
+    ("v6e", "greedy"): 1.3,
+    ("v6e", "sampled"): 2.5,
+    ("v6e", "truncated"): 2.5,
+    ("h100", "greedy"): 1.1,
+    ("h100", "sampled"): 2.2,
+    ("h100", "truncated"): 30,
+}
+"""How often `accept` may move its logits, at most (docs/results.md)."""
+
+
+@pytest.mark.parametrize(
+    ("chip", "variant"),
+    [pytest.param(*each, marks=() if each in [*READS][:2] else of_every_program) for each in READS],
+)
+def test_logits_are_read_a_few_times(chip, variant):
+    if chip not in chips.TPUS and gpus.WHY:
+        pytest.skip(gpus.WHY)
+    slots, mesh = 16, mesh_of(chips.devices(chip))
+    about, platform = specs.config(), chips.chip_named(chip).platform
+    found = specs.programs(about, platform=platform, mesh=mesh, slots=slots)
+    spec = found[f"target accept {slots} {specs.K} {variant}"]
+    moved = traffic.count(hlo.read(spec.compile(mesh).as_text()), 1).moved
+    logits = slots * (specs.K + 1) * about.vocab_size * 4
+    assert logits <= moved < READS[chip, variant] * logits
+
+
+@pytest.mark.parametrize("chip", sorted(chips.TPUS))
+def test_every_chip_has_a_compiler(chip):
+    (device,) = chips.devices(chip)
+    mesh = mesh_of([device])
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    struct = jax.ShapeDtypeStruct((8, 128), np.float32, sharding=everywhere)
+    assert jax.jit(lambda x: x + 1).lower(struct).compile().as_text()

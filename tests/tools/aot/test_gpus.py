@@ -1,0 +1,151 @@
+"""What the compiler for CUDA makes of every program, on a GPU that is not there."""
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import jax
+import pytest
+
+from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.errors import InputError
+from ssd_jax.loading.memory import bytes_per_device
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import mesh_of
+from ssd_jax.tools.aot import chips, hlo, traffic
+from ssd_jax.tools.aot.configurations import read_configuration
+from ssd_jax.tools.aot.programs import Sizes, of_target
+from tests.tools.aot import gpus, specs
+
+SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
+LOGITS = SLOTS * specs.BRANCHES * 128256 * 4
+PAGING = Paging(size=256, total=SLOTS * CONTEXT // 256)
+CASES = {
+    f"{name}{' by pages' if paging else ''}": (name, paging)
+    for paging in (None, PAGING)
+    for name in sorted(specs.programs(specs.config(vocab_size=1024), platform="gpu", paging=paging))
+}
+compiles = [
+    pytest.mark.aot,
+    pytest.mark.slow,
+    pytest.mark.shipped,
+    pytest.mark.skipif(bool(gpus.WHY), reason=str(gpus.WHY)),
+]
+
+
+def gates(program, module, pages):
+    """Each gate by name: what is wrong, nothing where all is well."""
+    found = {
+        "no loop waits for the host": [
+            each for each in module.instructions("while") if module.trips(each) is None
+        ],
+        "no conditional": [*module.instructions("conditional")],
+        "no copy of the pages": [
+            each
+            for each in module.copies(1 << 20)
+            if CONTEXT in each.dims or {PAGING.total, PAGING.size} <= {*each.dims}
+        ],
+        "no temporary of their size": program // (pages // 10 + 3 * LOGITS),
+    }
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=compiles, id=case) for case in CASES])
+def test_a_program_passes_every_gate(case):
+    name, paging = CASES[case]
+    about = specs.config()
+    mesh = mesh_of(chips.devices("h100"))
+    settings = {"slots": SLOTS, "context": CONTEXT, "paging": paging}
+    spec = specs.programs(about, platform="gpu", mesh=mesh, **settings)[name]
+    began = time.process_time()
+    compiled = spec.compile(mesh)
+    print(f"{case}: {time.process_time() - began:.1f} s of a core")
+    pages = about.num_layers * SLOTS * about.num_kv_heads * CONTEXT * 2 * about.head_dim * 2
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    assert gates(temporaries, hlo.read(compiled.as_text()), pages) == {}
+
+
+EIGHT = [(width, name) for width in (0, 4) for name in ("pallas_gpu", "xla_static")]
+
+
+@pytest.mark.parametrize(
+    ("width", "attention"), [pytest.param(*each, marks=compiles, id=f"{each}") for each in EIGHT]
+)
+def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width, attention):
+    """Layers of a scan would be copied out of their stack, and one row is a slice of the table."""
+    about, count = read_configuration("llama-3.1-8b"), 8
+    mesh = mesh_of(chips.devices("h100", count))
+    execution = Execution.for_platform("gpu", "bfloat16", attention=attention)
+    model = FunctionalModel(about, execution, mesh=mesh)
+    sizes = Sizes(slots=1, context=8192, k=4, branches=specs.BRANCHES)
+    module = hlo.read(of_target(model, sizes)["forward", width].compile(mesh).as_text())
+    weights = bytes_per_device(model.parameter_structs())
+    moved = traffic.count(module, count).moved
+    print(f"{moved / weights:.2f} times the weights")
+    assert moved < 1.4 * weights
+    assert max(each.nbytes for each in module.collectives()) < 1 << 20
+
+
+OWN = [
+    ("h100", "pallas_gpu", "target forward 4", 64),
+    ("h100", "pallas_gpu", "target forward 4", 128),
+    ("h100", "pallas_gpu", "draft expand 4 greedy", 64),
+    ("a100", "pallas_mma", "target forward 4", 64),
+    ("a100", "pallas_mma", "draft expand 4 greedy", 128),
+    ("h200", "pallas_mma", "target forward 4", 128),
+    ("b200", "pallas_mma", "target forward 4", 64),
+]
+
+
+def gates_of(chip, attention, name, head_dim):
+    """What is wrong with a program with a kernel."""
+    about = specs.config(head_dim)
+    mesh = mesh_of(chips.devices(chip))
+    settings = {"slots": SLOTS, "context": CONTEXT, "attention": attention}
+    spec = specs.programs(about, platform="gpu", mesh=mesh, **settings)[name]
+    with jax.default_device(mesh.devices.flat[0]):  # whose instructions Mosaic takes
+        compiled = spec.compile(mesh)
+    text = compiled.as_text()
+    pages = about.num_layers * SLOTS * about.num_kv_heads * CONTEXT * 2 * about.head_dim * 2
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    assert "mosaic_gpu" in text
+    return gates(temporaries, hlo.read(text), pages)
+
+
+@pytest.mark.parametrize(
+    ("chip", "attention", "name", "head_dim"),
+    [pytest.param(*each, marks=compiles, id=f"{each}") for each in OWN],
+)
+def test_a_program_with_a_kernel_passes_every_gate(chip, attention, name, head_dim):
+    """In a process of its own: JAX compiles kernels for one generation of GPUs in each."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(gates_of, chip, attention, name, head_dim).result() == {}
+
+
+FLAWS = {
+    "no copy of the pages": f"%c = bf16[4,4,{CONTEXT},128]{{3,2,1,0}} copy(%p)",
+    "no conditional": "%c = f32[] conditional(%p)",
+    "no loop waits for the host": "%w = f32[] while(%p), condition=%none, body=%none",
+    "": "%a = f32[] add(%p, %p)",
+}
+
+
+@pytest.mark.parametrize("gate", FLAWS)
+def test_gates_fail_on_what_they_are_for(gate):
+    none = "%none (p: f32[]) -> pred[] {\n  ROOT %r = pred[] parameter(0)\n}\n"
+    module = hlo.read(f"{none}ENTRY %m (p: f32[]) -> f32[] {{\n  {FLAWS[gate]}\n}}\n")
+    assert [*gates(0, module, 1 << 28)] == ([gate] if gate else [])
+    assert "no temporary of their size" in gates(1 << 28, module, 1 << 28)
+
+
+def test_what_cannot_be_compiled_for_is_refused(monkeypatch):
+    with pytest.raises(InputError, match="devices = 9; give 1 to 8"):
+        chips.devices("h200", 9)
+
+    def missing(*_args, **_options):
+        raise RuntimeError("Unknown backend cuda")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
+    with pytest.raises(InputError, match=r"no compiler for h100: Unknown backend.*cuda-aot"):
+        chips.devices("h100")

@@ -1,0 +1,132 @@
+"""AR, SD and SSD on a slice from given costs: memory, splits, rates, and the line that sums up."""
+
+import dataclasses
+
+import pytest
+
+from ssd_jax.speculation.fan_out import UniformFanOut
+from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tools.aot.chips import Chip, Roofline
+from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, splits, verdict
+from ssd_jax.tools.aot.parts import Compiled, ModelPart
+from ssd_jax.tools.aot.programs import Sizes
+from ssd_jax.tools.aot.traffic import ProgramWork
+from ssd_jax.tuning import throughput
+from ssd_jax.tuning.throughput import Costs, Guess
+
+CHIP = Chip(slices={}, memory=1000, bandwidth=1.0, flops=1.0, link=1.0)
+SIZES = Sizes(slots=2, context=64, k=4, branches=16)
+TARGET = {"forward 0": 8.0, "forward 4": 9.0, "accept 2 0 sampled": 0.5, "accept 2 4 sampled": 1.0}
+DRAFT = {"start 4 sampled": 1.5, "step 4 sampled": 1.0, "promote 4": 0.1}
+BRANCHES = {"expand 4 sampled": 2.0, "grow 4 sampled": 1.2}
+
+
+def part(role, devices, seconds, *, beside=5, code=0, **changes):
+    """Of programs that take so many seconds."""
+
+    def compiled(each):
+        bounds = Roofline(memory=each, arithmetic=0.0, permutes=0.0, links=0.0)
+        sizes = {"beside": beside - 5, "temporaries": 5, "code": code}
+        return Compiled(work=ProgramWork(0, 0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
+
+    def name(text):
+        return tuple(int(word) if word.isdigit() else word for word in text.split())
+
+    programs = {name(text): compiled(each) for text, each in seconds.items()}
+    about = {"weights": 100, "pages": 10, "programs": programs} | changes
+    return ModelPart(role=role, devices=tuple(range(devices)), **about)
+
+
+AR = Mode(name="ar", target=part("target", 8, TARGET))
+SD = Mode(name="sd", target=AR.target, draft=part("draft", 8, DRAFT))
+ALONE = Mode(name="ar", target=part("target", 1, TARGET))
+SSD = Mode(name="ssd", target=part("target", 4, TARGET), draft=part("draft", 4, DRAFT | BRANCHES))
+
+
+def test_rates_are_those_of_the_one_estimator():
+    fan_out = UniformFanOut()
+    verify = {0: 8.5, 4: 10.0}
+    seen = Guess(acceptance=0.8)
+    plan = SpeculationPlan.of_branches(4, 16)
+    drafted = (1.5 + 3 * 1.0) / 4
+    assert AR.rate(0.8, SIZES, fan_out) == pytest.approx(2 / 8.5)
+    costs = Costs(verify=verify, draft=drafted)
+    assert SD.rate(0.8, SIZES, fan_out) == throughput.sd(costs, seen, plan, rows=2)
+    step = (0.1 + 2.0 + 3 * 1.2) / 4
+    costs = Costs(verify=verify, backup=drafted, step={16: step})
+    each = [throughput.ssd(costs, seen, plan, fan_out, waits=w, rows=2) for w in (True, False)]
+    assert SSD.rate(0.8, SIZES, fan_out) == max(each)
+    assert SSD.costs(SIZES).contention == 0
+
+
+def test_one_token_takes_a_forward_of_the_branches_more():
+    names = {name.replace("4", "1"): seconds for name, seconds in (DRAFT | BRANCHES).items()}
+    target = {name.replace(" 4", " 1"): seconds for name, seconds in TARGET.items()}
+    mode = Mode(name="ssd", target=part("target", 4, target), draft=part("draft", 4, names))
+    costs = mode.costs(dataclasses.replace(SIZES, k=1))
+    assert costs.step == {16: pytest.approx((0.1 + 2.0 + 1.2) / 2)}
+    assert costs.backup == pytest.approx(1.5)
+
+
+def test_memory_is_shared_by_models_on_the_same_devices_and_by_no_others():
+    target = part("target", 8, TARGET, beside=30, code=1)
+    draft = part("draft", 8, DRAFT, beside=50, code=2)
+    (both,) = Mode(name="sd", target=target, draft=draft).shares()
+    assert (both.weights, both.pages, both.running) == (200, 20, 50)
+    assert both.code == len(TARGET) + 2 * len(DRAFT)
+    assert both.total == 270 + both.code
+    apart = Mode(name="ssd", target=target, draft=draft).shares()
+    assert [share.total for share in apart] == [140 + len(TARGET), 160 + 2 * len(DRAFT)]
+
+
+def test_what_does_not_fit_is_said_with_sizes():
+    assert SD.refused(CHIP) is None
+    large = part("target", 8, TARGET, weights=1 << 31)
+    assert Mode(name="ar", target=large).refused(CHIP) == (
+        "ar 8: target takes 2.0 GiB of a device, which has 0.00"
+    )
+    said = part("draft", 1, {}, refused="too large")
+    assert Mode(name="ssd", target=AR.target, draft=said).refused(CHIP) == "draft on 1: too large"
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(1, []), (2, [(1, 1)]), (4, [(2, 2), (2, 1)]), (5, [(4, 1)]), (8, [(4, 4), (4, 1)])],
+)
+def test_splits_leave_the_target_a_power_of_two(count, sizes):
+    found = splits(count)
+    assert [(len(target), len(draft)) for target, draft in found] == sizes
+    for target, draft in found:
+        assert not {*target} & {*draft}
+        assert {*target, *draft} <= {*range(count)}
+    given = ((0, 1, 2), (3,))
+    assert splits(4, given) == [given]
+
+
+def test_the_verdict_names_the_split_that_pays_and_where():
+    rates = [[10.0] * 4, [20.0] * 4, [19.0, 22.0, 25.0, 30.0]]
+    assert verdict([AR, SD, SSD], rates, "8 v6e") == (
+        "SSD pays on 8 v6e at acceptances of 0.7, 0.8, 0.9: 1.50 times sd 8 at an acceptance of "
+        "0.9, with the target on 4 devices, draft on 4 devices"
+    )
+
+
+def test_the_verdict_says_what_is_faster_where_ssd_does_not_pay():
+    rates = [[10.0] * 4, [20.0] * 4, [9.0, 10.0, 11.0, 12.0]]
+    said = verdict([AR, SD, SSD], rates, "8 v6e")
+    assert said.startswith("SSD does not pay on 8 v6e: at best 0.60 times sd 8")
+    assert said.endswith("; take sd")
+    assert verdict([AR, SD, SSD], [rates[1], rates[0], rates[2]], "8 v6e").endswith("; take ar")
+
+
+def test_the_verdict_of_what_does_not_fit():
+    assert "take two or more" in verdict([ALONE], [[1.0] * 4], "1 v5e")
+    assert "no split of it holds both" in verdict([AR], [[1.0] * 4], "8 v5e")
+    assert "all that fits" in verdict([SSD], [[1.0] * 4], "8 v5e")
+    assert verdict([], [], "8 v5e").startswith("nothing fits 8 v5e")
+
+
+def test_ssd_pays_where_drafting_is_long_and_has_devices_of_its_own():
+    """On the same costs for both groups of devices, at every acceptance."""
+    rates = [[mode.rate(a, SIZES, UniformFanOut()) for a in ACCEPTANCES] for mode in (AR, SD, SSD)]
+    assert all(ssd > sd > ar for ar, sd, ssd in zip(*rates, strict=True))
