@@ -42,11 +42,13 @@ T = TypeVar("T", Config, SamplingParams)
 _NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
 _ONCE = ("prompt", "prompt_file")
 """Flags of which a second value would leave the first unread."""
-_SHORT = {"p": "prompt", "t": "temperature", "m": "target", "n": "max_tokens", "h": "help"}
+_SHORT = {"p": "prompt", "t": "temperature", "m": "target", "n": "max_tokens"}
 """Flags that other programs know by one letter."""
 _LISTS = ("fan_out", "target_devices", "draft_devices", "target_cores", "draft_cores")
 """Settings of one text that is a list."""
-_BRACKETED = re.compile(r"--?([\w-]+)=[\[({]([-\d., :/e]*)[\])}]")
+_FLAG = re.compile(r"--?([\w-]+)(=.*)?", re.DOTALL)
+_BRACKETED = re.compile(r"=[\[({]([-\d., :/e]*)[\])}]")
+_OTHER_NAMES = {**SAME_AS, "h": "help"}
 _REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
 
 
@@ -80,8 +82,7 @@ possible values; for a text without a default, the help alone."""
 class Flags(flags.FlagValues):
     """Flags without absl's own flagfile and undefok.
 
-    A flag is also known by its name with any of its underscores as dashes, and by vLLM's name for
-    it. Iterating gives each flag once, by its name, without those of `translated`.
+    Iterating gives all but those of `translated`.
 
     Attributes:
       choices: possible values of flags by name, as help and completion list them.
@@ -96,14 +97,8 @@ class Flags(flags.FlagValues):
         vars(self)["choices"] = {}  # as an attribute it would be a flag
         vars(self)["translated"] = set()
 
-    def __setitem__(self, name: str, flag: flags.Flag) -> None:
-        for known in (name, *(theirs for theirs, ours in SAME_AS.items() if ours == name)):
-            for letters in itertools.product(*("_-" if c == "_" else c for c in known)):
-                super().__setitem__("".join(letters), flag)
-
     def __iter__(self) -> Iterator[str]:
-        own = (name for name in super().__iter__() if self[name].name == name)
-        return (name for name in own if name not in self.translated)
+        return (name for name in super().__iter__() if name not in self.translated)
 
     def read_flags_from_files(self, argv: Sequence[str], force_gnu: bool = True) -> list[str]:
         """Returns the arguments unchanged; see `flags.FlagValues`."""
@@ -186,7 +181,7 @@ def parse(
         configuration file.
       HelpShown: `--help`.
     """
-    flags.DEFINE_boolean("help", False, "show this help", flag_values=values, short_name="h")
+    flags.DEFINE_boolean("help", False, "show this help", flag_values=values)
     values.set_gnu_getopt()  # flags may come after files
     rest = _parsed(values, [command, *arguments])[1:]
     usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
@@ -291,13 +286,13 @@ def _translate(values: Flags) -> None:
 
 def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
     try:
-        return values([*arguments[:1], *_plain_lists(values, arguments[1:])])
+        return values([*arguments[:1], *_by_name(values, arguments[1:])])
     except flags.UnrecognizedFlagError as error:
         name = error.flagname
         if meant := _SHORT.get(name):
             write = f"write --{meant}=..." if meant in values else "flags have whole names"
             raise InputError(f"there is no flag -{name}; {write}") from None
-        if why := refusal(name.replace("-", "_")):
+        if why := refusal(_underscored(name)):
             raise InputError(f"there is no flag --{name}: {why.partition(': ')[2]}") from None
         near = difflib.get_close_matches(name.removeprefix("no"), _known(values), n=1)
         hint = f"did you mean --{near[0]}?" if near else f"ssd-jax {arguments[0]} --help lists them"
@@ -315,22 +310,51 @@ def _known(values: Flags) -> list[str]:
     )
 
 
-def _plain_lists(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, in which numbers in brackets, as Python writes lists, are as flags take them:
-    one text with commas, or the flag repeated."""
-    for argument in arguments:
-        found = _BRACKETED.fullmatch(argument)
-        name = "" if found is None else found[1].replace("-", "_")
-        if found is None or name not in values:
+def _underscored(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _by_name(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, with every known flag by its own name, in the form that absl takes.
+
+    It may have been given with dashes for underscores, by vLLM's name, or as --no-NAME. Unknown
+    flags, and values, stay as they are.
+    """
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            yield from (argument, *rest)
+            return
+        found = _FLAG.fullmatch(argument)
+        if found is None:
             yield argument
             continue
-        kind, numbers = values[name].flag_type(), "".join(found[2].split())
-        if kind == "multi int" or name == "logit_bias":
-            yield from (f"--{name}={number}" for number in numbers.split(","))
-        elif kind == "comma separated list of strings" or name in _LISTS:
-            yield f"--{name}={numbers}"
+        name, value = _underscored(found[1]), found[2]
+        other = name.removeprefix("no").removeprefix("_")
+        name, positive = _OTHER_NAMES.get(name, name), _OTHER_NAMES.get(other, other)
+        if name in values:
+            yield from _with_value(values, name, value)
+            if value is None and not values[name].boolean:
+                yield from itertools.islice(rest, 1)
+        elif name.startswith("no") and positive in values and values[positive].boolean:
+            yield f"--no{positive}{value or ''}"
         else:
             yield argument
+
+
+def _with_value(values: Flags, name: str, value: str | None) -> Iterator[str]:
+    """A flag with its value, in which numbers in brackets, as Python writes lists, are as flags
+    take them: one text with commas, or the flag repeated."""
+    found = None if value is None else _BRACKETED.fullmatch(value)
+    kind = values[name].flag_type()
+    if found is not None:
+        numbers = "".join(found[1].split())
+        if kind == "multi int" or name == "logit_bias":
+            yield from (f"--{name}={number}" for number in numbers.split(","))
+            return
+        if kind == "comma separated list of strings" or name in _LISTS:
+            value = f"={numbers}"
+    yield f"--{name}{value or ''}"
 
 
 def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:

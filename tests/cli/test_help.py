@@ -117,6 +117,10 @@ def test_choices_of_a_command_are_those_of_what_it_runs():
         ("--stop-token_ids=7", "stop_token_ids", [7]),
         ("--ignore-eos", "ignore_eos", True),
         ("--noignore-eos", "ignore_eos", False),
+        ("--no-ignore-eos", "ignore_eos", False),
+        ("--no_ignore_eos", "ignore_eos", False),
+        ("--no-enable-prefix-caching", "prefix_caching", False),
+        ("--noenable_prefix_caching", "prefix_caching", False),
         ("--max_num_seqs=7", "slots", 7),
         ("--max-model-len=7", "context", 7),
         ("--num_speculative_tokens=7", "k", "7"),
@@ -126,6 +130,25 @@ def test_flags_may_have_dashes_and_the_names_of_vllm(argument, name, value):
     given = settings.parse(settings.new_flags(), "generate", [argument])
     assert given[name] == value
     assert set(given) == {*settings.new_flags(), "help"}
+
+
+def test_no_flag_is_known_by_another_key_than_its_name():
+    values = settings.new_flags()
+    assert [name for name in values if "-" in name or values[name].name != name] == []
+
+
+@pytest.mark.parametrize("word", ["--max-tokens", "--stop_token_ids=[1]", "--no-ignore-eos"])
+def test_a_value_that_looks_like_a_flag_stays_as_it_is(word):
+    values = settings.new_flags({"prompt": ("str", None, "words")})
+    given = settings.parse(values, "generate", ["--prompt", word, "--ignore-eos"])
+    assert (given["prompt"], given["ignore_eos"]) == (word, True)
+
+
+def test_files_after_two_dashes_stay_as_they_are():
+    given = settings.parse(
+        settings.new_flags(), "compare", ["--max-tokens=3", "--", "--max-tokens"], files=["A"]
+    )
+    assert (given["A"], given["max_tokens"]) == ("--max-tokens", 3)
 
 
 def test_a_dash_in_a_value_is_no_other_spelling():
