@@ -13,7 +13,8 @@ from rich.console import Console
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, params_of, progress_bar
 from ssd_jax.cli.prompt_files import FilePrompt, read_prompt_file
-from ssd_jax.config.config import SPECULATIVE, Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import SPECULATIVE
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import BadLine
 from ssd_jax.sampling.params import SamplingParams
@@ -27,7 +28,7 @@ _FLAGS: settings.OwnFlags = {
     "prompt_file": "prompts of both runs; with the runs' settings, adds margins and verdicts",
     "json": ("bool", False, "one JSON object on standard output"),
 }
-_OF_A_MODE = frozenset({*settings.SPECULATION, "slots", "trace"} - {"verify", "target_cores"})
+_OF_A_MODE = frozenset({"mode", *SPECULATIVE, "slots", "trace"})
 """Settings of a run that affect no verdict: they are accepted and ignored."""
 
 

@@ -23,7 +23,8 @@ from ssd_jax.cli.loading import (
     progress_bar,
     short,
 )
-from ssd_jax.config.config import SPECULATIVE, Config
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import SPECULATIVE
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir, compile_cache

@@ -21,7 +21,7 @@ _FLAGS: settings.OwnFlags = {
     "draft": "draft to evaluate: a draft checkpoint, another model source, or default for the one "
     "in the package; if not given, the trained draft",
     "stage": ("str", None, "stage to run alone (default: all unfinished ones)", _STAGES),
-    "compile_cache": settings.COMPILE_CACHE,
+    "compile_cache": settings.flag_of("compile_cache"),
 }
 
 

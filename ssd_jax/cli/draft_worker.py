@@ -32,7 +32,7 @@ _FLAGS: settings.OwnFlags = {
     "draft_devices": "local devices to shard the draft over, such as 0-3, gpu:0,1 or cpu:0-3; "
     "default: one",
     "draft_cores": "CPU cores to run on, such as 1 or 2-3; default: all",
-    "compile_cache": settings.COMPILE_CACHE,
+    "compile_cache": settings.flag_of("compile_cache"),
 }
 _GRACE = 2.0  # seconds for streams to end
 

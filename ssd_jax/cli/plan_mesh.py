@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ssd_jax.cli import settings
+from ssd_jax.cli.flag_help import SAMPLING
 from ssd_jax.cli.loading import open_llm
 from ssd_jax.errors import InputError
 from ssd_jax.placement.visible import PROCESSOR
@@ -50,7 +51,7 @@ _FLAGS: settings.OwnFlags = {
     "platform": ("str", None, "platform of --devices: tpu (the default), gpu or cpu"),
 }
 
-_OF_REQUESTS = (*settings.SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")
+_OF_REQUESTS = (*SAMPLING, "chat_template", "generation_config", "logprobs_of", "trace")
 """Settings that have no effect here: accepted, so that a whole command line can be planned."""
 
 _MOST = 4096  # JAX makes a thread for each device that is pretended

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ssd_jax.cli.settings import SAMPLING
+from ssd_jax.cli.flag_help import SAMPLING
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import (
     CHAT_KEYS,

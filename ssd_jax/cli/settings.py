@@ -3,110 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import functools
-import itertools
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any, TypeVar
 
 from absl import flags
 
-from ssd_jax.cli.entries import entry, wrapped
+from ssd_jax.cli.argv import parse_argv, wrong_type
+from ssd_jax.cli.entries import wrapped
+from ssd_jax.cli.flag_help import help_of
+from ssd_jax.cli.flags import Flags, OwnFlags, own_flags
 from ssd_jax.cli.main import COMMANDS
-from ssd_jax.config.config import MEANINGLESS, Config
-from ssd_jax.config.vllm_names import NAMES, SAME_AS, TRANSLATED, refusal
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import MEANINGLESS
+from ssd_jax.config.vllm_names import NAMES, TRANSLATED
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import WANTED, not_understood
 from ssd_jax.options.other_names import settings_of
 from ssd_jax.options.toml_settings import read_toml
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
 
-SPECULATION = (
-    *("mode", "draft", "k", "draft_dtype", "draft_temperature", "proposal_support", "verify"),
-    *("budget", "fan_out", "saguaro_c", "backup", "predict", "draft_placement"),
-    *("draft_devices", "target_cores", "draft_cores", "draft_token_file"),
-    *("draft_workers", "draft_split"),
-    *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
-)
-SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name != "n")
-"""Settings of a request; only one command makes several texts of a prompt."""
-ENGINE = tuple(f.name for f in fields(Config) if f.name not in SPECULATION)
-_CACHE = Config.__dataclass_fields__["compile_cache"]
-COMPILE_CACHE = ("str", _CACHE.default, _CACHE.metadata["help"])
-"""This flag of a command without the others of `Config`."""
-_HEADINGS = {"engine": ("config", *ENGINE), "speculation": SPECULATION, "sampling": SAMPLING}
 T = TypeVar("T", Config, SamplingParams)
-_NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
-_ONCE = ("prompt", "prompt_file")
-"""Flags of which a second value would leave the first unread."""
-_SHORT = {"p": "prompt", "t": "temperature", "m": "target", "n": "max_tokens"}
-"""Flags that other programs know by one letter."""
-_LISTS = ("fan_out", "target_devices", "draft_devices", "target_cores", "draft_cores")
-"""Settings of one text that is a list."""
-_FLAG = re.compile(r"--?([\w-]+)(=.*)?", re.DOTALL)
-_BRACKETED = re.compile(r"=[\[({]([-\d., :/e]*)[\])}]")
-_OTHER_NAMES = {**SAME_AS, "h": "help"}
-_REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
-
-
-class _IntegerOrNone(flags.IntegerParser):
-    """Reads "none" as None."""
-
-    def convert(self, argument: int | str) -> Any:
-        """See `flags.NumericParser`."""
-        return None if argument == "none" else super().convert(argument)
-
-
-_DEFINE = {
-    "bool": flags.DEFINE_boolean,
-    "int": flags.DEFINE_integer,
-    "int or none": functools.partial(flags.DEFINE, _IntegerOrNone()),
-    "float": flags.DEFINE_float,
-    "str": flags.DEFINE_string,
-    "int | str": flags.DEFINE_string,
-    "int | float | str": flags.DEFINE_string,
-    "list": flags.DEFINE_list,
-    "tuple[str, ...]": flags.DEFINE_multi_string,
-    "tuple[int, ...]": flags.DEFINE_multi_integer,
-    "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
-}
-
-OwnFlags = Mapping[str, str | tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]]
-"""Flags of a command by name: type of the values (see `_DEFINE`), default, help, and perhaps the
-possible values; for a text without a default, the help alone."""
-
-
-class Flags(flags.FlagValues):
-    """Flags without absl's own flagfile and undefok.
-
-    Iterating gives all but those of `translated`.
-
-    Attributes:
-      choices: possible values of flags by name, as help and completion list them.
-      translated: names of vLLM whose values are translated into those of other flags.
-    """
-
-    choices: dict[str, Sequence[str]]
-    translated: set[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        vars(self)["choices"] = {}  # as an attribute it would be a flag
-        vars(self)["translated"] = set()
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in super().__iter__() if name not in self.translated)
-
-    def read_flags_from_files(self, argv: Sequence[str], force_gnu: bool = True) -> list[str]:
-        """Returns the arguments unchanged; see `flags.FlagValues`."""
-        del force_gnu
-        for argument in argv[: argv.index("--") if "--" in argv else None]:
-            if found := _NOT_OURS.fullmatch(argument):
-                raise flags.UnrecognizedFlagError(found[1])
-        return list(argv)
 
 
 class HelpShown(SystemExit):
@@ -131,15 +49,9 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     """
     every = dict(own or {})
     every["config"] = "TOML file of settings; flags override it"
-    both = [*fields(Config), *fields(SamplingParams)]
-    for field in (each for each in both if each.name != "n"):
-        text, choices = field.metadata["help"], field.metadata.get("choices", ())
-        default = defaults.get(field.name, field.default)
-        default = list(default) if isinstance(default, tuple) else default
-        kind = str(field.type).removesuffix(" | None")
-        if kind != field.type and field.default is not None:
-            kind += " or none"
-        every[field.name] = (kind, default, text, choices)
+    for field in (*fields(Config), *fields(SamplingParams)):
+        if field.name != "n":
+            every[field.name] = _flag_of(field, defaults.get(field.name, field.default))
     values = own_flags(every)
     for name in TRANSLATED.keys() - every.keys():
         values.translated.add(name)
@@ -147,15 +59,18 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     return values
 
 
-def own_flags(own: OwnFlags) -> Flags:
-    """A flag set with these flags alone."""
-    values = Flags()
-    for name, about in own.items():
-        kind, default, text, *choices = ("str", None, about) if isinstance(about, str) else about
-        _DEFINE[kind](name, default, text, flag_values=values)
-        values.choices[name] = choices[0] if choices else ()
-        values[name].allow_overwrite = name not in _ONCE
-    return values
+def flag_of(name: str) -> tuple[str, Any, str, Sequence[str]]:
+    """The flag of one setting of `Config`, for a command without the others."""
+    field = Config.__dataclass_fields__[name]
+    return _flag_of(field, field.default)
+
+
+def _flag_of(field: Field[Any], default: Any) -> tuple[str, Any, str, Sequence[str]]:
+    kind = str(field.type).removesuffix(" | None")
+    if kind != field.type and field.default is not None:
+        kind += " or none"
+    default = list(default) if isinstance(default, tuple) else default
+    return kind, default, field.metadata["help"], field.metadata.get("choices", ())
 
 
 def parse(
@@ -183,11 +98,11 @@ def parse(
     """
     flags.DEFINE_boolean("help", False, "show this help", flag_values=values)
     values.set_gnu_getopt()  # flags may come after files
-    rest = _parsed(values, [command, *arguments])[1:]
+    rest = parse_argv(values, [command, *arguments])[1:]
     usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
     if values["help"].value:
         listed = [name for name in values if name != "help" and name not in hidden]
-        print(f"usage: {usage}\n\n{wrapped(COMMANDS[command])}\n\n{_help(values, listed)}")
+        print(f"usage: {usage}\n\n{wrapped(COMMANDS[command])}\n\n{help_of(values, listed)}")
         raise HelpShown(values, listed)
     if len(rest) > len(files):
         stray = rest[len(files)]
@@ -284,93 +199,6 @@ def _translate(values: Flags) -> None:
             _set(values, name, value, "")
 
 
-def _parsed(values: Flags, arguments: Sequence[str]) -> list[str]:
-    try:
-        return values([*arguments[:1], *_by_name(values, arguments[1:])])
-    except flags.UnrecognizedFlagError as error:
-        name = error.flagname
-        if meant := _SHORT.get(name):
-            write = f"write --{meant}=..." if meant in values else "flags have whole names"
-            raise InputError(f"there is no flag -{name}; {write}") from None
-        if why := refusal(_underscored(name)):
-            raise InputError(f"there is no flag --{name}: {why.partition(': ')[2]}") from None
-        near = difflib.get_close_matches(name.removeprefix("no"), _known(values), n=1)
-        hint = f"did you mean --{near[0]}?" if near else f"ssd-jax {arguments[0]} --help lists them"
-        raise InputError(f"there is no flag --{name}; {hint}") from None
-    except flags.IllegalFlagValueError as error:
-        raise _wrong_type(values, error) from None
-    except (flags.Error, ValueError) as error:  # a ValueError for --noNAME=VALUE
-        raise InputError(f"{error}; flags are given as --name=value") from None
-
-
-def _known(values: Flags) -> list[str]:
-    """Names of flags and vLLM's names for them."""
-    return sorted(
-        {*values, *values.translated, *(n for n, ours in SAME_AS.items() if ours in values)}
-    )
-
-
-def _underscored(name: str) -> str:
-    return name.replace("-", "_")
-
-
-def _by_name(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, with every known flag by its own name, in the form that absl takes.
-
-    It may have been given with dashes for underscores, by vLLM's name, or as --no-NAME. Unknown
-    flags, and values, stay as they are.
-    """
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--":
-            yield from (argument, *rest)
-            return
-        found = _FLAG.fullmatch(argument)
-        if found is None:
-            yield argument
-            continue
-        name, value = _underscored(found[1]), found[2]
-        other = name.removeprefix("no").removeprefix("_")
-        name, positive = _OTHER_NAMES.get(name, name), _OTHER_NAMES.get(other, other)
-        if name in values:
-            yield from _with_value(values, name, value)
-            if value is None and not values[name].boolean:
-                yield from itertools.islice(rest, 1)
-        elif name.startswith("no") and positive in values and values[positive].boolean:
-            yield f"--no{positive}{value or ''}"
-        else:
-            yield argument
-
-
-def _with_value(values: Flags, name: str, value: str | None) -> Iterator[str]:
-    """A flag with its value, in which numbers in brackets, as Python writes lists, are as flags
-    take them: one text with commas, or the flag repeated."""
-    found = None if value is None else _BRACKETED.fullmatch(value)
-    kind = values[name].flag_type()
-    if found is not None:
-        numbers = "".join(found[1].split())
-        if kind == "multi int" or name == "logit_bias":
-            yield from (f"--{name}={number}" for number in numbers.split(","))
-            return
-        if kind == "comma separated list of strings" or name in _LISTS:
-            value = f"={numbers}"
-    yield f"--{name}{value or ''}"
-
-
-def _wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:
-    """The error for a value that absl refuses, in our words where we have some."""
-    name, _, rest = str(error).removeprefix("flag --").partition("=")
-    if name in _ONCE and name in values and values[name].present:
-        return InputError(
-            f"--{name} is given twice; give one, or a file of prompts by --prompt_file"
-        )
-    value = rest.removesuffix(f": {error.__context__}")
-    kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
-    if kind not in WANTED:
-        return InputError(" ".join(str(error).split()))
-    return not_understood(name, value, WANTED[kind])
-
-
 def _read_config(values: Flags) -> None:
     """Sets the flags that are not given to their values in the TOML file.
 
@@ -404,33 +232,4 @@ def _set(values: Flags, name: str, value: Any, where: str) -> None:
     try:
         flag.parse(value if isinstance(value, list) else str(value))
     except flags.IllegalFlagValueError as error:
-        raise InputError(f"{where}{_wrong_type(values, error)}") from None
-
-
-def _help(values: Flags, listed: Sequence[str]) -> str:
-    """The command's own flags, then those of each heading."""
-    headings = _HEADINGS if {*SAMPLING} <= {*values} else {}
-    known = {name for names in headings.values() for name in names}
-    lines = [_described(values, name) for name in listed if name not in known]
-    lines.append(_described(values, "help"))
-    for heading, names in headings.items():
-        if of_it := [name for name in names if name in listed]:
-            lines += ["", f"{heading}:", *(_described(values, name) for name in of_it)]
-    return "\n".join(lines)
-
-
-def _described(values: Flags, name: str) -> str:
-    default, choices = _shown(values[name].default), values.choices.get(name, ())
-    text = " ".join(values[name].help.replace(_REPEATED, "; may be repeated").split())
-    text += f": {', '.join(choices)}" if choices else ""
-    text += f" (default {default})" if default and name != "help" else ""
-    return entry(f"--{name}", text)
-
-
-def _shown(default: Any) -> str:
-    """A default as it is typed; empty where it is None: the help may say what holds then."""
-    if isinstance(default, list):
-        return ",".join(map(str, default))
-    if isinstance(default, bool):
-        return str(default).lower()
-    return "" if default is None else str(default)
+        raise InputError(f"{where}{wrong_type(values, error)}") from None

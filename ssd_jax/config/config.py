@@ -13,11 +13,12 @@ from ssd_jax.config.settings import (
     AUTO_BUDGETS,
     AUTO_K,
     BUDGET,
+    MEANINGLESS,
     MODEL_K,
     NGRAM_K,
     EngineSettings,
-    kind_of,
 )
+from ssd_jax.config.values import kind_of
 from ssd_jax.config.vllm_names import NAMES
 from ssd_jax.errors import InputError
 from ssd_jax.options.fields import documented, unchanging
@@ -37,21 +38,6 @@ _MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
 _SHARE = re.compile(r"(?:([0-9]{1,2}(?:\.[0-9]{1,6})?|100)%|(0\.[0-9]{1,17}|1\.0))")
 AUTO_SHARE = Fraction(9, 10)
 """Share of a memory that is used with `kv_memory = auto`."""
-_OF_A_MODEL = ("draft_dtype", "draft_temperature", "proposal_support")
-_OF_SSD = (
-    *("draft_placement", "draft_devices", "draft_cores", "draft_token_file"),
-    *("draft_workers", "draft_split"),
-    *("draft_tls_ca", "draft_tls_cert", "draft_tls_key"),
-    *("budget", "fan_out", "saguaro_c", "backup", "predict"),
-)
-SPECULATIVE = ("draft", "k", *_OF_A_MODEL, *_OF_SSD)
-"""Settings that mean nothing without a draft."""
-MEANINGLESS = {
-    ("mode", "ar"): SPECULATIVE,
-    ("mode", "sd"): _OF_SSD,
-    ("draft", "ngram"): (*_OF_A_MODEL, *_OF_SSD),
-}
-"""Settings that mean nothing where another has a value."""
 
 
 @taking(NAMES)

@@ -69,26 +69,26 @@ class Settings(VllmSettings, total=False):
     generation_config: SamplingSource
     draft_temperature: float | None
     proposal_support: int | str | None
-    draft_placement: str | None
-    target_devices: int | str | None
-    mesh: str | None
-    draft_devices: int | str | None
-    hosts: str | None
-    host_timeout: float
-    draft_cores: int | str | None
-    draft_workers: int | None
-    draft_split: Split | None
-    draft_token_file: str | Path | None
-    draft_tls_ca: str | Path | None
-    draft_tls_cert: str | Path | None
-    draft_tls_key: str | Path | None
-    target_cores: int | str | None
+    verify: Rule
     budget: int | str | None
     fan_out: str | None
     saguaro_c: float | None
     backup: BackupKind | None
     predict: Prediction | None
-    verify: Rule
+    draft_placement: str | None
+    draft_devices: int | str | None
+    target_cores: int | str | None
+    draft_cores: int | str | None
+    draft_token_file: str | Path | None
+    draft_workers: int | None
+    draft_split: Split | None
+    draft_tls_ca: str | Path | None
+    draft_tls_cert: str | Path | None
+    draft_tls_key: str | Path | None
+    target_devices: int | str | None
+    mesh: str | None
+    hosts: str | None
+    host_timeout: float
     exact: Exactness
     attention: AttentionKernel
     logprobs_of: LogprobsOf

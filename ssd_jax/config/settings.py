@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Collection, Mapping, Sequence
-from numbers import Integral, Real
-from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
+from ssd_jax.config.declaration import setting
 from ssd_jax.config.keywords import (
     AttentionKernel,
     ControlTokens,
@@ -21,14 +18,13 @@ from ssd_jax.config.keywords import (
     Rule,
     SamplingSource,
 )
+from ssd_jax.config.values import MOST, check_value, plain_value
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import check_type, documented
+from ssd_jax.options.fields import documented
 from ssd_jax.placement.parallel.layout import Split
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 
-_NUMBER = re.compile("[0-9]{1,18}")
-_MOST = 2**31 - 1
 _PAGE = 16  # positions that every kernel can read alone
 MODES = get_args(Mode)
 DTYPES = get_args(Dtype)
@@ -45,12 +41,6 @@ AUTO_BUDGETS = (4, 8, 16)
 MAX_WORKERS = 64
 
 
-def _field(default: Any, text: str, choices: tuple[str, ...] = (), **limits: Any) -> Any:
-    """A setting: one of `choices`, or a number `within` (least, most), `or_else` this value."""
-    about = {"help": text, "choices": choices, "within": None, "or_else": None}
-    return dataclasses.field(default=default, metadata=about | limits)
-
-
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSettings:
@@ -60,50 +50,54 @@ class EngineSettings:
       InputError: a value that is unknown or out of range.
     """
 
-    target: str = _field(
+    target: str = setting(
         DEFAULT_TARGET,
         "target model: a path (GGUF file or directory), hf:org/name[@revision], "
         "or pip:package==version",
     )
-    mode: str = _field(
+    mode: str = setting(
         "ar",
         "decoding mode; auto, which needs a draft, measures target and draft at its first start "
         "and takes the mode predicted to be fastest; k and budget then default to auto",
         MODES,
+        group="speculation",
     )
-    draft: str | None = _field(
+    draft: str | None = setting(
         None,
         "draft of modes sd and ssd: ngram (not ssd), a model source as for target, the directory "
         "of a draft checkpoint made for it, the name of one that ships with the package, or "
         "default, the smallest shipped for this target",
+        needs="draft",
     )
-    k: int | str | None = _field(
+    k: int | str | None = setting(
         None,
         f"tokens proposed per round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
         f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
         within=(1, MAX_K),
         or_else="auto",
+        needs="draft",
     )
-    dtype: str = _field(
+    dtype: str = setting(
         "bfloat16",
         "compute dtype; native keeps a GGUF file's quantised weights; auto is native where those "
         "are multiplied as they are, float32 for weights stored in float32, else bfloat16",
         (*DTYPES, "auto"),
     )
-    draft_dtype: str | None = _field(
+    draft_dtype: str | None = setting(
         None,
         "compute dtype of the draft; w8a8 is int8 with half the activation bits; default: dtype, "
         "but int8 where native is not possible, and w8a8 on CPUs for an int8 draft checkpoint",
         get_args(DraftDtype),
+        needs="model",
     )
-    slots: int = _field(1, "max requests per batch", within=(1, _MOST))
-    context: int | None = _field(
+    slots: int = setting(1, "max requests per batch", within=(1, MOST))
+    context: int | None = setting(
         None,
         f"max tokens of a request, prompt plus output; default {DEFAULT_CONTEXT}, or the model's "
         "limit if lower",
-        within=(1, _MOST),
+        within=(1, MOST),
     )
-    kv_memory: int | float | str | None = _field(
+    kv_memory: int | float | str | None = setting(
         None,
         "KV cache memory of target and draft together, such as 4GiB, or a share, such as 90%, up "
         "to which they fill the memory of the devices beside all else, but no more than a context "
@@ -111,117 +105,54 @@ class EngineSettings:
         "youngest request waits or is preempted when they run out; default: a whole context per "
         "slot",
     )
-    page_size: int | None = _field(
+    page_size: int | None = setting(
         None,
         "tokens per KV cache page shared by slots, a multiple of 16 (64 if attention is cpu); "
         "default 128",
-        within=(1, _MOST),
+        within=(1, MOST),
     )
-    prefix_caching: bool | None = _field(
+    prefix_caching: bool | None = setting(
         None,
         "compute a common prompt prefix once and share its KV cache pages; default: on if slots "
         "share pages",
     )
-    chat_template: bool | None = _field(
+    chat_template: bool | None = setting(
         None, "apply the checkpoint's chat template; default: if it has one"
     )
-    control_tokens: str = _field(
+    control_tokens: str = setting(
         "parse",
         "control tokens spelled in prompts, such as <|im_end|> in a message: parse makes them "
         "those tokens, plain leaves them text; those that the chat template writes are tokens in "
         "any case",
         get_args(ControlTokens),
     )
-    generation_config: str = _field(
+    generation_config: str = setting(
         "none",
         "default sampling settings of requests: none is greedy, auto takes the checkpoint's, from "
         "generation_config.json or general.sampling keys (GGUF)",
         get_args(SamplingSource),
     )
-    draft_temperature: float | None = _field(
+    draft_temperature: float | None = setting(
         None,
         "temperature of the draft's proposals in sampled requests; default: the request's",
         within=(1e-6, 1e6),
         or_else=0,
+        needs="model",
     )
-    proposal_support: int | str | None = _field(
+    proposal_support: int | str | None = setting(
         None,
         f"draw proposals from the N likeliest tokens, or full; default {SUPPORT}",
-        within=(1, _MOST),
+        within=(1, MOST),
         or_else="full",
+        needs="model",
     )
-    draft_placement: str | None = _field(
-        None,
-        "where the draft of mode ssd runs: inline (the target's devices, taking turns), submesh "
-        "(other devices of the same process), process (a worker process, on its own GPUs or this "
-        "host's CPU), remote (an `ssd-jax draft-worker` elsewhere), or auto, the default: submesh "
-        "with several TPUs, else process",
-        ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
+    verify: str = setting(
+        "ratio",
+        "verification rule; coupled gives the same sampled text in every mode",
+        get_args(Rule),
+        group="speculation",
     )
-    draft_workers: int | None = _field(
-        None,
-        "worker processes that share a draft's work by draft_split, or in a submesh groups of its "
-        "devices that share the slots; draft_placement lists remote workers as "
-        "remote:HOST:PORT,HOST:PORT; default: 1",
-        within=(1, MAX_WORKERS),
-    )
-    draft_split: str | None = _field(
-        None,
-        "what draft workers divide among them: slots, each with all its branches, or the branches "
-        "of every slot; default auto: what is predicted to be faster with all slots busy",
-        get_args(Split),
-    )
-    draft_token_file: str | None = _field(
-        None, "file with a remote draft worker's secret, readable only by its owner"
-    )
-    draft_tls_ca: str | None = _field(
-        None, "PEM file of CA certificates to verify a remote draft worker; turns TLS on"
-    )
-    draft_tls_cert: str | None = _field(
-        None, "PEM file of the engine's certificate, for a worker that requires one"
-    )
-    draft_tls_key: str | None = _field(None, "PEM file of draft_tls_cert's private key")
-    target_devices: str | None = _field(
-        None,
-        "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
-        "one; if the draft has its own devices, all but draft_devices, or the largest power of two "
-        "below their total (the draft: within the rest)",
-    )
-    draft_devices: str | None = _field(
-        None,
-        "devices of the draft with draft_placement = submesh or process, such as 1 or 4-7, or cpu "
-        "for the host's CPU; default: those that the target leaves free, but the CPU for a draft "
-        "in a process without several GPUs",
-    )
-    mesh: str | None = _field(
-        None,
-        "mesh of the target's devices, such as tensor=4 or data=2,tensor=4: data groups divide the "
-        "slots, each group is tensor parallel; default: all devices in one group",
-    )
-    hosts: str | None = _field(
-        None,
-        "processes that run the target together: address of JAX's coordinator, which the leader "
-        "starts, and number of processes, such as 10.0.0.1:4000,count=2, or auto to let JAX find "
-        "out; the others run ssd-jax follower, with index=N. Each waits 300 seconds for the "
-        "others, or joining=N. mesh and target_devices then count the devices of all processes, "
-        "and default to all",
-    )
-    host_timeout: float = _field(
-        30.0,
-        "seconds within which all processes of hosts end if one is lost",
-        within=(1, 3600),
-    )
-    draft_cores: str | None = _field(
-        None,
-        "CPU cores for a draft in a worker process, such as 1 or 2-3; default: those that "
-        "target_cores leaves, if given",
-    )
-    target_cores: str | None = _field(
-        None,
-        "CPU cores to pin the target's process to; default: those that draft_cores leaves, if "
-        "given",
-    )
-    budget: int | str | None = _field(
+    budget: int | str | None = setting(
         None,
         f"branches per sequence in mode ssd, 2 to {MAX_BUDGET}; auto chooses among "
         f"{', '.join(map(str, AUTO_BUDGETS))} (with several workers more) while decoding, from "
@@ -229,44 +160,136 @@ class EngineSettings:
         f"({BUDGET} if fan_out is a list), else {BUDGET}",
         within=(LEAST_BUDGET, MAX_BUDGET),
         or_else="auto",
+        needs="ssd",
     )
-    fan_out: str | None = _field(
+    fan_out: str | None = setting(
         None,
         "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
         "geometric (learns one acceptance rate), measured (one per position, and how fast branches "
         "cut misses), confidence (from the draft's token probabilities), or a list of k + 1 "
         "numbers such as 4,3,3,2,4 (after a slash: used after a miss); default geometric",
+        needs="ssd",
+        listed=True,
     )
-    saguaro_c: float | None = _field(
+    saguaro_c: float | None = setting(
         None,
         "C of Saguaro sampling, 0 to 1: a lower C usually hits more and accepts less; "
         "default 1 (off)",
         within=(0, 1),
+        needs="ssd",
     )
-    backup: str | None = _field(
+    backup: str | None = setting(
         None,
         "what mode ssd proposes after a miss; draft waits for the draft, auto (the default) only "
         "while that pays",
         KINDS,
+        needs="ssd",
     )
-    predict: str | None = _field(
+    predict: str | None = setting(
         None,
         "how mode ssd predicts bonus tokens of sampled requests: plain from the draft's "
         "probabilities, noise also from the noise that will draw them; default noise",
         get_args(Prediction),
+        needs="ssd",
     )
-    verify: str = _field(
-        "ratio",
-        "verification rule; coupled gives the same sampled text in every mode",
-        get_args(Rule),
+    draft_placement: str | None = setting(
+        None,
+        "where the draft of mode ssd runs: inline (the target's devices, taking turns), submesh "
+        "(other devices of the same process), process (a worker process, on its own GPUs or this "
+        "host's CPU), remote (an `ssd-jax draft-worker` elsewhere), or auto, the default: submesh "
+        "with several TPUs, else process",
+        ("auto", "inline", "submesh", "process", "remote:HOST:PORT"),
+        needs="ssd",
     )
-    exact: str = _field(
+    draft_devices: str | None = setting(
+        None,
+        "devices of the draft with draft_placement = submesh or process, such as 1 or 4-7, or cpu "
+        "for the host's CPU; default: those that the target leaves free, but the CPU for a draft "
+        "in a process without several GPUs",
+        needs="ssd",
+        listed=True,
+    )
+    target_cores: str | None = setting(
+        None,
+        "CPU cores to pin the target's process to; default: those that draft_cores leaves, if "
+        "given",
+        group="speculation",
+        listed=True,
+    )
+    draft_cores: str | None = setting(
+        None,
+        "CPU cores for a draft in a worker process, such as 1 or 2-3; default: those that "
+        "target_cores leaves, if given",
+        needs="ssd",
+        listed=True,
+    )
+    draft_token_file: str | None = setting(
+        None,
+        "file with a remote draft worker's secret, readable only by its owner",
+        needs="ssd",
+    )
+    draft_workers: int | None = setting(
+        None,
+        "worker processes that share a draft's work by draft_split, or in a submesh groups of its "
+        "devices that share the slots; draft_placement lists remote workers as "
+        "remote:HOST:PORT,HOST:PORT; default: 1",
+        within=(1, MAX_WORKERS),
+        needs="ssd",
+    )
+    draft_split: str | None = setting(
+        None,
+        "what draft workers divide among them: slots, each with all its branches, or the branches "
+        "of every slot; default auto: what is predicted to be faster with all slots busy",
+        get_args(Split),
+        needs="ssd",
+    )
+    draft_tls_ca: str | None = setting(
+        None,
+        "PEM file of CA certificates to verify a remote draft worker; turns TLS on",
+        needs="ssd",
+    )
+    draft_tls_cert: str | None = setting(
+        None,
+        "PEM file of the engine's certificate, for a worker that requires one",
+        needs="ssd",
+    )
+    draft_tls_key: str | None = setting(
+        None,
+        "PEM file of draft_tls_cert's private key",
+        needs="ssd",
+    )
+    target_devices: str | None = setting(
+        None,
+        "devices of the target, such as 0 or 0-3, in JAX's order; default: as many as mesh has, or "
+        "one; if the draft has its own devices, all but draft_devices, or the largest power of two "
+        "below their total (the draft: within the rest)",
+        listed=True,
+    )
+    mesh: str | None = setting(
+        None,
+        "mesh of the target's devices, such as tensor=4 or data=2,tensor=4: data groups divide the "
+        "slots, each group is tensor parallel; default: all devices in one group",
+    )
+    hosts: str | None = setting(
+        None,
+        "processes that run the target together: address of JAX's coordinator, which the leader "
+        "starts, and number of processes, such as 10.0.0.1:4000,count=2, or auto to let JAX find "
+        "out; the others run ssd-jax follower, with index=N. Each waits 300 seconds for the "
+        "others, or joining=N. mesh and target_devices then count the devices of all processes, "
+        "and default to all",
+    )
+    host_timeout: float = setting(
+        30.0,
+        "seconds within which all processes of hosts end if one is lost",
+        within=(1, 3600),
+    )
+    exact: str = setting(
         "auto",
         "exactness: bitwise makes each token's result independent of the tokens batched with it, "
         "distribution does not, auto is bitwise where that costs nothing",
         get_args(Exactness),
     )
-    attention: str = _field(
+    attention: str = setting(
         "auto",
         "attention kernel of target and draft (a draft process on another platform chooses its "
         "own, unless this is xla): cpu (for CPUs), pallas_tpu (for TPUs), pallas_gpu (for H100 and "
@@ -275,28 +298,28 @@ class EngineSettings:
         "cannot run is an error",
         get_args(AttentionKernel),
     )
-    logprobs_of: str = _field(
+    logprobs_of: str = setting(
         "raw",
         "logprobs of generated tokens before or after penalties, temperature and truncation; those "
         "of prompts are always before",
         get_args(LogprobsOf),
     )
-    trace: str | None = _field(
+    trace: str | None = setting(
         None,
         "file for a timeline of target and draft, to draw with ssd-jax trace or open in "
         "ui.perfetto.dev",
     )
-    compile_cache: str = _field(
+    compile_cache: str = setting(
         "auto", "compile cache directory; auto is in the user's cache, off caches nothing"
     )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, kind = field.name, str(field.type)
-            value = _plain(getattr(self, name), kind)
+            value = plain_value(getattr(self, name), kind)
             object.__setattr__(self, name, value)
             if value is not None or "None" not in kind:
-                _check_value(name, value, kind, field.metadata)
+                check_value(name, value, kind, field.metadata)
         if self.trace == "":
             raise InputError("trace is empty; give a file such as trace.json")
         if not self.compile_cache:
@@ -307,60 +330,24 @@ class EngineSettings:
             raise InputError(f"page_size = {self.page_size} is no multiple of {_PAGE}; give one")
 
 
-def _plain(value: Any, kind: str) -> Any:
-    """A number as a number, where a setting may be one; else values that stand for text as text."""
-    if _is_whole(value):
-        value = int(value)
-    elif isinstance(value, Real) and kind.startswith("float") and not isinstance(value, bool):
-        value = float(value)
-    if isinstance(value, str):
-        value = str(value)  # NumPy's are no plain ones
-    if kind.startswith("str"):
-        if isinstance(value, list | tuple) and value and all(map(_is_whole, value)):
-            return ",".join(map(str, value))
-        if isinstance(value, Path) or _is_whole(value):
-            return str(value)
-    if kind.startswith("int | str") and isinstance(value, str) and _NUMBER.fullmatch(value):
-        return int(value)
-    return value
+def settings_where(**about: Any) -> tuple[str, ...]:
+    """Names of the settings that were declared with these values, in their order.
+
+    A tuple stands for any of its elements.
+    """
+    wanted = {name: each if isinstance(each, tuple) else (each,) for name, each in about.items()}
+    return tuple(
+        field.name
+        for field in dataclasses.fields(EngineSettings)
+        if all(field.metadata[name] in values for name, values in wanted.items())
+    )
 
 
-def _is_whole(value: Any) -> TypeGuard[Integral]:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _check_value(name: str, value: Any, kind: str, about: Mapping[str, Any]) -> None:
-    within, other = about["within"], about["or_else"]
-    if isinstance(value, Collection) and not isinstance(value, str):  # arrays compare by element
-        raise InputError(f"{name} = {value!r} is not understood; give one value")
-    if about["choices"]:
-        if not _is_of(value, about["choices"]):
-            raise InputError(f"{name} = {value!r} is unknown; one of {', '.join(about['choices'])}")
-        return
-    if isinstance(other, str):
-        if value != other and not (_is_whole(value) and within[0] <= value <= within[1]):
-            either = f"{other} or {within[0]} to {within[1]}"
-            raise InputError(f"{name} = {value!r} is impossible; give {either}")
-        return
-    check_type(name, value, kind)
-    if within is None or value == other:
-        return
-    least, most = within
-    if value < least and most == _MOST:
-        raise InputError(f"{name} = {value} must be at least {least}")
-    if not least <= value <= most:
-        greedy = "" if other is None else "0 (greedy) or "
-        raise InputError(
-            f"{name} = {value} is out of range; give {greedy}a value from {least} to {most}"
-        )
-
-
-def kind_of(placement: str) -> str:
-    """The part of remote:HOST:PORT before the address."""
-    return placement.partition(":")[0]
-
-
-def _is_of(value: Any, choices: Sequence[str]) -> bool:
-    """Whether a value is one of these; a choice with an address allows any address."""
-    kinds = {kind_of(choice) for choice in choices if ":" in choice}
-    return value in choices or (isinstance(value, str) and kind_of(value) in kinds)
+SPECULATIVE = settings_where(needs=("draft", "model", "ssd"))
+"""Settings that mean nothing without a draft."""
+MEANINGLESS = {
+    ("mode", "ar"): SPECULATIVE,
+    ("mode", "sd"): settings_where(needs="ssd"),
+    ("draft", "ngram"): settings_where(needs=("model", "ssd")),
+}
+"""Settings that mean nothing where another has a value."""

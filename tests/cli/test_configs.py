@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ssd_jax.cli import settings
-from ssd_jax.config.config import SPECULATIVE
+from ssd_jax.config.settings import SPECULATIVE
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 

@@ -22,8 +22,8 @@ from typing import Any
 from rich.text import Text
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.config.config import MEANINGLESS, Config
-from ssd_jax.config.settings import NGRAM_K
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import MEANINGLESS, NGRAM_K
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import notices
