@@ -38,7 +38,7 @@ from ssd_jax.kernels.linear.api import Packed
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.kernels.tree_attention.api import (
     BACKENDS,
-    ON_GPUS,
+    GPU_BACKENDS,
     tree_attention,
     why_not,
 )
@@ -105,7 +105,7 @@ class Place:
 
     def has(self, kernel: str) -> bool:
         """Whether its devices have the instructions of a kernel for their platform."""
-        if kernel not in ON_GPUS:
+        if kernel not in GPU_BACKENDS:
             return True
         from ssd_jax.kernels.tree_attention.pallas_gpu import why_not_on
 
@@ -207,11 +207,11 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     state = "ran" if own else "compiled"
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments)) if own else None
-    for name in (*BACKENDS, "pallas_tpu", *ON_GPUS):
+    for name in (*BACKENDS, "pallas_tpu", *GPU_BACKENDS):
         if why_not(name, place.platform) is not None or not place.has(name):
             continue
         attempt = _try(place, *attention(name), wanted)
-        if name in ON_GPUS and not own:
+        if name in GPU_BACKENDS and not own:
             attempt = alone(compile_attention, place.name, name)
         yield f"attention: {name}", state, attempt
     written = np.asarray(writing(windows=False)[0](*writing(windows=False)[1])) if own else None
@@ -239,7 +239,7 @@ def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
     if compat.why_no_mosaic_gpu() is None:
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        for name in ON_GPUS:
+        for name in GPU_BACKENDS:
             function = attention(name, Kernels(interpret=plgpu.InterpretGPUParams()))
             yield f"attention: {name}", "interpreted", _try(place, *function, wanted)
     scatter, given = writing(windows=False)

@@ -27,7 +27,7 @@ from ssd_jax.testing import tiny
 def _compiler(monkeypatch):
     """What is said does not depend on this machine's."""
     monkeypatch.setattr(fallbacks, "why_missing", lambda: None)
-    monkeypatch.setattr(fallbacks, "why_not_kept", lambda: None)
+    monkeypatch.setattr(fallbacks, "why_not_cached", lambda: None)
 
 
 class FakePrograms:
@@ -105,7 +105,7 @@ def test_one_line_says_what_is_not_compiled_and_why(dtype, monkeypatch):
 
 def test_one_line_says_that_what_is_compiled_is_not_kept(monkeypatch):
     monkeypatch.setattr(fallbacks, "why_missing", lambda: None)
-    monkeypatch.setattr(fallbacks, "why_not_kept", lambda: "DIRECTORY cannot be used: why")
+    monkeypatch.setattr(fallbacks, "why_not_cached", lambda: "DIRECTORY cannot be used: why")
     (line,) = found("distribution", FakePrograms("bfloat16")).lines
     assert line == "kernels are compiled anew at every start: DIRECTORY cannot be used: why"
 

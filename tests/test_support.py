@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from ssd_jax.kernels.tree_attention.api import BACKENDS, ON_GPUS
+from ssd_jax.kernels.tree_attention.api import BACKENDS, GPU_BACKENDS
 from tests import support
 from tests.support import Note
 from tests.tools.aot import specs
@@ -18,7 +18,7 @@ def test_the_page_is_what_the_evidence_says():
 def test_every_backend_and_program_is_on_it_and_none_has_failed():
     notes = support.read()
     parts = {note.part for note in notes}
-    assert {f"attention: {name}" for name in (*BACKENDS, "pallas_tpu", *ON_GPUS)} <= parts
+    assert {f"attention: {name}" for name in (*BACKENDS, "pallas_tpu", *GPU_BACKENDS)} <= parts
     for platform in ("cpu", "tpu", "gpu"):
         found = specs.programs(specs.config(vocab_size=1024), platform=platform)
         assert set(found) <= parts, f"survey {platform}: python -m tests.support"

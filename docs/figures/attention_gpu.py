@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.kernels.kv_pages import Scratch
-from ssd_jax.kernels.tree_attention.api import ON_GPUS, tree_attention, why_not
+from ssd_jax.kernels.tree_attention.api import GPU_BACKENDS, tree_attention, why_not
 from ssd_jax.system.environment import describe, headline
 from ssd_jax.tools.bench.bandwidth import measure_bandwidth
 
@@ -31,7 +31,7 @@ FLOOR = 256 << 20
 """Bytes of pages that a program reads at least: four times an H200's cache."""
 REPEATS, IN_FLIGHT = 10, 25
 """Turns, and runs of a program in one: launches of all but the first are hidden."""
-BACKENDS = (*ON_GPUS, "xla_static")
+BACKENDS = (*GPU_BACKENDS, "xla_static")
 
 
 class Shape(NamedTuple):
@@ -115,7 +115,7 @@ def ours(shape: Shape, given: Numbers, backend: str) -> Program:
 
     first = jnp.asarray(stored)
     once = np.asarray(attend(q, first), np.float32)
-    calls = shape.calls if backend in ON_GPUS else 1  # XLA's loops take long to compile
+    calls = shape.calls if backend in GPU_BACKENDS else 1  # XLA's loops take long to compile
     stocks = [jnp.copy(first) for _ in range(calls)]
 
     def run(times: int) -> None:

@@ -32,7 +32,7 @@ from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray
-from ssd_jax.kernels.rows import in_blocks
+from ssd_jax.kernels.rows import map_row_blocks
 from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.records import promotion as no_promotion
@@ -413,7 +413,7 @@ class ExpansionPrograms:
             return self.base.draw(logits, settings, start, place, said, drawn_with, parts)
 
         told = row, records.start, place, records.proposal.tokens, expansion.path
-        drawn = in_blocks(draw, logits.reshape(-1, self._columns), *told)
+        drawn = map_row_blocks(draw, logits.reshape(-1, self._columns), *told)
         states = hidden.reshape(-1, hidden.shape[-1])
         records = record.put(records, drawn, states, place, live)
         proposal = records.proposal._replace(length=place + live)

@@ -12,8 +12,8 @@ from ssd_jax import compat
 from ssd_jax.devices.exactness import costs_nothing, widths_agree
 from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.handlers import why_missing, why_not_kept
-from ssd_jax.kernels.tree_attention.api import OWN, choice_line
+from ssd_jax.kernels.handlers import why_missing, why_not_cached
+from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
 from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
         lines = []
         for model, chosen in zip(models, found, strict=True):
             place = model.execution, model.config.head_dim, device_of(model)
-            unread = {each: why_unread(*place, attention=each, size=page_size) for each in OWN}
+            unread = {
+                each: why_unread(*place, attention=each, size=page_size) for each in KERNEL_BACKENDS
+            }
             lines.append(choice_line(chosen[0], platform, chosen[1], unread))
         return [*dict.fromkeys(lines)]
     reasons = [
@@ -113,7 +115,7 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
         if reason is not None
     ]
     alone = any(size == 1 for _, size in found) and why_missing() is None
-    if alone and (unkept := why_not_kept()) is not None:
+    if alone and (unkept := why_not_cached()) is not None:
         lines.append(f"kernels are compiled anew at every start: {unkept}")
     return lines
 

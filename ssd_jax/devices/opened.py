@@ -120,9 +120,13 @@ def execution_for(
     """
     linear = products.backend(platform, dtype, devices=devices)
     for_platform = partial(
-        Execution.for_platform, platform, dtype, linear=linear, blocks=products.in_blocks(device)
+        Execution.for_platform,
+        platform,
+        dtype,
+        linear=linear,
+        blocks=products.stored_in_blocks(device),
     )
-    found = backends(platform, devices=devices, asked=attention)
+    found = backends(platform, devices=devices, requested=attention)
     *preferred, last = [for_platform(attention=name) for name in found]
     reads = partial(why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK)
     return next((each for each in preferred if reads(each) is None), last)
@@ -143,7 +147,7 @@ def why_unread(
       size: positions a page.
     """
     page = jax.ShapeDtypeStruct((1, 1, size, execution.page_width(head_dim)), execution.pages)
-    return api.why_unread(attention or execution.attention, head_dim, page, device)
+    return api.why_unsupported(attention or execution.attention, head_dim, page, device)
 
 
 def device_of(model: FunctionalModel) -> Any:
@@ -217,7 +221,7 @@ def open_model(
     """
     platform = jax.default_backend()
     device, devices = (jax.devices()[0], 1) if mesh is None else (mesh.devices.flat[0], mesh.size)
-    backends(platform, devices=devices, asked=attention)  # before anything is read
+    backends(platform, devices=devices, requested=attention)  # before anything is read
     checkpoint = open_checkpoint(source, target=target, progress=progress)
     execution = execution_for(
         platform,

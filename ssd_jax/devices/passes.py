@@ -97,12 +97,12 @@ def promote(
     count = pages.shape[0] // scratch.shape[0]  # layers lie one after another
     if not model.execution.scan_layers:
         for index, branches in enumerate(scratch):
-            pages = copy(pages, branches, kv_pages.of_layer(table, index, count))
+            pages = copy(pages, branches, kv_pages.layer_page_table(table, index, count))
         return pages
 
     def body(pages: jax.Array, layer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, branches = layer
-        return copy(pages, branches, kv_pages.of_layer(table, index, count)), None
+        return copy(pages, branches, kv_pages.layer_page_table(table, index, count)), None
 
     return jax.lax.scan(body, pages, (jnp.arange(scratch.shape[0]), scratch))[0]
 

@@ -31,15 +31,15 @@ PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
 ATTENTION = "ssd_jax_tree_attention"
 """Handlers, by the names under which XLA knows them."""
 
-_HERE = Path(__file__).parent
-SOURCES = (_HERE / "linear" / "cpu.cc", _HERE / "tree_attention" / "cpu.cc")
+_DIRECTORY = Path(__file__).parent
+SOURCES = (_DIRECTORY / "linear" / "cpu.cc", _DIRECTORY / "tree_attention" / "cpu.cc")
 COMPILERS = ("c++", "g++", "clang++")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 _NATIVE = "-march=native" if _X86 else "-mcpu=native"
 _FLAGS = (_NATIVE, "-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-w")
-_SECONDS = 600.0
+_TIMEOUT_S = 600.0
 _ERROR = re.compile(r":\d+: (fatal )?error: ")
-_ONE_AT_A_TIME = threading.Lock()  # two threads would build, and register, twice
+_BUILD_LOCK = threading.Lock()  # two threads would build, and register, twice
 
 
 class BuildError(Exception):
@@ -53,7 +53,7 @@ def why_missing(
 
     Compiles them if no earlier start has, which takes some seconds.
     """
-    with _ONE_AT_A_TIME:
+    with _BUILD_LOCK:
         return _why_missing(sources, names)
 
 
@@ -69,7 +69,7 @@ def _why_missing(sources: tuple[Path, ...], names: tuple[str, ...]) -> str | Non
     return None
 
 
-def why_not_kept(sources: tuple[Path, ...] = SOURCES) -> str | None:
+def why_not_cached(sources: tuple[Path, ...] = SOURCES) -> str | None:
     """None if later starts will find what this one compiled; else, in one line, why not.
 
     Only valid if `why_missing` is None.
@@ -88,8 +88,8 @@ def _library(sources: tuple[Path, ...]) -> tuple[ctypes.CDLL, str | None]:
     except OSError as error:
         with tempfile.TemporaryDirectory() as scratch:
             library = ctypes.CDLL(str(build(sources, Path(scratch))))
-        where = error.filename or "the cache"
-        return library, f"{where} cannot be used: {error.strerror or error}"
+        path = error.filename or "the cache"
+        return library, f"{path} cannot be used: {error.strerror or error}"
 
 
 def build(sources: Sequence[Path], directory: Path) -> Path:
@@ -100,28 +100,28 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
       OSError: the directory cannot be written.
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    made_from = _made_from(sources)
-    made_by = None if compiler is None else _digest(_run(compiler, "--version").encode())
-    for path in sorted(directory.glob(f"handlers-{made_from}-{made_by or '*'}-*.so")):
+    sources_digest = _sources_digest(sources)
+    compiler_digest = None if compiler is None else _digest(_run(compiler, "--version").encode())
+    for path in sorted(directory.glob(f"handlers-{sources_digest}-{compiler_digest or '*'}-*.so")):
         if path.stem.endswith(f"-{_digest(path.read_bytes())}"):
             return path
         path.unlink(missing_ok=True)
     if compiler is None:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
     tempfile.TemporaryFile(dir=directory).close()  # fail before compiling if it cannot be written
-    library = _compiled(sources, compiler)
-    path = directory / f"handlers-{made_from}-{made_by}-{_digest(library)}.so"
+    library = _compile(sources, compiler)
+    path = directory / f"handlers-{sources_digest}-{compiler_digest}-{_digest(library)}.so"
     write_file(path, library)
     return path
 
 
-def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
+def _compile(sources: Sequence[Path], compiler: str) -> bytes:
     headers = f"-isystem{jax.ffi.include_dir()}"
     with tempfile.TemporaryDirectory() as scratch:
-        objects = [f"{scratch}/{at}.o" for at in range(len(sources))]
+        objects = [f"{scratch}/{index}.o" for index in range(len(sources))]
 
-        def compile_one(source: Path, made: str) -> None:
-            _run(compiler, *_FLAGS, headers, "-c", str(source), "-o", made)
+        def compile_one(source: Path, output: str) -> None:
+            _run(compiler, *_FLAGS, headers, "-c", str(source), "-o", output)
 
         with ThreadPoolExecutor() as pool:  # the compiler uses one core a source
             list(pool.map(compile_one, sources, objects))
@@ -130,8 +130,8 @@ def _compiled(sources: Sequence[Path], compiler: str) -> bytes:
         return library.read_bytes()
 
 
-def _made_from(sources: Sequence[Path]) -> str:
-    texts = [path.read_text() for path in (*sources, *sorted(_HERE.rglob("*.h")))]
+def _sources_digest(sources: Sequence[Path]) -> str:
+    texts = [path.read_text() for path in (*sources, *sorted(_DIRECTORY.rglob("*.h")))]
     return _digest("\0".join((*texts, *_FLAGS, jaxlib_version, processor())).encode())
 
 
@@ -145,18 +145,18 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    kept = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
+    fields = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
 def _run(*command: str) -> str:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]}: {error}") from error
-    if done.returncode:
-        lines = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()
+    if process.returncode:
+        lines = (process.stderr.strip() or f"exit status {process.returncode}").splitlines()
         raise BuildError(f"{command[0]}: {next(filter(_ERROR.search, lines), lines[0])}")
-    return done.stdout
+    return process.stdout

@@ -14,19 +14,19 @@ class HeadShards(NamedTuple):
 
     Attributes:
       axis: mesh axis along which these devices lie.
-      cut: whether each device has a part of the key/value heads, with their query heads; else each
-        has all heads.
-      mesh: None is the mesh of the program being traced, which has cut all other axes itself.
+      split: whether a device has only a part of the key/value heads, with their query heads; else
+        it has all heads.
+      mesh: None is the mesh of the program being traced, which has split all other axes itself.
     """
 
     axis: str
-    cut: bool = True
+    split: bool = True
     mesh: Mesh | None = None
 
     def map(
         self, function: Callable[..., jax.Array], heads: Sequence[int | None], result: int
     ) -> Callable[..., jax.Array]:
-        """Maps `function` over the devices, each with its own heads.
+        """`function` as a call that every device runs for its own heads.
 
         Args:
           heads: for each argument, the dimension of its heads; None where it has none.
@@ -42,7 +42,7 @@ class HeadShards(NamedTuple):
         )
 
     def _spec(self, dimension: int | None) -> Any:
-        if dimension is None or not self.cut:
+        if dimension is None or not self.split:
             return PartitionSpec()
         return PartitionSpec(*[None] * dimension, self.axis)
 

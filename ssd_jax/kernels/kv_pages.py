@@ -2,7 +2,7 @@
 which are not yet part of any page.
 
 A position's key and value lie side by side, in the first and second half of the last axis. Its
-width is twice the head size, or `lanes` of it where TPU kernels read the pages.
+width is twice the head size, or `lane_width` of it where TPU kernels read the pages.
 
 A page table lists the pages that hold a row's positions, in order. It is an array, or
 `Contiguous(first)` when row b owns the single page first + b; reads are then slices instead of
@@ -54,7 +54,7 @@ def as_array(page_table: PageTable, rows: int) -> Int32[Array, "B P"]:
     return page_table
 
 
-def of_layer(
+def layer_page_table(
     page_table: PageTable, layer: Int32[Array, ""] | int, pages_per_layer: int
 ) -> PageTable:
     """The page table of one layer, where one array holds the pages of all layers in order."""
@@ -74,14 +74,14 @@ def storage_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     return jnp.dtype(dtype)
 
 
-def lanes(head_dim: int) -> int:
+def lane_width(head_dim: int) -> int:
     """The width of pages that TPU kernels read: keys and values side by side, each padded with
     zeros where the two would not fill whole vectors. XLA lays out arrays of other widths with the
     positions as lanes."""
     return -(-2 * head_dim // LANES) * LANES
 
 
-def apart(
+def contain_nonfinite(
     k: Float[Array, "B R kv_heads d"], v: Float[Array, "B R kv_heads d"]
 ) -> tuple[Float[Array, "B R kv_heads d"], Float[Array, "B R kv_heads d"]]:
     """Keys and values in which a token with non-finite numbers affects only queries that see it.
@@ -89,11 +89,11 @@ def apart(
     Its key has NaN where either has no number, so that the scores are NaN; its value, which other
     queries multiply by 0, has 0 there.
     """
-    sound = jnp.isfinite(v)
-    return jnp.where(jnp.isfinite(k) & sound, k, jnp.nan), jnp.where(sound, v, 0.0)
+    finite = jnp.isfinite(v)
+    return jnp.where(jnp.isfinite(k) & finite, k, jnp.nan), jnp.where(finite, v, 0.0)
 
 
-def beside(
+def pack_kv(
     k: Float[Array, "*shape head_dim"], v: Float[Array, "*shape head_dim"], width: int
 ) -> Float[Array, "*shape {width}"]:
     """Keys and values side by side in `width`: each at the start of a half, padded with zeros."""
@@ -169,38 +169,44 @@ def _write_windows(
     batch, count = positions.shape
     _, heads, page_size, width = pages.shape
     window = min(count, page_size)
-    outside = jnp.iinfo(jnp.int32).min
-    inside = _inside(pages, page_table, positions)
-    run = jnp.where(inside, positions - jnp.arange(count), page_size * pages.shape[0])
-    start = jnp.min(run, axis=1)
-    around = (window, window)
-    wanted = jnp.pad(
-        jnp.where(inside, positions, outside), ((0, 0), around), constant_values=outside
+    nowhere = jnp.iinfo(jnp.int32).min
+    valid = _inside(pages, page_table, positions)
+    # Token r of a run is at start + r, so every valid token tells where its row's run starts.
+    run_start = jnp.where(valid, positions - jnp.arange(count), page_size * pages.shape[0])
+    start = jnp.min(run_start, axis=1)
+    # A shifted window begins up to a window before the run, or ends as far after it.
+    margin = (window, window)
+    padded_positions = jnp.pad(
+        jnp.where(valid, positions, nowhere), ((0, 0), margin), constant_values=nowhere
     )
-    tokens = jnp.pad(values.swapaxes(1, 2), ((0, 0), (0, 0), around, (0, 0)))
+    tokens = jnp.pad(values.swapaxes(1, 2), ((0, 0), (0, 0), margin, (0, 0)))
 
-    last = 0 if isinstance(page_table, Contiguous) else page_table.shape[1] - 1
-    pieces = 1 + min(last, (count + page_size - 2) // page_size)
+    last_page = 0 if isinstance(page_table, Contiguous) else page_table.shape[1] - 1
+    windows_per_row = 1 + min(last_page, (count + page_size - 2) // page_size)
 
-    def put(index: jax.Array, pages: PageArray) -> PageArray:
-        row = index // pieces
-        page = jnp.minimum(jnp.maximum(start[row], 0) // page_size + index % pieces, last)
+    def write_window(index: jax.Array, pages: PageArray) -> PageArray:
+        row = index // windows_per_row
+        page = jnp.minimum(
+            jnp.maximum(start[row], 0) // page_size + index % windows_per_row, last_page
+        )
         if isinstance(page_table, Contiguous):
             page_id = page_table.first + row
         else:
             page_id = page_table[row, page]
-        first = page * page_size
-        offset = jnp.clip(start[row] - first, 0, page_size - window)
-        token = first + offset - start[row] + window
-        there = jax.lax.dynamic_slice(wanted, (row, token), (1, window))[0]
-        written = there == first + offset + jnp.arange(window)
+        page_start = page * page_size
+        # Where the run meets this page, shifted so that the whole window lies in it.
+        offset = jnp.clip(start[row] - page_start, 0, page_size - window)
+        token = page_start + offset - start[row] + window
+        window_positions = jax.lax.dynamic_slice(padded_positions, (row, token), (1, window))[0]
+        written = window_positions == page_start + offset + jnp.arange(window)
         new = jax.lax.dynamic_slice(tokens, (row, 0, token, 0), (1, heads, window, width))
-        at = (page_id, 0, offset, 0)
-        old = jax.lax.dynamic_slice(pages, at, (1, heads, window, width))
-        return jax.lax.dynamic_update_slice(pages, jnp.where(written[:, None], new, old), at)
+        origin = (page_id, 0, offset, 0)
+        old = jax.lax.dynamic_slice(pages, origin, (1, heads, window, width))
+        return jax.lax.dynamic_update_slice(pages, jnp.where(written[:, None], new, old), origin)
 
-    written = jax.lax.fori_loop(0, batch * pieces, put, pages)
-    return with_layout_constraint(written, Layout((0, 1, 2, 3)))
+    pages = jax.lax.fori_loop(0, batch * windows_per_row, write_window, pages)
+    # Row-major as everywhere else, so that XLA copies no pages to change their layout.
+    return with_layout_constraint(pages, Layout((0, 1, 2, 3)))
 
 
 def read_block(
@@ -214,15 +220,15 @@ def read_block(
     start = block * size
     _, heads, page_size, width = pages.shape
     if isinstance(page_table, Contiguous):
-        at = (page_table.first, 0, start, 0)
-        return decode(jax.lax.dynamic_slice(pages, at, (batch, heads, size, width)))
+        origin = (page_table.first, 0, start, 0)
+        return decode(jax.lax.dynamic_slice(pages, origin, (batch, heads, size, width)))
     page = jax.lax.dynamic_index_in_dim(page_table, start // page_size, axis=1, keepdims=False)
 
-    def one_row(page_id: jax.Array) -> jax.Array:
-        at = (page_id, 0, start % page_size, 0)
-        return jax.lax.dynamic_slice(pages, at, (1, heads, size, width))[0]
+    def read_row(page_id: jax.Array) -> jax.Array:
+        origin = (page_id, 0, start % page_size, 0)
+        return jax.lax.dynamic_slice(pages, origin, (1, heads, size, width))[0]
 
-    return decode(jax.vmap(one_row)(page))
+    return decode(jax.vmap(read_row)(page))
 
 
 class Scratch(NamedTuple):
@@ -255,8 +261,8 @@ class Scratch(NamedTuple):
     def _rewritten(self, values: Shaped[Array, "B R kv_heads width"]) -> jax.Array:
         depths, branches = self.kv.shape[2:4]
         entries = jnp.stack(jnp.meshgrid(jnp.arange(branches), jnp.arange(depths)), axis=-1)
-        own = jnp.all(self.ancestor[:, None, None] == entries[:, :, None], axis=-1)
-        query = jnp.argmax(own, axis=-1)  # [B, depths, M]
-        new = jax.vmap(lambda of_row, at: of_row[at])(values, query)
-        written = jnp.any(own, axis=-1)[:, None, :, :, None]
+        matches = jnp.all(self.ancestor[:, None, None] == entries[:, :, None], axis=-1)
+        query = jnp.argmax(matches, axis=-1)  # [B, depths, M]
+        new = jax.vmap(lambda row, index: row[index])(values, query)
+        written = jnp.any(matches, axis=-1)[:, None, :, :, None]
         return jnp.where(written, jnp.moveaxis(new, 3, 1), self.kv)

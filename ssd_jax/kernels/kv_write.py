@@ -18,11 +18,11 @@ def write(
     windows: bool = False,
     kernels: Kernels | None = None,
 ) -> PageArray:
-    """See `kv_pages.write`.
+    """Writes the key and value of each token; arguments as of `kv_pages.write`.
 
     Args:
-      kernels: given if a Pallas kernel reads the pages. Another then writes them: next to such
-        kernels, XLA would copy all pages into another layout and back.
+      kernels: given if a Pallas kernel reads the pages; a Pallas kernel then writes them, too. An
+        XLA scatter next to one would copy all pages into another layout and back.
     """
     if kernels is None:
         return kv_pages.write(pages, page_table, positions, values, windows=windows)

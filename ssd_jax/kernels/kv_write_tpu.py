@@ -44,14 +44,14 @@ def write_tpu(
       positions: absolute, in any order; a token outside [0, P * page_size), or on a page that does
         not exist, is not written. Of two tokens at the same position, the later one is written.
     """
-    page, offset = _places(kv_pages, page_table, positions)
-    put = functools.partial(_put, interpret=interpret)
+    page, offset = _page_and_offset(kv_pages, page_table, positions)
+    write_heads = functools.partial(_write_heads, interpret=interpret)
     if shards is not None:
-        put = shards.map(put, (1, None, None, 2), result=1)
-    return put(kv_pages, page, offset, values)
+        write_heads = shards.map(write_heads, (1, None, None, 2), result=1)
+    return write_heads(kv_pages, page, offset, values)
 
 
-def _put(
+def _write_heads(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page: Int32[Array, "B R"],
     offset: Int32[Array, "B R"],
@@ -63,8 +63,8 @@ def _put(
     batch, rows, heads, lanes = values.shape
     itemsize = kv_pages.dtype.itemsize
     tile = 32 // itemsize
-    fitting = _WINDOWS_BYTES // (heads * tile * lanes * itemsize) // 8 * 8
-    tokens = min(max(fitting, 8), _TOKENS, pl.cdiv(batch * rows, 8) * 8)
+    windows_that_fit = _WINDOWS_BYTES // (heads * tile * lanes * itemsize) // 8 * 8
+    tokens = min(max(windows_that_fit, 8), _TOKENS, pl.cdiv(batch * rows, 8) * 8)
     padding = -(batch * rows) % tokens
     # In float32, rows can be addressed one by one.
     new = values.astype(kv_pages.dtype).astype(jnp.float32).reshape(-1, heads, lanes)
@@ -106,7 +106,7 @@ def _put(
     )
 
 
-def _places(
+def _page_and_offset(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: PageTable,
     positions: Int32[Array, "B R"],
@@ -127,11 +127,11 @@ def _kernel(
     _: Any,
     pages: Any,
     windows: Any,
-    page_of: Any,
-    offset_of: Any,
-    window_of: Any,
-    read: Any,
-    written: Any,
+    window_page: Any,
+    window_offset: Any,
+    token_window: Any,
+    read_semaphore: Any,
+    write_semaphore: Any,
     *,
     rows: int,
 ) -> None:
@@ -141,58 +141,65 @@ def _kernel(
       page, offset: [tokens of all steps] int32, where each token goes; page -1 is nowhere.
       new: [heads, tokens, lanes] float32.
       windows: [tokens, heads, tile, lanes], the windows that are changed.
-      page_of, offset_of: [tokens], place of each window.
-      window_of: [tokens], the window that a token changes, or -1.
+      window_page, window_offset: [tokens], place of each window.
+      token_window: [tokens], the window that a token changes, or -1.
       rows: tokens of a sequence.
     """
     tokens, tile = new.shape[1], windows.shape[2]
     start = pl.program_id(0) * tokens
 
-    def place(window: Any) -> Any:
-        at = pl.ds(pl.multiple_of(offset_of[window], tile), tile)
-        return pages.at[page_of[window], :, at]
+    def window_ref(window: Any) -> Any:
+        target_offset = pl.ds(pl.multiple_of(window_offset[window], tile), tile)
+        return pages.at[window_page[window], :, target_offset]
 
-    def reading(window: Any) -> Any:
-        return pltpu.make_async_copy(place(window), windows.at[window], read)
+    def read_copy(window: Any) -> Any:
+        return pltpu.make_async_copy(window_ref(window), windows.at[window], read_semaphore)
 
-    def writing(window: Any) -> Any:
-        return pltpu.make_async_copy(windows.at[window], place(window), written)
+    def write_copy(window: Any) -> Any:
+        return pltpu.make_async_copy(windows.at[window], window_ref(window), write_semaphore)
 
-    def find(token: jax.Array, known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        count, first = known  # windows so far, and the first of this sequence
-        first = jnp.where(lax.rem(start + token, rows) == 0, count, first)
-        to = page[start + token]
-        at = lax.div(offset[start + token], tile) * tile
+    def find_window(
+        token: jax.Array, carry: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        count, first_window = carry  # windows so far, and the first of this sequence
+        # Sequences have no page in common, so only windows of the same one are compared.
+        first_window = jnp.where(lax.rem(start + token, rows) == 0, count, first_window)
+        target_page = page[start + token]
+        target_offset = lax.div(offset[start + token], tile) * tile
 
-        def compare(window: jax.Array, found: jax.Array) -> jax.Array:
-            same = (page_of[window] == to) & (offset_of[window] == at)
-            return jnp.where(same, window, found)
+        def compare(window: jax.Array, match: jax.Array) -> jax.Array:
+            matches = (window_page[window] == target_page) & (
+                window_offset[window] == target_offset
+            )
+            return jnp.where(matches, window, match)
 
-        window = lax.fori_loop(first, count, compare, count)
-        window_of[token] = jnp.where(to < 0, -1, window)
-        fresh = (to >= 0) & (window == count)
+        window = lax.fori_loop(first_window, count, compare, count)
+        token_window[token] = jnp.where(target_page < 0, -1, window)
+        is_new = (target_page >= 0) & (window == count)
 
-        @pl.when(fresh)
+        @pl.when(is_new)
         def _():
-            page_of[count] = to
-            offset_of[count] = at
-            reading(count).start()
+            window_page[count] = target_page
+            window_offset[count] = target_offset
+            read_copy(count).start()
 
-        return count + fresh.astype(jnp.int32), first
+        return count + is_new.astype(jnp.int32), first_window
 
-    def put(token: jax.Array, _: None) -> None:
-        window = window_of[token]
+    def update_window(token: jax.Array, _: None) -> None:
+        window = token_window[token]
 
         @pl.when(window >= 0)
         def _():
             position = lax.broadcasted_iota(jnp.int32, windows.shape[1:], 1)
-            its = position == lax.rem(offset[start + token], tile)
+            is_token = position == lax.rem(offset[start + token], tile)
             row = new[:, pl.ds(token, 1)].astype(windows.dtype)
-            windows[window] = jnp.where(its, row, windows[window])
+            windows[window] = jnp.where(is_token, row, windows[window])
 
+    # All reads are in flight while windows are still being looked for, and all writes at once, so
+    # that their latencies overlap. A window is written once, after all of its tokens.
     zero = jnp.int32(0)
-    count, _ = lax.fori_loop(0, tokens, find, (zero, zero))
-    lax.fori_loop(0, count, lambda window, _: reading(window).wait(), None)
-    lax.fori_loop(0, tokens, put, None)
-    lax.fori_loop(0, count, lambda window, _: writing(window).start(), None)
-    lax.fori_loop(0, count, lambda window, _: writing(window).wait(), None)
+    count, _ = lax.fori_loop(0, tokens, find_window, (zero, zero))
+    lax.fori_loop(0, count, lambda window, _: read_copy(window).wait(), None)
+    lax.fori_loop(0, tokens, update_window, None)
+    lax.fori_loop(0, count, lambda window, _: write_copy(window).start(), None)
+    lax.fori_loop(0, count, lambda window, _: write_copy(window).wait(), None)

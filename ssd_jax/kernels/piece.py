@@ -9,10 +9,10 @@ import jax
 from jaxtyping import Array, UInt8
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["at"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["buffer"], meta_fields=["offset"])
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Data that begins at byte `at` of an array; its reader knows where it ends."""
+    """Data that begins at byte `offset` of an array; its reader knows where it ends."""
 
-    whole: UInt8[Array, "_"]
-    at: int
+    buffer: UInt8[Array, "_"]
+    offset: int

@@ -12,4 +12,4 @@ def precision(*operands: jax.Array) -> str | None:
     Accelerators would round them to TF32 (GPU) or bfloat16 (TPU), and comparisons with a float32
     reference would show nothing else.
     """
-    return "highest" if any(each.dtype == jnp.float32 for each in operands) else None
+    return "highest" if any(operand.dtype == jnp.float32 for operand in operands) else None

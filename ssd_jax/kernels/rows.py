@@ -20,13 +20,13 @@ LONG = 4096
 """A single row with this many elements counts as large."""
 
 _BLOCK = 128
-_SHORT = 16  # the smallest that is worth making
-_SHARES = 8  # devices that may share columns without a block being cut
-_LANES = 64  # of a row that are summed side by side
-_ROWS = 2  # one row rounds differently
-_COLUMNS = 8  # of ones; with 16, virtual devices of a mesh wait for each other for ever
-_AT_ONCE = 64  # rows; a TPU copies blocks, padded to 128 columns, before it takes some of them
-_MOST = 256  # rows of a block of `in_blocks`; fewer than half as many would not fill it
+_MIN_BLOCK = 16  # the smallest that is worth making
+_COLUMN_SHARDS = 8  # devices that may share columns without a block being cut
+_SUM_LANES = 64  # of a row that are summed side by side
+_MIN_PRODUCT_ROWS = 2  # one row rounds differently
+_PRODUCT_COLUMNS = 8  # of ones; with 16, virtual devices of a mesh wait for each other for ever
+_TAKE_ROWS = 64  # rows; a TPU copies blocks, padded to 128 columns, before it takes some of them
+_MAX_BLOCK_ROWS = 256  # rows of a block of `in_blocks`; fewer than half as many would not fill it
 
 
 def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
@@ -39,9 +39,9 @@ def row_sum(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
     """
     if x.shape[-1] >= LONG:
         return _plain_sum(x)
-    alone = jax.sharding.get_abstract_mesh().empty
-    on_cpu = _sum_in_order if alone else _sum_by_product
-    return jax.lax.platform_dependent(x, cpu=on_cpu, default=_plain_sum)
+    unsharded = jax.sharding.get_abstract_mesh().empty
+    cpu_sum = _sum_in_order if unsharded else _sum_by_product
+    return jax.lax.platform_dependent(x, cpu=cpu_sum, default=_plain_sum)
 
 
 def _plain_sum(x: jax.Array) -> jax.Array:
@@ -50,13 +50,13 @@ def _plain_sum(x: jax.Array) -> jax.Array:
 
 def _sum_by_product(x: jax.Array) -> jax.Array:
     count = math.prod(x.shape[:-1])
-    if count < _ROWS:
-        padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _ROWS - count), (0, 0)))
+    if count < _MIN_PRODUCT_ROWS:
+        padded = jnp.pad(x.reshape(count, x.shape[-1]), ((0, _MIN_PRODUCT_ROWS - count), (0, 0)))
         return _sum_by_product(padded)[:count].reshape(*x.shape[:-1], 1)
-    ones = jnp.ones((x.shape[-1], _COLUMNS), jnp.float32)
+    ones = jnp.ones((x.shape[-1], _PRODUCT_COLUMNS), jnp.float32)
     # Rows keep their axes: if they were flattened, devices that share an axis would exchange them.
-    last = (((x.ndim - 1,), (0,)), ((), ()))
-    return jax.lax.dot_general(x, ones, last, precision="highest")[..., :1]
+    contract_last = (((x.ndim - 1,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, ones, contract_last, precision="highest")[..., :1]
 
 
 @jax.custom_jvp
@@ -64,12 +64,12 @@ def _sum_in_order(x: jax.Array) -> jax.Array:
     width = x.shape[-1]
     # Else a product that x is made of may or may not be contracted with an addition.
     x = jnp.where(jnp.isnan(x), jnp.nan, x)
-    lanes = min(_LANES, 1 << (width - 1).bit_length())
-    if missing := -width % lanes:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    lanes = min(_SUM_LANES, 1 << (width - 1).bit_length())
+    if padding := -width % lanes:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
     total = x[..., :lanes]
-    for begin in range(lanes, width, lanes):
-        total = total + x[..., begin : begin + lanes]
+    for start in range(lanes, width, lanes):
+        total = total + x[..., start : start + lanes]
     while lanes > 1:
         lanes //= 2
         total = total[..., :lanes] + total[..., lanes:]
@@ -77,7 +77,7 @@ def _sum_in_order(x: jax.Array) -> jax.Array:
 
 
 @_sum_in_order.defjvp
-def _plain_change(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> Any:
+def _sum_in_order_jvp(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> Any:
     return _sum_in_order(*primals), _plain_sum(*tangents)
 
 
@@ -123,17 +123,17 @@ def map_rows(function: Callable[..., Any], *blocks: Any) -> Any:
     if max(array[0].size for array in jax.tree.leaves(blocks)) < LONG:
         return function(*blocks)
 
-    def one(row: Any) -> Any:
-        found = function(*jax.tree.map(lambda array: array[None], row))
-        return jax.tree.map(lambda array: array[0], found)
+    def apply_to_row(row: Any) -> Any:
+        result = function(*jax.tree.map(lambda array: array[None], row))
+        return jax.tree.map(lambda array: array[0], result)
 
-    def one_by_one(*blocks: Any) -> Any:
-        return jax.lax.map(one, blocks)
+    def row_by_row(*blocks: Any) -> Any:
+        return jax.lax.map(apply_to_row, blocks)
 
-    return jax.lax.platform_dependent(*blocks, cpu=one_by_one, default=function)
+    return jax.lax.platform_dependent(*blocks, cpu=row_by_row, default=function)
 
 
-def in_blocks(function: Callable[..., Any], *blocks: Any) -> Any:
+def map_row_blocks(function: Callable[..., Any], *blocks: Any) -> Any:
     """Applies a function of many rows; its result for a row must not depend on the others.
 
     A TPU takes some of the rows at a time, so that what is made of long rows is small.
@@ -142,16 +142,18 @@ def in_blocks(function: Callable[..., Any], *blocks: Any) -> Any:
       function, blocks: see `map_rows`.
     """
     rows = jax.tree.leaves(blocks)[0].shape[0]
-    at_once = max(count for count in range(1, _MOST + 1) if rows % count == 0)
-    if rows <= _MOST or at_once < _MOST // 2:
+    block_rows = max(count for count in range(1, _MAX_BLOCK_ROWS + 1) if rows % count == 0)
+    if rows <= _MAX_BLOCK_ROWS or block_rows < _MAX_BLOCK_ROWS // 2:
         return function(*blocks)
 
-    def some(*blocks: Any) -> Any:
-        parts = jax.tree.map(lambda array: array.reshape(-1, at_once, *array.shape[1:]), blocks)
-        found = jax.lax.map(lambda part: function(*part), parts)
-        return jax.tree.map(lambda array: array.reshape(rows, *array.shape[2:]), found)
+    def block_by_block(*blocks: Any) -> Any:
+        row_blocks = jax.tree.map(
+            lambda array: array.reshape(-1, block_rows, *array.shape[1:]), blocks
+        )
+        results = jax.lax.map(lambda row_block: function(*row_block), row_blocks)
+        return jax.tree.map(lambda array: array.reshape(rows, *array.shape[2:]), results)
 
-    return jax.lax.platform_dependent(*blocks, tpu=some, default=function)
+    return jax.lax.platform_dependent(*blocks, tpu=block_by_block, default=function)
 
 
 def take_rows(array: Shaped[Array, "n ..."], index: Int32[Array, "B"]) -> Shaped[Array, "B ..."]:
@@ -171,88 +173,97 @@ def take_rows(array: Shaped[Array, "n ..."], index: Int32[Array, "B"]) -> Shaped
     return jax.lax.platform_dependent(array, index, cpu=gathered, default=sliced)
 
 
-def first_best(values: Float32[Array, "n V"]) -> Int32[Array, "n"]:
+def argmax(values: Float32[Array, "n V"]) -> Int32[Array, "n"]:
     """Lowest index of the largest value of each row."""
-    return best_of(values)[1]
+    return max_and_argmax(values)[1]
 
 
-def best_of(values: Float32[Array, "n V"]) -> tuple[Float32[Array, "n"], Int32[Array, "n"]]:
+def max_and_argmax(values: Float32[Array, "n V"]) -> tuple[Float32[Array, "n"], Int32[Array, "n"]]:
     """The largest value of each row, and its lowest index.
 
     The index is `argmax`, which XLA on CPU runs one element at a time when its input is computed on
     the fly. Elsewhere one pass over the rows gives both.
     """
-    return jax.lax.platform_dependent(values, cpu=_best_in_two_passes, default=_best_in_one)
+    return jax.lax.platform_dependent(
+        values, cpu=_max_and_argmax_in_two_passes, default=_max_and_argmax_in_one_pass
+    )
 
 
-def _best_in_two_passes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _max_and_argmax_in_two_passes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     size = values.shape[-1]
     best = row_max(values)
     index = jnp.min(jnp.where(values == best, jnp.arange(size), size), axis=-1)
     return best[:, 0], jnp.minimum(index, size - 1).astype(jnp.int32)
 
 
-def _better(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> Any:
+def _larger_pair(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> Any:
     """The pair (value, index) with the larger value; if they are equal, with the lower index."""
-    first = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+    choose_left = (left[0] > right[0]) | ((left[0] == right[0]) & (left[1] < right[1]))
+    return jax.tree.map(lambda a, b: jnp.where(choose_left, a, b), left, right)
 
 
-def _best_in_one(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _max_and_argmax_in_one_pass(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
-    nothing = (jnp.float32(-jnp.inf), jnp.int32(values.shape[1] - 1))
-    best, index = jax.lax.reduce((values, index), nothing, _better, (1,))
+    identity = (jnp.float32(-jnp.inf), jnp.int32(values.shape[1] - 1))
+    best, index = jax.lax.reduce((values, index), identity, _larger_pair, (1,))
     return best, index
 
 
 def best_and_mass(
     values: Float32[Array, "n V"], temperature: Float32[Array, "n 1"]
 ) -> tuple[Float32[Array, "n"], Int32[Array, "n"], Float32[Array, "n 1"]]:
-    """`best_of`, and for each row the sum of exp((values - best) / temperature).
+    """`max_and_argmax`, and for each row the sum of exp((values - best) / temperature).
 
     On GPUs one pass over the rows gives all three. (TPUs keep rows where passes cost little.)
     """
     return jax.lax.platform_dependent(
-        values, temperature, cuda=_mass_in_one, rocm=_mass_in_one, default=_mass_in_passes
+        values,
+        temperature,
+        cuda=_mass_in_one_pass,
+        rocm=_mass_in_one_pass,
+        default=_mass_in_several_passes,
     )
 
 
-def _mass_in_passes(
+def _mass_in_several_passes(
     values: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    best, index = best_of(values)
+    best, index = max_and_argmax(values)
     return best, index, row_sum(jnp.exp((values - best[:, None]) / temperature))
 
 
-def _mass_in_one(
+def _mass_in_one_pass(
     values: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sums parts of a row relative to their own best value, and rescales them on merging."""
 
-    def joined(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        best, index = _better(one[:2], other[:2])
-        warm = jnp.maximum(one[3], other[3])
+    def merge(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        best, index = _larger_pair(left[:2], right[:2])
+        divisor = jnp.maximum(left[3], right[3])  # the identity's temperature is 0
 
-        def scaled(part: tuple[jax.Array, ...]) -> jax.Array:
-            apart = jnp.where(part[0] == best, 0.0, (part[0] - best) / warm)  # both may be -inf
-            return part[2] * jnp.exp(apart)
+        def rescale(part: tuple[jax.Array, ...]) -> jax.Array:
+            # Both may be -inf, whose difference is NaN.
+            exponent = jnp.where(part[0] == best, 0.0, (part[0] - best) / divisor)
+            return part[2] * jnp.exp(exponent)
 
-        return best, index, scaled(one) + scaled(other), warm
+        return best, index, rescale(left) + rescale(right), divisor
 
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
-    each = (values > -jnp.inf).astype(jnp.float32)
-    warm = jnp.broadcast_to(temperature, values.shape)
-    nothing = (
+    ones = (values > -jnp.inf).astype(jnp.float32)
+    temperatures = jnp.broadcast_to(temperature, values.shape)
+    identity = (
         jnp.float32(-jnp.inf),
         jnp.int32(values.shape[1] - 1),
         jnp.float32(0),
         jnp.float32(0),
     )
-    best, index, total, _ = jax.lax.reduce((values, index, each, warm), nothing, joined, (1,))
+    best, index, total, _ = jax.lax.reduce(
+        (values, index, ones, temperatures), identity, merge, (1,)
+    )
     return best, index, total[:, None]
 
 
-def largest(
+def top_k(
     values: Float32[Array, "n V"], count: int
 ) -> tuple[Float32[Array, "n {count}"], Int32[Array, "n {count}"]]:
     """The `count` largest values of each row, descending, and their ids; equal values by id.
@@ -265,49 +276,59 @@ def largest(
         best, ids = jax.lax.top_k(values, count)
         return best, ids
     # If several devices share the columns, no block lies on two of them.
-    even = math.gcd(size, _BLOCK * _SHARES) // _SHARES
-    width = even if even >= _SHORT else _BLOCK
+    shard_width = math.gcd(size, _BLOCK * _COLUMN_SHARDS) // _COLUMN_SHARDS
+    width = shard_width if shard_width >= _MIN_BLOCK else _BLOCK
     return jax.lax.platform_dependent(
         values,
-        cpu=functools.partial(_largest, count=count, width=_BLOCK),
-        tpu=functools.partial(_largest, count=count, width=width, at_once=_AT_ONCE),
-        default=functools.partial(_largest, count=count, width=width),
+        cpu=functools.partial(_top_k_in_blocks, count=count, width=_BLOCK),
+        tpu=functools.partial(
+            _top_k_in_blocks, count=count, width=width, rows_at_a_time=_TAKE_ROWS
+        ),
+        default=functools.partial(_top_k_in_blocks, count=count, width=width),
     )
 
 
-def _whole(few: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
+def _replicated(rows: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
     """The rows, whole on each device if several share columns: devices exchange a few short rows
     once. To sort cut rows, they would exchange parts again and again."""
     if jax.sharding.get_abstract_mesh().empty:
-        return few
-    return jax.lax.with_sharding_constraint(few, PartitionSpec())
+        return rows
+    return jax.lax.with_sharding_constraint(rows, PartitionSpec())
 
 
-def _largest(
-    values: jax.Array, *, count: int, width: int, at_once: int | None = None
+def _top_k_in_blocks(
+    values: jax.Array, *, count: int, width: int, rows_at_a_time: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """See `largest`; blocks are taken from `at_once` rows at a time, if given."""
+    """The `top_k` of each row: of the values in the `count` blocks with the largest maxima.
+
+    Args:
+      width: columns of a block.
+      rows_at_a_time: rows whose blocks are copied together; None is all.
+    """
     rows, size = values.shape
     padding = ((0, 0), (0, -size % width))
     padded = jnp.pad(values, padding, constant_values=-jnp.inf)
     maxima = row_max(padded.reshape(rows, -1, width))[..., 0]
-    block = _whole(jnp.sort(jax.lax.top_k(_whole(maxima), count)[1]))
-    few = _whole(_taken(padded, block, width, at_once).reshape(rows, -1))
-    best, place = jax.lax.top_k(few, count)
-    ids = jnp.take_along_axis(block, place // width, axis=1) * width + place % width
+    block = _replicated(jnp.sort(jax.lax.top_k(_replicated(maxima), count)[1]))
+    candidates = _replicated(_take_blocks(padded, block, width, rows_at_a_time).reshape(rows, -1))
+    best, index = jax.lax.top_k(candidates, count)
+    ids = jnp.take_along_axis(block, index // width, axis=1) * width + index % width
     return best, ids.astype(jnp.int32)
 
 
-def _taken(
-    values: Float32[Array, "n V"], block: Int32[Array, "n c"], width: int, at_once: int | None
+def _take_blocks(
+    values: Float32[Array, "n V"],
+    block: Int32[Array, "n c"],
+    width: int,
+    rows_at_a_time: int | None,
 ) -> Float32[Array, "n c {width}"]:
-    """Blocks of each row, `at_once` rows at a time."""
+    """Blocks of each row, `rows_at_a_time` rows at a time."""
 
-    def of_row(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def take_row_blocks(row: tuple[jax.Array, jax.Array]) -> jax.Array:
         return row[0].reshape(-1, width)[row[1]]
 
     rows = len(values)
-    if at_once is None or rows <= at_once:
+    if rows_at_a_time is None or rows <= rows_at_a_time:
         blocks = values.reshape(rows, -1, width)
         return jnp.take_along_axis(blocks, block[:, :, None], axis=1)
-    return jax.lax.map(of_row, (values, block), batch_size=at_once)
+    return jax.lax.map(take_row_blocks, (values, block), batch_size=rows_at_a_time)

@@ -222,8 +222,8 @@ def _layer(
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
         if execution.attention != "cpu":  # "cpu" skips what a query does not see
-            k, v = kv_pages.apart(k, v)
-        kv, windows = kv_pages.beside(k, v, pages.shape[-1]), execution.window_writes
+            k, v = kv_pages.contain_nonfinite(k, v)
+        kv, windows = kv_pages.pack_kv(k, v, pages.shape[-1]), execution.window_writes
         how = execution.writing
         written = write(pages, step.page_table, step.written, kv, windows=windows, kernels=how)
         scratch = None
@@ -253,7 +253,7 @@ def _unroll(
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     grown, pages_per_layer = [], pages.shape[0] // len(layers)
     for index, layer in enumerate(layers):
-        table = kv_pages.of_layer(step.page_table, index, pages_per_layer)
+        table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
         branch = None if branches is None else branches[index]
         own_step = step._replace(page_table=table)
         x, (pages, branch) = _layer(*nnx.split(layer), x, pages, branch, own_step)
@@ -271,7 +271,7 @@ def _scan(
 
     def body(carry, layer):
         (x, pages), (state, index, own) = carry, layer
-        table = kv_pages.of_layer(step.page_table, index, pages_per_layer)
+        table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
         own_step = step._replace(page_table=table)
         x, (pages, own) = _layer(graph, state, x, pages, own, own_step)
         return (x, pages), own

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.head_shards import Kernels
-from ssd_jax.kernels.tree_attention.api import in_xla
+from ssd_jax.kernels.tree_attention.api import xla_backend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Execution:
 
     def page_width(self, head_dim: int) -> int:
         """Width of a key and its value in the pages."""
-        return kv_pages.lanes(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
+        return kv_pages.lane_width(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
 
     @property
     def writing(self) -> Kernels | None:
@@ -112,7 +112,7 @@ class Execution:
         """
         compute = jnp.dtype({"native": "bfloat16", "w8a8": "int8"}.get(dtype, dtype))
         cpu, gpu = platform == "cpu", platform in ("gpu", "cuda", "rocm")
-        attention = attention or ("pallas_tpu" if platform == "tpu" else in_xla(platform))
+        attention = attention or ("pallas_tpu" if platform == "tpu" else xla_backend(platform))
         # From rows of an array, XLA picks slower kernels than cuBLAS has for chunks.
         options = (("xla_gpu_enable_triton_gemm", False),) if gpu else ()
         padded = cpu and linear == "xla" and compute != jnp.float32

@@ -78,7 +78,7 @@ class FunctionalModel:
         self.mesh = mesh
         self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
         if mesh is not None and execution.kernels is not None:
-            shards = HeadShards(TENSOR_AXIS, cut=self.rules.kv_heads is not None)
+            shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
             kernels = execution.kernels._replace(shards=shards)
             execution = dataclasses.replace(execution, kernels=kernels)
         self.execution = execution
@@ -309,9 +309,9 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
         if name in stored or not _looked_up(matrix, module.config):
             matrix.pack(stored.get(name, module.execution.kind))
             packed[name] = matrix
-    stays = sum(matrix.weight.get_value().size for matrix in packed.values()) <= _CACHE
+    size = sum(matrix.weight.get_value().size for matrix in packed.values())
     for matrix in packed.values():
-        matrix.stays = stays
+        matrix.cache_resident = size <= _CACHE
     return packed
 
 

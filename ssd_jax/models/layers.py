@@ -52,7 +52,7 @@ class Matrix(nnx.Module):
         self.shape = shape
         self.axes = axes
         self.kind: str | None = None
-        self.stays = False  # in a cache, see `Packed`
+        self.cache_resident = False  # see `Packed`
         self.digits = 2  # of an activation, if the weight is int8
 
     def pack(self, kind: str) -> None:
@@ -73,7 +73,7 @@ class Matrix(nnx.Module):
         """The weight as `products` takes it."""
         if self.kind is not None:
             panels: Any = self.weight.get_value()
-            return Packed(panels, self.kind, *self.shape, self.stays)
+            return Packed(panels, self.kind, *self.shape, self.cache_resident)
         if self.weight_scale is None:
             return self.weight[...]
         int8 = Quantized if self.digits == 2 else W8A8

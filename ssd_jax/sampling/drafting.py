@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.rows import first_best, largest, map_rows, row_max, row_sum
+from ssd_jax.kernels.rows import argmax, map_rows, row_max, row_sum, top_k
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.keys import Purpose
@@ -86,10 +86,10 @@ def draw(
     support = min(support, logits.shape[1])
     # Where sampled rows are always computed, one search serves both.
     once = parts.sampled and support < logits.shape[1]
-    found = largest(allowed, max(support, candidates)) if once else None
+    found = top_k(allowed, max(support, candidates)) if once else None
     likeliest = _candidates(allowed, candidates, outputs, found)
     # A valid id even where the logits are no numbers.
-    best = jnp.maximum(likeliest[:, 0], 0) if candidates else ids_of(outputs, first_best(allowed))
+    best = jnp.maximum(likeliest[:, 0], 0) if candidates else ids_of(outputs, argmax(allowed))
     possible: jax.Array | None = None
     if outputs is not None:
         possible = row_max(allowed)[:, 0] > -jnp.inf
@@ -165,5 +165,5 @@ def _class(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
 def _candidates(
     allowed: Float32[Array, "B V"], count: int, outputs: Outputs, found: Largest | None = None
 ) -> Int32[Array, "B {count}"]:
-    values, columns = (a[:, :count] for a in found or largest(allowed, count))
+    values, columns = (a[:, :count] for a in found or top_k(allowed, count))
     return ids_of(outputs, jnp.where(values > -jnp.inf, columns, -1))

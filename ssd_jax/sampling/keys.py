@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from ssd_jax.kernels.rows import first_best, row_max
+from ssd_jax.kernels.rows import argmax, row_max
 
 _BLOCK, _BLOCKS = 128, 64  # noise is drawn for only so many blocks of ids if no others have weight
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -104,7 +104,7 @@ def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -
     batch, vocab = weights.shape
 
     def of_all() -> jax.Array:
-        return first_best(jnp.log(weights) + gumbel(key, vocab))
+        return argmax(jnp.log(weights) + gumbel(key, vocab))
 
     if not look or vocab < 2 * _BLOCK * _BLOCKS:
         return of_all()
@@ -116,7 +116,7 @@ def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -
         block = jnp.sort(jax.lax.top_k(largest, _BLOCKS)[1])
         ids = (block[:, :, None] * _BLOCK + jnp.arange(_BLOCK)).reshape(batch, -1)
         few = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(batch, -1)
-        best = first_best(jnp.log(few) + gumbel_of(key, ids))
+        best = argmax(jnp.log(few) + gumbel_of(key, ids))
         return jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
 
     enough = jnp.all(jnp.sum(largest > 0, axis=-1) <= _BLOCKS)

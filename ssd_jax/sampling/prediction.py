@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.rows import largest, map_rows, row_max
+from ssd_jax.kernels.rows import map_rows, row_max, top_k
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
@@ -71,7 +71,7 @@ def by_noise(
         p = sampled_probs(allowed, sampling, parts.truncated)
         drawn = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
         left_out = _BEHIND + allowed - row_max(allowed)
-        scores, columns = largest(jnp.where(p > 0, drawn, left_out), count)
+        scores, columns = top_k(jnp.where(p > 0, drawn, left_out), count)
         return ids_of(outputs, jnp.where(scores > -jnp.inf, columns, -1))
 
     return map_rows(ranked, allowed, sampling, key)

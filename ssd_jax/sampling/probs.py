@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.rows import first_best, largest, row_max, row_sum
+from ssd_jax.kernels.rows import argmax, row_max, row_sum, top_k
 from ssd_jax.sampling import bad_words, truncation
 from ssd_jax.sampling.outputs import Outputs, every_id
 from ssd_jax.sampling.penalties import GetHistory, penalise
@@ -25,7 +25,7 @@ _HEADS = (64, 256)  # numbers of blocks in which the likeliest tokens are search
 
 Probs = Float32[Array, "B V"]
 Largest = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
-"""See `kernels.rows.largest`."""
+"""See `kernels.rows.top_k`."""
 Threshold = Callable[[jax.Array], jax.Array]
 """Returns the least probability that stays, [B, 1]."""
 
@@ -67,7 +67,7 @@ def probs(
 
     A greedy row is one-hot at the best token, the lowest id on ties.
     """
-    greedy = jax.nn.one_hot(first_best(allowed), allowed.shape[1])
+    greedy = jax.nn.one_hot(argmax(allowed), allowed.shape[1])
     sampled = sampled_probs(allowed, sampling, truncated)
     return jnp.where(sampling.temperature[:, None] > 0, sampled, greedy)
 
@@ -112,7 +112,7 @@ def likeliest_probs(
     top-p keeps.) Probabilities are 0 where filtered out. `found` holds the `count` or more largest,
     if they are known.
     """
-    best, ids = (a[:, :count] for a in found or largest(allowed, count))
+    best, ids = (a[:, :count] for a in found or top_k(allowed, count))
     top = best[:, :1]
     total = row_sum(weights_of(allowed, sampling, top))
     within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))

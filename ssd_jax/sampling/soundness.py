@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.rows import best_of, first_best, row_max, row_sum
+from ssd_jax.kernels.rows import argmax, max_and_argmax, row_max, row_sum
 
 
 def sound(logits: Float32[Array, "n V"], tokens: int) -> Bool[Array, "n"]:
@@ -41,7 +41,7 @@ def best_and_sound(
     """
 
     def apart(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return first_best(allowed), sound(logits, tokens)
+        return argmax(allowed), sound(logits, tokens)
 
     return jax.lax.platform_dependent(allowed, logits, tpu=_in_one, default=apart)
 
@@ -49,7 +49,7 @@ def best_and_sound(
 def _in_one(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both in one pass, as TPUs would read the logits twice: the largest value shows soundness."""
     del logits
-    best, index = best_of(jnp.where(jnp.isnan(allowed), jnp.inf, allowed))
+    best, index = max_and_argmax(jnp.where(jnp.isnan(allowed), jnp.inf, allowed))
     return index, jnp.abs(best) < jnp.inf
 
 

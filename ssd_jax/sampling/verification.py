@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
-from ssd_jax.kernels.rows import best_and_mass, best_of, map_rows, row_max, take_rows
+from ssd_jax.kernels.rows import best_and_mass, map_rows, max_and_argmax, row_max, take_rows
 from ssd_jax.sampling import keys, soundness, truncation
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
@@ -120,7 +120,7 @@ def _decided(
 
     def greedy() -> Outcome:
         def best(block: _Positions) -> jax.Array:
-            score, token = best_of(allowed(block))
+            score, token = max_and_argmax(allowed(block))
             return jnp.where(score > -jnp.inf, token, NO_TOKEN)  # all may be banned
 
         return _leading(map_rows(best, where).reshape(start.shape[0], -1), proposal)

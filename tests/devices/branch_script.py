@@ -188,7 +188,7 @@ def compiled(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CausalLM, "hidden", counted)
         if there.get("window_writes"):  # a TPU's
-            patch.setattr(rows, "_MOST", drafting.branches)
+            patch.setattr(rows, "_MAX_BLOCK_ROWS", drafting.branches)
             patch.setattr(jax.lax, "platform_dependent", in_blocks)
         if quickly:
             patch.setattr(ProgramSpec, "_built", compile_quickly)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import lanes
+from ssd_jax.kernels.kv_pages import lane_width
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2}
 
@@ -107,9 +107,9 @@ def hide_unseen(case: Case) -> Case:
     return case._replace(k_pages=k, v_pages=v)
 
 
-def beside(k, v) -> jnp.ndarray:
+def pack_kv(k, v) -> jnp.ndarray:
     """Keys and values as pages of the kernels for TPUs have them."""
-    return kv_pages.beside(jnp.asarray(k), jnp.asarray(v), lanes(k.shape[-1]))
+    return kv_pages.pack_kv(jnp.asarray(k), jnp.asarray(v), lane_width(k.shape[-1]))
 
 
 def expected(case: Case, *, soft_cap: float | None = None, window: int | None = None) -> np.ndarray:

@@ -31,7 +31,7 @@ def compiler(monkeypatch):
     ],
 )
 def test_the_platform_and_the_user_choose(platform, devices, asked, found):
-    assert api.backends(platform, devices=devices, asked=asked) == found
+    assert api.backends(platform, devices=devices, requested=asked) == found
 
 
 @pytest.mark.parametrize(
@@ -47,22 +47,22 @@ def test_the_platform_and_the_user_choose(platform, devices, asked, found):
 )
 def test_what_is_asked_for_by_name_never_falls_back(platform, devices, asked, message):
     with pytest.raises(InputError, match=message):
-        api.backends(platform, devices=devices, asked=asked)
+        api.backends(platform, devices=devices, requested=asked)
 
 
 def test_a_gpu_has_its_kernel_where_jax_compiles_it(monkeypatch):
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
     assert api.backends("gpu") == ["pallas_gpu", "pallas_mma", "xla_static"]
-    assert api.backends("gpu", asked="xla") == ["xla_static"]
+    assert api.backends("gpu", requested="xla") == ["xla_static"]
     assert "not pallas_gpu: another was asked for" in api.choice_line("xla_static", "gpu")
     assert "not pallas_gpu: another was asked for" in api.choice_line("pallas_mma", "gpu")
     assert "not pallas_mma: pallas_gpu is preferred" in api.choice_line("pallas_gpu", "gpu")
-    line = api.choice_line("xla_static", "gpu", unread={"pallas_mma": "head_dim = 80"})
+    line = api.choice_line("xla_static", "gpu", unsupported={"pallas_mma": "head_dim = 80"})
     assert line.endswith("not pallas_mma: head_dim = 80")
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: "it needs JAX 0.11")
     assert api.backends("gpu") == ["xla_static"]
     with pytest.raises(InputError, match="attention = 'pallas_gpu' is not possible: it needs JAX"):
-        api.backends("gpu", asked="pallas_gpu")
+        api.backends("gpu", requested="pallas_gpu")
     assert "not pallas_gpu: it needs JAX 0.11" in api.choice_line("xla_static", "gpu")
 
 

@@ -50,7 +50,7 @@ def why_missing(source):
 @needs_compiler
 def test_it_is_compiled_once(source, tmp_path):
     assert why_missing(source) is None
-    assert handlers.why_not_kept((source,)) is None
+    assert handlers.why_not_cached((source,)) is None
     [library] = (tmp_path / "cache" / "kernels").iterdir()
     assert library.parent.stat().st_mode & 0o777 == 0o700
     before = library.stat().st_mtime_ns
@@ -62,7 +62,7 @@ def test_it_is_compiled_once(source, tmp_path):
 @needs_compiler
 def test_threads_that_ask_at_once_build_and_register_it_once(source, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("no directory")  # else a second build finds the first
-    builds, compiled = [], handlers._compiled
+    builds, compiled = [], handlers._compile
     both = threading.Barrier(2, timeout=2)
 
     def counted(*args):
@@ -71,7 +71,7 @@ def test_threads_that_ask_at_once_build_and_register_it_once(source, tmp_path, m
             both.wait()
         return compiled(*args)
 
-    monkeypatch.setattr(handlers, "_compiled", counted)
+    monkeypatch.setattr(handlers, "_compile", counted)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(why_missing, [source, source])) == [None, None]
     assert len(builds) == 1
@@ -95,13 +95,13 @@ def test_each_source_processor_and_jaxlib_has_its_own(plain, tmp_path, monkeypat
 def test_a_cache_that_cannot_be_used_is_done_without(source, tmp_path):
     (tmp_path / "cache").write_text("no directory")
     assert why_missing(source) is None
-    unkept = handlers.why_not_kept((source,))
+    unkept = handlers.why_not_cached((source,))
     assert unkept == f"{tmp_path}/cache/kernels cannot be used: Not a directory"
 
 
 @needs_compiler
 def test_nothing_is_compiled_for_a_directory_that_cannot_be_written(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(handlers, "_compiled", None)
+    monkeypatch.setattr(handlers, "_compile", None)
     with pytest.raises(FileNotFoundError):
         handlers.build([source], tmp_path / "nowhere")
 
@@ -126,7 +126,7 @@ def test_without_a_compiler_it_says_so(source, monkeypatch):
 
 @needs_compiler
 def test_without_a_compiler_what_another_start_has_compiled_is_used(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(handlers, "_compiled", lambda *_: b"a library")
+    monkeypatch.setattr(handlers, "_compile", lambda *_: b"a library")
     library = handlers.build([source], tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
     assert handlers.build([source], tmp_path) == library

@@ -49,8 +49,10 @@ def test_bfloat16_survives_its_bit_storage():
 
 def test_layers_of_one_array_have_their_own_pages():
     layer = jnp.array(2)
-    assert int(kv_pages.of_layer(Contiguous(1), layer, 5).first) == 11
-    np.testing.assert_array_equal(kv_pages.of_layer(jnp.array([[0, 4]]), layer, 5), [[10, 14]])
+    assert int(kv_pages.layer_page_table(Contiguous(1), layer, 5).first) == 11
+    np.testing.assert_array_equal(
+        kv_pages.layer_page_table(jnp.array([[0, 4]]), layer, 5), [[10, 14]]
+    )
 
 
 def test_cpu_writes_in_bit_storage_stay_in_place():
@@ -70,7 +72,7 @@ def test_a_token_without_numbers_shows_to_queries_that_see_it_alone(which, value
     k, v = rng.standard_normal((2, 1, 16, 1, 8), np.float32)
     healthy = np.concatenate([k, v], axis=-1)
     {"key": k, "value": v}[which][0, 9, 0, 3] = value
-    kv = jnp.concatenate(kv_pages.apart(jnp.asarray(k), jnp.asarray(v)), axis=-1)
+    kv = jnp.concatenate(kv_pages.contain_nonfinite(jnp.asarray(k), jnp.asarray(v)), axis=-1)
     q = jnp.ones((1, 2, 1, 8))
     table, visible = jnp.zeros((1, 1), jnp.int32), jnp.array([[9, 10]])
 

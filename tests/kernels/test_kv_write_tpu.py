@@ -16,7 +16,7 @@ from ssd_jax.kernels import kv_write_tpu
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import Contiguous
 from ssd_jax.kernels.kv_write_tpu import write_tpu
-from tests.kernels.attention_cases import beside
+from tests.kernels.attention_cases import pack_kv
 
 PARAMS = pltpu.InterpretParams(detect_races=True)
 
@@ -30,13 +30,13 @@ def write(pages, table, positions, k, v, *, interpret=PARAMS, **options):
         return write_tpu(*arguments, interpret=interpret, **options)
 
     positions = jnp.asarray(positions, jnp.int32)
-    return np.asarray(jax.jit(call)(pages, table, positions, beside(k, v)))
+    return np.asarray(jax.jit(call)(pages, table, positions, pack_kv(k, v)))
 
 
 def expected(pages, table, positions, k, v):
     """One token after the other."""
     written = np.array(pages)
-    new = np.asarray(beside(k, v).astype(pages.dtype))
+    new = np.asarray(pack_kv(k, v).astype(pages.dtype))
     table, size = np.asarray(table), pages.shape[2]
     for (b, r), at in np.ndenumerate(positions):
         if 0 <= at < table.shape[1] * size and 0 <= table[b, at // size] < len(written):

@@ -216,5 +216,5 @@ def test_no_rows():
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "Q4_1"])
 def test_weights_that_stay_in_a_cache_have_the_same_products(kind, rows):
     passing, x = weight(kind, 70, 256), states(rows, 256)
-    [stays] = api.products(x, [dataclasses.replace(passing, stays=True)])
+    [stays] = api.products(x, [dataclasses.replace(passing, cache_resident=True)])
     np.testing.assert_array_equal(stays, api.products(x, [passing])[0])

@@ -14,17 +14,17 @@ from jax.sharding import Mesh
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import Contiguous, Scratch, lanes
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch, lane_width
 from ssd_jax.kernels.tree_attention import pallas_tpu
 from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 from tests.kernels.attention_cases import (
     TOLERANCE,
     Case,
     Shapes,
-    beside,
     expected,
     hide_unseen,
     make,
+    pack_kv,
 )
 from tests.kernels.attention_cases import shapes as any_shapes
 
@@ -45,17 +45,19 @@ MANY = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 def small_tiles(slots=1, queries=1 << 13, part=8):
     """Blocks of 128 positions; tiles of few queries and heads, as many of them have."""
-    return mock.patch.multiple(pallas_tpu, _SLOT_BYTES=slots, _QUERY_BYTES=queries, _PART=part)
+    return mock.patch.multiple(
+        pallas_tpu, _SLOT_BYTES=slots, _QUERY_BYTES=queries, _PRODUCT_ROWS=part
+    )
 
 
 def pages_of(case):
-    return beside(case.k_pages, case.v_pages)
+    return pack_kv(case.k_pages, case.v_pages)
 
 
 def scratch_of(case):
     if case.ancestor is None:
         return None
-    return Scratch(beside(case.branch_k, case.branch_v), jnp.asarray(case.ancestor))
+    return Scratch(pack_kv(case.branch_k, case.branch_v), jnp.asarray(case.ancestor))
 
 
 def attend(case, *, interpret=None, page_table=None, jit=jax.jit, **options):
@@ -116,8 +118,8 @@ def test_tiles_of_queries_read_what_they_see():
     with small_tiles(queries=40 << 10):
         tiles = pallas_tpu._tiles(case.q, pages_of(case), case.table)
         got = attend(case)
-    assert tiles.per_row > 1
-    assert tiles.part < tiles.rows
+    assert tiles.per_sequence > 1
+    assert tiles.product_rows < tiles.rows
     assert_right(case, got)
 
 
@@ -162,7 +164,7 @@ def test_heads_on_eight_devices():
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
     got = attend(case, interpret=True, shards=shards)
     assert_right(case, got)
-    whole = attend(case, interpret=True, shards=shards._replace(cut=False))
+    whole = attend(case, interpret=True, shards=shards._replace(split=False))
     np.testing.assert_array_equal(got, whole)
 
 
@@ -201,7 +203,7 @@ def test_each_position_is_copied_once_for_all_queries_of_a_sequence(page_size):
     with mock.patch.object(pltpu, "make_async_copy", counter.make_async_copy):
         assert_right(case, attend(case))
     jax.effects_barrier()
-    least = sum(lengths) * 2 * lanes(64) * 2
+    least = sum(lengths) * 2 * lane_width(64) * 2
     assert least <= counter.bytes <= 1.02 * least
 
 
@@ -258,5 +260,5 @@ def test_pages_that_it_cannot_read():
     assert pallas_tpu.why_not(64, bits) == "pages of uint16: it needs bfloat16 or float32"
     narrow = jax.ShapeDtypeStruct((1, 1, 128, 160), jnp.bfloat16)
     assert pallas_tpu.why_not(80, narrow) == "160 lanes for head_dim = 80: it needs 256"
-    assert [lanes(size) for size in (16, 64, 80, 128, 256)] == [128, 128, 256, 256, 512]
+    assert [lane_width(size) for size in (16, 64, 80, 128, 256)] == [128, 128, 256, 256, 512]
     assert kv_pages.storage_dtype(jnp.dtype(jnp.bfloat16), "tpu") in pallas_tpu.DTYPES

@@ -197,23 +197,23 @@ def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
 MUTANTS = {
     pallas_gpu_part: {
         "a position too many": (
-            "column < lax.broadcast_in_dim(behind",
-            "column <= lax.broadcast_in_dim(behind",
+            "column < lax.broadcast_in_dim(visible_columns",
+            "column <= lax.broadcast_in_dim(visible_columns",
         ),
         "blocks that are taken for seen": (
-            "lax.div(operands.whole[self.b], block)",
-            "lax.div(self.limit, block)",
+            "lax.div(operands.common_length[self.b], block)",
+            "lax.div(self.length, block)",
         ),
         "parts that overlap": ("self.part + index * self.parts", "self.part + index"),
         "a part without its last block": ("self.part + (self.parts - 1)", "self.part"),
         "branches in every part": ("self.part == self.parts - 1", "self.part >= 0"),
-        "the tokens of other branches": ("its_branch == lax", "its_branch != lax"),
-        "a branch without its last token": ("its_depth <= lax", "its_depth < lax"),
+        "the tokens of other branches": ("entry_branch == lax", "entry_branch != lax"),
+        "a branch without its last token": ("entry_depth <= lax", "entry_depth < lax"),
     },
     pallas_gpu_wgmma: {
-        "what nobody sees stays": ("row < inside, v", "row < block, v"),
-        "a total that keeps the scale of an earlier maximum": ("total * kept + w", "total + w"),
-        "an output that does": ("scaled(found.output, kept)", "found.output"),
+        "what nobody sees stays": ("row < visible_rows, v", "row < block, v"),
+        "a total that keeps the scale of an earlier maximum": ("total * rescale + w", "total + w"),
+        "an output that does": ("rescale_output(softmax.output, rescale)", "softmax.output"),
         "tiles of the first group": ('lax.axis_index("tile") * tiles', "0 * tiles"),
         "the slot of the next block": (
             "copy_gmem_to_smem(v, v_shared.at[slot]",
@@ -224,12 +224,12 @@ MUTANTS = {
         "queries of the first tile": ("* tiles + thread) * ROWS", "* tiles) * ROWS"),
     },
     pallas_gpu_mma: {
-        "what nobody sees stays": ("row < part.inside(index), kv", "row < block, kv"),
-        "a total that keeps the scale of an earlier maximum": ("total * kept + w", "total + w"),
-        "an output that does": ("scaled(found.output, kept)", "found.output"),
+        "what nobody sees stays": ("row < part.visible_positions(index), kv", "row < block, kv"),
+        "a total that keeps the scale of an earlier maximum": ("total * rescale + w", "total + w"),
+        "an output that does": ("rescale_output(softmax.output, rescale)", "softmax.output"),
         "queries of the first tile": ('lax.axis_index("tile") * ROWS', "0 * ROWS"),
         "the block that was read": ("jnp.minimum(index + 1, end - 1)", "jnp.minimum(index, end)"),
-        "the second block first": ("fetch(part.of_pages(0))", "fetch(part.of_pages(1))"),
+        "the second block first": ("fetch(part.page_block(0))", "fetch(part.page_block(1))"),
         "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
     },
 }

@@ -78,7 +78,7 @@ def test_two_digits_of_an_activation_are_off_by_at_most_half_a_second_digit():
 
 def test_one_digit_is_the_first_of_two():
     x, weight = random(5, WIDTH), quantize(random(OUT, WIDTH, seed=1))
-    both, first = digits(x), digits(x, one=True)
+    both, first = digits(x), digits(x, single=True)
     np.testing.assert_array_equal(first.high, both.high)
     assert first.low is None
     zeros = Digits(both.high, jnp.zeros_like(both.low), both.scales)

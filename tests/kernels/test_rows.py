@@ -9,17 +9,17 @@ from ssd_jax.kernels import rows as kernel_rows
 from ssd_jax.kernels.rows import (
     LONG,
     Norm,
-    _largest,
-    _mass_in_one,
+    _mass_in_one_pass,
+    _top_k_in_blocks,
+    argmax,
     best_and_mass,
-    first_best,
-    in_blocks,
-    largest,
+    map_row_blocks,
     map_rows,
     rms_norm,
     row_max,
     row_sum,
     take_rows,
+    top_k,
 )
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
@@ -92,7 +92,7 @@ def test_a_tpu_takes_many_rows_in_blocks_of_one_size(monkeypatch, rows, size):
     def function(x, y):
         return {"sum": x + y[:, None], "size": size_of_block(x)}
 
-    found = jax.jit(lambda *blocks: in_blocks(function, *blocks))(x, y)
+    found = jax.jit(lambda *blocks: map_row_blocks(function, *blocks))(x, y)
     np.testing.assert_array_equal(found["sum"], x + y[:, None])
     assert found["size"].tolist() == [size] * rows
 
@@ -118,7 +118,7 @@ def rows_with_ties():
 
 def test_first_best_is_argmax_and_takes_the_lowest_of_equals():
     x = rows_with_ties()
-    found = jax.jit(first_best)(x)
+    found = jax.jit(argmax)(x)
     assert found.dtype == jnp.int32
     np.testing.assert_array_equal(found, x.argmax(-1))
 
@@ -131,7 +131,7 @@ def test_one_pass_finds_what_several_find(temperature, width):
     x[1, -1] = -3.0  # and nothing else
     x[6, :-1] = -np.inf
     warm = jnp.full((9, 1), temperature)
-    best, index, total = jax.jit(_mass_in_one)(x, warm)
+    best, index, total = jax.jit(_mass_in_one_pass)(x, warm)
     np.testing.assert_array_equal(best, x.max(-1))
     np.testing.assert_array_equal(index, x.argmax(-1))
     with np.errstate(over="ignore"):
@@ -143,11 +143,11 @@ def test_one_pass_finds_what_several_find(temperature, width):
 
 
 def test_zeros_of_both_signs_are_equal():
-    assert first_best(jnp.array([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])).tolist() == [1, 1]
+    assert argmax(jnp.array([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])).tolist() == [1, 1]
 
 
 def test_a_row_without_a_number_still_gives_an_id():
-    assert 0 <= int(first_best(jnp.full((1, 5), jnp.nan))[0]) < 5
+    assert 0 <= int(argmax(jnp.full((1, 5), jnp.nan))[0]) < 5
 
 
 @pytest.mark.parametrize("width", [320, 49_152])
@@ -157,7 +157,7 @@ def test_first_best_of_computed_values_is_argmax_of_what_was_computed(width):
     def both(x, temperature):
         p = jnp.exp((x - jnp.max(x, axis=-1, keepdims=True)) / temperature)
         values = jnp.log(p / row_sum(p)) - jnp.log(-jnp.log1p(-p * 0.7))
-        return first_best(values), jnp.argmax(values, axis=-1)
+        return argmax(values), jnp.argmax(values, axis=-1)
 
     rng = np.random.default_rng(width)
     x = rng.normal(0, 4, (16, width)).astype(np.float32)
@@ -201,7 +201,7 @@ def rows_of_size(size):
 def test_largest_is_top_k_and_takes_the_lowest_of_equals(size, count):
     """Below 2,304 = 2 * 9 * 128 values nine are not looked for in blocks."""
     x = rows_of_size(size)
-    values, ids = jax.jit(largest, static_argnums=1)(x, count)
+    values, ids = jax.jit(top_k, static_argnums=1)(x, count)
     expected_values, expected_ids = ordered(x, count)
     np.testing.assert_array_equal(values, expected_values)
     np.testing.assert_array_equal(ids, expected_ids)
@@ -211,7 +211,7 @@ def test_largest_is_top_k_and_takes_the_lowest_of_equals(size, count):
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
 def test_largest_may_be_asked_for_nothing(platform):
-    search = jax.jit(lambda x: largest(x, 0))
+    search = jax.jit(lambda x: top_k(x, 0))
     x = rows_of_size(3001).repeat(8, axis=0)  # more than a TPU takes at once
     assert [found.shape for found in search(x)] == [(len(x), 0)] * 2
     assert "sort" not in search.trace(x).lower(lowering_platforms=(platform,)).as_text()
@@ -219,7 +219,7 @@ def test_largest_may_be_asked_for_nothing(platform):
 
 def test_largest_may_take_all_there_are():
     x = rows_of_size(40)
-    np.testing.assert_array_equal(largest(jnp.asarray(x), 40)[1], ordered(x, 40)[1])
+    np.testing.assert_array_equal(top_k(jnp.asarray(x), 40)[1], ordered(x, 40)[1])
 
 
 @pytest.mark.parametrize("width", [16, 32, 128])
@@ -227,7 +227,7 @@ def test_largest_may_take_all_there_are():
 def test_blocks_of_any_width_have_the_largest(width, size):
     rng = np.random.default_rng(size)
     values = rng.integers(0, 300, (3, size)).astype(np.float32)  # many are equal
-    best, ids = _largest(jnp.asarray(values), count=9, width=width)
+    best, ids = _top_k_in_blocks(jnp.asarray(values), count=9, width=width)
     expected, order = jax.lax.top_k(values, 9)
     np.testing.assert_array_equal(best, expected)
     np.testing.assert_array_equal(ids, order)
@@ -236,7 +236,7 @@ def test_blocks_of_any_width_have_the_largest(width, size):
 def few_at_once(at_once):
     """Whether blocks that are taken from so many rows at a time have the largest values."""
     x = rows_of_size(3001)
-    found = jax.jit(lambda x: _largest(x, count=9, width=32, at_once=at_once))(x)
+    found = jax.jit(lambda x: _top_k_in_blocks(x, count=9, width=32, rows_at_a_time=at_once))(x)
     return all(map(np.array_equal, found, ordered(x, 9)))
 
 
@@ -246,14 +246,14 @@ def test_blocks_may_be_taken_from_a_few_rows_at_a_time(at_once):
 
 
 TAKEN = {
-    "rows of others": ("map(of_row, (values,", "map(of_row, (values[::-1],"),
+    "rows of others": ("map(take_row_blocks, (values,", "map(take_row_blocks, (values[::-1],"),
     "the block before": ("[row[1]]", "[row[1] - 1]"),
 }
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_flaws_in_taking_blocks_are_caught(name):
-    with edited([Edit(kernel_rows, "_taken", *TAKEN[name])]):
+    with edited([Edit(kernel_rows, "_take_blocks", *TAKEN[name])]):
         assert not few_at_once(5)
 
 

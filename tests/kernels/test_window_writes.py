@@ -99,10 +99,10 @@ def test_no_scatter_is_left():
 
 
 MUTANTS = {
-    "a window off by one": ("_write_windows", "token = first +", "token = 1 + first +"),
+    "a window off by one": ("_write_windows", "token = page_start +", "token = 1 + page_start +"),
     "a window that leaves its page": (
-        "_write_windows", "jnp.clip(start[row] - first, 0, page_size - window)",
-        "start[row] - first",
+        "_write_windows", "jnp.clip(start[row] - page_start, 0, page_size - window)",
+        "start[row] - page_start",
     ),
     "one page too few": ("_write_windows", "page_size - 2)", "page_size - 2 - page_size)"),
     "dropped tokens written": ("_write_windows", "written[:, None], new, old", "True, new, old"),

@@ -59,7 +59,7 @@ MUTANTS = {
         "_attend", "(0, blocks, add", "(0, blocks - 1, add", ("xla_static", 128)
     ),
     "positions of smaller blocks": (
-        "_attend", "block * size +", "block * BLOCK +", ("xla_static", 128)
+        "_attend", "block * block_size +", "block * BLOCK +", ("xla_static", 128)
     ),
 }  # fmt: skip
 

@@ -70,13 +70,13 @@ def test_ssd_over_shared_pages_on_a_grid_says_what_the_target_says(pair, mesh, p
     assert said(llm, "ssd") == ar(pair, pallas=False)
 
 
-def one_late(kv_pages, page_table, positions, places=kv_write_tpu._places):
+def one_late(kv_pages, page_table, positions, places=kv_write_tpu._page_and_offset):
     return places(kv_pages, page_table, positions + 1)
 
 
 @pytest.mark.slow
 def test_a_token_that_is_written_one_late_is_seen(pair, monkeypatch):
-    monkeypatch.setattr(kv_write_tpu, "_places", one_late)
+    monkeypatch.setattr(kv_write_tpu, "_page_and_offset", one_late)
     jax.clear_caches()  # of what an earlier test has traced
     assert ar(pair, pallas=True) != ar(pair, pallas=False)
 

@@ -166,4 +166,4 @@ def test_weights_are_to_stay_in_a_cache_where_all_of_a_model_fit(monkeypatch, ro
 
     x = jax.ShapeDtypeStruct((1, checkpoint.config.hidden_size), jnp.float32)
     lowered = jax.jit(up).lower(model.parameter_structs(), x)
-    assert f"stays = {stays}" in lowered.as_text()
+    assert f"cache_resident = {stays}" in lowered.as_text()

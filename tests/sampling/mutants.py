@@ -327,8 +327,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_decided",
-                "best_of(allowed(block))",
-                "best_of(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
+                "max_and_argmax(allowed(block))",
+                "max_and_argmax(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
                 "[block.row][:, None])",
             ),
         ],

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.kernels.rows import first_best
+from ssd_jax.kernels.rows import argmax
 from ssd_jax.sampling.soundness import _in_one, sound, sound_of
 
 TOKENS = 5
@@ -36,4 +36,4 @@ def test_the_pass_that_finds_the_best_finds_the_same():
     allowed = jnp.where(jnp.arange(ROWS.shape[1]) < TOKENS, ROWS, -jnp.inf)
     best, found = jax.jit(_in_one)(allowed, ROWS)
     np.testing.assert_array_equal(found, SOUND)
-    np.testing.assert_array_equal(best[SOUND], first_best(allowed)[SOUND])
+    np.testing.assert_array_equal(best[SOUND], argmax(allowed)[SOUND])

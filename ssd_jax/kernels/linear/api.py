@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import blocks, cpu, quantized, xla
-from ssd_jax.kernels.linear.blocks import in_blocks
+from ssd_jax.kernels.linear.blocks import stored_in_blocks
 from ssd_jax.kernels.linear.cpu import Packed
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized
 from ssd_jax.kernels.rows import Norm, rms_norm
@@ -54,4 +54,13 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return blocks.take(weight, indices).astype(jnp.float32)
 
 
-__all__ = ["W8A8", "Packed", "Quantized", "Weight", "backend", "in_blocks", "products", "take"]
+__all__ = [
+    "W8A8",
+    "Packed",
+    "Quantized",
+    "Weight",
+    "backend",
+    "products",
+    "stored_in_blocks",
+    "take",
+]

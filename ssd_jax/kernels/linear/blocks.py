@@ -17,7 +17,7 @@ BLOCK = 128
 """Columns of a tile, of every type and on every TPU."""
 
 
-def in_blocks(device: Any) -> bool:
+def stored_in_blocks(device: Any) -> bool:
     """Whether weights should lie in blocks on a device of JAX. On other TPUs products are as fast
     either way, but what makes their activations is not always fused with them."""
     return device.device_kind == "TPU7x"

@@ -45,7 +45,7 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
     const char* from = w.Panel(panel) + begin * kSteps;
     for (int64_t row = 0, many, pass = 0; row < x.rows; row += many, ++pass) {
       many = PassRows(Form::kBfloat16, row, x.rows - row, tiles);
-      const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.stays);
+      const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.cache_resident);
       float(*own)[kPanel] = sums + row % (2 * kTile);
       const bool whole = lanes == kPanel && many == Written(Form::kBfloat16, many, tiles);
       Sums<Form::kBfloat16>(x.Bfloat16(row, begin), count, many, from, ahead, tiles,
@@ -73,7 +73,7 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
     const char* from = w.Panel(panel) + begin * kSteps;
     for (int64_t digit = 0, many, pass = 0; digit < digits; digit += many, ++pass) {
       many = PassRows(Form::kDigits, digit, digits - digit, tiles);
-      const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.stays);
+      const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.cache_resident);
       int32_t(*own)[kPanel] = sums + digit % (2 * kTile);
       Sums<Form::kDigits>(x.Row(digit, begin), count, many, from, ahead, tiles, own, 4 * kPanel,
                           begin > 0);
@@ -111,7 +111,7 @@ void GroupedPanel(const Activations& x, const Weight& w, int64_t panel, bool) {
     const char* from = w.Panel(panel) + begin * kind.BlockBytes();
     int64_t pass = 0;
     const auto ahead = [&] {
-      return Ahead(from, bytes, kind.GroupBytes(), pass++, passes, once, w.stays);
+      return Ahead(from, bytes, kind.GroupBytes(), pass++, passes, once, w.cache_resident);
     };
     if (tiled > 0) GroupedTiles<kind>(x, tiled, from, ahead(), out);
     for (int64_t row = tiled; row < x.rows; row += kTogether)
@@ -202,25 +202,25 @@ ffi::Error Refused(std::string_view name) {
 
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights; less is not worth a thread's waking
 
-// One product for each weight; `kinds`: their names, with a space after each; `stays`: in a cache,
-// from call to call. Rows are normed first where there are weights of a norm. `at`: bytes of the
-// norm's array, and of each array of panels, before what is meant.
+// One product for each weight; `kinds`: their names, with a space after each; `cache_resident`:
+// in a cache from call to call. Rows are normed first where there are weights of a norm. `offsets`:
+// the byte at which the norm begins in its array, and a weight's panels in each of theirs.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer norm,
-                    ffi::RemainingArgs panels, ffi::RemainingRets ys, ffi::Span<const int64_t> at,
-                    std::string_view kinds, float eps, bool stays) {
+                    ffi::RemainingArgs panels, ffi::RemainingRets ys, ffi::Span<const int64_t> offsets,
+                    std::string_view kinds, float eps, bool cache_resident) {
   struct Job {
     Weight weight;
     const Kind* kind;
     int64_t end;  // panels of this and all jobs before it
   };
   const auto in = x.dimensions();
-  if (at.size() != panels.size() + 1)
+  if (offsets.size() != panels.size() + 1)
     return ffi::Error::InvalidArgument("every array has a place to begin at");
   const int64_t normed = norm.size_bytes(), wanted = 4 * in[1];
   const bool own = norm.element_type() == ffi::F32;
-  if (normed != 0 && (own ? normed != wanted : !Holds({&normed, 1}, at[0], 1, wanted)))
+  if (normed != 0 && (own ? normed != wanted : !Holds({&normed, 1}, offsets[0], 1, wanted)))
     return ffi::Error::InvalidArgument("a norm has one weight an input");
-  const char* first = static_cast<const char*>(norm.untyped_data()) + (own ? 0 : at[0]);
+  const char* first = static_cast<const char*>(norm.untyped_data()) + (own ? 0 : offsets[0]);
   const float* weights = normed == 0 ? nullptr : reinterpret_cast<const float*>(first);
   const bool tiles = kHasTiles && TilesAllowed();
   Activations rows({x.typed_data(), in[0], in[1], weights, eps}, tiles);
@@ -234,12 +234,12 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffe
     const size_t space = kinds.find(' ');
     const auto name = kinds.substr(0, space);
     const int64_t outputs = (*y)->dimensions()[1];
-    const Kind* kind = Find(name, rows.width, outputs, w->dimensions(), at[i + 1]);
+    const Kind* kind = Find(name, rows.width, outputs, w->dimensions(), offsets[i + 1]);
     if (kind == nullptr) return Refused(name);
     kinds.remove_prefix(space + 1);
     rows.Need(kind->form);
-    const Weight weight{reinterpret_cast<const char*>(w->typed_data()) + at[i + 1],
-                        kind->Bytes(rows.width), outputs, (*y)->typed_data(), stays};
+    const Weight weight{reinterpret_cast<const char*>(w->typed_data()) + offsets[i + 1],
+                        kind->Bytes(rows.width), outputs, (*y)->typed_data(), cache_resident};
     count += weight.Panels();
     bytes += weight.Panels() * weight.panel_bytes;
     jobs.push_back({weight, kind, count});
@@ -291,10 +291,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_products, Products,
                                   .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
                                   .RemainingRets()
-                                  .Attr<ffi::Span<const int64_t>>("at")
+                                  .Attr<ffi::Span<const int64_t>>("offsets")
                                   .Attr<std::string_view>("kinds")
                                   .Attr<float>("eps")
-                                  .Attr<bool>("stays"));
+                                  .Attr<bool>("cache_resident"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_linear_take, Take,
                               ffi::Ffi::Bind()

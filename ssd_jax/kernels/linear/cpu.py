@@ -24,14 +24,14 @@ class Packed:
       kind: name of its `Kind`.
       outputs: number of rows; the last panel may have surplus ones.
       inputs: number of columns.
-      stays: whether all weights of the model together stay in a cache between calls.
+      cache_resident: whether all weights of the model together stay in a cache between calls.
     """
 
     panels: UInt8[Array, "_ _"] | Piece
     kind: str
     outputs: int
     inputs: int
-    stays: bool = False
+    cache_resident: bool = False
 
 
 def products(
@@ -46,10 +46,21 @@ def products(
     kinds = "".join(f"{weight.kind} " for weight in weights)
     call = jax.ffi.ffi_call(PRODUCTS, shapes)
     weight, eps = norm or (jnp.zeros(0, jnp.float32), 0.0)
-    arrays, at = zip(*map(_place, [weight, *(weight.panels for weight in weights)]), strict=True)
-    stays = np.bool_(all(weight.stays for weight in weights))
-    at = np.asarray(at, np.int64)
-    return list(call(x, *arrays, at=at, kinds=kinds, eps=np.float32(eps), stays=stays))
+    arrays, offsets = zip(
+        *map(_buffer_and_offset, [weight, *(weight.panels for weight in weights)]), strict=True
+    )
+    cache_resident = np.bool_(all(weight.cache_resident for weight in weights))
+    offsets = np.asarray(offsets, np.int64)
+    return list(
+        call(
+            x,
+            *arrays,
+            offsets=offsets,
+            kinds=kinds,
+            eps=np.float32(eps),
+            cache_resident=cache_resident,
+        )
+    )
 
 
 def take(weight: Packed, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs"]:
@@ -59,6 +70,6 @@ def take(weight: Packed, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return call(indices, weight.panels, kind=weight.kind, outputs=np.int64(weight.outputs))
 
 
-def _place(array: Array | Piece) -> tuple[Array, int]:
+def _buffer_and_offset(array: Array | Piece) -> tuple[Array, int]:
     """The array to pass to the handler, and the byte where the data begins."""
-    return (array.whole, array.at) if isinstance(array, Piece) else (array, 0)
+    return (array.buffer, array.offset) if isinstance(array, Piece) else (array, 0)

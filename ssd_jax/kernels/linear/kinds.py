@@ -11,20 +11,20 @@ zero bytes, so that their scales make their values 0. A block, by kind:
   w8a8       as int8.
   Q4_0       4 steps of 32 x a word of nibbles; 32 x float16 scale.
   Q4_1       as Q4_0; 32 x float16 minimum.
-  Q5_0       4 steps of 32 x a word of nibbles; 32 x a word of what is above them; 32 x float16
+  Q5_0       4 steps of 32 x a word of nibbles; 32 x a word of high bits; 32 x float16
              scale.
   Q5_1       as Q5_0; 32 x float16 minimum.
   Q8_0       8 steps of 32 x a word of u = value + 128; 32 x float16 scale.
   Q4_K       32 x float16 d; 32 x float16 dmin; 8 groups, each of Q4_0's nibbles, 32 x uint8 scale,
              32 x uint8 minimum. The group's scale is d * scale, its minimum -dmin * minimum.
-  Q5_K       as Q4_K, with a word of what is above the nibbles behind those of each group.
+  Q5_K       as Q4_K, with a word of high bits after the nibbles of each group.
   Q6_K       32 x float16 d; 16 groups, each of 2 steps of 32 x a word of nibbles, 32 x a word of
-             what is above them, 32 x int8 scale. The group's scale is d * scale.
+             high bits, 32 x int8 scale. The group's scale is d * scale.
 
 Word s of bytes holds inputs 4s to 4s + 3. Byte j of a group's nibbles holds input j in its low half
-and input j + 16 (Q6_K: 8) in its high half; word s holds bytes 4s to 4s + 3. Byte j of what is
-above nibbles holds bit 4 (Q6_K: 4 and 5) of inputs j, j + 4, j + 8 and so on, from its lowest bit
-on. A value is (u - offset) * scale + minimum, u being the nibble with what is above it, or the
+and input j + 16 (Q6_K: 8) in its high half; word s holds bytes 4s to 4s + 3. Byte j of the
+high bits holds bit 4 (Q6_K: 4 and 5) of inputs j, j + 4, j + 8 and so on, from its lowest bit
+on. A value is (u - offset) * scale + minimum, u being the nibble with its high bits, or the
 byte, with the terms that the kind has.
 """
 
@@ -46,7 +46,7 @@ class Kind:
       block: inputs of a block; a packed weight's inputs are a multiple of it.
       block_bytes: bytes of a panel's block.
       per_word: inputs in a word (of nibbles, if the kind has them).
-      above: bits of an input above its nibble.
+      high_bits: bits of an input above its nibble.
       group: inputs that share a scale; 0 if none do, or all.
       offset: the excess of the stored integers over the values.
       minima: whether a group has a minimum.
@@ -58,20 +58,20 @@ class Kind:
     block: int
     block_bytes: int
     per_word: int
-    above: int = 0
+    high_bits: int = 0
     group: int = 0
     offset: int = 0
     minima: bool = False
     stored_bytes: int = 0
     tail_bytes: int = 0
 
-    def padded(self, inputs: int) -> int:
+    def padded_inputs(self, inputs: int) -> int:
         """Inputs of a packed weight; more than `inputs` only for kinds that ggml does not have."""
         return math.ceil(inputs / self.block) * self.block
 
     def panel_bytes(self, inputs: int) -> int:
         """Bytes of a panel."""
-        return self.padded(inputs) // self.block * self.block_bytes + self.tail_bytes
+        return self.padded_inputs(inputs) // self.block * self.block_bytes + self.tail_bytes
 
     def packed_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
         """Shape of a packed weight: panels, and bytes a panel."""
@@ -88,9 +88,9 @@ W8A8 = dataclasses.replace(INT8, name="w8a8")
 _STORED = (
     Kind("Q4_0", 32, 4 * _WORDS + _HALVES, 8, group=32, offset=8, stored_bytes=18),
     Kind("Q4_1", 32, 4 * _WORDS + 2 * _HALVES, 8, group=32, minima=True, stored_bytes=20),
-    Kind("Q5_0", 32, 5 * _WORDS + _HALVES, 8, above=1, group=32, offset=16, stored_bytes=22),
+    Kind("Q5_0", 32, 5 * _WORDS + _HALVES, 8, high_bits=1, group=32, offset=16, stored_bytes=22),
     Kind(
-        "Q5_1", 32, 5 * _WORDS + 2 * _HALVES, 8, above=1, group=32, minima=True, stored_bytes=24
+        "Q5_1", 32, 5 * _WORDS + 2 * _HALVES, 8, high_bits=1, group=32, minima=True, stored_bytes=24
     ),
     Kind("Q8_0", 32, 8 * _WORDS + _HALVES, 4, group=32, offset=128, stored_bytes=34),
     Kind(
@@ -98,11 +98,11 @@ _STORED = (
         stored_bytes=144,
     ),
     Kind(
-        "Q5_K", 256, 2 * _HALVES + 8 * (5 * _WORDS + 2 * LANES), 8, above=1, group=32, minima=True,
-        stored_bytes=176,
+        "Q5_K", 256, 2 * _HALVES + 8 * (5 * _WORDS + 2 * LANES), 8, high_bits=1, group=32,
+        minima=True, stored_bytes=176,
     ),
     Kind(
-        "Q6_K", 256, _HALVES + 16 * (3 * _WORDS + LANES), 8, above=2, group=16, offset=32,
+        "Q6_K", 256, _HALVES + 16 * (3 * _WORDS + LANES), 8, high_bits=2, group=16, offset=32,
         stored_bytes=210,
     ),
 )  # fmt: skip

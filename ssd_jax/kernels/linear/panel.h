@@ -49,10 +49,10 @@ inline int64_t PartSteps(Form form, int64_t steps, int64_t step_bytes, int64_t r
 // that no pass waits for all of it. A step is for `step_bytes` of the panel.
 struct Ahead {
   Ahead(const char* part, int64_t bytes, int64_t step_bytes, int64_t pass, int64_t passes, bool once,
-        bool stays)
+        bool cache_resident)
       : at(part + kAhead + (once ? 0 : bytes) + pass * (bytes / passes)),
         share(step_bytes / passes),
-        passing(once && !stays) {}
+        passing(once && !cache_resident) {}
 
   // Begins a pass that goes over the part so many times.
   void Begin(int sweeps) { share = RoundUp(share / sweeps, kLine); }
@@ -340,7 +340,7 @@ struct Weight {
   const char* panels;
   int64_t panel_bytes, outputs;
   float* y;
-  bool stays;  // in a cache, from call to call
+  bool cache_resident;  // from call to call
 
   int64_t Panels() const { return (outputs + kPanel - 1) / kPanel; }
   const char* Panel(int64_t panel) const { return panels + panel * panel_bytes; }

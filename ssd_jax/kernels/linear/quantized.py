@@ -57,16 +57,16 @@ def quantize(weight: Float[Array, "outputs inputs"]) -> Quantized:
     return Quantized(jnp.round(weight / scales[:, None]).astype(jnp.int8), scales)
 
 
-def digits(x: Float32[Array, "n inputs"], *, one: bool = False) -> Digits:
+def digits(x: Float32[Array, "n inputs"], *, single: bool = False) -> Digits:
     """Splits each row into digits, by its own largest magnitude.
 
-    Up to float32 rounding, no value is off by more than half its row's scale / DIGIT; with `one`
+    Up to float32 rounding, no value is off by more than half its row's scale / DIGIT; with `single`
     digit, by half its row's scale.
     """
     scales = _scales(x)
     units = x / scales[:, None]
     high = jnp.round(units)
-    if one:
+    if single:
         return Digits(high.astype(jnp.int8), None, scales)
     low = jnp.round((units - high) * DIGIT)
     return Digits(high.astype(jnp.int8), low.astype(jnp.int8), scales)

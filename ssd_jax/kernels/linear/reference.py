@@ -23,7 +23,7 @@ def dense(
     if kind == BFLOAT16:
         values = _steps(panels).view(ml_dtypes.bfloat16).swapaxes(1, 2)
         return values.reshape(len(panels) * LANES, -1)[:outputs, :inputs].astype(np.float32)
-    units, scales, minima = _unpacked(kind, panels, outputs)
+    units, scales, minima = _unpack(kind, panels, outputs)
     group = units.shape[1] // scales.shape[1]
     values = units * np.repeat(scales, group, axis=1) + np.repeat(minima, group, axis=1)
     return values[:, :inputs].astype(np.float32)
@@ -41,23 +41,25 @@ def product(
     if kind == BFLOAT16:
         weight = dense(kind, panels, outputs, x.shape[1]).astype(np.float64)
         return (x.astype(ml_dtypes.bfloat16).astype(np.float64) @ weight.T).astype(np.float32)
-    units, scales, minima = _unpacked(kind, panels, outputs)
+    units, scales, minima = _unpack(kind, panels, outputs)
     if kind in (INT8, W8A8):
         units = units[:, : x.shape[1]]
         x_scales = _scales(x)
         high = np.round(x / x_scales)
         low = np.round((x / x_scales - high) * np.float32(DIGIT))
-        sums = _times(high, units) + (_times(low, units) / DIGIT if kind == INT8 else 0)
+        sums = _integer_product(high, units) + (
+            _integer_product(low, units) / DIGIT if kind == INT8 else 0
+        )
         return (sums * x_scales * scales[:, 0]).astype(np.float32)
     total = np.zeros((len(x), outputs))
-    for first in range(0, x.shape[1], kind.group):
-        start = first // _ACTIVATIONS * _ACTIVATIONS
-        x_scales = _scales(x[:, start : start + _ACTIVATIONS])
-        digits = np.round(x[:, first : first + kind.group] / x_scales)
-        sums = _times(digits, units[:, first : first + kind.group])
-        at = first // kind.group
-        of_minimum = digits.sum(axis=1, dtype=np.float64, keepdims=True) * minima[:, at]
-        total += x_scales * (sums * scales[:, at] + of_minimum)
+    for start in range(0, x.shape[1], kind.group):
+        scale_start = start // _ACTIVATIONS * _ACTIVATIONS
+        x_scales = _scales(x[:, scale_start : scale_start + _ACTIVATIONS])
+        digits = np.round(x[:, start : start + kind.group] / x_scales)
+        sums = _integer_product(digits, units[:, start : start + kind.group])
+        group = start // kind.group
+        minimum_sums = digits.sum(axis=1, dtype=np.float64, keepdims=True) * minima[:, group]
+        total += x_scales * (sums * scales[:, group] + minimum_sums)
     return total.astype(np.float32)
 
 
@@ -66,12 +68,12 @@ def _scales(x: Float32[np.ndarray, "n inputs"]) -> Float32[np.ndarray, "n 1"]:
     return absmax / np.float32(LARGEST)
 
 
-def _times(x: np.ndarray, units: np.ndarray) -> Float64[np.ndarray, "n outputs"]:
+def _integer_product(x: np.ndarray, units: np.ndarray) -> Float64[np.ndarray, "n outputs"]:
     """The products of integers; float64 holds them exactly."""
     return x.astype(np.float64) @ units.T.astype(np.float64)
 
 
-def _unpacked(
+def _unpack(
     kind: Kind, panels: Panels, outputs: int
 ) -> tuple[
     Float64[np.ndarray, "outputs inputs"],
@@ -82,12 +84,12 @@ def _unpacked(
     if kind in (INT8, W8A8):
         units = _units(kind, _steps(panels[:, : -kind.tail_bytes]))
         scales = panels[:, -kind.tail_bytes :].view("<f4").astype(np.float64)
-        found = units, scales[:, None], np.zeros_like(scales[:, None])
+        parts = units, scales[:, None], np.zeros_like(scales[:, None])
     else:
         streams = panels.reshape(len(panels), -1, kind.block_bytes)
-        blocks = [_block(kind, streams[:, at]) for at in range(streams.shape[1])]
-        found = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
-    units, scales, minima = (part.swapaxes(1, 2).reshape(len(panels) * LANES, -1) for part in found)
+        blocks = [_block(kind, streams[:, index]) for index in range(streams.shape[1])]
+        parts = (np.concatenate(block_parts, axis=1) for block_parts in zip(*blocks, strict=True))
+    units, scales, minima = (part.swapaxes(1, 2).reshape(len(panels) * LANES, -1) for part in parts)
     return units[:outputs], scales[:outputs], minima[:outputs]
 
 
@@ -95,35 +97,38 @@ def _block(
     kind: Kind, block: UInt8[np.ndarray, "panels block_bytes"]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A block of each panel: integers [panels, inputs, 32], scales and minima [panels, g, 32]."""
-    at = 0
+    offset = 0
 
-    def take(dtype: str, count: int = 1) -> np.ndarray:
-        nonlocal at
+    def read(dtype: str, count: int = 1) -> np.ndarray:
+        nonlocal offset
         size = np.dtype(dtype).itemsize * LANES * count
-        at += size
-        entries = block[:, at - size : at].view(dtype)
+        offset += size
+        entries = block[:, offset - size : offset].view(dtype)
         return entries.reshape(len(block), count, -1).astype(np.float64)
 
-    def take_units() -> np.ndarray:
-        nonlocal at
+    def read_units() -> np.ndarray:
+        nonlocal offset
         size = kind.group // kind.per_word * LANES * 4
-        at += size
-        units = _units(kind, _steps(block[:, at - size : at]))
-        if kind.above:
-            word = take("u1", 4).astype(np.uint8).reshape(len(block), LANES, 4).swapaxes(1, 2)
-            steps = [word >> kind.above * i & (1 << kind.above) - 1 for i in range(kind.group // 4)]
+        offset += size
+        units = _units(kind, _steps(block[:, offset - size : offset]))
+        if kind.high_bits:
+            word = read("u1", 4).astype(np.uint8).reshape(len(block), LANES, 4).swapaxes(1, 2)
+            steps = [
+                word >> kind.high_bits * i & (1 << kind.high_bits) - 1
+                for i in range(kind.group // 4)
+            ]
             units += 16.0 * np.concatenate(steps, axis=1)
         return units
 
     if kind.name in ("Q4_K", "Q5_K"):
-        d, dmin = take("<f2"), take("<f2")
-        groups = [(take_units(), d * take("u1"), -dmin * take("u1")) for _ in range(8)]
+        d, dmin = read("<f2"), read("<f2")
+        groups = [(read_units(), d * read("u1"), -dmin * read("u1")) for _ in range(8)]
     elif kind.name == "Q6_K":
-        d = take("<f2")
-        groups = [(take_units(), d * take("i1"), np.zeros_like(d)) for _ in range(16)]
+        d = read("<f2")
+        groups = [(read_units(), d * read("i1"), np.zeros_like(d)) for _ in range(16)]
     else:
-        units, scale = take_units(), take("<f2")
-        groups = [(units, scale, take("<f2") if kind.minima else np.zeros_like(scale))]
+        units, scale = read_units(), read("<f2")
+        groups = [(units, scale, read("<f2") if kind.minima else np.zeros_like(scale))]
     units, scales, minima = (np.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
     return units, scales, minima
 
@@ -136,7 +141,7 @@ def _units(
     kind: Kind, steps: UInt8[np.ndarray, "panels steps 32 4"]
 ) -> Float64[np.ndarray, "panels inputs 32"]:
     """The integers of consecutive words; of one group, if two integers share a byte."""
-    taken = steps.swapaxes(2, 3).reshape(len(steps), -1, LANES)
+    values = steps.swapaxes(2, 3).reshape(len(steps), -1, LANES)
     if kind.per_word == 8:
-        taken = np.concatenate([taken & 0xF, taken >> 4], axis=1)
-    return taken.astype(np.float64) - kind.offset
+        values = np.concatenate([values & 0xF, values >> 4], axis=1)
+    return values.astype(np.float64) - kind.offset

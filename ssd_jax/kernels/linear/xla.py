@@ -17,7 +17,7 @@ def product(
     """x @ weight^T; see `api.products`. Products that share x share its quantised form, which the
     compiler computes only once."""
     if isinstance(weight, Quantized):
-        return integer_product(digits(x, one=isinstance(weight, W8A8)), weight)
+        return integer_product(digits(x, single=isinstance(weight, W8A8)), weight)
     x, dimensions = contraction(x.astype(weight.dtype), weight)
     return jax.lax.dot_general(
         x,

@@ -28,13 +28,13 @@ BACKENDS = {
     "cpu": tree_attention_cpu,
 }
 
-ON_GPUS = ("pallas_gpu", "pallas_mma")
+GPU_BACKENDS = ("pallas_gpu", "pallas_mma")
 
-OWN = ("cpu", "pallas_tpu", *ON_GPUS)
+KERNEL_BACKENDS = ("cpu", "pallas_tpu", *GPU_BACKENDS)
 """Kernels of this package, the preferred one of a platform first."""
 
 
-def in_xla(platform: str) -> str:
+def xla_backend(platform: str) -> str:
     """The backend in plain XLA: it stops at the longest row where a loop of unknown length costs
     little."""
     return "xla" if platform == "cpu" else "xla_static"
@@ -44,7 +44,7 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
     """Why a backend cannot be used here, in one line, or None; see `backends`."""
     if name == "pallas_tpu" and platform != "tpu":
         return f"it needs a TPU, and JAX has the platform {platform}"
-    if name in ON_GPUS:
+    if name in GPU_BACKENDS:
         if platform not in ("gpu", "cuda"):
             return f"it needs a GPU, and JAX has the platform {platform}"
         return compat.why_no_mosaic_gpu()
@@ -55,7 +55,7 @@ def why_not(name: str, platform: str, devices: int = 1) -> str | None:
     return None
 
 
-def backends(platform: str, *, devices: int = 1, asked: str = "auto") -> list[str]:
+def backends(platform: str, *, devices: int = 1, requested: str = "auto") -> list[str]:
     """The `backend`s for `tree_attention` that a platform has, the preferred one first: its own
     kernels, unless `why_not` gives a reason against them, and XLA's. One that is asked for by name
     is the only one.
@@ -63,30 +63,32 @@ def backends(platform: str, *, devices: int = 1, asked: str = "auto") -> list[st
     Args:
       platform: JAX's name of the platform.
       devices: number of devices that share the heads of a model.
-      asked: see `Config.attention`.
+      requested: see `Config.attention`.
 
     Raises:
       InputError: the backend asked for by name is not available.
     """
-    if asked == "auto":
-        own = [name for name in OWN if why_not(name, platform, devices) is None]
-        return [*own, in_xla(platform)]
-    reason = why_not(asked, platform, devices)
+    if requested == "auto":
+        kernels = [name for name in KERNEL_BACKENDS if why_not(name, platform, devices) is None]
+        return [*kernels, xla_backend(platform)]
+    reason = why_not(requested, platform, devices)
     if reason is not None:
         raise InputError(
-            f"attention = {asked!r} is not possible: {reason}; give auto, or leave it out"
+            f"attention = {requested!r} is not possible: {reason}; give auto, or leave it out"
         )
-    return [in_xla(platform) if asked == "xla" else asked]
+    return [xla_backend(platform) if requested == "xla" else requested]
 
 
-def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any) -> str | None:
+def why_unsupported(
+    name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: Any
+) -> str | None:
     """Why a backend cannot compute a model's attention, in one line, or None.
 
     Args:
       pages: struct of the pages, see `PageArray`.
       device: the JAX device that runs it.
     """
-    if name not in ON_GPUS:
+    if name not in GPU_BACKENDS:
         return None
     from ssd_jax.kernels.tree_attention import pallas_gpu
 
@@ -94,21 +96,21 @@ def why_unread(name: str, head_dim: int, pages: jax.ShapeDtypeStruct, device: An
 
 
 def choice_line(
-    name: str, platform: str, devices: int = 1, unread: Mapping[str, str | None] | None = None
+    name: str, platform: str, devices: int = 1, unsupported: Mapping[str, str | None] | None = None
 ) -> str:
     """A line for the user: which backend computes attention, and why others do not.
 
     Args:
-      unread: results of `why_unread` by backend.
+      unsupported: results of `why_unsupported` by backend.
     """
-    own = OWN if name in OWN else (*OWN, name)
+    names = KERNEL_BACKENDS if name in KERNEL_BACKENDS else (*KERNEL_BACKENDS, name)
 
     def why(other: str) -> str:
-        reason = why_not(other, platform, devices) or (unread or {}).get(other)
-        later = own.index(other) > own.index(name)
-        return reason or (f"{name} is preferred" if later else "another was asked for")
+        reason = why_not(other, platform, devices) or (unsupported or {}).get(other)
+        preferred = names.index(other) > names.index(name)
+        return reason or (f"{name} is preferred" if preferred else "another was asked for")
 
-    others = [f"not {each}: {why(each)}" for each in OWN if each != name]
+    others = [f"not {other}: {why(other)}" for other in KERNEL_BACKENDS if other != name]
     return "; ".join([f"attention is {name}", *others])
 
 
@@ -130,7 +132,7 @@ def tree_attention(
     its key has been written before. A query that sees nothing gets zeros; a query that would see a
     page or an entry of the scratch that does not exist gets NaN.
 
-    `backend` is one of `BACKENDS`, or "pallas_tpu" or one of `ON_GPUS`, which are called as
+    `backend` is one of `BACKENDS`, or "pallas_tpu" or one of `GPU_BACKENDS`, which are called as
     `kernels` specifies.
 
     Raises:
@@ -138,11 +140,15 @@ def tree_attention(
     """
     check_shapes(q, kv_pages, page_table, visible, scratch)
     shards, interpret = kernels or Kernels()
-    if backend in ON_GPUS:
+    if backend in GPU_BACKENDS:
         from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
 
-        how: dict[str, Any] = {"name": backend, "shards": shards, "interpret": interpret or None}
-        return tree_attention_pallas_gpu(q, kv_pages, page_table, visible, scratch, **how)
+        options: dict[str, Any] = {
+            "name": backend,
+            "shards": shards,
+            "interpret": interpret or None,
+        }
+        return tree_attention_pallas_gpu(q, kv_pages, page_table, visible, scratch, **options)
     if backend == "pallas_tpu":
         from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 

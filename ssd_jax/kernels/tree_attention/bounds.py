@@ -35,10 +35,10 @@ def check_shapes(
     }
     if scratch is not None:
         branches, ancestor = scratch
-        of_branches = (batch, kv_heads, *branches.shape[2:4], width)
+        expected = (batch, kv_heads, *branches.shape[2:4], width)
         entries = branches.shape[2] * branches.shape[3]
         problems |= {
-            f"branches {branches.shape} are not {of_branches}": branches.shape != of_branches,
+            f"branches {branches.shape} are not {expected}": branches.shape != expected,
             f"ancestor {ancestor.shape} is not {(batch, rows, 2)}": (
                 ancestor.shape != (batch, rows, 2)
             ),
@@ -46,8 +46,8 @@ def check_shapes(
                 rows > entries
             ),
         }
-    for problem, there in problems.items():
-        if there:
+    for problem, present in problems.items():
+        if present:
             raise ValueError(problem)
 
 
@@ -66,20 +66,22 @@ def in_range(
     reach = page_table.reach if isinstance(page_table, Contiguous) else None
     page_table = as_array(page_table, len(visible))
     page_size, count = kv_pages.shape[2], page_table.shape[1]
-    start = jnp.arange(count) * page_size
+    page_start = jnp.arange(count) * page_size
     lower = jnp.broadcast_to(lower, visible.shape)
-    seen = (start < visible[..., None]) & (start + page_size > lower[..., None])
-    there = (page_table >= 0) & (page_table < len(kv_pages))
-    found = jnp.all(~seen | there[:, None], axis=-1) & (visible <= (reach or count * page_size))
+    page_seen = (page_start < visible[..., None]) & (page_start + page_size > lower[..., None])
+    page_exists = (page_table >= 0) & (page_table < len(kv_pages))
+    valid = jnp.all(~page_seen | page_exists[:, None], axis=-1) & (
+        visible <= (reach or count * page_size)
+    )
     if scratch is not None:
         branch, depth = jnp.moveaxis(scratch.ancestor, -1, 0)
         depths, branches = scratch.kv.shape[2:4]
-        found &= (branch >= 0) & (branch < branches) & (depth >= -1) & (depth < depths)
-    return found
+        valid &= (branch >= 0) & (branch < branches) & (depth >= -1) & (depth < depths)
+    return valid
 
 
-def known(
-    attended: Float32[Array, "B R heads head_dim"], found: Bool[Array, "B R"]
+def nan_where_invalid(
+    attended: Float32[Array, "B R heads head_dim"], valid: Bool[Array, "B R"]
 ) -> Float32[Array, "B R heads head_dim"]:
     """Attention, with NaN for queries that see something that is not `in_range`."""
-    return jnp.where(found[:, :, None, None], attended, jnp.nan)
+    return jnp.where(valid[:, :, None, None], attended, jnp.nan)

@@ -20,7 +20,7 @@ def tree_attention_cpu(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. Scores, softmax and sums in float32.
+    """`api.tree_attention`, with scores, softmax and sums in float32.
 
     q, keys and values enter products in their given types, and weights in float32; weights have 16
     bits if q and pages are bfloat16, head_dim is a multiple of 32 and the processor has AMX. A

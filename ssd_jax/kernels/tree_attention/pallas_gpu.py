@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Float32, Int32, Shaped
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention import pallas_gpu_mma, pallas_gpu_wgmma
-from ssd_jax.kernels.tree_attention.bounds import in_range, known
+from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
 from ssd_jax.kernels.tree_attention.pallas_gpu_part import LOWEST, ROWS, Operands, Results
 
 POSITIONS = 64
@@ -29,9 +29,9 @@ HEAD_DIMS = (64, 128)
 KERNELS = {"pallas_gpu": pallas_gpu_wgmma, "pallas_mma": pallas_gpu_mma}
 """Modules by the names of their backends."""
 
-_FEW = 6  # tiles; for fewer queries parts are as for one
-_LEAST = 1 << 15  # numbers of a part's keys, so that it returns little beside what it reads
-_MERGED, _FOLDED = 16, 8  # most parts merged at once; number of parts that more are folded into
+_FEW_TILES = 6  # tiles; for fewer queries parts are as for one
+_MIN_PART = 1 << 15  # numbers of a part's keys, so that it returns little beside what it reads
+_MAX_MERGED, _FOLDS = 16, 8  # most parts merged at once; number of parts that more are folded into
 _CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
 
 
@@ -54,8 +54,8 @@ def why_not_on(device: Any, name: str = "pallas_gpu") -> str | None:
     capability = getattr(device, "compute_capability", "none")
     if capability in KERNELS[name].CAPABILITIES:
         return None
-    others = [each for each, its in KERNELS.items() if capability in its.CAPABILITIES]
-    hint = "".join(f"; {each} runs there" for each in others)
+    others = [other for other, kernel in KERNELS.items() if capability in kernel.CAPABILITIES]
+    hint = "".join(f"; {other} runs there" for other in others)
     return f"a device of compute capability {capability}: it needs {KERNELS[name].NEEDS}{hint}"
 
 
@@ -71,7 +71,7 @@ def tree_attention_pallas_gpu(
     shards: HeadShards | None = None,
     interpret: Any = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
+    """`api.tree_attention`, with products in the pages' dtype, softmax and sums in float32.
 
     Pages that no query sees are not read; their numbers in the table may be out of range.
 
@@ -95,7 +95,7 @@ def tree_attention_pallas_gpu(
         attend = shards.map(attend, (2, 1, None, None, 1, None), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
     branches, ancestor = scratch or (None, None)
-    return known(attend(q, kv_pages, page_table, visible, branches, ancestor), valid)
+    return nan_where_invalid(attend(q, kv_pages, page_table, visible, branches, ancestor), valid)
 
 
 def _attend(
@@ -142,22 +142,22 @@ def _softmax(
     capacity = page_table.shape[1] * kv_pages.shape[2]
     if parts is None:
         # The same for one token as for those of a verification.
-        blocks = batch * kv_heads * (1 if groups * tiles <= _FEW else groups)
-        at_a_time = _CORES * kernel.PER_CORE
-        worth = min(pl.cdiv(capacity * head_dim, _LEAST), _MERGED * _FOLDED)
-        parts = max(1, min(at_a_time // blocks, worth))
-    if parts > _MERGED:
-        parts -= parts % _FOLDED
+        blocks = batch * kv_heads * (1 if groups * tiles <= _FEW_TILES else groups)
+        concurrent_blocks = _CORES * kernel.PER_CORE
+        useful_parts = min(pl.cdiv(capacity * head_dim, _MIN_PART), _MAX_MERGED * _FOLDS)
+        parts = max(1, min(concurrent_blocks // blocks, useful_parts))
+    if parts > _MAX_MERGED:
+        parts -= parts % _FOLDS
     padding = groups * tiles * ROWS - queries
     scaled = (q * head_dim**-0.5).astype(kv_pages.dtype)
     scaled = jnp.pad(scaled, ((0, 0), (0, 0), (0, padding), (0, 0)))
     visible = jnp.clip(visible, 0, capacity)
 
     def by_query(values: Int32[Array, "... R"]) -> Int32[Array, "... Q"]:
-        each = jnp.repeat(values, queries // visible.shape[1], axis=-1)
-        return jnp.pad(each, (*((0, 0),) * (values.ndim - 1), (0, padding)))
+        repeated = jnp.repeat(values, queries // visible.shape[1], axis=-1)
+        return jnp.pad(repeated, (*((0, 0),) * (values.ndim - 1), (0, padding)))
 
-    M, own, branches = _branches(scratch, visible.shape, block, kv_pages)
+    M, ancestor, branches = _branch_operands(scratch, visible.shape, block, kv_pages)
     branch_blocks = 0 if scratch is None else branches.shape[2] // block
     sums = jax.ShapeDtypeStruct((parts, batch, kv_heads, queries + padding), jnp.float32)
     operands = Operands(
@@ -166,20 +166,22 @@ def _softmax(
         jnp.min(visible, axis=1),
         scaled,
         by_query(visible),
-        by_query(own),
+        by_query(ancestor),
         kv_pages,
         branches,
     )
 
     def body(*refs: Any) -> None:
-        inputs, rest = refs[: len(operands)], refs[len(operands) :]
-        results, memory = rest[: len(Results._fields)], rest[len(Results._fields) :]
-        about = {"branch_blocks": branch_blocks, "M": M, "interpret": interpret is not None}
-        kernel.kernel(Operands(*inputs), Results(*results), *memory, **about)
+        inputs, outputs = refs[: len(operands)], refs[len(operands) :]
+        results, scratch_refs = outputs[: len(Results._fields)], outputs[len(Results._fields) :]
+        options = {"branch_blocks": branch_blocks, "M": M, "interpret": interpret is not None}
+        kernel.kernel(Operands(*inputs), Results(*results), *scratch_refs, **options)
 
-    read = page_table.size * math.prod(kv_pages.shape[1:]) * kv_pages.dtype.itemsize
-    moved = read + sum(each.size * each.dtype.itemsize for each in (scaled, branches))
-    moved += parts * batch * kv_heads * (queries + padding) * (head_dim + 2) * 4
+    page_bytes = page_table.size * math.prod(kv_pages.shape[1:]) * kv_pages.dtype.itemsize
+    bytes_accessed = page_bytes + sum(
+        repeated.size * repeated.dtype.itemsize for repeated in (scaled, branches)
+    )
+    bytes_accessed += parts * batch * kv_heads * (queries + padding) * (head_dim + 2) * 4
     call = plgpu.kernel(
         body,
         out_type=(sums, sums, jax.ShapeDtypeStruct((*sums.shape, head_dim), jnp.float32)),
@@ -195,14 +197,14 @@ def _softmax(
         interpret=interpret,
     )
     # JAX does not tell XLA what such kernels cost.
-    with jax.named_scope(f"bytes_accessed.{moved}"):
+    with jax.named_scope(f"bytes_accessed.{bytes_accessed}"):
         maximum, total, output = call(*operands)
     state = maximum[..., None], total[..., None], output
-    _, total, output = _merged(*(x[:, :, :, :queries] for x in state))
+    _, total, output = _merge(*(x[:, :, :, :queries] for x in state))
     return output / jnp.where(total == 0, 1.0, total)
 
 
-def _merged(
+def _merge(
     maximum: Float32[Array, "parts *rows 1"],
     total: Float32[Array, "parts *rows 1"],
     output: Float32[Array, "parts *rows head_dim"],
@@ -212,49 +214,52 @@ def _merged(
     A few are written out, so that XLA's kernels wait for reads only once. Many are merged in two
     steps, each of which has a thread for every number that it writes.
     """
-    if len(maximum) > _MERGED:
-        groups = [x.reshape(_FOLDED, -1, *x.shape[1:]) for x in (maximum, total, output)]
-        return _reduced(*_reduced(*(x.swapaxes(0, 1) for x in groups)))
-    highest = functools.reduce(jnp.maximum, maximum)
-    weights = [jnp.exp2(each - highest) for each in maximum]
+    if len(maximum) > _MAX_MERGED:
+        groups = [x.reshape(_FOLDS, -1, *x.shape[1:]) for x in (maximum, total, output)]
+        return _merge_by_reduction(*_merge_by_reduction(*(x.swapaxes(0, 1) for x in groups)))
+    merged_maximum = functools.reduce(jnp.maximum, maximum)
+    weights = [jnp.exp2(part - merged_maximum) for part in maximum]
 
-    def added(values: jax.Array) -> jax.Array:
-        weighted = [weight * each for weight, each in zip(weights, values, strict=True)]
-        return functools.reduce(jnp.add, weighted)
+    def weighted_sum(values: jax.Array) -> jax.Array:
+        terms = [weight * part for weight, part in zip(weights, values, strict=True)]
+        return functools.reduce(jnp.add, terms)
 
-    return highest, added(total), added(output)
+    return merged_maximum, weighted_sum(total), weighted_sum(output)
 
 
-def _reduced(
+def _merge_by_reduction(
     maximum: Float32[Array, "parts *rows _"],
     total: Float32[Array, "parts *rows _"],
     output: Float32[Array, "parts *rows head_dim"],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `_merged`, by one reduction, of which each result has the output's shape."""
+    """As `_merge`, by one reduction, of which each result has the output's shape."""
 
-    def add(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        highest = jnp.maximum(one[0], other[0])
-        kept, added = jnp.exp2(one[0] - highest), jnp.exp2(other[0] - highest)
-        sums = (a * kept + b * added for a, b in zip(one[1:], other[1:], strict=True))
-        return highest, *sums
+    def add(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        merged_maximum = jnp.maximum(left[0], right[0])
+        left_scale, right_scale = (
+            jnp.exp2(left[0] - merged_maximum),
+            jnp.exp2(right[0] - merged_maximum),
+        )
+        sums = (a * left_scale + b * right_scale for a, b in zip(left[1:], right[1:], strict=True))
+        return merged_maximum, *sums
 
     state = tuple(jnp.broadcast_to(x, output.shape) for x in (maximum, total, output))
-    nothing = jnp.float32(LOWEST), jnp.float32(0), jnp.float32(0)
-    return lax.reduce(state, nothing, add, (0,))
+    identity = jnp.float32(LOWEST), jnp.float32(0), jnp.float32(0)
+    return lax.reduce(state, identity, add, (0,))
 
 
-def _branches(
+def _branch_operands(
     scratch: Scratch | None, rows: tuple[int, ...], block: int, pages: jax.Array
 ) -> tuple[int, Int32[Array, "2 B R"], Shaped[Array, "_ _ E width"]]:
     """The number of branches of a sequence, the branch and depth of each query, and the branches'
     entries, padded to whole blocks, with zeros where no query sees them."""
     if scratch is None:
-        nobody = jnp.zeros((2, *rows), jnp.int32)
-        return 1, nobody, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)
+        no_ancestor = jnp.zeros((2, *rows), jnp.int32)
+        return 1, no_ancestor, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)
     batch, heads, depths, M, _ = scratch.kv.shape
-    own = jnp.moveaxis(scratch.ancestor, -1, 0)
+    ancestor = jnp.moveaxis(scratch.ancestor, -1, 0)
     entry = jnp.arange(depths * M)
-    mine = (entry % M == own[0, ..., None]) & (entry // M <= own[1, ..., None])
+    visible = (entry % M == ancestor[0, ..., None]) & (entry // M <= ancestor[1, ..., None])
     kv = scratch.kv.reshape(batch, heads, len(entry), -1).astype(pages.dtype)
-    kv = jnp.where(jnp.any(mine, axis=1)[:, None, :, None], kv, jnp.zeros((), kv.dtype))
-    return M, own, jnp.pad(kv, ((0, 0), (0, 0), (0, -len(entry) % block), (0, 0)))
+    kv = jnp.where(jnp.any(visible, axis=1)[:, None, :, None], kv, jnp.zeros((), kv.dtype))
+    return M, ancestor, jnp.pad(kv, ((0, 0), (0, 0), (0, -len(entry) % block), (0, 0)))

@@ -25,16 +25,16 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     Operands,
     Ref,
     Results,
+    RunningSoftmax,
     SequencePart,
-    SoftmaxSoFar,
     Tile,
     Visible,
+    empty_softmax,
     load,
-    masked,
-    nothing,
-    scaled,
+    mask_scores,
+    rescale_output,
+    softmax_weights,
     swizzled,
-    weigh,
 )
 
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3")
@@ -82,12 +82,12 @@ def kernel(
     """
     block, head_dim = kv_shared.shape[0], kv_shared.shape[1] // 2
     dtype = kv_shared.dtype
-    left, right = (of(dtype) for of in (_PLGPU.Layout.MMA_LHS, _PLGPU.Layout.MMA_RHS))
-    copied = plgpu.Layout.SMEM_GMEM_COPY(kv_shared.shape, dtype, 128)
+    lhs, rhs = (layout(dtype) for layout in (_PLGPU.Layout.MMA_LHS, _PLGPU.Layout.MMA_RHS))
+    copy_layout = plgpu.Layout.SMEM_GMEM_COPY(kv_shared.shape, dtype, 128)
     part = SequencePart(operands, results, block=block, branch_blocks=branch_blocks, M=M)
     rows = pl.ds(lax.axis_index("tile") * ROWS, ROWS)
-    q = load(operands.q.at[part.b, part.head, rows], layout=left, optimized=False)
-    in_pages, in_branches = part.views(rows)
+    q = load(operands.q.at[part.b, part.head, rows], layout=lhs, optimized=False)
+    page_visible, branch_visible = part.visibility(rows)
 
     def multiply(sums: Tile, a: Tile, b: Tile) -> Tile:
         """sums + a @ b, in float32."""
@@ -96,45 +96,49 @@ def kernel(
         return _PLGPU.mma(sums, a, b)
 
     def fetch(source: Ref) -> Tile:
-        return load(source, layout=copied, optimized=False)
+        return load(source, layout=copy_layout, optimized=False)
 
     def add_block(
         index: jax.Array,
-        carry: tuple[SoftmaxSoFar, Tile],
+        carry: tuple[RunningSoftmax, Tile],
         *,
         blocks: Callable[[jax.Array], Ref],
         end: jax.Array,
         visible: Visible | None,
         clean: bool = False,
-    ) -> tuple[SoftmaxSoFar, Tile]:
+    ) -> tuple[RunningSoftmax, Tile]:
         """Adds the fetched block, and fetches the one behind it: of `blocks`, before `end`."""
-        found, kv = carry
+        softmax, kv = carry
         if clean:  # what no query sees may be NaN, which a weight of 0 would keep
             # (Not as an operand: JAX numbers the rows of a right operand's layout wrongly.)
-            row = plgpu.broadcasted_iota(jnp.int32, kv.shape, 0, layout=copied)
-            kv = jnp.where(row < part.inside(index), kv, jnp.zeros_like(kv))
+            row = plgpu.broadcasted_iota(jnp.int32, kv.shape, 0, layout=copy_layout)
+            kv = jnp.where(row < part.visible_positions(index), kv, jnp.zeros_like(kv))
         kv_shared[...] = kv  # a store waits for all warps, before and after
         kv = fetch(blocks(jnp.minimum(index + 1, end - 1)))
-        keys = load(kv_shared.at[:, pl.ds(0, head_dim)].transpose((1, 0)), layout=right)
-        none = plgpu.layout_cast(jnp.zeros((ROWS, block), jnp.float32), SUMS)
-        scores = masked(multiply(none, q, keys), visible, index)
-        weights, most, kept = weigh(scores, found.highest)
+        keys = load(kv_shared.at[:, pl.ds(0, head_dim)].transpose((1, 0)), layout=rhs)
+        zeros = plgpu.layout_cast(jnp.zeros((ROWS, block), jnp.float32), SUMS)
+        scores = mask_scores(multiply(zeros, q, keys), visible, index)
+        weights, maximum, rescale = softmax_weights(scores, softmax.maximum)
         weights_shared[...] = weights.astype(dtype)
-        values = load(kv_shared.at[:, pl.ds(head_dim, head_dim)], layout=right)
-        output = multiply(scaled(found.output, kept), load(weights_shared, layout=left), values)
-        return SoftmaxSoFar(most, found.total * kept + weights.sum(axis=1), output), kv
+        values = load(kv_shared.at[:, pl.ds(head_dim, head_dim)], layout=rhs)
+        output = multiply(
+            rescale_output(softmax.output, rescale), load(weights_shared, layout=lhs), values
+        )
+        return RunningSoftmax(maximum, softmax.total * rescale + weights.sum(axis=1), output), kv
 
-    def add_branches(found: SoftmaxSoFar) -> SoftmaxSoFar:
-        add = partial(add_block, blocks=part.of_branches, end=part.count, visible=in_branches)
-        first = fetch(part.of_branches(part.in_pages))
-        return lax.fori_loop(part.in_pages, part.count, add, (found, first))[0]
+    def add_branches(softmax: RunningSoftmax) -> RunningSoftmax:
+        add_full = partial(
+            add_block, blocks=part.branch_block, end=part.blocks, visible=branch_visible
+        )
+        first_block = fetch(part.branch_block(part.page_blocks))
+        return lax.fori_loop(part.page_blocks, part.blocks, add_full, (softmax, first_block))[0]
 
-    found = nothing(head_dim), fetch(part.of_pages(0))
-    add = partial(add_block, blocks=part.of_pages, end=jnp.maximum(part.in_pages, 1))
-    found = lax.fori_loop(0, part.plain, partial(add, visible=None), found)
-    partly = partial(add, visible=in_pages, clean=True)
-    found, _ = lax.fori_loop(part.plain, part.in_pages, partly, found)
+    softmax = empty_softmax(head_dim), fetch(part.page_block(0))
+    add_full = partial(add_block, blocks=part.page_block, end=jnp.maximum(part.page_blocks, 1))
+    softmax = lax.fori_loop(0, part.unmasked_blocks, partial(add_full, visible=None), softmax)
+    add_masked = partial(add_full, visible=page_visible, clean=True)
+    softmax, _ = lax.fori_loop(part.unmasked_blocks, part.page_blocks, add_masked, softmax)
     if branch_blocks:
-        there = part.count > part.in_pages
-        found = lax.cond(there, add_branches, lambda found: found, found)
-    part.store(rows, found)
+        has_branches = part.blocks > part.page_blocks
+        softmax = lax.cond(has_branches, add_branches, lambda softmax: softmax, softmax)
+    part.store(rows, softmax)

@@ -45,10 +45,10 @@ class Operands(NamedTuple):
 
     Attributes:
       table: [B, P] int32.
-      length, whole: [B] int32: positions that some query of a sequence sees, and that all see.
+      length, common_length: [B] int32: positions that some query of a sequence sees; that all see.
       q: [B, kv_heads, Q, D], Q a multiple of the tiles of a block of the grid, already scaled.
-      seen: [B, Q] int32: positions that each query sees.
-      own: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
+      visible: [B, Q] int32: positions that each query sees.
+      ancestor: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
         branch e % M, at depth e // M. Entries that no query sees are finite.
@@ -56,10 +56,10 @@ class Operands(NamedTuple):
 
     table: Ref
     length: Ref
-    whole: Ref
+    common_length: Ref
     q: Ref
-    seen: Ref
-    own: Ref
+    visible: Ref
+    ancestor: Ref
     pages: Ref
     branches: Ref
 
@@ -77,10 +77,10 @@ class Results(NamedTuple):
     output: Ref
 
 
-class SoftmaxSoFar(NamedTuple):
+class RunningSoftmax(NamedTuple):
     """The softmax of a tile of queries so far; see `Results`."""
 
-    highest: Tile
+    maximum: Tile
     total: Tile
     output: Tile
 
@@ -103,17 +103,17 @@ class SequencePart:
     ) -> None:
         self.operands, self.results = operands, results
         self.block, self.M = block, M
-        self.head, place = lax.axis_index("head"), lax.axis_index("part")
+        self.head, index = lax.axis_index("head"), lax.axis_index("part")
         self.parts = results.maximum.shape[0]  # of a sequence
-        self.part, self.b = lax.rem(place, self.parts), lax.div(place, self.parts)
-        self.limit = operands.length[self.b]
+        self.part, self.b = lax.rem(index, self.parts), lax.div(index, self.parts)
+        self.length = operands.length[self.b]
         # Blocks in which all queries see every position, blocks of pages, and all.
-        self.plain = self._of_part(lax.div(operands.whole[self.b], block))
-        self.in_pages = self._of_part(lax.div(self.limit + (block - 1), block))
+        self.unmasked_blocks = self._blocks_of_part(lax.div(operands.common_length[self.b], block))
+        self.page_blocks = self._blocks_of_part(lax.div(self.length + (block - 1), block))
         last = self.part == self.parts - 1
-        self.count = self.in_pages + jnp.where(last, branch_blocks, 0)
+        self.blocks = self.page_blocks + jnp.where(last, branch_blocks, 0)
 
-    def _of_part(self, blocks: jax.Array) -> jax.Array:
+    def _blocks_of_part(self, blocks: jax.Array) -> jax.Array:
         """Number of the first `blocks` blocks in this part. They are dealt out in turn, so that
         neither they nor a query's bits depend on other sequences' lengths."""
         return lax.div(jnp.maximum(blocks - self.part + (self.parts - 1), 0), self.parts)
@@ -122,60 +122,60 @@ class SequencePart:
         """Position of the first entry of the part's block."""
         return (self.part + index * self.parts) * self.block
 
-    def inside(self, index: jax.Array) -> jax.Array:
+    def visible_positions(self, index: jax.Array) -> jax.Array:
         """Number of positions of a block of pages, from its first one, that some query sees."""
-        return self.limit - self._start(index)
+        return self.length - self._start(index)
 
-    def of_pages(self, index: jax.Array | int) -> Ref:
+    def page_block(self, index: jax.Array | int) -> Ref:
         """A block of pages: keys and values side by side, [block, 2 * D]. A block behind all pages
         is one of the last page."""
         table, pages = self.operands.table, self.operands.pages
         start = jnp.minimum(self._start(index), table.shape[1] * pages.shape[2] - self.block)
         page = table[self.b, lax.div(start, pages.shape[2])]
-        within = pl.multiple_of(lax.rem(start, pages.shape[2]), self.block)
-        return pages.at[page, self.head, pl.ds(within, self.block)]
+        offset = pl.multiple_of(lax.rem(start, pages.shape[2]), self.block)
+        return pages.at[page, self.head, pl.ds(offset, self.block)]
 
-    def of_branches(self, index: jax.Array) -> Ref:
+    def branch_block(self, index: jax.Array) -> Ref:
         """A block of branches, likewise."""
-        entry = pl.multiple_of((index - self.in_pages) * self.block, self.block)
+        entry = pl.multiple_of((index - self.page_blocks) * self.block, self.block)
         return self.operands.branches.at[self.b, self.head, pl.ds(entry, self.block)]
 
-    def views(self, rows: Any) -> tuple[Visible, Visible]:
+    def visibility(self, rows: Any) -> tuple[Visible, Visible]:
         """What a tile's queries, `rows`, see of the pages and of the branches."""
         operands = self.operands
-        reach, branch, depth = (
+        length, branch, depth = (
             load(values.at[self.b, rows], layout=BY_ROW, optimized=False)
-            for values in (operands.seen, operands.own.at[0], operands.own.at[1])
+            for values in (operands.visible, operands.ancestor.at[0], operands.ancestor.at[1])
         )
 
-        def in_pages(index: jax.Array, column: Tile) -> Tile:
-            behind = reach - self._start(index)
-            return column < lax.broadcast_in_dim(behind, column.shape, [0])
+        def page_visible(index: jax.Array, column: Tile) -> Tile:
+            visible_columns = length - self._start(index)
+            return column < lax.broadcast_in_dim(visible_columns, column.shape, [0])
 
-        def in_branches(index: jax.Array, column: Tile) -> Tile:
-            entry = column + (index - self.in_pages) * self.block
-            its_branch, its_depth = lax.rem(entry, self.M), lax.div(entry, self.M)
-            its = its_branch == lax.broadcast_in_dim(branch, column.shape, [0])
-            return its & (its_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
+        def branch_visible(index: jax.Array, column: Tile) -> Tile:
+            entry = column + (index - self.page_blocks) * self.block
+            entry_branch, entry_depth = lax.rem(entry, self.M), lax.div(entry, self.M)
+            same_branch = entry_branch == lax.broadcast_in_dim(branch, column.shape, [0])
+            return same_branch & (entry_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
 
-        return in_pages, in_branches
+        return page_visible, branch_visible
 
-    def store(self, rows: Any, found: SoftmaxSoFar) -> None:
+    def store(self, rows: Any, softmax: RunningSoftmax) -> None:
         """Writes a tile's softmax."""
-        for result, value in zip(self.results, found, strict=True):
+        for result, value in zip(self.results, softmax, strict=True):
             result[self.part, self.b, self.head, rows] = value
 
 
-def nothing(head_dim: int) -> SoftmaxSoFar:
+def empty_softmax(head_dim: int) -> RunningSoftmax:
     """The softmax of no entries."""
-    return SoftmaxSoFar(
+    return RunningSoftmax(
         plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), SUMS),
     )
 
 
-def masked(scores: Tile, visible: Visible | None, index: jax.Array) -> Tile:
+def mask_scores(scores: Tile, visible: Visible | None, index: jax.Array) -> Tile:
     """A block's scores; None sees all."""
     if visible is None:
         return scores
@@ -183,14 +183,14 @@ def masked(scores: Tile, visible: Visible | None, index: jax.Array) -> Tile:
     return jnp.where(visible(index, column), scores, MASKED)
 
 
-def weigh(scores: Tile, highest: Tile) -> tuple[Tile, Tile, Tile]:
+def softmax_weights(scores: Tile, maximum: Tile) -> tuple[Tile, Tile, Tile]:
     """A block's weights, the new maximum, and what is left of earlier weights beside them."""
-    most = jnp.maximum(highest, scores.max(axis=1) * LOG2_E)
-    kept = jnp.exp2(highest - most)
-    weights = jnp.exp2(scores * LOG2_E - lax.broadcast_in_dim(most, scores.shape, [0]))
-    return weights, most, kept
+    new_maximum = jnp.maximum(maximum, scores.max(axis=1) * LOG2_E)
+    rescale = jnp.exp2(maximum - new_maximum)
+    weights = jnp.exp2(scores * LOG2_E - lax.broadcast_in_dim(new_maximum, scores.shape, [0]))
+    return weights, new_maximum, rescale
 
 
-def scaled(output: Tile, kept: Tile) -> Tile:
+def rescale_output(output: Tile, rescale: Tile) -> Tile:
     """A sum of earlier values, with what is left of their weights."""
-    return output * lax.broadcast_in_dim(kept, output.shape, [0])
+    return output * lax.broadcast_in_dim(rescale, output.shape, [0])

@@ -22,15 +22,15 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     Operands,
     Ref,
     Results,
+    RunningSoftmax,
     SequencePart,
-    SoftmaxSoFar,
     Visible,
+    empty_softmax,
     load,
-    masked,
-    nothing,
-    scaled,
+    mask_scores,
+    rescale_output,
+    softmax_weights,
     swizzled,
-    weigh,
 )
 
 CAPABILITIES = ("9.0",)
@@ -74,11 +74,11 @@ def kernel(
     q_shared: Ref,
     k_shared: Ref,
     v_shared: Ref,
-    q_here: Ref,
-    k_here: Ref,
-    v_here: Ref,
-    free: Ref,
-    cleaned: Ref,
+    q_arrived: Ref,
+    k_arrived: Ref,
+    v_arrived: Ref,
+    slot_free: Ref,
+    values_clean: Ref,
     weights_shared: Ref | None = None,
     *,
     branch_blocks: int,
@@ -89,9 +89,9 @@ def kernel(
 
     Args:
       q_shared, k_shared, v_shared: [tiles, ROWS, D], and [SLOTS, block, D] twice.
-      q_here, k_here, v_here: barriers of the copies to these.
-      free: barriers: all have read a slot.
-      cleaned: barrier: unseen values in the last block are cleaned.
+      q_arrived, k_arrived, v_arrived: barriers of the copies to these.
+      slot_free: barriers: all have read a slot.
+      values_clean: barrier: unseen values in the last block are cleaned.
       weights_shared: [tiles, ROWS, block], given if `interpret`.
       branch_blocks, M: see `SequencePart`.
       interpret: whether JAX interprets the kernel.
@@ -107,75 +107,81 @@ def kernel(
 
         def fill(index: jax.Array, _: None) -> None:
             slot = lax.rem(index, SLOTS)
-            pl.when(index >= SLOTS)(lambda: plgpu.barrier_wait(free.at[slot]))
+            pl.when(index >= SLOTS)(lambda: plgpu.barrier_wait(slot_free.at[slot]))
 
             def copy(source: Ref) -> None:
                 k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
-                plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_here.at[slot])
-                plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_here.at[slot])
+                plgpu.copy_gmem_to_smem(k, k_shared.at[slot], k_arrived.at[slot])
+                plgpu.copy_gmem_to_smem(v, v_shared.at[slot], v_arrived.at[slot])
 
-            pl.when(index < part.in_pages)(lambda: copy(part.of_pages(index)))
+            pl.when(index < part.page_blocks)(lambda: copy(part.page_block(index)))
             if branch_blocks:
-                pl.when(index >= part.in_pages)(lambda: copy(part.of_branches(index)))
+                pl.when(index >= part.page_blocks)(lambda: copy(part.branch_block(index)))
 
-        lax.fori_loop(0, part.count, fill, None)
+        lax.fori_loop(0, part.blocks, fill, None)
 
     def attend() -> None:
         """Reduces the part for a tile of queries."""
         _set_registers(tiles, copies=False)
         rows = pl.ds((lax.axis_index("tile") * tiles + thread) * ROWS, ROWS)
         q = operands.q.at[part.b, part.head, rows]
-        plgpu.copy_gmem_to_smem(q, q_shared.at[thread], q_here.at[thread])
-        in_pages, in_branches = part.views(rows)
-        plgpu.barrier_wait(q_here.at[thread])
+        plgpu.copy_gmem_to_smem(q, q_shared.at[thread], q_arrived.at[thread])
+        page_visible, branch_visible = part.visibility(rows)
+        plgpu.barrier_wait(q_arrived.at[thread])
 
         def add_block(
-            index: jax.Array, found: SoftmaxSoFar, *, visible: Visible | None, clean: bool = False
-        ) -> SoftmaxSoFar:
+            index: jax.Array,
+            softmax: RunningSoftmax,
+            *,
+            visible: Visible | None,
+            clean: bool = False,
+        ) -> RunningSoftmax:
             slot = lax.rem(index, SLOTS)
-            plgpu.barrier_wait(k_here.at[slot])
+            plgpu.barrier_wait(k_arrived.at[slot])
             keys = k_shared.at[slot].transpose((1, 0))
             scores = _product(q_shared.at[thread], keys, (ROWS, block))
-            weights, most, kept = weigh(masked(scores, visible, index), found.highest)
-            plgpu.barrier_wait(v_here.at[slot])
+            weights, maximum, rescale = softmax_weights(
+                mask_scores(scores, visible, index), softmax.maximum
+            )
+            plgpu.barrier_wait(v_arrived.at[slot])
             if clean:
                 clean_values(index, slot)
-            output = scaled(found.output, kept)
+            output = rescale_output(softmax.output, rescale)
             values, w = v_shared.at[slot], weights.astype(dtype)
             if not interpret:
-                output = pl.run_state(lambda to: plgpu.wgmma(to, w, values))(_Sums.init(output))
+                output = pl.run_state(lambda sums: plgpu.wgmma(sums, w, values))(_Sums.init(output))
             else:  # JAX interprets neither an operand in registers nor a sum that goes on
                 assert weights_shared is not None
                 weights_shared[thread] = w
                 plgpu.commit_smem()
                 output += _product(weights_shared.at[thread], values, (ROWS, head_dim))
-            pl.when(index + SLOTS < part.count)(lambda: plgpu.barrier_arrive(free.at[slot]))
-            return SoftmaxSoFar(most, found.total * kept + weights.sum(axis=1), output)
+            pl.when(index + SLOTS < part.blocks)(lambda: plgpu.barrier_arrive(slot_free.at[slot]))
+            return RunningSoftmax(maximum, softmax.total * rescale + weights.sum(axis=1), output)
 
         def clean_values(index: jax.Array, slot: jax.Array) -> None:
             """Zeroes values that no query sees: they may be NaN, which a weight of 0 would keep."""
-            inside = part.inside(index)
+            visible_rows = part.visible_positions(index)
 
-            @pl.when(inside < block)
+            @pl.when(visible_rows < block)
             def _():
                 @pl.when(thread == 0)
                 def _():
                     v = load(v_shared.at[slot], layout=SUMS)
                     row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=SUMS)
-                    v_shared[slot] = jnp.where(row < inside, v, jnp.zeros_like(v))
+                    v_shared[slot] = jnp.where(row < visible_rows, v, jnp.zeros_like(v))
                     plgpu.commit_smem()
-                    plgpu.barrier_arrive(cleaned)
+                    plgpu.barrier_arrive(values_clean)
 
-                plgpu.barrier_wait(cleaned)
+                plgpu.barrier_wait(values_clean)
 
-        found = nothing(head_dim)
-        found = lax.fori_loop(0, part.plain, partial(add_block, visible=None), found)
-        partly = partial(add_block, visible=in_pages, clean=True)
-        found = lax.fori_loop(part.plain, part.in_pages, partly, found)
+        softmax = empty_softmax(head_dim)
+        softmax = lax.fori_loop(0, part.unmasked_blocks, partial(add_block, visible=None), softmax)
+        add_masked = partial(add_block, visible=page_visible, clean=True)
+        softmax = lax.fori_loop(part.unmasked_blocks, part.page_blocks, add_masked, softmax)
         if branch_blocks:
-            branching = partial(add_block, visible=in_branches)
-            found = lax.fori_loop(part.in_pages, part.count, branching, found)
-        part.store(rows, found)
+            add_branches = partial(add_block, visible=branch_visible)
+            softmax = lax.fori_loop(part.page_blocks, part.blocks, add_branches, softmax)
+        part.store(rows, softmax)
 
     pl.when(thread == tiles)(copy_blocks)
     pl.when(thread < tiles)(attend)

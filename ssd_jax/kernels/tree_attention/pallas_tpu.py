@@ -16,8 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from ssd_jax.kernels.head_shards import HeadShards
-from ssd_jax.kernels.kv_pages import LANES, PageTable, Scratch, as_array, lanes
-from ssd_jax.kernels.tree_attention.bounds import in_range, known
+from ssd_jax.kernels.kv_pages import LANES, PageTable, Scratch, as_array, lane_width
+from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
 
 POSITIONS = 16
@@ -27,15 +27,15 @@ DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
 _TABLE_BYTES = 512 << 10  # of scalar memory
 _SLOT_BYTES = 2 << 20  # of one block of positions; two are in memory
 _QUERY_BYTES = 8 << 20  # of queries, results and states of the softmax
-_PART = 256
+_PRODUCT_ROWS = 256
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
     """Why the kernel cannot read pages [pages, kv_heads, page_size, lanes], in one line; None if
     it can."""
-    page_size, wide = kv_pages.shape[2:]
-    if wide % LANES or wide < 2 * head_dim:
-        return f"{wide} lanes for head_dim = {head_dim}: it needs {lanes(head_dim)}"
+    page_size, width = kv_pages.shape[2:]
+    if width % LANES or width < 2 * head_dim:
+        return f"{width} lanes for head_dim = {head_dim}: it needs {lane_width(head_dim)}"
     if page_size % POSITIONS:
         return f"page_size = {page_size}: it needs a multiple of {POSITIONS}"
     if kv_pages.dtype not in DTYPES:
@@ -64,7 +64,7 @@ def tree_attention_pallas_tpu(
     shards: HeadShards | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
+    """`api.tree_attention`, with products in the pages' dtype, softmax and sums in float32.
 
     Pages that no query sees are not read; their numbers in the table may be out of range.
 
@@ -94,7 +94,7 @@ def tree_attention_pallas_tpu(
         attend = shards.map(attend, (2, 1, None, None, 1), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
     attended = attend(q, kv_pages, page_table, limits, branches)
-    return known(attended, valid)
+    return nan_where_invalid(attended, valid)
 
 
 def _cost(
@@ -106,9 +106,9 @@ def _cost(
     positions = page_table.size * kv_pages.shape[2]
     keys = positions * kv_pages.shape[1] * kv_pages.shape[3]
     scores = positions * grouped.shape[1] * grouped.shape[2]
-    moved = keys * kv_pages.dtype.itemsize + grouped.size * (grouped.dtype.itemsize + 4)
+    bytes_accessed = keys * kv_pages.dtype.itemsize + grouped.size * (grouped.dtype.itemsize + 4)
     return pl.CostEstimate(
-        flops=2 * grouped.shape[2] * keys, bytes_accessed=moved, transcendentals=scores
+        flops=2 * grouped.shape[2] * keys, bytes_accessed=bytes_accessed, transcendentals=scores
     )
 
 
@@ -129,17 +129,19 @@ def _attend(
     group = heads // kv_heads
     tiles = _tiles(q, kv_pages, page_table)
     half = kv_pages.shape[3] // 2
-    wide = half if half % LANES == 0 else 2 * half  # lanes of a query and its result
-    padding = tiles.per_row * tiles.rows - rows * group
+    query_lanes = half if half % LANES == 0 else 2 * half  # lanes of a query and its result
+    padding = tiles.per_sequence * tiles.rows - rows * group
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim).astype(kv_pages.dtype)
-    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padding), (0, wide - head_dim)))
-    of_rows = jnp.repeat(limits, group, axis=1)
-    of_rows = jnp.pad(of_rows, ((0, 0), (0, padding), (0, 0)), constant_values=-1)
+    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padding), (0, query_lanes - head_dim)))
+    row_limits = jnp.repeat(limits, group, axis=1)
+    row_limits = jnp.pad(row_limits, ((0, 0), (0, padding), (0, 0)), constant_values=-1)
     capacity = page_table.shape[1] * kv_pages.shape[2]
-    first, length = _ranges(of_rows.reshape(batch * tiles.per_row, tiles.rows, 4), capacity)
-    operands = [grouped, of_rows]
-    q_block = pl.BlockSpec((1, tiles.heads, tiles.rows, wide), lambda h, b, t, *_: (b, h, t, 0))
+    first, length = _ranges(row_limits.reshape(batch * tiles.per_sequence, tiles.rows, 4), capacity)
+    operands = [grouped, row_limits]
+    q_block = pl.BlockSpec(
+        (1, tiles.heads, tiles.rows, query_lanes), lambda h, b, t, *_: (b, h, t, 0)
+    )
     specs = [q_block, pl.BlockSpec((1, tiles.rows, 4), lambda h, b, t, *_: (b, t, 0))]
     if branches is not None:
         depths, count = branches.shape[2:4]
@@ -154,7 +156,7 @@ def _attend(
         functools.partial(kernel, tiles=tiles, options=Options(head_dim, count, soft_cap, window)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(kv_heads // tiles.heads, batch, tiles.per_row),
+            grid=(kv_heads // tiles.heads, batch, tiles.per_sequence),
             in_specs=[*specs, pl.BlockSpec(memory_space=pltpu.HBM)],
             out_specs=q_block,
             scratch_shapes=[
@@ -173,7 +175,7 @@ def _attend(
         interpret=interpret,
         name="tree_attention",
     )(page_table, first, length, *operands, kv_pages)
-    attended = attended[:, :, : rows * group, wide - half : wide - half + head_dim]
+    attended = attended[:, :, : rows * group, query_lanes - half : query_lanes - half + head_dim]
     attended = attended.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     return attended.reshape(batch, rows, heads, head_dim)
 
@@ -181,7 +183,7 @@ def _attend(
 def _limits(
     visible: Int32[Array, "B R"], ancestor: Int32[Array, "B R 2"] | None, window: int | None
 ) -> Int32[Array, "B R 4"]:
-    """See `kernel`."""
+    """[first position, end, branch, depth] of what each query sees; branch -1 is none."""
     if ancestor is None:
         ancestor = jnp.full((*visible.shape, 2), -1, jnp.int32)
     branch, depth = ancestor[..., 0], ancestor[..., 1]
@@ -219,27 +221,27 @@ def _tiles(
 ) -> Tiles:
     """Tiles with as many key/value heads a step as fit, then queries, then positions."""
     rows, heads = q.shape[1:3]
-    _, kv_heads, page_size, wide = kv_pages.shape
+    _, kv_heads, page_size, width = kv_pages.shape
     itemsize = kv_pages.dtype.itemsize
     queries = rows * heads // kv_heads
     # Queries and results have two buffers each; a maximum and a total take a row of lanes each.
-    of_head = 2 * wide * (itemsize + 4) + 2 * LANES * 4
-    fits = [h for h in range(1, kv_heads + 1) if kv_heads % h == 0]
-    fits = [h for h in fits if h == 1 or h * of_head * queries <= _QUERY_BYTES]
-    per_row = pl.cdiv(of_head * max(fits) * queries, _QUERY_BYTES)
-    tile = pl.cdiv(queries, per_row)
-    part = min(tile, _PART)
-    room = _SLOT_BYTES // (max(fits) * wide * itemsize)
+    head_bytes = 2 * width * (itemsize + 4) + 2 * LANES * 4
+    head_counts = [h for h in range(1, kv_heads + 1) if kv_heads % h == 0]
+    head_counts = [h for h in head_counts if h == 1 or h * head_bytes * queries <= _QUERY_BYTES]
+    per_sequence = pl.cdiv(head_bytes * max(head_counts) * queries, _QUERY_BYTES)
+    tile = pl.cdiv(queries, per_sequence)
+    product_rows = min(tile, _PRODUCT_ROWS)
+    max_positions = _SLOT_BYTES // (max(head_counts) * width * itemsize)
     capacity = page_table.shape[1] * page_size
-    block = max(b for b in (128, 256, 512) if b == 128 or (b <= room and b <= capacity))
+    block = max(b for b in (128, 256, 512) if b == 128 or (b <= max_positions and b <= capacity))
     return Tiles(
-        heads=max(fits),
-        per_row=per_row,
-        rows=pl.cdiv(tile, part) * part,
-        part=part,
+        heads=max(head_counts),
+        per_sequence=per_sequence,
+        rows=pl.cdiv(tile, product_rows) * product_rows,
+        product_rows=product_rows,
         block=block,
         copy=math.gcd(page_size, block),
-        least=32 // itemsize,
+        min_copy=32 // itemsize,
     )
 
 

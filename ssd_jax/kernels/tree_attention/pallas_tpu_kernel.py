@@ -26,20 +26,20 @@ class Tiles(NamedTuple):
 
     Attributes:
       heads: key/value heads a step.
-      per_row: number of tiles that the queries of a sequence are cut into.
-      rows: query rows a tile; a product takes `part` of them.
+      per_sequence: number of tiles that the queries of a sequence are cut into.
+      rows: query rows a tile; a product takes `product_rows` of them.
       block: positions a product; a power of two.
       copy: positions of the largest copy; divides `block` and a page.
-      least: positions of the smallest copy; divides `copy`.
+      min_copy: positions of the smallest copy; divides `copy`.
     """
 
     heads: int
-    per_row: int
+    per_sequence: int
     rows: int
-    part: int
+    product_rows: int
     block: int
     copy: int
-    least: int
+    min_copy: int
 
 
 class Options(NamedTuple):
@@ -74,7 +74,7 @@ def kernel(
     length: Ref,
     q: Ref,
     limits: Ref,
-    *rest: Ref,
+    *refs: Ref,
     tiles: Tiles,
     options: Options,
 ) -> None:
@@ -87,65 +87,69 @@ def kernel(
       q: [1, heads, rows, half of the pages' lanes, or all].
       limits: [1, rows, 4] int32: a query sees positions [0] to [1] of the pages, and depths up to
         [3] of branch [2].
-      rest: [1, heads, entries, lanes] of branches, if there are any; pages in HBM; the result;
+      refs: [1, heads, entries, lanes] of branches, if there are any; pages in HBM; the result;
         [2, heads, block, lanes], the slots; maxima and totals of the softmax; the next slot;
         the slots' semaphores.
     """
-    *of_branches, pages, output, slots, maximum, total, turn, copied = rest
+    *branch_refs, pages, output, slots, maximum, total, next_slot, semaphores = refs
     group = pl.ds(pl.program_id(0) * tiles.heads, tiles.heads)
-    copies = functools.partial(_copies, table, first, length, pages, slots, copied, tiles, group)
-    step = pl.program_id(1) * tiles.per_row + pl.program_id(2)
-    begin, end = lax.div(first[step], tiles.block), pl.cdiv(length[step], tiles.block)
+    copies = functools.partial(
+        _copies, table, first, length, pages, slots, semaphores, tiles, group
+    )
+    step = pl.program_id(1) * tiles.per_sequence + pl.program_id(2)
+    first_block, end_block = lax.div(first[step], tiles.block), pl.cdiv(length[step], tiles.block)
     state = TileSoftmax(maximum, total, output)
     maximum[...] = jnp.full_like(maximum, _LOWEST)
     total[...] = jnp.zeros_like(total)
     output[...] = jnp.zeros_like(output)
 
+    # The first block of every step was copied by the step before it; here, by nobody.
     @pl.when(step == 0)
     def _():
-        turn[0] = 0
-        copies(step, begin, 0).start()
+        next_slot[0] = 0
+        copies(step, first_block, 0).start()
 
-    @pl.when(begin == end)
+    # A step without a block has none during which to copy the next step's first one.
+    @pl.when(first_block == end_block)
     def _():
-        copies(step + 1, lax.div(first[step + 1], tiles.block), turn[0]).start()
+        copies(step + 1, lax.div(first[step + 1], tiles.block), next_slot[0]).start()
 
     def for_each_part(add: Any) -> None:
-        parts = tiles.rows // tiles.part
+        parts = tiles.rows // tiles.product_rows
 
-        def one(index: jax.Array, _: None) -> None:
-            row = pl.multiple_of(lax.rem(index, parts) * tiles.part, tiles.part)
-            add(lax.div(index, parts), pl.ds(row, tiles.part))
+        def add_part(index: jax.Array, _: None) -> None:
+            row = pl.multiple_of(lax.rem(index, parts) * tiles.product_rows, tiles.product_rows)
+            add(lax.div(index, parts), pl.ds(row, tiles.product_rows))
 
-        lax.fori_loop(0, tiles.heads * parts, one, None, unroll=parts == 1)
+        lax.fori_loop(0, tiles.heads * parts, add_part, None, unroll=parts == 1)
 
     def add_block(block: jax.Array, slot: jax.Array) -> jax.Array:
-        last = block + 1 == end
-        following = jnp.where(last, step + 1, step)
-        after = jnp.where(last, lax.div(first[following], tiles.block), block + 1)
-        copies(following, after, 1 - slot).start()
+        last = block + 1 == end_block
+        next_step = jnp.where(last, step + 1, step)
+        next_block = jnp.where(last, lax.div(first[next_step], tiles.block), block + 1)
+        copies(next_step, next_block, 1 - slot).start()
         copies(step, block, slot).wait()
-        at = block * tiles.block
+        start = block * tiles.block
 
-        @pl.when((at < first[step]) | (at + tiles.block > length[step]))
+        @pl.when((start < first[step]) | (start + tiles.block > length[step]))
         def _():  # unseen values may be NaN, which a weight of 0 does not remove
-            position = at + lax.broadcasted_iota(jnp.int32, slots.shape[1:], 1)
-            seen = (position >= first[step]) & (position < length[step])
-            slots[slot] = jnp.where(seen, slots[slot], jnp.zeros_like(slots[slot]))
+            position = start + lax.broadcasted_iota(jnp.int32, slots.shape[1:], 1)
+            visible = (position >= first[step]) & (position < length[step])
+            slots[slot] = jnp.where(visible, slots[slot], jnp.zeros_like(slots[slot]))
 
         def add(head: jax.Array, rows: Any) -> None:
             limit = limits[0, rows]
-            position = at + lax.broadcasted_iota(jnp.int32, (tiles.part, tiles.block), 1)
+            position = start + lax.broadcasted_iota(jnp.int32, (tiles.product_rows, tiles.block), 1)
             mask = (position >= limit[:, 0:1]) & (position < limit[:, 1:2])
             _accumulate(state, head, rows, q, slots[slot, head], mask, options)
 
         for_each_part(add)
         return 1 - slot
 
-    turn[0] = lax.fori_loop(begin, end, add_block, turn[0])
+    next_slot[0] = lax.fori_loop(first_block, end_block, add_block, next_slot[0])
 
     def add_branches(head: jax.Array, rows: Any) -> None:
-        [branches] = of_branches
+        [branches] = branch_refs
         limit = limits[0, rows]
         entry = lax.broadcasted_iota(jnp.int32, (1, branches.shape[2]), 1)
         depth = lax.div(entry, options.branches)
@@ -154,7 +158,7 @@ def kernel(
             mask &= depth > limit[:, 3:4] - options.window
         _accumulate(state, head, rows, q, branches[0, head], mask, options)
 
-    if of_branches:
+    if branch_refs:
         for_each_part(add_branches)
 
     def normalise(head: jax.Array, rows: Any) -> None:
@@ -167,13 +171,13 @@ def kernel(
 class _Copies(NamedTuple):
     """The copies of one block; every one that is started must be waited for."""
 
-    make: Any
+    for_each: Any
 
     def start(self) -> None:
-        self.make(lambda copy: copy.start())
+        self.for_each(lambda copy: copy.start())
 
     def wait(self) -> None:
-        self.make(lambda copy: copy.wait())
+        self.for_each(lambda copy: copy.wait())
 
 
 def _copies(
@@ -182,7 +186,7 @@ def _copies(
     length: Ref,
     pages: Ref,
     slots: Ref,
-    copied: Ref,
+    semaphores: Ref,
     tiles: Tiles,
     heads: Any,
     step: jax.Array,
@@ -190,34 +194,36 @@ def _copies(
     slot: Any,
 ) -> _Copies:
     """Copies of what a step sees of a block: whole copies, then halves for the remainder."""
-    at = block * tiles.block
-    skipped = lax.div(jnp.maximum(first[step] - at, 0), tiles.copy)
-    seen = pl.cdiv(jnp.maximum(length[step] - at, 0), tiles.least) * tiles.least
-    seen = jnp.minimum(seen, tiles.block)
+    start = block * tiles.block
+    first_copy = lax.div(jnp.maximum(first[step] - start, 0), tiles.copy)
+    visible = pl.cdiv(jnp.maximum(length[step] - start, 0), tiles.min_copy) * tiles.min_copy
+    visible = jnp.minimum(visible, tiles.block)
 
-    def make(act: Any) -> None:
-        def one(offset: jax.Array, size: int) -> None:
+    def for_each_copy(apply: Any) -> None:
+        def copy_positions(offset: jax.Array, size: int) -> None:
             page_size = pages.shape[2]
-            page = table[lax.div(step, tiles.per_row), lax.div(at + offset, page_size)]
-            within = pl.multiple_of(lax.rem(at + offset, page_size), size)
-            act(
+            page = table[lax.div(step, tiles.per_sequence), lax.div(start + offset, page_size)]
+            page_offset = pl.multiple_of(lax.rem(start + offset, page_size), size)
+            apply(
                 pltpu.make_async_copy(
-                    pages.at[page, heads, pl.ds(within, size)],
+                    pages.at[page, heads, pl.ds(page_offset, size)],
                     slots.at[slot, :, pl.ds(pl.multiple_of(offset, size), size)],
-                    copied.at[slot],
+                    semaphores.at[slot],
                 )
             )
 
-        def whole(index: jax.Array, _: None) -> None:
-            one(index * tiles.copy, tiles.copy)
+        def copy_one(index: jax.Array, _: None) -> None:
+            copy_positions(index * tiles.copy, tiles.copy)
 
-        lax.fori_loop(skipped, lax.div(seen, tiles.copy), whole, None)
+        lax.fori_loop(first_copy, lax.div(visible, tiles.copy), copy_one, None)
         size = tiles.copy // 2
-        while size >= tiles.least:
-            pl.when((seen & size) != 0)(functools.partial(one, seen & -(2 * size), size))
+        while size >= tiles.min_copy:
+            pl.when((visible & size) != 0)(
+                functools.partial(copy_positions, visible & -(2 * size), size)
+            )
             size //= 2
 
-    return _Copies(make)
+    return _Copies(for_each_copy)
 
 
 def _accumulate(
@@ -241,12 +247,12 @@ def _accumulate(
     if options.soft_cap is not None:
         scores = jnp.tanh(scores / options.soft_cap) * options.soft_cap
     scores = jnp.where(mask, scores, _LOWEST)
-    before = state.maximum[head, rows]
-    maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    old_maximum = state.maximum[head, rows]
+    maximum = jnp.maximum(old_maximum, jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.where(mask, jnp.exp(scores - maximum), 0.0)
-    kept = jnp.exp(before - maximum)
-    added = product(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())))
-    total = state.total[head, rows] * kept
+    rescale = jnp.exp(old_maximum - maximum)
+    block_output = product(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())))
+    total = state.total[head, rows] * rescale
     state.maximum[head, rows] = maximum
     state.total[head, rows] = total + jnp.sum(weights, axis=1, keepdims=True)
-    state.output[0, head, rows] = state.output[0, head, rows] * kept + added
+    state.output[0, head, rows] = state.output[0, head, rows] * rescale + block_output

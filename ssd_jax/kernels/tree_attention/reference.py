@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch, as_array, decode
-from ssd_jax.kernels.tree_attention.bounds import in_range, known
+from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
 
 
 def tree_attention_reference(
@@ -17,12 +17,12 @@ def tree_attention_reference(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. Float32 throughout."""
+    """`api.tree_attention` over all keys of a row at once, in float32."""
     heads, head_dim = q.shape[2:]
-    kv = _rows(kv_pages, as_array(page_table, len(q)))
+    kv = _gather_rows(kv_pages, as_array(page_table, len(q)))
     mask = jnp.arange(kv.shape[2])[None, None] < visible[:, :, None]
     if scratch is not None:
-        branch_kv, branch_mask = _branches(scratch)
+        branch_kv, branch_mask = _branch_entries(scratch)
         kv = jnp.concatenate([kv, branch_kv], axis=2)
         mask = jnp.concatenate([mask, branch_mask], axis=2)
     kv = jnp.where(jnp.any(mask, axis=1)[:, None, :, None], kv, 0.0)  # unseen entries may be NaN
@@ -31,10 +31,10 @@ def tree_attention_reference(
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
     weights = jnp.where(mask[:, None], weights, 0.0)
     attended = jnp.einsum("bhrt,bhtd->brhd", weights, v)
-    return known(attended, in_range(kv_pages, page_table, visible, scratch))
+    return nan_where_invalid(attended, in_range(kv_pages, page_table, visible, scratch))
 
 
-def _rows(
+def _gather_rows(
     pages: PageArray, page_table: Int32[Array, "B P"]
 ) -> Float32[Array, "B kv_heads P*page_size width"]:
     gathered = decode(pages)[page_table].astype(jnp.float32)
@@ -42,7 +42,7 @@ def _rows(
     return gathered.transpose(0, 2, 1, 3, 4).reshape(batch, heads, count * size, width)
 
 
-def _branches(
+def _branch_entries(
     scratch: Scratch,
 ) -> tuple[
     Float32[Array, "B kv_heads depths*M width"],

@@ -28,7 +28,7 @@ from ssd_jax.kernels.kv_pages import (
 )
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import row_sum
-from ssd_jax.kernels.tree_attention.bounds import in_range, known
+from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
 
 STATIC_BLOCK = 4 * BLOCK
 """Positions that `tree_attention_xla_static` reduces at a time, if they divide a page."""
@@ -51,13 +51,13 @@ def tree_attention_xla(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """See `api.tree_attention`. Products in the pages' dtype, softmax and sums in float32.
+    """`api.tree_attention`, with products in the pages' dtype, softmax and sums in float32.
 
     Blocks beyond every query's `visible` are never read.
     """
     size = math.gcd(kv_pages.shape[2], BLOCK)
     blocks = (jnp.max(visible) + size - 1) // size
-    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, whole=False)
+    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, together=False)
 
 
 def tree_attention_xla_static(
@@ -79,8 +79,8 @@ def tree_attention_xla_static(
         blocks = (page_table.reach or page_size) // size
     else:
         blocks = page_table.shape[1] * page_size // size
-    whole = q.shape[-1] % LANES != 0
-    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, whole=whole)
+    together = q.shape[-1] % LANES != 0
+    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, together=together)
 
 
 def _attend(
@@ -90,14 +90,14 @@ def _attend(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None,
     blocks: Int32[Array, ""] | int,
-    size: int,
+    block_size: int,
     *,
-    whole: bool,
+    together: bool,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Attention over the first `blocks` blocks of `size` positions.
+    """Attention over the first `blocks` blocks of `block_size` positions.
 
     Args:
-      whole: keeps keys and values together in products.
+      together: keeps keys and values together in products.
     """
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
@@ -105,16 +105,19 @@ def _attend(
     # Query heads of one key/value head become rows of one product: [B, kv_heads, R * group, D].
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
-    seen = jnp.repeat(visible, group, axis=1)
+    query_visible = jnp.repeat(visible, group, axis=1)
     if rows * group == 1:  # a product of one row rounds differently
-        grouped, seen = jnp.repeat(grouped, 2, axis=2), jnp.repeat(seen, 2, axis=1)
-    if whole:
+        grouped, query_visible = (
+            jnp.repeat(grouped, 2, axis=2),
+            jnp.repeat(query_visible, 2, axis=1),
+        )
+    if together:
         grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, 0), (0, head_dim)))
     scale = head_dim**-0.5
 
     def add_block(block: jax.Array | int, state: Softmax) -> Softmax:
-        kv = read_block(kv_pages, page_table, block, batch, size)
-        mask = block * size + jnp.arange(size) < seen[:, :, None]
+        kv = read_block(kv_pages, page_table, block, batch, block_size)
+        mask = block * block_size + jnp.arange(block_size) < query_visible[:, :, None]
         return _accumulate(state, grouped, kv, mask, scale)
 
     shape = grouped.shape[:-1]
@@ -126,7 +129,7 @@ def _attend(
     output = output[..., -head_dim:][:, :, : rows * group]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     output = output.reshape(batch, rows, heads, head_dim)
-    return known(output, in_range(kv_pages, page_table, visible, scratch))
+    return nan_where_invalid(output, in_range(kv_pages, page_table, visible, scratch))
 
 
 def normalise(state: Softmax) -> Float32[Array, "B kv_heads Q _"]:
@@ -156,9 +159,9 @@ def _accumulate(
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     weights = jnp.where(mask, jnp.exp(scores - maximum[..., None]), 0.0)
     rescale = jnp.exp(state.maximum - maximum)[..., None]
-    added = product("bhqt,bhtd->bhqd", weights.astype(v.dtype), v)
+    block_output = product("bhqt,bhtd->bhqd", weights.astype(v.dtype), v)
     return Softmax(
-        maximum, state.total * rescale + row_sum(weights), state.output * rescale + added
+        maximum, state.total * rescale + row_sum(weights), state.output * rescale + block_output
     )
 
 

@@ -1,7 +1,7 @@
 """A small decoder, and every program of a pair of it, by names such as "target forward 4"."""
 
 from ssd_jax.devices.program_spec import ProgramSpec
-from ssd_jax.kernels.linear.api import in_blocks
+from ssd_jax.kernels.linear.api import stored_in_blocks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -42,7 +42,7 @@ def programs(
     paging=None,
 ) -> dict[str, ProgramSpec]:
     """Those of a target and of a draft of the same architecture."""
-    blocks = mesh is not None and in_blocks(mesh.devices.flat[0])
+    blocks = mesh is not None and stored_in_blocks(mesh.devices.flat[0])
     execution = Execution.for_platform(platform, dtype, attention=attention, blocks=blocks)
     model = FunctionalModel(about, execution, mesh=mesh)
     sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES, paging=paging)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices.paged_programs import Paging
-from ssd_jax.kernels.kv_pages import lanes
+from ssd_jax.kernels.kv_pages import lane_width
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.tools.aot import chips, hlo, traffic
 from tests.tools.aot import gpus, specs
@@ -39,8 +39,8 @@ def pair(head_dim, devices=1, data=1, paging=None):
     mesh = mesh_of(chips.devices("v5e", devices), data)
     found = specs.programs(about, mesh=mesh, slots=SLOTS, context=CONTEXT, paging=paging)
     positions = SLOTS * CONTEXT * about.num_kv_heads // devices
-    nbytes = about.num_layers * positions * lanes(head_dim) * 2
-    return mesh, found, nbytes, {paging.size if paging else CONTEXT, lanes(head_dim)}
+    nbytes = about.num_layers * positions * lane_width(head_dim) * 2
+    return mesh, found, nbytes, {paging.size if paging else CONTEXT, lane_width(head_dim)}
 
 
 QUICK = {("pages of 256, 2 x 2 devices", f"target forward {specs.K}")}
