@@ -34,7 +34,7 @@ def write(shape: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(about))
     write_tokenizer(directory)
-    sizes = {name: struct.shape for name, struct in model.wanted().items()}
+    sizes = {name: struct.shape for name, struct in model.checkpoint_structs().items()}
     offsets = np.cumsum([0, *(2 * int(np.prod(size)) for size in sizes.values())]).tolist()
     header = json.dumps(
         {

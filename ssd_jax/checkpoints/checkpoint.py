@@ -74,4 +74,4 @@ def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     from ssd_jax.models.execution import Execution
     from ssd_jax.models.functional import FunctionalModel
 
-    return FunctionalModel(config, Execution.for_platform("cpu", "float32")).wanted()
+    return FunctionalModel(config, Execution.for_platform("cpu", "float32")).checkpoint_structs()

@@ -68,7 +68,7 @@ def open_draft(
         output_ids = np.array(own.get_tensor(about.output_ids))
     _require_tied(about, target, where)
     size = None if output_ids is None else output_ids.size
-    shape = ModelConfig.from_hf(config, where=where, output_size=size)
+    shape = ModelConfig.from_hf(config, source=where, output_size=size)
     try:
         check_output_ids(shape, output_ids, where=str(path), tokenizer=target.tokenizer)
     except InputError as error:

@@ -66,7 +66,7 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
     }
-    return ModelConfig.from_hf(config, where=where)
+    return ModelConfig.from_hf(config, source=where)
 
 
 class _ModelKeys:

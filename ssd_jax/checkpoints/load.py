@@ -36,7 +36,7 @@ def load_parameters(
     stacks = Stacks(model, pages)
     arrays = load_arrays(
         tensors,
-        model.wanted(),
+        model.checkpoint_structs(),
         where=where,
         prepare=stacks.prepare,
         stored=model.stored if model.execution.linear == "cpu" else None,

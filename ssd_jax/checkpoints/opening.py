@@ -98,7 +98,7 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
             f"{where}: quantised with {shown(method)}, which is not supported; use the "
             "unquantised model, or a GGUF file"
         )
-    shape = ModelConfig.from_hf(config, where=str(where))
+    shape = ModelConfig.from_hf(config, source=str(where))
     tensors = OrbaxDirectory(path) if converted else SafetensorsDirectory(path)
     check_places(tensors.shapes, shape, str(path))
     check_tied(tensors, shape, str(path))

@@ -18,7 +18,7 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import Parameters
-from ssd_jax.models.sharding import put, whole
+from ssd_jax.models.sharding import fully_addressable, put
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
@@ -64,7 +64,7 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
         logits, pages = programs["forward", width](
             list(parameters), pages, programs.any_table(), pending, tokens, lengths
         )
-        return np.asarray(whole(logits)[: width + 1])
+        return np.asarray(fully_addressable(logits)[: width + 1])
 
     run(widest, 0)
     expected = run(widest, size)
@@ -85,7 +85,7 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     """
     *narrower, widest = programs.widths
     slots, vocab, model = programs.slots, logits.shape[1], programs.model
-    rows = SamplingRows(slots, vocab, model.by_slots)
+    rows = SamplingRows(slots, vocab, model.slot_sharding)
     rows.set(SlotOpening(0, params))
     start = np.full(slots, IDLE, np.int32)
     start[0] = widest

@@ -71,7 +71,9 @@ def find_fallbacks(
         )
     for role, model in models.items():
         lines += mesh_lines(role, model)
-    replicated = {role: list(m.rules.whole) for role, m in models.items() if m.rules.whole}
+    replicated = {
+        role: list(m.rules.replicated_axes) for role, m in models.items() if m.rules.replicated_axes
+    }
     return Fallbacks(
         exact="bitwise" if held == "widest" else held,
         metrics={"exact": held, "replicated": replicated or None},
@@ -127,7 +129,7 @@ def mesh_lines(role: str, model: FunctionalModel) -> list[str]:
       role: "target" or "draft".
     """
     lines, copies = [], model.rules.kv_copies
-    if model.mesh is not None and model.rules.whole:
+    if model.mesh is not None and model.rules.replicated_axes:
         lines.append(_replicated_line(role, model, model.mesh.shape[TENSOR_AXIS]))
     if copies > 1:
         lines.append(
@@ -145,7 +147,7 @@ def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:
         "kv_heads": model.config.num_kv_heads,
         "ffn": model.config.intermediate_size,
     }
-    what = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.whole)
+    what = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.replicated_axes)
     return (
         f"every device of the {role} has all of {what}, which its {count} devices do not divide; "
         "give another number of devices"

@@ -77,7 +77,7 @@ class OpenedModel:
           InputError: tensor data that cannot be read.
         """
         tensors = self.checkpoint.tensors
-        known = tensors.shapes.keys() & self.model.wanted().keys()
+        known = tensors.shapes.keys() & self.model.checkpoint_structs().keys()
         names = sorted(known, key=lambda name: name[::-1])  # by kind, then by layer
         about = [(name, tensors.shape(name), tensors.stored_type(name)) for name in names]
         digest = hashlib.sha256(repr(about).encode())
@@ -245,5 +245,5 @@ def open_model(
         stored=stored,
     )
     check_page_size(model, kv_pages.BLOCK)
-    check_tensors(checkpoint.tensors, model.wanted(), str(checkpoint.path))
+    check_tensors(checkpoint.tensors, model.checkpoint_structs(), str(checkpoint.path))
     return OpenedModel(checkpoint, checkpoint.tokenizer, model)

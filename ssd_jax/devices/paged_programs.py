@@ -82,7 +82,7 @@ class PagedPrograms:
         paging: Paging | None = None,
         *about: Any,
     ) -> None:
-        parts = type(self).__name__, model.made_from, slots, context, paging, *about
+        parts = type(self).__name__, model.fingerprint, slots, context, paging, *about
         self.made_from = repr(parts)
         self.model, self.slots, self.context = model, slots, context
         self.share = slots // model.data_shards
@@ -172,8 +172,8 @@ class PagedPrograms:
         arguments = tuple(structs[name] for name in names)
         laid_out = None
         if self.model.mesh is not None:
-            by_slots = self.model.by_slots
-            usual = {"slots": by_slots, "read": by_slots, "whole": self.model.everywhere}
+            by_slots = self.model.slot_sharding
+            usual = {"slots": by_slots, "read": by_slots, "whole": self.model.replicated}
             laid_out = tuple(
                 usual.get(name) or jax.tree.map(lambda struct: struct.sharding, structs[name])
                 for name in results
@@ -314,7 +314,7 @@ class PagedPrograms:
             told = _padded(tokens[begin : min(begin + most, known)], most, slot, offset + begin)
             (history,) = self["remember", most](history, *told)
         begin = known
-        for width in execution.chunks_of(len(tokens) - known):
+        for width in execution.chunk_sizes(len(tokens) - known):
             told = _padded(tokens[begin : begin + width], width, slot, offset + begin)
             program = self[self.reaching(("prefill", width), offset + begin + width)]
             pages, history, logits, hidden = program(parameters, pages, history, table, *told)

@@ -35,7 +35,7 @@ class PagedRole:
         self._pages = programs.new_pages()
         self._history = programs.new_history()
         model = programs.model
-        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.by_slots)
+        self._rows = SamplingRows(self.slots, model.config.vocab_size, model.slot_sharding)
         self._told_table: Int32[np.ndarray, "B P"] | None = programs.any_table()
         self._device_table: Int32[jax.Array, "B P"] | None = None
         self._openings = [(0, ALL)] * self.slots  # `SlotOpening.reused` and `prompt`
@@ -70,7 +70,7 @@ class PagedRole:
         """The table on the device, copied only after a change; None if each slot has one page."""
         if self._device_table is None and self._told_table is not None:
             # The host's table is changed in place later, and a CPU device may share its memory.
-            self._device_table = put(self._told_table.copy(), self._paged.model.by_slots)
+            self._device_table = put(self._told_table.copy(), self._paged.model.slot_sharding)
         return self._device_table
 
     def _text(self) -> tuple[Any, Any, Any, Any]:

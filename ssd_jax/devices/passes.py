@@ -91,7 +91,7 @@ def promote(
 
     def copy(array: jax.Array, branches: jax.Array, table: kv_pages.PageTable) -> jax.Array:
         own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, 2 D]
-        windows, kernels = model.execution.window_writes, model.execution.writing
+        windows, kernels = model.execution.window_writes, model.execution.write_kernels
         return write(array, table, positions, own, windows=windows, kernels=kernels)
 
     count = pages.shape[0] // scratch.shape[0]  # layers lie one after another

@@ -79,7 +79,7 @@ class DeviceTarget(PagedRole):
         model, blank = programs.model, programs.verification.blank
         self._nothing = model.place(blank(self.slots))
         programs.placed(jax.tree.map(np.asarray, blank(self.slots)))  # compiles it before rounds do
-        self._nothing_in_one = model.place_whole(blank(1))
+        self._nothing_in_one = model.replicate(blank(1))
         self._reported = np.zeros(self.slots, bool)  # slots whose tokens get log-probabilities
         self._scored = np.zeros(self.slots, bool)  # slots whose prompts do
         self._chunks: list[tuple[int, Any]] = []  # of the last prefill, if its prompt does

@@ -18,7 +18,7 @@ from ssd_jax.models.sharding import TENSOR_AXIS, ShardingRules
 
 _LAYERS = "model.layers."
 _ALIGNMENT = 64  # bytes
-_JOINED = ("q_proj.", "k_proj.", "v_proj.")
+_FUSED = ("q_proj.", "k_proj.", "v_proj.")
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -37,92 +37,94 @@ class Bundle(NamedTuple):
     axes: Axes
     devices: int = 1
 
-    def piece(self, whole: jax.Array, at: int, shape: tuple[int, ...]) -> jax.Array:
-        """The tensor of a shape whose rows begin at `at`, on each device."""
+    def tensor(self, array: jax.Array, first_row: int, shape: tuple[int, ...]) -> jax.Array:
+        """The tensor of a shape whose rows begin at `first_row`, on each device."""
         rows, axis = shape[0] // self.devices, int(self.devices > 1)
-        return jax.lax.slice_in_dim(whole, at, at + rows, axis=axis).reshape(shape)
+        return jax.lax.slice_in_dim(array, first_row, first_row + rows, axis=axis).reshape(shape)
 
-    def filled(self, whole: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
-        """The array with a tensor, whose rows begin at `at`; a layer is one row of a stack."""
+    def with_tensor(self, array: jax.Array, values: jax.Array, first_row: jax.Array) -> jax.Array:
+        """The array with a tensor written to rows from `first_row` on; a layer is a stack's row."""
         axis = int(self.devices > 1)
-        rows = values.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 1 :])
-        return jax.lax.dynamic_update_slice_in_dim(whole, rows, at, axis)
+        rows = values.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :])
+        return jax.lax.dynamic_update_slice_in_dim(array, rows, first_row, axis)
 
 
 class Bundles(NamedTuple):
-    """All of a model.
+    """All bundles of a model.
 
     Attributes:
       arrays: by name.
-      pieces: by tensor, the name of the array that holds it, and its first row there.
+      locations: by tensor, the name of the array that holds it, and its first row there.
     """
 
     arrays: dict[str, Bundle]
-    pieces: dict[str, tuple[str, int]]
+    locations: dict[str, tuple[str, int]]
 
 
-def of_bytes(variables: Structs, packed: Container[str]) -> Bundles:
-    """The `packed` weights of each layer, and its own norms, as bytes in one array."""
+def bundle_bytes(variables: Structs, packed: Container[str]) -> Bundles:
+    """One array of bytes for each layer: its `packed` weights and its norms."""
     ends: dict[str, int] = {}
-    pieces = {}
+    locations = {}
     for name, struct in variables.items():
-        layer, part = _split(name)
+        layer, part = _split_layer(name)
         if layer and (name in packed or part.endswith("layernorm.weight")):
-            pieces[name] = layer, ends.get(layer, 0)
+            locations[name] = layer, ends.get(layer, 0)
             nbytes = math.ceil(struct.size * struct.dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
-            ends[layer] = pieces[name][1] + nbytes
+            ends[layer] = locations[name][1] + nbytes
     structs = {layer: jax.ShapeDtypeStruct((end,), jnp.uint8) for layer, end in ends.items()}
-    return Bundles({layer: Bundle(struct, (None,)) for layer, struct in structs.items()}, pieces)
+    return Bundles({layer: Bundle(struct, (None,)) for layer, struct in structs.items()}, locations)
 
 
-def of_rows(
+def bundle_rows(
     variables: Structs, axes: Mapping[str, Axes], rules: ShardingRules, devices: int
 ) -> Bundles:
-    """Those of a layer with rows of the same type and width, which so many devices share alike,
-    below each other.
+    """One array for all tensors of a layer with rows of one type and width that `devices` devices
+    share alike.
 
     Queries, keys and values come first and in this order: XLA joins their products, for which it
     would copy weights that lie elsewhere.
     """
     arrays: dict[str, Bundle] = {}
-    pieces = {}
+    locations = {}
 
-    def place(name: str) -> int:
-        return next((i for i, part in enumerate(_JOINED) if part in name), len(_JOINED))
+    def order(name: str) -> int:
+        return next((i for i, part in enumerate(_FUSED) if part in name), len(_FUSED))
 
-    for name in sorted(variables, key=place):
-        struct, (layer, _) = variables[name], _split(name)
+    for name in sorted(variables, key=order):
+        struct, (layer, _) = variables[name], _split_layer(name)
         if layer:
-            cut = rules.spec(axes[name]) if devices > 1 else ()
-            parts = devices if cut and cut[0] == TENSOR_AXIS else 1
-            rows, width = struct.shape[0] // parts, struct.shape[1:]
-            bundle = f"{layer}.{struct.dtype.name}{list(width)}{[*cut]}"
-            at = arrays[bundle].struct.shape[parts > 1] if bundle in arrays else 0
-            shape, own = (at + rows, *width), axes[name]
-            if parts > 1:
-                shape, own = (parts, *shape), (own[0], None, *own[1:])
-            arrays[bundle] = Bundle(jax.ShapeDtypeStruct(shape, struct.dtype), own, parts)
-            pieces[name] = bundle, at
-    return Bundles(arrays, pieces)
+            partition = rules.spec(axes[name]) if devices > 1 else ()
+            shards = devices if partition and partition[0] == TENSOR_AXIS else 1
+            rows, width = struct.shape[0] // shards, struct.shape[1:]
+            bundle = f"{layer}.{struct.dtype.name}{list(width)}{[*partition]}"
+            first_row = arrays[bundle].struct.shape[shards > 1] if bundle in arrays else 0
+            shape, array_axes = (first_row + rows, *width), axes[name]
+            if shards > 1:
+                shape, array_axes = (shards, *shape), (array_axes[0], None, *array_axes[1:])
+            arrays[bundle] = Bundle(jax.ShapeDtypeStruct(shape, struct.dtype), array_axes, shards)
+            locations[name] = bundle, first_row
+    return Bundles(arrays, locations)
 
 
-def of_layers(
+def bundle_layers(
     variables: Structs, axes: Mapping[str, Axes], tensors: Mapping[str, Iterable[str]]
 ) -> Bundles:
-    """The same parameter of all layers, which is one variable; `tensors` has its one of each."""
+    """One array for each parameter, of all layers; `tensors` has its tensor of every layer."""
     arrays = {
-        name: Bundle(struct, axes[name]) for name, struct in variables.items() if _split(name)[0]
+        name: Bundle(struct, axes[name])
+        for name, struct in variables.items()
+        if _split_layer(name)[0]
     }
-    pieces = {
+    locations = {
         tensor: (name, layer) for name in arrays for layer, tensor in enumerate(tensors[name])
     }
-    return Bundles(arrays, pieces)
+    return Bundles(arrays, locations)
 
 
-def _split(name: str) -> tuple[str, str]:
-    """A layer's name and the rest of a tensor's name; no layer, if it is of none."""
-    before, layers, rest = name.partition(_LAYERS)
-    if before or not layers:
+def _split_layer(name: str) -> tuple[str, str]:
+    """A layer's name, or "" for a tensor outside layers, and the rest of the tensor's name."""
+    prefix, layers, rest = name.partition(_LAYERS)
+    if prefix or not layers:
         return "", name
     index, _, part = rest.partition(".")
     return f"{layers}{index}", part

@@ -30,10 +30,10 @@ _SUPPORTED = {
     "partial_rotary_factor": (1, None),
     "is_causal": (True, None),
 }
-_WITHOUT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 """Keys of RoPE settings that do not stretch frequencies."""
-_MOST = 2**31 - 1
-_LARGEST = 3e38  # near the largest float32, in which these numbers are used
+_MAX_COUNT = 2**31 - 1
+_MAX_FLOAT = 3e38  # near the largest float32, in which these numbers are used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ class RopeScaling:
 
     def to_hf(self) -> dict[str, Any]:
         """The value of `rope_scaling` in a `config.json`."""
-        written = {"rope_type": self.kind, "factor": self.factor}
+        settings = {"rope_type": self.kind, "factor": self.factor}
         if self.kind == "llama3":
-            written["low_freq_factor"] = self.low_freq_factor
-            written["high_freq_factor"] = self.high_freq_factor
-            written["original_max_position_embeddings"] = self.original_context
-        return written
+            settings["low_freq_factor"] = self.low_freq_factor
+            settings["high_freq_factor"] = self.high_freq_factor
+            settings["original_max_position_embeddings"] = self.original_context
+        return settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class ModelConfig:
         cls,
         config: Mapping[str, Any],
         *,
-        where: str = "config.json",
+        source: str = "config.json",
         output_size: int | None = None,
     ) -> ModelConfig:
         """Reads a Hugging Face configuration (decoded JSON), which has no `output_size`.
@@ -108,15 +108,15 @@ class ModelConfig:
         family = config.get("model_type")
         if family not in FAMILIES:
             raise InputError(
-                f"{where}: model_type {shown(family)} is not supported; supported: "
+                f"{source}: model_type {shown(family)} is not supported; supported: "
                 f"{', '.join(FAMILIES)}"
             )
         try:
-            return cls(family=family, output_size=output_size, **_settings(config, family, where))
+            return cls(family=family, output_size=output_size, **_settings(config, family, source))
         except KeyError as error:
-            raise InputError(f"{where}: required key {error} is missing") from None
+            raise InputError(f"{source}: required key {error} is missing") from None
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise InputError(f"{where}: a setting has the wrong type: {error}") from None
+            raise InputError(f"{source}: a setting has the wrong type: {error}") from None
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json`, in plain JSON values; `from_hf` reads it back."""
@@ -134,119 +134,124 @@ class ModelConfig:
         }
 
 
-def switches(family: str) -> dict[str, bool]:
+def family_switches(family: str) -> dict[str, bool]:
     """Fields of a `ModelConfig` that depend only on its family."""
     return {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
 
 
-def _settings(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
+def _settings(config: Mapping[str, Any], family: str, source: str) -> dict[str, Any]:
     """Fields of a `ModelConfig` of a known family."""
     if config.get("num_key_value_heads") is None:
         config = {**config, "num_key_value_heads": config["num_attention_heads"]}
-    counts = {field: _count(config, key, where) for field, key in _COUNTS.items()}
+    counts = {field: _count(config, key, source) for field, key in _COUNTS.items()}
     heads, kv_heads = counts["num_heads"], counts["num_kv_heads"]
     if heads % kv_heads:
         raise InputError(
-            f"{where}: {heads} query heads do not divide into {kv_heads} key/value heads"
+            f"{source}: {heads} query heads do not divide into {kv_heads} key/value heads"
         )
-    rope, scaling = _rope(config, where)
+    rope, scaling = _rope(config, source)
     supported = _SUPPORTED | ({} if family == "qwen2" else {"attention_bias": (False, None)})
     for key, allowed in supported.items():
         for settings in (config, rope):
             if settings.get(key) not in allowed:
-                raise InputError(f"{where}: {key} = {shown(settings[key])} is not supported")
+                raise InputError(f"{source}: {key} = {shown(settings[key])} is not supported")
     tied = config.get("tie_word_embeddings", False)
     if not isinstance(tied, bool | None):
-        raise InputError(f"{where}: tie_word_embeddings = {shown(tied)} must be true or false")
-    given = bool(config.get("head_dim"))
-    head_dim = _count(config, "head_dim", where) if given else counts["hidden_size"] // heads
+        raise InputError(f"{source}: tie_word_embeddings = {shown(tied)} must be true or false")
+    has_head_dim = bool(config.get("head_dim"))
+    head_dim = (
+        _count(config, "head_dim", source) if has_head_dim else counts["hidden_size"] // heads
+    )
     if head_dim < 1 or head_dim % 2:  # RoPE rotates pairs
         raise InputError(
-            f"{where}: heads of {head_dim} dimensions are not supported; give an even one"
+            f"{source}: heads of {head_dim} dimensions are not supported; give an even one"
         )
     return counts | {
         "head_dim": head_dim,
-        "rms_norm_eps": _positive(config, "rms_norm_eps", where),
-        "rope_theta": float(_positive(rope, "rope_theta", where)),
+        "rms_norm_eps": _positive(config, "rms_norm_eps", source),
+        "rope_theta": float(_positive(rope, "rope_theta", source)),
         "rope_scaling": scaling,
         "tie_embeddings": tied is True,
-        **switches(family),
+        **family_switches(family),
     }
 
 
-def _count(config: Mapping[str, Any], key: str, where: str) -> int:
+def _count(config: Mapping[str, Any], key: str, source: str) -> int:
     value = config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
         raise InputError(
-            f"{where}: {key} = {shown(value)} must be a positive integer, at most {_MOST}"
+            f"{source}: {key} = {shown(value)} must be a positive integer, at most {_MAX_COUNT}"
         )
     return value
 
 
-def _positive(config: Mapping[str, Any], key: str, where: str) -> float:
+def _positive(config: Mapping[str, Any], key: str, source: str) -> float:
     value = config[key]
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= _LARGEST:
-        raise InputError(f"{where}: {key} = {shown(value)} must be a positive, finite number")
+    if not number or not 0 < value <= _MAX_FLOAT:
+        raise InputError(f"{source}: {key} = {shown(value)} must be a positive, finite number")
     return value
 
 
-def _rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], RopeScaling | None]:
+def _rope(config: Mapping[str, Any], source: str) -> tuple[dict[str, Any], RopeScaling | None]:
     """RoPE settings of the older key, the newer (with `rope_theta`) or both, and their scaling."""
-    given = [dict(config[key]) for key in ("rope_scaling", "rope_parameters") if config.get(key)]
-    scalings = {_rope_scaling(each, where) for each in given} or {None}
+    sources = [dict(config[key]) for key in ("rope_scaling", "rope_parameters") if config.get(key)]
+    scalings = {_rope_scaling(settings, source) for settings in sources} or {None}
     if len(scalings) > 1:
         raise InputError(
-            f"{where}: rope_scaling and rope_parameters are different scalings; keep the one that "
+            f"{source}: rope_scaling and rope_parameters are different scalings; keep the one that "
             "the model was trained with"
         )
     rope, scaling = {"rope_theta": config.get("rope_theta", 10000.0)}, scalings.pop()
-    if len({each.get("rope_theta", rope["rope_theta"]) for each in given}) > 1:
+    if len({settings.get("rope_theta", rope["rope_theta"]) for settings in sources}) > 1:
         raise InputError(
-            f"{where}: rope_scaling and rope_parameters have, or default to, different values of "
+            f"{source}: rope_scaling and rope_parameters have, or default to, different values of "
             "rope_theta; keep the one that the model was trained with"
         )
     outer = config.get("original_max_position_embeddings")
     inner = scaling.original_context if scaling and scaling.kind == "llama3" else outer
     if outer not in (None, inner):
         raise InputError(
-            f"{where}: original_max_position_embeddings = {shown(outer)}, and {inner} in the RoPE "
+            f"{source}: original_max_position_embeddings = {shown(outer)}, and {inner} in the RoPE "
             "settings; keep the one that the model was trained with"
         )
-    for each in given:
-        rope |= each
+    for settings in sources:
+        rope |= settings
     return rope, scaling
 
 
-def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
+def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
     for key, value in rope.items():
         if isinstance(value, Mapping):
-            raise InputError(f"{where}: RoPE of its own for {shown(key)} layers is not supported")
+            raise InputError(f"{source}: RoPE of its own for {shown(key)} layers is not supported")
     kind = rope.get("rope_type") or rope.get("type")
     if kind in (None, "default"):
-        surplus = [key for key in rope if key not in _WITHOUT_SCALING and rope[key] is not None]
+        surplus = [key for key in rope if key not in _NOT_SCALING and rope[key] is not None]
         if surplus:
             raise InputError(
-                f"{where}: {shown(surplus[0])} stands beside rope_type {shown(kind)}, which scales "
-                "nothing; give the rope_type of the scaling (linear, llama3), or drop the key"
+                f"{source}: {shown(surplus[0])} stands beside rope_type {shown(kind)}, which "
+                "scales nothing; give the rope_type of the scaling (linear, llama3), or drop the "
+                "key"
             )
         return None
     if kind not in ("linear", "llama3"):
         raise InputError(
-            f"{where}: RoPE scaling {shown(kind)} is not supported; supported: linear, llama3"
+            f"{source}: RoPE scaling {shown(kind)} is not supported; supported: linear, llama3"
         )
-    factor = float(_positive(rope, "factor", where))
+    factor = float(_positive(rope, "factor", source))
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
     low, high = (
-        float(_positive(rope, key, where)) for key in ("low_freq_factor", "high_freq_factor")
+        float(_positive(rope, key, source)) for key in ("low_freq_factor", "high_freq_factor")
     )
     if low >= high:
-        raise InputError(f"{where}: low_freq_factor = {low} must be below high_freq_factor, {high}")
+        raise InputError(
+            f"{source}: low_freq_factor = {low} must be below high_freq_factor, {high}"
+        )
     return RopeScaling(
         kind="llama3",
         factor=factor,
         low_freq_factor=low,
         high_freq_factor=high,
-        original_context=_count(rope, "original_max_position_embeddings", where),
+        original_context=_count(rope, "original_max_position_embeddings", source),
     )

@@ -47,7 +47,7 @@ or two for each array.)"""
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 """From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k
-rotated, to the attention output, shaped as q, and whatever else the layer is to return."""
+rotated, to the attention output, shaped as q, and what else the layer returns, such as pages."""
 
 
 class Tree(NamedTuple):
@@ -56,18 +56,18 @@ class Tree(NamedTuple):
     Attributes:
       branches: keys and values of the branches so far.
       ancestor: see `Scratch`; depth -1 is a token of the trunk.
-      written: position in the pages that a token is written to; one outside is not written.
+      write_positions: position in the pages that a token is written to; one outside is not written.
     """
 
     branches: AllBranches
     ancestor: Int32[Array, "B R 2"]
-    written: Int32[Array, "B R"]
+    write_positions: Int32[Array, "B R"]
 
 
 class Step(NamedTuple):
     """What every layer needs to know of the tokens being run."""
 
-    written: Int32[Array, "B R"]  # positions; one outside the pages is not written
+    write_positions: Int32[Array, "B R"]  # positions; one outside the pages is not written
     visible: Int32[Array, "B R"]
     ancestor: Int32[Array, "B R 2"] | None  # None without branches
     page_table: PageTable
@@ -90,10 +90,10 @@ class Attention(nnx.Module):
         self.execution = execution
 
     def __call__(
-        self, x: Stream, norm: RMSNorm, rotated: Rotation, attend: Attend, multiply: Multiply
+        self, x: Stream, norm: RMSNorm, rope: Rotation, attend: Attend, multiply: Multiply
     ) -> tuple[Stream, Any]:
         """x, not normed yet, has n >= B * R rows; surplus rows are padding."""
-        batch, rows = rotated.cos.shape[:2]
+        batch, rows = rope.cos.shape[:2]
 
         projections = [self.q_proj, self.k_proj, self.v_proj]
         q, k, v = (
@@ -102,21 +102,21 @@ class Attention(nnx.Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        attended, kept = attend(rotated(q), rotated(k), v)
+        attended, aux = attend(rope(q), rope(k), v)
         flat = attended.reshape(batch * rows, -1)
         [out] = linear(pad_rows(flat, x.shape[0]), [self.o_proj], multiply)
-        return out, kept
+        return out, aux
 
 
 class MLP(nnx.Module):
     """SwiGLU feed-forward."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        wide, dtype = (config.intermediate_size, config.hidden_size), execution.compute
-        narrow = (config.hidden_size, config.intermediate_size)
-        self.gate_proj = Linear(wide, ("ffn", "embed"), dtype)
-        self.up_proj = Linear(wide, ("ffn", "embed"), dtype)
-        self.down_proj = Linear(narrow, ("embed", "ffn"), dtype)
+        up_shape, dtype = (config.intermediate_size, config.hidden_size), execution.compute
+        down_shape = (config.hidden_size, config.intermediate_size)
+        self.gate_proj = Linear(up_shape, ("ffn", "embed"), dtype)
+        self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype)
+        self.down_proj = Linear(down_shape, ("embed", "ffn"), dtype)
 
     def __call__(self, x: Stream, norm: RMSNorm, multiply: Multiply) -> Stream:
         """down(silu(gate(x)) * up(x)); x is not normed yet."""
@@ -136,12 +136,12 @@ class DecoderLayer(nnx.Module):
         self.mlp = MLP(config, execution)
 
     def __call__(
-        self, x: Stream, rotated: Rotation, attend: Attend, multiply: Multiply = products
+        self, x: Stream, rope: Rotation, attend: Attend, multiply: Multiply = products
     ) -> tuple[Stream, Any]:
         """Runs one layer on the residual stream x; also returns the second result of `attend`."""
-        attended, kept = self.self_attn(x, self.input_layernorm, rotated, attend, multiply)
+        attended, aux = self.self_attn(x, self.input_layernorm, rope, attend, multiply)
         x = x + attended
-        return x + self.mlp(x, self.post_attention_layernorm, multiply), kept
+        return x + self.mlp(x, self.post_attention_layernorm, multiply), aux
 
 
 class Decoder(nnx.Module):
@@ -186,21 +186,23 @@ class CausalLM(nnx.Module):
 
         Returns: hidden states before the final norm, the new pages and the new branches.
         """
-        written, ancestor = (positions, None) if tree is None else (tree.written, tree.ancestor)
-        rotated = rotation(self.config, positions)
-        step = Step(written, visible, ancestor, page_table, rotated)
+        write_positions, ancestor = (
+            (positions, None) if tree is None else (tree.write_positions, tree.ancestor)
+        )
+        rope = rotation(self.config, positions)
+        step = Step(write_positions, visible, ancestor, page_table, rope)
         branches: Any = None if tree is None else tree.branches
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
-        run: Any = _unroll if isinstance(layers, nnx.List) else _scan
-        x, pages, branches = run(layers, x, pages, branches, step)
+        run_layers: Any = _unroll if isinstance(layers, nnx.List) else _scan
+        x, pages, branches = run_layers(layers, x, pages, branches, step)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
         """Logits of states from `hidden`; for their columns see `ModelConfig.output_size`."""
         x = pad_rows(hidden, self.execution.min_rows)
         head = self.lm_head or self.model.embed_tokens
-        [logits] = products(x, [head.rows], self.model.norm.of_rows)
+        [logits] = products(x, [head.operand], self.model.norm.operand)
         return logits[: hidden.shape[0]]
 
 
@@ -224,22 +226,24 @@ def _layer(
         if execution.attention != "cpu":  # "cpu" skips what a query does not see
             k, v = kv_pages.contain_nonfinite(k, v)
         kv, windows = kv_pages.pack_kv(k, v, pages.shape[-1]), execution.window_writes
-        how = execution.writing
-        written = write(pages, step.page_table, step.written, kv, windows=windows, kernels=how)
+        write_kernels = execution.write_kernels
+        new_pages = write(
+            pages, step.page_table, step.write_positions, kv, windows=windows, kernels=write_kernels
+        )
         scratch = None
         if branches is not None:
             assert step.ancestor is not None
             scratch = Scratch(branches, step.ancestor).write(kv, windows=windows)
         attended = tree_attention(
             q.astype(execution.floating),
-            written,
+            new_pages,
             step.page_table,
             step.visible,
             scratch,
             backend=execution.attention,
             kernels=execution.kernels,
         )
-        return attended, (written, None if scratch is None else scratch.kv)
+        return attended, (new_pages, None if scratch is None else scratch.kv)
 
     return layer(x, step.rotation, attend)
 
@@ -251,30 +255,34 @@ def _unroll(
     branches: AllBranches | None,
     step: Step,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
-    grown, pages_per_layer = [], pages.shape[0] // len(layers)
+    new_branches, pages_per_layer = [], pages.shape[0] // len(layers)
     for index, layer in enumerate(layers):
         table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
-        branch = None if branches is None else branches[index]
-        own_step = step._replace(page_table=table)
-        x, (pages, branch) = _layer(*nnx.split(layer), x, pages, branch, own_step)
-        grown.append(branch)
-    return x, pages, None if branches is None else jnp.stack(grown)
+        layer_branches = None if branches is None else branches[index]
+        layer_step = step._replace(page_table=table)
+        x, (pages, layer_branches) = _layer(*nnx.split(layer), x, pages, layer_branches, layer_step)
+        new_branches.append(layer_branches)
+    return x, pages, None if branches is None else jnp.stack(new_branches)
 
 
 def _scan(
     layers: DecoderLayer, x: Stream, pages: PageArray, branches: AllBranches | None, step: Step
 ) -> tuple[Stream, PageArray, AllBranches | None]:
-    """One compiled layer; the pages are carried, so that each layer updates them in place."""
+    """One compiled layer, run by a loop.
+
+    The pages of all layers are carried, so that each layer updates its own in place; the branches
+    are small, and stacked anew.
+    """
     graph, state = nnx.split(layers)
     depth = jax.tree.leaves(state)[0].shape[0]
     pages_per_layer = pages.shape[0] // depth
 
     def body(carry, layer):
-        (x, pages), (state, index, own) = carry, layer
+        (x, pages), (state, index, layer_branches) = carry, layer
         table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
-        own_step = step._replace(page_table=table)
-        x, (pages, own) = _layer(graph, state, x, pages, own, own_step)
-        return (x, pages), own
+        layer_step = step._replace(page_table=table)
+        x, (pages, layer_branches) = _layer(graph, state, x, pages, layer_branches, layer_step)
+        return (x, pages), layer_branches
 
-    (x, pages), grown = jax.lax.scan(body, (x, pages), (state, jnp.arange(depth), branches))
-    return x, pages, grown
+    (x, pages), new_branches = jax.lax.scan(body, (x, pages), (state, jnp.arange(depth), branches))
+    return x, pages, new_branches

@@ -32,7 +32,7 @@ class Execution:
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
       chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
-        `chunks_of`.
+        `chunk_sizes`.
       one_array: whether a dispatch transfers its host arrays as one, see `devices.packing`.
     """
 
@@ -68,11 +68,11 @@ class Execution:
         return kv_pages.lane_width(head_dim) if self.attention == "pallas_tpu" else 2 * head_dim
 
     @property
-    def writing(self) -> Kernels | None:
+    def write_kernels(self) -> Kernels | None:
         """How the kernel that writes pages is called: on TPUs, where a kernel also reads them."""
         return self.kernels if self.attention == "pallas_tpu" else None
 
-    def chunks_of(self, tokens: int) -> Iterator[int]:
+    def chunk_sizes(self, tokens: int) -> Iterator[int]:
         """The chunk sizes that prefill `tokens` tokens, in order. The last chunk is padded; if it
         would be at most half full, smaller ones take its place, where there are any."""
         chunks = self.prefill_chunks

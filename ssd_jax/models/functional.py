@@ -34,8 +34,8 @@ from ssd_jax.models.sharding import (
     PAGES_AXES,
     TENSOR_AXIS,
     ShardingRules,
-    everywhere,
     put,
+    replicated,
 )
 
 Parameters = Sequence[jax.Array]
@@ -43,7 +43,7 @@ Parameters = Sequence[jax.Array]
 _EMBEDDING = "model.embed_tokens."
 _SCALE = "_scale"
 """Suffix to a weight's name: the scales of its int8 rows."""
-_CACHE = 2**25  # bytes of weights that stay in the cache shared by cores
+_CACHE_BYTES = 2**25  # bytes of weights that stay in the cache shared by cores
 
 
 class FunctionalModel:
@@ -76,7 +76,7 @@ class FunctionalModel:
         self.output_ids = output_ids
         self.config = config
         self.mesh = mesh
-        self.rules = ShardingRules() if mesh is None else ShardingRules.fitting(config, mesh)
+        self.rules = ShardingRules() if mesh is None else ShardingRules.for_mesh(config, mesh)
         if mesh is not None and execution.kernels is not None:
             shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
             kernels = execution.kernels._replace(shards=shards)
@@ -84,13 +84,13 @@ class FunctionalModel:
         self.execution = execution
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         self.stored = dict(stored or {})
-        copied = dataclasses.replace(config, num_kv_heads=self.kv_heads)
-        module = CausalLM(copied, execution)
+        sharded_config = dataclasses.replace(config, num_kv_heads=self.kv_heads)
+        module = CausalLM(sharded_config, execution)
         self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
         blocked = self._block(module) if execution.blocks else {}
-        for _, each in nnx.iter_modules(module):
-            if isinstance(each, Matrix):
-                each.digits = execution.digits
+        for _, matrix in nnx.iter_modules(module):
+            if isinstance(matrix, Matrix):
+                matrix.digits = execution.digits
         self._graph, state = nnx.split(module)
         self._flat = {_joined(path): variable for path, variable in nnx.to_flat_state(state)}
         tensors = {name: self._tensors(name) for name in self._flat}
@@ -104,18 +104,18 @@ class FunctionalModel:
         structs = {name: variable.get_value() for name, variable in self._flat.items()}
         axes = {name: variable.axes for name, variable in self._flat.items()}
         if execution.scan_layers:
-            self.bundles = bundles.of_layers(structs, axes, tensors)
+            self.bundles = bundles.bundle_layers(structs, axes, tensors)
         elif self._packed:
-            self.bundles = bundles.of_bytes(structs, self._packed)
+            self.bundles = bundles.bundle_bytes(structs, self._packed)
         elif execution.few_arrays:
             devices = 1 if mesh is None else mesh.shape[TENSOR_AXIS]
-            self.bundles = bundles.of_rows(structs, axes, self.rules, devices)
+            self.bundles = bundles.bundle_rows(structs, axes, self.rules, devices)
         else:
             self.bundles = bundles.Bundles({}, {})
 
     @functools.cached_property
-    def made_from(self) -> str:
-        """Everything that determines the model's programs, as text."""
+    def fingerprint(self) -> str:
+        """Everything that determines the model's programs, as text; it identifies stored ones."""
         ids = None if self.output_ids is None else self.output_ids.tolist()
         mesh = None
         if self.mesh is not None:
@@ -123,9 +123,9 @@ class FunctionalModel:
         parts = self.config, self.execution, mesh, sorted(self.stored.items()), ids
         return repr(parts)
 
-    def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def checkpoint_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
-        wanted = {}
+        structs = {}
         for name, variable in self._variables.items():
             if name.endswith(_SCALE):
                 continue  # made from its weight
@@ -135,14 +135,14 @@ class FunctionalModel:
                 shape, axes = matrix.shape, matrix.axes
             if copies > 1:
                 shape, axes = (shape[0] // copies, *shape[1:]), (None,) * len(shape)
-            whole = not jnp.issubdtype(value.dtype, jnp.integer)
-            dtype = value.dtype if whole else self.execution.floating
-            wanted[name] = self._struct(shape, dtype, axes)
-        return wanted
+            is_float = not jnp.issubdtype(value.dtype, jnp.integer)
+            dtype = value.dtype if is_float else self.execution.floating
+            structs[name] = self._struct(shape, dtype, axes)
+        return structs
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """Converts a checkpoint tensor, loaded as `wanted`, to itself, panels, or int8 rows and
-        scales. A tensor in `stored` already comes in panels.
+        """Converts a checkpoint tensor, loaded as `checkpoint_structs`, to itself, panels, or
+        int8 rows and scales. A tensor in `stored` already comes in panels.
 
         Returns: arrays by name, for `assemble`.
         """
@@ -159,8 +159,8 @@ class FunctionalModel:
             return {name: jax.jit(to_blocks, out_shardings=self._sharding(variable.axes))(array)}
         if variable.get_value().dtype != jnp.int8:
             return {name: array}
-        placed: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
-        rows = jax.jit(quantize, out_shardings=placed)(array)
+        shardings: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
+        rows = jax.jit(quantize, out_shardings=shardings)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
@@ -168,12 +168,12 @@ class FunctionalModel:
         return [arrays[name] for name in self._parameters]
 
     @property
-    def everywhere(self) -> Sharding | None:
+    def replicated(self) -> Sharding | None:
         """Sharding of arrays that every device of the mesh holds whole; None without a mesh."""
-        return None if self.mesh is None else everywhere(self.mesh)
+        return None if self.mesh is None else replicated(self.mesh)
 
     @property
-    def by_slots(self) -> Sharding | None:
+    def slot_sharding(self) -> Sharding | None:
         """Sharding of arrays with the same number of rows for each slot; None without a mesh."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(DATA_AXIS))
 
@@ -184,11 +184,11 @@ class FunctionalModel:
 
     def place(self, arrays: Any) -> Any:
         """Puts a tree of arrays, slots leading, on the model's devices; only dispatches."""
-        return arrays if self.mesh is None else put(arrays, self.by_slots)
+        return arrays if self.mesh is None else put(arrays, self.slot_sharding)
 
-    def place_whole(self, arrays: Any) -> Any:
+    def replicate(self, arrays: Any) -> Any:
         """Puts a tree of arrays whole on every device of the model; only dispatches."""
-        return arrays if self.mesh is None else put(arrays, self.everywhere)
+        return arrays if self.mesh is None else put(arrays, self.replicated)
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of each entry of the flat parameter list."""
@@ -208,7 +208,7 @@ class FunctionalModel:
         }
 
     @property
-    def packs(self) -> bool:
+    def has_panels(self) -> bool:
         """Whether weights are packed; bundles then have their bytes."""
         return bool(self._packed)
 
@@ -230,17 +230,17 @@ class FunctionalModel:
 
     def module(self, parameters: Parameters) -> CausalLM:
         """The module over these parameters; call it while tracing."""
-        named = dict(zip(self._parameters, parameters, strict=True))
+        arrays = dict(zip(self._parameters, parameters, strict=True))
         leaves = []
         for name, variable in self._flat.items():
-            bundle, at = self.bundles.pieces.get(name, (None, 0))
+            bundle, offset = self.bundles.locations.get(name, (None, 0))
             if bundle is None:
-                leaves.append(named[name])
-            elif self.packs:
-                leaves.append(Piece(named[bundle], at))
+                leaves.append(arrays[name])
+            elif self.has_panels:
+                leaves.append(Piece(arrays[bundle], offset))
             else:
                 shape = variable.get_value().shape
-                leaves.append(self.bundles.arrays[bundle].piece(named[bundle], at, shape))
+                leaves.append(self.bundles.arrays[bundle].tensor(arrays[bundle], offset, shape))
         return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
 
     @functools.cached_property
@@ -248,7 +248,7 @@ class FunctionalModel:
         """The entries of the flat parameter list by name; bundles come first."""
         structs = self.bundle_structs()
         for name, variable in self._flat.items():
-            if name not in structs and name not in self.bundles.pieces:
+            if name not in structs and name not in self.bundles.locations:
                 structs[name] = self._struct_of(variable.get_value(), variable.axes)
         return structs
 
@@ -271,12 +271,12 @@ class FunctionalModel:
         returns them by variable. Those of int8 are not copied anyway."""
         blocked = {}
         for path, matrix in nnx.iter_modules(module):
-            if not isinstance(matrix, Matrix) or _looked_up(matrix, self.config):
+            if not isinstance(matrix, Matrix) or _only_looked_up(matrix, self.config):
                 continue
             if matrix.weight_scale is not None:
                 continue
-            cut = self.rules.spec(matrix.axes)[1] is not None
-            devices = self.mesh.shape[TENSOR_AXIS] if self.mesh is not None and cut else 1
+            sharded = self.rules.spec(matrix.axes)[1] is not None
+            devices = self.mesh.shape[TENSOR_AXIS] if self.mesh is not None and sharded else 1
             if matrix.shape[1] % (BLOCK * devices) == 0:
                 matrix.block()
                 blocked[_joined((*path, "weight"))] = matrix
@@ -294,7 +294,7 @@ def _joined(path: Sequence[Any]) -> str:
     return ".".join(map(str, path))
 
 
-def _looked_up(matrix: Matrix, config: ModelConfig) -> bool:
+def _only_looked_up(matrix: Matrix, config: ModelConfig) -> bool:
     """Whether no product takes a weight: an embedding that is not the output head."""
     return isinstance(matrix, Embedding) and not config.tie_embeddings
 
@@ -306,12 +306,12 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
         name = _joined((*path, "weight"))
         if not isinstance(matrix, Matrix):
             continue
-        if name in stored or not _looked_up(matrix, module.config):
+        if name in stored or not _only_looked_up(matrix, module.config):
             matrix.pack(stored.get(name, module.execution.kind))
             packed[name] = matrix
     size = sum(matrix.weight.get_value().size for matrix in packed.values())
     for matrix in packed.values():
-        matrix.cache_resident = size <= _CACHE
+        matrix.cache_resident = size <= _CACHE_BYTES
     return packed
 
 

@@ -31,10 +31,10 @@ def stack(layer: Layer, depth: int) -> Layer:
     """A layer whose parameters, without arrays yet, are the stacked ones of `depth` layers."""
     graph, state = nnx.split(layer)
 
-    def stacked(own: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((depth, *own.shape), own.dtype)
+    def stack_struct(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((depth, *struct.shape), struct.dtype)
 
-    return nnx.merge(graph, jax.tree.map(stacked, state))
+    return nnx.merge(graph, jax.tree.map(stack_struct, state))
 
 
 def repeat(layer: Layer, depth: int) -> nnx.List[Layer]:
@@ -64,12 +64,12 @@ class Matrix(nnx.Module):
 
     def block(self) -> None:
         """Stores the weight in blocks of inputs; to be called before there are arrays."""
-        own: Any = self.weight.get_value()
-        shape = (*own.shape[:-2], self.shape[1] // BLOCK, self.shape[0], BLOCK)
-        self.weight = parameter(shape, (*self.axes[::-1], None), own.dtype)
+        value: Any = self.weight.get_value()
+        shape = (*value.shape[:-2], self.shape[1] // BLOCK, self.shape[0], BLOCK)
+        self.weight = parameter(shape, (*self.axes[::-1], None), value.dtype)
 
     @property
-    def rows(self) -> Weight:
+    def operand(self) -> Weight:
         """The weight as `products` takes it."""
         if self.kind is not None:
             panels: Any = self.weight.get_value()
@@ -96,13 +96,13 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     @property
-    def of_rows(self) -> Norm:
+    def operand(self) -> Norm:
         """The norm as `products` takes it."""
         return Norm(self.weight.get_value(), self.eps)
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
         """Normalises x over its last axis."""
-        return rms_norm(x, self.of_rows)
+        return rms_norm(x, self.operand)
 
 
 def linear(
@@ -112,7 +112,7 @@ def linear(
     norm: RMSNorm | None = None,
 ) -> list[Float32[Array, "n _"]]:
     """Each layer's outputs of n rows, which are normed first if a norm is given."""
-    ys = multiply(x, [layer.rows for layer in layers], norm and norm.of_rows)
+    ys = multiply(x, [layer.operand for layer in layers], norm and norm.operand)
     return [
         y if layer.bias is None else y + layer.bias[...]
         for y, layer in zip(ys, layers, strict=True)
@@ -131,7 +131,7 @@ class Embedding(Matrix):
         One token is looked up as two: for one, XLA would slice the whole table, which devices that
         share it would first have to gather.
         """
-        return take(self.rows, pad_rows(tokens, 2))[: tokens.shape[0]]
+        return take(self.operand, pad_rows(tokens, 2))[: tokens.shape[0]]
 
 
 def pad_rows(x: Shaped[Array, "n ..."], rows: int) -> Shaped[Array, "padded ..."]:

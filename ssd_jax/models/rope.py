@@ -30,21 +30,21 @@ class Rotation(NamedTuple):
 def rotation(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotation:
     """The rotation at given positions."""
     angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config)
-    return jax.lax.platform_dependent(angles, cpu=_by_halves, default=_rotation)
+    return jax.lax.platform_dependent(angles, cpu=_rotation_in_halves, default=_rotation)
 
 
 def _rotation(angles: Float32[Array, "*shape"]) -> Rotation:
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
-def _by_halves(angles: Float32[Array, "*tokens half"]) -> Rotation:
+def _rotation_in_halves(angles: Float32[Array, "*tokens half"]) -> Rotation:
     """The rotation, as arrays that XLA on CPU does not recompute for every head of every layer.
 
     XLA does not see through a loop, except one of a single pass.
     """
-    parts = angles.reshape(*angles.shape[:-1], 2 - angles.shape[-1] % 2, -1)
-    found = jax.lax.map(_rotation, jnp.moveaxis(parts, -2, 0))
-    return Rotation(*(jnp.moveaxis(part, 0, -2).reshape(angles.shape) for part in found))
+    halves = angles.reshape(*angles.shape[:-1], 2 - angles.shape[-1] % 2, -1)
+    rotations = jax.lax.map(_rotation, jnp.moveaxis(halves, -2, 0))
+    return Rotation(*(jnp.moveaxis(half, 0, -2).reshape(angles.shape) for half in rotations))
 
 
 def inverse_frequencies(config: ModelConfig) -> Float32[np.ndarray, "half"]:

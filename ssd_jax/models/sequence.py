@@ -49,11 +49,11 @@ def sequence_hidden(
     """
     earlier = jnp.tri(tokens.shape[1], dtype=bool)
     visible = (segments[:, :, None] == segments[:, None, :]) & earlier
-    rotated = rotation(model.config, positions)
-    each = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
+    rope = rotation(model.config, positions)
+    run_layer = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
 
     def run(x: jax.Array, graph: nnx.GraphDef[DecoderLayer], state: nnx.State) -> jax.Array:
-        return each(graph, compute, state, x, visible, rotated)
+        return run_layer(graph, compute, state, x, visible, rope)
 
     x = model.model.embed_tokens(tokens.reshape(-1))
     layers = model.model.layers
@@ -62,7 +62,7 @@ def sequence_hidden(
             x = run(x, *nnx.split(layer))
     else:
         graph, state = nnx.split(layers)
-        x, _ = jax.lax.scan(lambda x, own: (run(x, graph, own), None), x, state)
+        x, _ = jax.lax.scan(lambda x, layer_state: (run(x, graph, layer_state), None), x, state)
     return x.reshape(*tokens.shape, -1)
 
 
@@ -71,7 +71,7 @@ def sequence_logits(
 ) -> Float32[Array, "n outputs"]:
     """Logits of hidden states: final norm and output head."""
     head = model.lm_head or model.model.embed_tokens
-    [logits] = _products(hidden, [head.rows], model.model.norm.of_rows, compute=compute)
+    [logits] = _products(hidden, [head.operand], model.model.norm.operand, compute=compute)
     return logits
 
 
@@ -82,7 +82,7 @@ def _layer(
     state: nnx.State,
     x: Stream,
     visible: Bool[Array, "B T T"],
-    rotated: Rotation,
+    rope: Rotation,
 ) -> Stream:
     """One layer, traced once for all layers; x is the residual stream."""
     layer = nnx.merge(graph, state)
@@ -91,7 +91,7 @@ def _layer(
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), visible), None
 
-    return layer(x, rotated, attend, functools.partial(_products, compute=compute))[0]
+    return layer(x, rope, attend, functools.partial(_products, compute=compute))[0]
 
 
 def _products(
@@ -123,16 +123,16 @@ def narrow_product(
 
 def _narrow_forward(x: jax.Array, weight: jax.Array, compute: jnp.dtype) -> Any:
     narrow = x.astype(compute), weight.astype(compute)
-    kinds = jnp.zeros((0,), x.dtype), jnp.zeros((0,), weight.dtype)
-    return product(*narrow), (*narrow, *kinds)
+    dtypes = jnp.zeros((0,), x.dtype), jnp.zeros((0,), weight.dtype)
+    return product(*narrow), (*narrow, *dtypes)
 
 
-def _narrow_backward(compute: jnp.dtype, kept, cotangent: jax.Array):
-    x, weight, x_kind, weight_kind = kept
+def _narrow_backward(compute: jnp.dtype, residuals, cotangent: jax.Array):
+    x, weight, x_dtype, weight_dtype = residuals
     g = cotangent.astype(compute)
     grad_x = _matmul(g, weight)
-    grad_weight = _matmul(_transposed(g), x)  # transposing the result instead fails in XLA on CPU
-    return grad_x.astype(x_kind.dtype), grad_weight.astype(weight_kind.dtype)
+    grad_weight = _matmul(_transpose(g), x)  # transposing the result instead fails in XLA on CPU
+    return grad_x.astype(x_dtype.dtype), grad_weight.astype(weight_dtype.dtype)
 
 
 narrow_product.defvjp(_narrow_forward, _narrow_backward)
@@ -142,14 +142,14 @@ def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.lax.dot(a, b, precision=precision(a, b), preferred_element_type=jnp.float32)
 
 
-def _transposed(x: jax.Array) -> jax.Array:
+def _transpose(x: jax.Array) -> jax.Array:
     """x^T, for a product over the rows of x."""
     if x.dtype != jnp.bfloat16:
         return x.T
-    return jax.lax.platform_dependent(x, cpu=_transposed_by_blocks, default=jnp.transpose)
+    return jax.lax.platform_dependent(x, cpu=_transpose_by_blocks, default=jnp.transpose)
 
 
-def _transposed_by_blocks(x: jax.Array) -> jax.Array:
+def _transpose_by_blocks(x: jax.Array) -> jax.Array:
     """x^T [columns, n] as a separate array, made a few rows at a time.
 
     XLA on CPU folds a transposition into the product that takes it, and widens a bfloat16 product
@@ -164,10 +164,10 @@ def _transposed_by_blocks(x: jax.Array) -> jax.Array:
         jax.lax.bitcast_convert_type(x, jnp.uint16), ((0, blocks * rows - count), (0, 0))
     ).reshape(blocks, rows, columns)
 
-    def put(transposed: jax.Array, block: tuple[jax.Array, jax.Array]):
-        index, part = block
-        return jax.lax.dynamic_update_slice(transposed, part.T, (0, index * rows)), None
+    def put_block(transposed: jax.Array, block: tuple[jax.Array, jax.Array]):
+        index, rows_of_block = block
+        return jax.lax.dynamic_update_slice(transposed, rows_of_block.T, (0, index * rows)), None
 
     start = jnp.zeros((columns, blocks * rows), jnp.uint16)
-    filled, _ = jax.lax.scan(put, start, (jnp.arange(blocks), bits))
-    return jax.lax.bitcast_convert_type(filled[:, :count], x.dtype)
+    transposed, _ = jax.lax.scan(put_block, start, (jnp.arange(blocks), bits))
+    return jax.lax.bitcast_convert_type(transposed[:, :count], x.dtype)

@@ -33,11 +33,11 @@ def causal_attention(
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, size).transpose(0, 2, 3, 1, 4)
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
     blocks = []
-    for begin in range(0, length, _BLOCK):
-        end = min(begin + _BLOCK, length)
-        seen = visible[:, None, None, begin:end, :end]
-        own = grouped[:, :, :, begin:end]
-        blocks.append(_block(own, keys[:, :, :end], values[:, :, :end], seen))
+    for start in range(0, length, _BLOCK):
+        end = min(start + _BLOCK, length)
+        block_visible = visible[:, None, None, start:end, :end]
+        q_block = grouped[:, :, :, start:end]
+        blocks.append(_block(q_block, keys[:, :, :end], values[:, :, :end], block_visible))
     return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
@@ -46,32 +46,34 @@ def _block(
     q: Float[Array, "B kv_heads group R head_dim"],
     k: Float[Array, "B kv_heads T head_dim"],
     v: Float[Array, "B kv_heads T head_dim"],
-    seen: Bool[Array, "B 1 1 R T"],
+    visible: Bool[Array, "B 1 1 R T"],
 ) -> Float32[Array, "B kv_heads group R head_dim"]:
-    return _block_forward(q, k, v, seen)[0]
+    return _block_forward(q, k, v, visible)[0]
 
 
-def _block_forward(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array):
-    scores = _product("bhqd,bhtd->bhqt", _rows(q), k).reshape(*q.shape[:-1], -1)
-    scores = jnp.where(seen, scores * q.shape[-1] ** -0.5, -jnp.inf)
-    weights = _rows(jax.nn.softmax(scores, axis=-1).astype(v.dtype))
+def _block_forward(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array):
+    scores = _product("bhqd,bhtd->bhqt", _flatten_group(q), k).reshape(*q.shape[:-1], -1)
+    scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, -jnp.inf)
+    weights = _flatten_group(jax.nn.softmax(scores, axis=-1).astype(v.dtype))
     return _product("bhqt,bhtd->bhqd", weights, v).reshape(q.shape), (q, k, v, weights)
 
 
-def _block_backward(kept: tuple[jax.Array, ...], cotangent: jax.Array):
-    q, k, v, weights = kept
-    at_output = _rows(cotangent).astype(v.dtype)
-    at_weights = _product("bhqd,bhtd->bhqt", at_output, v)
-    wide = weights.astype(jnp.float32)
-    at_scores = wide * (at_weights - jnp.sum(wide * at_weights, axis=-1, keepdims=True))
-    at_scores = (at_scores * q.shape[-1] ** -0.5).astype(q.dtype)
-    at_q = _product("bhqt,bhtd->bhqd", at_scores, k).reshape(q.shape)
-    at_k = _product("bhqd,bhqt->bhdt", _rows(q), at_scores)
-    at_v = _product("bhqd,bhqt->bhdt", at_output, weights)
+def _block_backward(residuals: tuple[jax.Array, ...], cotangent: jax.Array):
+    q, k, v, weights = residuals
+    grad_output = _flatten_group(cotangent).astype(v.dtype)
+    grad_weights = _product("bhqd,bhtd->bhqt", grad_output, v)
+    weights_f32 = weights.astype(jnp.float32)
+    grad_scores = weights_f32 * (
+        grad_weights - jnp.sum(weights_f32 * grad_weights, axis=-1, keepdims=True)
+    )
+    grad_scores = (grad_scores * q.shape[-1] ** -0.5).astype(q.dtype)
+    grad_q = _product("bhqt,bhtd->bhqd", grad_scores, k).reshape(q.shape)
+    grad_k = _product("bhqd,bhqt->bhdt", _flatten_group(q), grad_scores)
+    grad_v = _product("bhqd,bhqt->bhdt", grad_output, weights)
     return (
-        at_q.astype(q.dtype),
-        at_k.astype(k.dtype).swapaxes(2, 3),
-        at_v.astype(v.dtype).swapaxes(2, 3),
+        grad_q.astype(q.dtype),
+        grad_k.astype(k.dtype).swapaxes(2, 3),
+        grad_v.astype(v.dtype).swapaxes(2, 3),
         None,
     )
 
@@ -83,7 +85,7 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, precision=precision(a, b), preferred_element_type=jnp.float32)
 
 
-def _rows(
+def _flatten_group(
     x: Float[Array, "B kv_heads group R head_dim"],
 ) -> Float[Array, "B kv_heads group*R head_dim"]:
     """Flattens the query heads of each key/value head, so that they share a product."""

@@ -37,24 +37,26 @@ def put(arrays: Any, sharding: Sharding | None) -> Any:
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(arrays, sharding)
 
-    def parts(array: Any) -> jax.Array:
+    def put_local_parts(array: Any) -> jax.Array:
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
             return jax.device_put(array, sharding)
-        whole = np.asarray(array)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+        host_array = np.asarray(array)
+        return jax.make_array_from_callback(
+            host_array.shape, sharding, lambda index: host_array[index]
+        )
 
-    return jax.tree.map(parts, arrays)
+    return jax.tree.map(put_local_parts, arrays)
 
 
-def whole(array: jax.Array) -> jax.Array:
+def fully_addressable(array: jax.Array) -> jax.Array:
     """The array where this process can read it: one with parts in other processes is replicated."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return array
     assert isinstance(array.sharding, NamedSharding)
-    return jax.jit(lambda parts: parts, out_shardings=everywhere(array.sharding.mesh))(array)
+    return jax.jit(lambda array: array, out_shardings=replicated(array.sharding.mesh))(array)
 
 
-def everywhere(mesh: Any) -> NamedSharding:
+def replicated(mesh: Any) -> NamedSharding:
     """Sharding of arrays that each device has whole."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -83,7 +85,7 @@ class ShardingRules:
     kv_copies: int = 1
 
     @classmethod
-    def fitting(cls, config: ModelConfig, mesh: Mesh) -> ShardingRules:
+    def for_mesh(cls, config: ModelConfig, mesh: Mesh) -> ShardingRules:
         """Tensor parallelism of what the mesh divides evenly; all else is replicated.
 
         Attention is cut between key/value heads, each with its query heads. Where there are fewer
@@ -95,13 +97,13 @@ class ShardingRules:
         """
         count = mesh.shape[TENSOR_AXIS]
 
-        def cut(size: int) -> str | None:
+        def axis_if_even(size: int) -> str | None:
             return None if size % count else TENSOR_AXIS
 
         copies = 1 if count % config.num_kv_heads else count // config.num_kv_heads
-        heads = cut(config.num_heads) and cut(config.num_kv_heads * copies)
-        vocab, outputs = cut(config.vocab_size), cut(config.outputs)
-        ffn = cut(config.intermediate_size)
+        heads = axis_if_even(config.num_heads) and axis_if_even(config.num_kv_heads * copies)
+        vocab, outputs = axis_if_even(config.vocab_size), axis_if_even(config.outputs)
+        ffn = axis_if_even(config.intermediate_size)
         if not (heads or vocab or outputs or ffn):
             raise InputError(
                 f"{count} devices divide nothing of a model with {config.num_kv_heads} key/value "
@@ -118,7 +120,7 @@ class ShardingRules:
         )
 
     @property
-    def whole(self) -> tuple[str, ...]:
+    def replicated_axes(self) -> tuple[str, ...]:
         """Logical axes that tensor parallelism would cut but that every device has whole."""
         usual = dataclasses.asdict(ShardingRules())
         return tuple(name for name, axis in usual.items() if axis and not getattr(self, name))

@@ -29,43 +29,43 @@ class Stacks:
         self._arrays: dict[str, jax.Array] = {}
         self._model = model
         self._structs = model.bundle_structs()
-        packed = self._structs if model.packs else {}
-        self._rooms = {name: pages.room(struct.size) for name, struct in packed.items()}
+        packed = self._structs if model.has_panels else {}
+        self._buffers = {name: pages.room(struct.size) for name, struct in packed.items()}
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
-        """As `FunctionalModel.prepare`, but keeps arrays that belong here and returns the rest."""
-        kept = {}
-        for part, values in self._model.prepare(name, array).items():
-            bundle, at = self._model.bundles.pieces.get(part, (None, 0))
+        """As `FunctionalModel.prepare`, but puts tensors of bundles there and returns the rest."""
+        unbundled = {}
+        for tensor, values in self._model.prepare(name, array).items():
+            bundle, offset = self._model.bundles.locations.get(tensor, (None, 0))
             if bundle is None:
-                kept[part] = values
-            elif bundle in self._rooms:
+                unbundled[tensor] = values
+            elif bundle in self._buffers:
                 stored = np.asarray(values).reshape(-1).view(np.uint8)
-                self._rooms[bundle][at : at + values.nbytes] = stored
+                self._buffers[bundle][offset : offset + values.nbytes] = stored
             else:
-                self._put(bundle, values, at)
-        return kept
+                self._put(bundle, values, offset)
+        return unbundled
 
     def arrays(self) -> dict[str, jax.Array]:
         """All bundles, by name, for `FunctionalModel.assemble`."""
-        made = {
-            name: jax.device_put(room, self._structs[name].sharding)
-            for name, room in self._rooms.items()
+        packed = {
+            name: jax.device_put(buffer, self._structs[name].sharding)
+            for name, buffer in self._buffers.items()
         }
-        return self._arrays | made
+        return self._arrays | packed
 
-    def _put(self, bundle: str, values: jax.Array, at: int) -> None:
+    def _put(self, bundle: str, values: jax.Array, offset: int) -> None:
         struct = self._structs[bundle]
         with self._lock:
             if bundle not in self._arrays:
                 self._arrays[bundle] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
             write = _writer(self._model.bundles.arrays[bundle], struct.sharding)
             self._arrays[bundle] = jax.block_until_ready(
-                write(self._arrays.pop(bundle), values, at)
+                write(self._arrays.pop(bundle), values, offset)
             )
 
 
 @functools.cache
 def _writer(bundle: Bundle, sharding: jax.sharding.Sharding | None):
-    return jax.jit(bundle.filled, donate_argnums=0, out_shardings=sharding)
+    return jax.jit(bundle.with_tensor, donate_argnums=0, out_shardings=sharding)

@@ -53,7 +53,9 @@ def weights(hf_config: dict[str, Any], seed: int = 0, noise: float = 0.0) -> dic
     rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     float32 = Execution(compute=np.dtype(np.float32), pages=np.dtype(np.float32))
     tensors = {}
-    for name, struct in FunctionalModel(ModelConfig.from_hf(hf_config), float32).wanted().items():
+    for name, struct in (
+        FunctionalModel(ModelConfig.from_hf(hf_config), float32).checkpoint_structs().items()
+    ):
         values = rng.normal(0, 0.3, struct.shape).astype(np.float32)
         values += other.normal(0, noise, struct.shape).astype(np.float32)
         if name.endswith("norm.weight"):

@@ -104,9 +104,9 @@ def test_a_model_is_made_from_all_that_it_is_given():
     ids = [reduced([1, 5, 9]), reduced([1, 5, 8])]
     assert parameters(FunctionalModel) == {*MODEL, *MODELS, "output_ids"}
     others = [FunctionalModel(**MODEL | {n: v}) for n, values in MODELS.items() for v in values]
-    texts = [each.made_from for each in (FunctionalModel(**MODEL), *ids, *others)]
+    texts = [each.fingerprint for each in (FunctionalModel(**MODEL), *ids, *others)]
     assert len({*texts}) == len(texts)
-    assert FunctionalModel(**MODEL).made_from == texts[0]
+    assert FunctionalModel(**MODEL).fingerprint == texts[0]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def every(*reads: Callable[[], object]) -> None:
 
 def _use(opened: OpenedModel) -> None:
     tensors = opened.checkpoint.tensors
-    for name in opened.model.wanted():
+    for name in opened.model.checkpoint_structs():
         tensors.read(name, (slice(0, 3),))
         kind = KINDS.get(tensors.stored_type(name) or "")
         if kind is not None:  # as dtype = native has it

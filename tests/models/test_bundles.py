@@ -59,7 +59,7 @@ def test_a_layer_has_one_array_for_all_products(name):
     checkpoint, model = packed_model(name)
     layers = checkpoint.config.num_layers
     assert len(model.bundles.arrays) == layers
-    assert set(Counter(bundle for bundle, _ in model.bundles.pieces.values()).values()) == {9}
+    assert set(Counter(bundle for bundle, _ in model.bundles.locations.values()).values()) == {9}
     found = parameters(checkpoint, model)
     for array, struct in zip(found, model.parameter_structs(), strict=True):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
@@ -75,7 +75,7 @@ def test_on_a_gpu_a_layer_has_an_array_for_each_type_and_width(name, dtype):
     widths = {c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim}
     vectors = 1  # norms, biases and scales
     assert len(model.bundles.arrays) == (len(widths) + vectors) * c.num_layers
-    of_no_layer = [name for name in model.wanted() if ".layers." not in name]
+    of_no_layer = [name for name in model.checkpoint_structs() if ".layers." not in name]
     scales = len(model.parameter_structs()) - len(model.bundles.arrays) - len(of_no_layer)
     assert scales == (dtype == "int8")
     found = parameters(checkpoint, model)
@@ -105,7 +105,7 @@ def test_programs_read_bundles_where_they_were_filled():
     _, model = packed_model(NAMES[0])
     stacks = Stacks(model, HugePages())
     assert [array.unsafe_buffer_pointer() for array in stacks.arrays().values()] == [
-        room.ctypes.data for room in stacks._rooms.values()
+        room.ctypes.data for room in stacks._buffers.values()
     ]
 
 
@@ -116,7 +116,7 @@ def test_a_tensor_in_the_place_of_another_is_seen(kind):
     tokens, _ = golden(name)
     checkpoint, model = packed_model(name, kind=kind)
     want = Runner(model, parameters(checkpoint, model), slots=2)(tokens)
-    pieces = model.bundles.pieces
+    pieces = model.bundles.locations
     one, other = [each for each in pieces if each.endswith("layernorm.weight")][:2]
     pieces[one], pieces[other] = pieces[other], pieces[one]
     loaded = parameters(checkpoint, model)

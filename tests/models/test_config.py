@@ -138,7 +138,7 @@ def test_what_is_not_supported_is_named(change, message):
 def test_a_missing_key_is_named_with_the_file():
     config = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
     with pytest.raises(InputError, match=r"some/config.json: required key 'hidden_size'"):
-        ModelConfig.from_hf(config, where="some/config.json")
+        ModelConfig.from_hf(config, source="some/config.json")
 
 
 @pytest.mark.parametrize("key", sorted(UNNAMED))

@@ -24,4 +24,4 @@ from ssd_jax.models.execution import Execution
 def test_a_prompt_takes_no_program_that_is_half_empty(tokens, widths):
     dtype = jnp.dtype(jnp.float32)
     execution = Execution(compute=dtype, pages=dtype, prefill_chunks=(32, 128))
-    assert [*execution.chunks_of(tokens)] == widths
+    assert [*execution.chunk_sizes(tokens)] == widths

@@ -129,7 +129,7 @@ def test_scales_are_cut_like_the_outputs_of_their_weights():
 def test_what_is_wanted_of_the_checkpoint_is_what_bfloat16_wants():
     checkpoint, model = int8_model("qwen2")
     plain = FunctionalModel(checkpoint.config, Execution.for_platform("cpu", "bfloat16"))
-    assert model.wanted() == plain.wanted()
+    assert model.checkpoint_structs() == plain.checkpoint_structs()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -156,13 +156,13 @@ def test_keys_and_values_stay_bfloat16():
 @pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize(("room", "stays"), [(2**25, "true"), (64, "false")])
 def test_weights_are_to_stay_in_a_cache_where_all_of_a_model_fit(monkeypatch, room, stays):
-    monkeypatch.setattr(functional, "_CACHE", room)
+    monkeypatch.setattr(functional, "_CACHE_BYTES", room)
     execution = Execution.for_platform("cpu", "int8", linear="cpu")
     checkpoint = open_checkpoint(str(GOLDENS / NAMES[0]))
     model = FunctionalModel(checkpoint.config, execution)
 
     def up(parameters, x):
-        return products(x, [model.module(parameters).model.layers[0].mlp.up_proj.rows])[0]
+        return products(x, [model.module(parameters).model.layers[0].mlp.up_proj.operand])[0]
 
     x = jax.ShapeDtypeStruct((1, checkpoint.config.hidden_size), jnp.float32)
     lowered = jax.jit(up).lower(model.parameter_structs(), x)

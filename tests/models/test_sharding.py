@@ -34,7 +34,7 @@ def test_what_the_devices_divide_is_cut_and_all_else_is_whole(devices, changes, 
     config = ModelConfig.from_hf(tiny.config("qwen3", **SHAPE | changes))
     mesh = mesh_of(jax.devices()[:devices])
     model = FunctionalModel(config, FLOAT32, mesh=mesh)
-    wanted, layer = model.wanted(), "model.layers.0"
+    wanted, layer = model.checkpoint_structs(), "model.layers.0"
     of = {
         "attention": [f"{layer}.self_attn.{name}_proj.weight" for name in "qkvo"],
         "ffn": [f"{layer}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")],

@@ -25,7 +25,7 @@ class Random(TensorSource):
     """Tensors of a model, made when they are read."""
 
     def __init__(self, model):
-        self.shapes = {name: struct.shape for name, struct in model.wanted().items()}
+        self.shapes = {name: struct.shape for name, struct in model.checkpoint_structs().items()}
 
     def read_part(self, name, part):
         rng = np.random.default_rng(abs(hash(name)))
@@ -55,12 +55,12 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
     for array, struct in zip(found, model.parameter_structs(), strict=True):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
         assert struct.sharding is None or array.sharding.is_equivalent_to(struct.sharding, 3)
-    counts = Counter(stack for stack, _ in model.bundles.pieces.values())
+    counts = Counter(stack for stack, _ in model.bundles.locations.values())
     assert set(counts.values()) == {LAYERS}
     arrays = dict(zip(model._parameters, found, strict=True))
     for layer in (0, 7, LAYERS - 1):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
-        assert model.bundles.pieces[name] == ("model.layers.mlp.up_proj.weight", layer)
+        assert model.bundles.locations[name] == ("model.layers.mlp.up_proj.weight", layer)
         parts = model.prepare(name, jnp.asarray(source.read(name), model.execution.floating))
         stack = arrays["model.layers.mlp.up_proj.weight"][layer]
         np.testing.assert_array_equal(np.asarray(stack), np.asarray(parts[name]))
@@ -69,7 +69,7 @@ def test_stacks_hold_the_layers_where_the_programs_want_them(dtype, devices):
 def test_a_stack_of_one_layer_is_loaded_from_tensors_as_checkpoints_have_them():
     model = made("float32", 0, layers=1)
     name = "model.layers.0.mlp.up_proj.weight"
-    assert model.wanted()[name].shape == (512, 128)
+    assert model.checkpoint_structs()[name].shape == (512, 128)
     found = load_parameters(Random(model), model, where="here")
     stack = dict(zip(model._parameters, found, strict=True))["model.layers.mlp.up_proj.weight"]
     np.testing.assert_array_equal(np.asarray(stack), Random(model).read(name)[None])
@@ -90,7 +90,7 @@ def test_devices_hold_the_weights_and_one_tensor_more(devices, monkeypatch):
     monkeypatch.setattr(FunctionalModel, "assemble", watched)
     load_parameters(source, model, where="here", progress=lambda *_: seen.append(live()))
     weights = sum(struct.size * 4 for struct in model.parameter_structs())
-    largest = max(struct.size * 4 for struct in model.wanted().values())
+    largest = max(struct.size * 4 for struct in model.checkpoint_structs().values())
     assert 0.8 * weights < max(seen) - before <= weights + 2 * largest < 1.2 * weights
 
 
@@ -99,7 +99,7 @@ def test_a_stack_stays_where_it_is_while_layers_come():
     stacks, places = Stacks(model, HugePages()), set()
     for layer in range(LAYERS):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
-        assert stacks.prepare(name, jnp.ones(model.wanted()[name].shape)) == {}
+        assert stacks.prepare(name, jnp.ones(model.checkpoint_structs()[name].shape)) == {}
         (stack,) = stacks.arrays().values()
         places.add(stack.unsafe_buffer_pointer())
     assert len(places) == 1

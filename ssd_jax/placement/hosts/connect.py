@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, everywhere, put
+from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, put, replicated
 
 
 def connect(mesh: Mesh) -> None:
@@ -29,7 +29,7 @@ def connect(mesh: Mesh) -> None:
             check_vma=False,
         )
         with _told_on_standard_error():
-            jax.block_until_ready(jax.jit(summed)(put(np.ones(1, np.int32), everywhere(mesh))))
+            jax.block_until_ready(jax.jit(summed)(put(np.ones(1, np.int32), replicated(mesh))))
 
 
 @contextlib.contextmanager

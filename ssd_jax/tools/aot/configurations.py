@@ -38,7 +38,7 @@ def read_configuration(source: str) -> ModelConfig:
     """
     table = known()
     if source.lower() in table:
-        return ModelConfig.from_hf(table[source.lower()], where=source)
+        return ModelConfig.from_hf(table[source.lower()], source=source)
     if ":" not in source and "/" not in source and not user_path(source).exists():
         near = difflib.get_close_matches(source.lower(), table, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -60,7 +60,7 @@ def read_configuration(source: str) -> ModelConfig:
             f"{path} is of a draft that was made for its target, and without its tensors says not "
             "how many words it knows; give the configuration of a whole model"
         )
-    return ModelConfig.from_hf(config, where=str(path))
+    return ModelConfig.from_hf(config, source=str(path))
 
 
 def require_same_words(target: str, of: ModelConfig, draft: str, other: ModelConfig) -> None:

@@ -61,7 +61,8 @@ class ModelPart:
       weights, pages: bytes on each.
       programs: empty where it was refused.
       refused: why it cannot run there; None where it can.
-      whole: usually sharded parts that each device holds whole; see `ShardingRules.whole`.
+      whole: usually sharded parts that each device holds whole; see
+        `ShardingRules.replicated_axes`.
     """
 
     role: str
@@ -144,7 +145,7 @@ def build(
         devices=places,
         weights=bytes_per_device(model.parameter_structs()),
         pages=bytes_per_device(model.page_struct(sizes.slots, page_size(sizes.context))),
-        whole=model.rules.whole if count > 1 else (),
+        whole=model.rules.replicated_axes if count > 1 else (),
     )
     held = part.weights + part.pages
     if held > chip.memory:

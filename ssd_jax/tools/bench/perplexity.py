@@ -129,7 +129,7 @@ class TeacherForced:
         )
         results = None
         if model.mesh is not None:
-            results = model.everywhere, jax.tree.map(lambda struct: struct.sharding, pages)
+            results = model.replicated, jax.tree.map(lambda struct: struct.sharding, pages)
         spec = program_spec.ProgramSpec(chunk, arguments, donate=(1,), results=results)
         self._program = spec.compile(model.mesh)
 

@@ -55,11 +55,11 @@ def main() -> None:
     gc.collect()
     source, held, before = Recording(model), [], live()
     found = load_parameters(source, model, where="here", progress=lambda *_: held.append(live()))
-    sums = [float(sharding.whole(array.astype("float32").sum())) for array in found]
+    sums = [float(sharding.fully_addressable(array.astype("float32").sum())) for array in found]
     told = {
         "read": source.read_of,
         "sizes": {name: math.prod(shape) for name, shape in source.shapes.items()},
-        "cut": [name for name, struct in model.wanted().items() if not whole(struct)],
+        "cut": [name for name, struct in model.checkpoint_structs().items() if not whole(struct)],
         "held": max(held) - before,
         "weights": here(found),
         "sums": sums,

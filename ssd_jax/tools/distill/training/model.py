@@ -21,7 +21,7 @@ from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.quantized import quantize
-from ssd_jax.models.config import ModelConfig, switches
+from ssd_jax.models.config import ModelConfig, family_switches
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.tools.distill.settings import SIZES, DraftSettings
@@ -98,7 +98,7 @@ def _of_sizes(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
     if sizes["head_dim"] % 2:
         raise InputError(f"head_dim = {sizes['head_dim']} must be even, for RoPE")
     sizes["family"] = settings.family or target.family
-    return dataclasses.replace(target, **switches(sizes["family"]), **sizes)
+    return dataclasses.replace(target, **family_switches(sizes["family"]), **sizes)
 
 
 def make_draft(
@@ -165,7 +165,7 @@ def first_arrays(
       InputError: the target's data cannot be read.
     """
     trained, frozen = {}, {}
-    for name, struct in draft.model.wanted().items():
+    for name, struct in draft.model.checkpoint_structs().items():
         source = _source(name, draft, settings, target.config)
         # A head that is trained from here on may have been the target's.
         if begun is not None and name not in draft.tied and name in begun.tensors.shapes:

@@ -167,7 +167,7 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
     """The engine's logits of the loaded draft give the held-out figures of training."""
     made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
     leaves, _ = files(whole[0])
-    names = sorted(name for name in made.model.wanted() if name not in made.tied)
+    names = sorted(name for name in made.model.checkpoint_structs() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
     identity = identity_of(target, made.tied)
     export(
@@ -197,7 +197,7 @@ def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_pat
 def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkeypatch):
     made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
     leaves, _ = files(whole[0])
-    names = sorted(name for name in made.model.wanted() if name not in made.tied)
+    names = sorted(name for name in made.model.checkpoint_structs() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
     place, identity = tmp_path / "draft", identity_of(target, made.tied)
 
