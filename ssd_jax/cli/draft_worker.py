@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -34,7 +33,6 @@ _FLAGS: settings.OwnFlags = {
     "draft_cores": "CPU cores to run on, such as 1 or 2-3; default: all",
     "compile_cache": settings.flag_of("compile_cache"),
 }
-_GRACE = 2.0  # seconds for streams to end
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,14 +47,11 @@ def run(arguments: Sequence[str]) -> int:
     address = Address.parse(given["listen"], "listen", any_port=True)
     files = Files(*(given[name] for name in OF_WORKER))
     files.check(address, serves=True)
-    token, credentials = files.read_token(OF_WORKER.token), files.of_worker()
+    token, tls = files.read_token(OF_WORKER.token), files.of_worker()
     cores = Cores.parse(None, given["draft_cores"]).draft
     if cores is not None:
         require_usable("draft_cores", cores)
         pin(cores)  # before JAX counts them
-
-    # Strangers would fill the log with gRPC's lines about their handshakes.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store
@@ -72,16 +67,16 @@ def run(arguments: Sequence[str]) -> int:
         engines=given["engines"],
         devices=devices,
     )
-    server, where = serve(own, address, token, credentials)
+    server = serve(own, address, token, tls)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    how = "TLS" if credentials is not None else "plain text, this host alone"
-    print(f"serving {given['draft']} at {where} ({how})", file=sys.stderr, flush=True)
+    how = "TLS" if tls is not None else "plain text, this host alone"
+    print(f"serving {given['draft']} at {server.address} ({how})", file=sys.stderr, flush=True)
     status = 0
     try:
         ended.wait()
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server.stop(_GRACE).wait(2 * _GRACE)
+    server.stop()
     leave("", status)  # Python's own exit waits for threads, whatever they wait for

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ssd_jax.errors import InputError
+from ssd_jax.wire.handshake import VERSION
 from ssd_jax.wire.messages import (
     MESSAGES,
     DraftMessage,
@@ -26,7 +27,6 @@ from ssd_jax.wire.messages import (
     VersionError,
 )
 
-VERSION = 10
 _START = b"SSD" + bytes([VERSION])
 
 

@@ -13,7 +13,6 @@ from ssd_jax.sampling.params import Report
 from ssd_jax.wire.codec import plain
 from ssd_jax.wire.messages import Count, Number, PackedArray
 
-VERSION = 4
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
 Tokens = list[Count]
 Role = Literal["target", "drafter"]
@@ -26,10 +25,8 @@ class HostMessage(
 
 
 class Greeting(HostMessage, frozen=True):
-    """A follower's first message: the job's secret, and which process of the job it is."""
+    """A follower's first message: which process of the job it is."""
 
-    version: Count
-    token: str
     index: Count
     name: str
 

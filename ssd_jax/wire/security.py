@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.paths import user_path
 from ssd_jax.wire.address import Address
-
-if TYPE_CHECKING:
-    import grpc
 
 _SHORTEST, _LONGEST = 16, 1024  # characters of a token
 
@@ -92,53 +91,55 @@ class Files(NamedTuple):
             )
         return text
 
-    def of_engine(self) -> grpc.ChannelCredentials | None:
-        """Credentials of an engine's channel; None without TLS.
+    def of_engine(self) -> ssl.SSLContext | None:
+        """Whom an engine trusts, and its certificate; None without TLS.
 
         Raises:
           InputError: a file cannot be read, or is none of PEM.
         """
         if self.ca is None:
             return None
-        import grpc
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._load(context, OF_ENGINE)
+        return context
 
-        own = [None if path is None else _read(path, name) for path, name in
-               ((self.key, OF_ENGINE.key), (self.cert, OF_ENGINE.cert))]  # fmt: skip
-        trusted = _read(self.ca, OF_ENGINE.ca)
-        self._require_pem(OF_ENGINE)
-        return grpc.ssl_channel_credentials(trusted, *own)
-
-    def of_worker(self) -> grpc.ServerCredentials | None:
-        """Credentials of a worker's port; None without TLS. With a `ca`, engines need certificates.
+    def of_worker(self) -> ssl.SSLContext | None:
+        """A worker's certificate; None without TLS. With a `ca`, engines need certificates.
 
         Raises:
           InputError: a file cannot be read, or is none of PEM.
         """
         if self.cert is None or self.key is None:
             return None
-        import grpc
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.num_tickets = 0  # no session is resumed
+        if self.ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        self._load(context, OF_WORKER)
+        return context
 
-        pair = _read(self.key, OF_WORKER.key), _read(self.cert, OF_WORKER.cert)
-        trusted = None if self.ca is None else _read(self.ca, OF_WORKER.ca)
-        self._require_pem(OF_WORKER)
-        return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
-
-    def _require_pem(self, names: Names) -> None:
-        """Refuses files that are no certificates, or no key of theirs, as gRPC does not say."""
-        import ssl
-
-        context, wrong = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), names.cert
+    def _load(self, context: ssl.SSLContext, names: Names) -> None:
+        ca, cert, key = (
+            None if path is None else _readable(path, name)
+            for path, name in zip(self[1:], names[1:], strict=True)
+        )
+        wrong = names.cert
         try:
-            if self.cert is not None:
-                context.load_cert_chain(self.cert, self.key, password=lambda: "")
+            if cert is not None:
+                context.load_cert_chain(cert, key, password=lambda: "")
             wrong = names.ca
-            if self.ca is not None:
-                context.load_verify_locations(self.ca)
+            if ca is not None:
+                context.load_verify_locations(ca)
         except ssl.SSLError as error:
             raise InputError(
                 f"{wrong} = {getattr(self, 'cert' if wrong == names.cert else 'ca')!r} does not "
                 f"hold certificates in PEM, or {names.key} not their key: {error}"
             ) from None
+
+
+def _readable(path: str, name: str) -> Path:
+    _read(path, name)
+    return user_path(path)
 
 
 def _read(path: str, name: str) -> bytes:

@@ -31,7 +31,7 @@ VALUES = [
 ]
 _ARRAY = np.array([4, -1], np.int32)
 OF_HOSTS = [
-    hosts.Greeting(hosts.VERSION, "secret", 1, "me"),
+    hosts.Greeting(1, "me"),
     hosts.Facts({"jax": "0.10.2"}),
     hosts.Go(),
     hosts.LeaderSettings({"mode": "sd"}, [3]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import socket
 import threading
 import time
 import zlib
@@ -22,9 +21,10 @@ from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.params import Report
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.leaving import leave
+from ssd_jax.wire import handshake
+from ssd_jax.wire.address import Address
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.host_messages import (
-    VERSION,
     Accept,
     Call,
     End,
@@ -47,6 +47,7 @@ from ssd_jax.wire.host_messages import (
     decode,
     encode,
 )
+from ssd_jax.wire.sockets import connect
 
 _SILENT = 0.9  # of the time-out: how long the leader may be silent; it reports others first
 _TOLD = 2.0  # seconds in which the leader tells why a program has failed, if it knows
@@ -191,20 +192,22 @@ class Follower:
             raise InputError(
                 f"hosts: the leader has not said where it listens: {error}; waited {waited(hosts)}"
             ) from None
-        self._address = f"{host}:{port}"
+        self._address = str(Address(host, int(port)))
         try:
-            connected = socket.create_connection((host, int(port)), timeout=timeout)
+            self._link = Frames(connect(self._address, timeout), _SILENT * timeout)
+            handshake.enter(self._link, token.encode(), timeout)
+        except handshake.RefusedError as error:
+            raise InputError(f"hosts: the leader at {self._address} refused: {error}") from None
         except OSError as error:
             raise InputError(
                 f"hosts: the leader does not listen at {self._address}: "
                 f"{error.strerror or error}; see that the port is open, or name it by stream= in "
                 "the leader's hosts"
             ) from None
-        self._link = Frames(connected, _SILENT * timeout)
         self._told: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[int, Pending | PendingLogprobs]]
         self._outcomes = queue.SimpleQueue()
-        self._link.send(encode(Greeting(VERSION, token, self._job.index, own_name())))
+        self._link.send(encode(Greeting(self._job.index, own_name())))
         self._link.start(self._take, self._lose)
 
     def agree(self, values: Mapping[str, Any]) -> None:

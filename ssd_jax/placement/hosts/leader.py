@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import hmac
-import logging
 import queue
 import secrets
-import socket
 import threading
 import time
 import zlib
@@ -38,7 +34,6 @@ from ssd_jax.system.leaving import flush, leave
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.host_messages import (
-    VERSION,
     Call,
     End,
     Facts,
@@ -52,16 +47,15 @@ from ssd_jax.wire.host_messages import (
     decode,
     encode,
 )
+from ssd_jax.wire.listener import Limits, Listener
+from ssd_jax.wire.refusals import Refusals
 
 T = TypeVar("T")
 Read = TypeVar("Read", Outcomes, TopLogprobs)
-_LOG = logging.getLogger(__name__)
 _SILENT = 0.7  # of the time-out: how long a host may be silent; the rest is for telling of it
 _TELLING = 0.1  # of the time-out: how long telling hosts why all end may take
-_STRANGER = 5.0  # seconds that a new connection has to identify itself
-_GREETING = 2**12  # most bytes of its greeting
-_STRANGERS = 64  # new connections that are heard at once
-_PAUSE = 0.1  # seconds before others are heard after one could not be
+_GREETING, _LONGEST = 5.0, 2**12  # seconds and most bytes of a follower's greeting
+_LIMITS = Limits(seconds=5.0)
 _NAMED = 2.0  # seconds after a device error within which the host that caused it is found
 
 
@@ -104,6 +98,7 @@ class Leader:
         self._failure_told = threading.Event()  # to all hosts that take it
         self._closed = self._decoding = False
         self._hosts: dict[int, _Host] = {}
+        self._refusals = Refusals("hosts: a connection")
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
         self._at_exit = owned(self._end)
         atexit.register(self._at_exit)
@@ -257,17 +252,21 @@ class Leader:
         """Waits for all followers; refuses connections without the secret."""
         address, token = Address.parse(self._job.address, "hosts"), secrets.token_hex(32)
         host = address.host
-        with listen(
+        listening = listen(
             host if address.loopback else "", hosts.stream, "give the leader another by stream="
-        ) as server:
-            port = server.getsockname()[1]
+        )
+        port = listening.socket.getsockname()[1]
+        silence = _SILENT * self._timeout
+        listener = Listener(
+            listening, token, self._greet, self._refusals, silence=silence, limits=_LIMITS
+        )
+        try:
             self._job.put(STREAM, f"{host} {port} {token}")
-            threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
             with self._coming:
                 self._coming.wait_for(lambda: self._failure or not self._missing(), hosts.joining)
                 missing = self._missing()
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
+        finally:
+            listener.stop()
         if self._failure is not None:
             raise self._failure
         if missing:
@@ -279,44 +278,23 @@ class Leader:
     def _missing(self) -> list[int]:
         return sorted({*range(1, self._job.count)} - {*self._hosts})
 
-    def _accept(self, server: socket.socket, token: str) -> None:
-        """Hears all connections concurrently, until the server is closed."""
-        room = threading.Semaphore(_STRANGERS)
-        while server.fileno() >= 0:
-            room.acquire()
-            try:
-                connected, where = server.accept()
-                about = connected, where[0].removeprefix("::ffff:"), token, room
-                threading.Thread(target=self._greet, args=about, daemon=True).start()
-            except (OSError, RuntimeError):  # no file or thread to be had, or the end
-                room.release()
-                time.sleep(_PAUSE)
-
-    def _greet(
-        self, connected: socket.socket, where: str, token: str, room: threading.Semaphore
-    ) -> None:
+    def _greet(self, link: Frames) -> None:
         """Starts to receive from a follower, and to send it beats while others come."""
         try:
-            link = Frames(connected, _SILENT * self._timeout)
-            greeting = decode(link.first(_STRANGER, most=_GREETING))
-            self._admit(greeting, link, token)
+            greeting = decode(link.first(_GREETING, most=_LONGEST))
+            self._admit(greeting, link)
         except OSError as error:
-            _LOG.warning("hosts: %s was sent away: %s", where, error)
-            connected.close()
+            self._refusals.say("follower", link.why(error))
+            link.close()
         else:
             link.start(partial(self._take, greeting.index), partial(self._lose, greeting.index))
-        finally:
-            room.release()
 
-    def _admit(self, greeting: Any, link: Frames, token: str) -> None:
-        known = isinstance(greeting, Greeting) and greeting.token.encode()
-        if not known or not hmac.compare_digest(known, token.encode()):
-            raise OSError("it does not know the secret of the job")
-        if greeting.version != VERSION:
-            raise OSError(f"its protocol is version {greeting.version}, this is {VERSION}")
+    def _admit(self, greeting: Any, link: Frames) -> None:
         with self._coming:
-            if self._failure is not None or greeting.index not in self._missing():
-                raise OSError(f"process {greeting.index} is not waited for")
+            if not isinstance(greeting, Greeting) or greeting.index not in self._missing():
+                raise OSError(f"{greeting!r} is not waited for")
+            if self._failure is not None:
+                raise OSError("all end")
             self._hosts[greeting.index] = _Host(greeting.name, link)
             self._coming.notify()
 

@@ -11,7 +11,9 @@ from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.system.leaving import leave
+from ssd_jax.wire import sockets
 from ssd_jax.wire.address import Address
+from ssd_jax.wire.sockets import Listening
 
 STREAM = "ssd_jax/stream"
 """Key of the text with the leader's address and the secret of the job."""
@@ -40,16 +42,14 @@ def refusal(why: str, status: int) -> SsdError:
     return InputError(why) if status == InputError.exit_status else SsdError(why)
 
 
-def listen(host: str, port: int, remedy: str) -> socket.socket:
-    """A server socket at an address of this machine; without `host` at all, IPv6 and IPv4.
+def listen(host: str, port: int, remedy: str) -> Listening:
+    """See `sockets.listen`.
 
     Raises:
       InputError: the port cannot be had; with the remedy.
     """
-    both = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+        return sockets.listen(host, port)
     except OSError as error:
         # Its words also have the address.
         why = os.strerror(error.errno) if error.errno else str(error)
@@ -75,7 +75,7 @@ def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
             _wait_for(hosts)
         else:  # JAX would end this process
             _, port = Address.parse(hosts.address, "hosts")
-            listen("", port, "give another port to all processes").close()
+            listen("", port, "give another port to all processes").socket.close()
     # Without this timer, JAX would abort the process.
     late = f"hosts: not all processes have come to the job{where} within {waited(hosts)}"
     limit = threading.Timer(hosts.joining, leave, (late, InputError.exit_status))

@@ -14,7 +14,6 @@ from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import BranchTokens, no_branches
 from ssd_jax.system.files import printable
 from ssd_jax.wire import codec
-from ssd_jax.wire.local import LocalStream
 from ssd_jax.wire.messages import (
     DraftMessage,
     Hello,
@@ -28,7 +27,7 @@ from ssd_jax.wire.messages import (
     Welcome,
     Winner,
 )
-from ssd_jax.wire.stream import OpenStream, StreamError, message_size
+from ssd_jax.wire.stream import OpenStream, Stream, StreamError, message_size
 
 HANG = 30.0
 """Seconds that an answer may take."""
@@ -76,7 +75,7 @@ class Link(NamedTuple):
       clock: whether its clock is this host's.
     """
 
-    open: OpenStream = LocalStream
+    open: OpenStream = Stream
     wanted: Wanted | None = None
     clock: bool = True
 
@@ -225,9 +224,7 @@ class Connection:
             trouble = f"the worker sent {error}"
         except StreamError as error:
             self.refused = error.refused
-            trouble = f"the stream broke: {error}"
-            if self.refused:
-                trouble = "the worker refused: its token or its protocol is another"
+            trouble = f"{'the worker refused' if self.refused else 'the stream broke'}: {error}"
         except Exception as error:  # whatever it is, no one may go on waiting for answers
             self.counters["garbage"] += 1
             trouble = f"an answer of the worker could not be taken: {error!r}"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.wire import codec
-from ssd_jax.wire.local import LocalServer
 from ssd_jax.wire.messages import (
     DraftMessage,
     Hello,
@@ -22,20 +21,22 @@ from ssd_jax.wire.messages import (
     shortened,
 )
 from ssd_jax.wire.refusals import Refusals
-from ssd_jax.wire.stream import Answers, Gone, message_size
+from ssd_jax.wire.sockets import listen_here
+from ssd_jax.wire.stream import Answers, StreamServer, message_size
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
 GREETING = 10.0
 """Seconds until a stream without a `Hello` is ended."""
+_EARLY = 4  # most messages of an engine before its draft is loaded
 _LEAVING = 2.0  # seconds that a stream waits for one that is just ending
 _TRACEBACK = 4000  # characters of a traceback that an engine is sent
 _LOG = logging.getLogger(__name__)
 
 MakeSession = Callable[[Callable[[], bool]], DraftSession]
 """Makes a session, given a function that returns whether another round waits."""
-
-
+Gone = Callable[[], bool]
+"""Whether the engine of a stream has left, as far as is known."""
 Load = Callable[[Wanted, Gone], MakeSession]
 """Loads what an engine wants; an `SsdError` is reported to the engine."""
 
@@ -47,7 +48,7 @@ def serve(
     *,
     streams: int = STREAMS,
     greeting: float = GREETING,
-) -> LocalServer:
+) -> StreamServer:
     """Starts a server of sessions for this host, with a worker as `about` describes it.
 
     Args:
@@ -55,14 +56,13 @@ def serve(
     """
     refusals = Refusals()
 
-    def start(requests: Iterator[bytes], _: Gone) -> Iterator[bytes]:
+    def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(about, refusals)
-        inbox.admitted.set()  # it is on this host
         inbox.start(requests)
         return _answers(session(inbox.called), inbox, greeting)
 
     limited = _at_most(streams, start, refusals)
-    return LocalServer(limited, token, message_size(about), refusals)
+    return StreamServer(limited, listen_here(), token, message_size(about), refusals)
 
 
 def wanted_sessions(
@@ -76,10 +76,10 @@ def wanted_sessions(
       streams, greeting: see `STREAMS` and `GREETING`.
     """
 
-    def start(requests: Iterator[bytes], gone: Gone) -> Iterator[bytes]:
+    def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(_NOTHING, refusals)
         inbox.start(requests)
-        return _loaded(load, inbox, gone, greeting, size)
+        return _loaded(load, inbox, greeting, size)
 
     return _at_most(streams, start, refusals)
 
@@ -91,14 +91,14 @@ def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
     """Serves `streams` streams at a time, and refuses others with a message."""
     free = threading.BoundedSemaphore(streams)
 
-    def stream(requests: Iterator[bytes], gone: Gone) -> Iterator[bytes]:
+    def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
         if not free.acquire(timeout=_LEAVING):
             reason = f"it serves {streams} engines already, and no more; close some"
             refusals.say("streams", reason)
             yield _refusal(reason)
             return
         try:
-            yield from answers(requests, gone)
+            yield from answers(requests)
         finally:
             free.release()
 
@@ -121,8 +121,9 @@ class _Inbox:
         """What messages must fit, and the log of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
         self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
-        self.admitted = threading.Event()
-        """Set once more than one message may be read: from strangers, messages do not pile up."""
+        self._waiting = 0  # messages from before a draft was loaded
+        self.ended = threading.Event()
+        """Set once the engine has left."""
 
     def start(self, requests: Iterator[bytes]) -> None:
         """Reads a stream in a separate thread."""
@@ -137,15 +138,17 @@ class _Inbox:
                     raise ProtocolError(f"a message of {len(data)} bytes, of {most} at most")
                 message = codec.decode(data, self.about)
                 self._read += isinstance(message, Round)
+                self._waiting += self.about is _NOTHING
+                if self._waiting > _EARLY:
+                    raise ProtocolError("more messages before it was welcome")
                 self._items.put(message)
-                self.admitted.wait()
         except ProtocolError as error:
             self._items.put(error)
-        except Exception as error:  # the other side is gone, which gRPC reports in many ways
+        except Exception as error:  # whatever it is, nobody may go on waiting for messages
             _LOG.debug("a stream ended: %r", error)
-            if not self.admitted.is_set():
-                why = "it broke off before its first message, or that is larger than any of use"
-                self.refusals.say("broken", why)
+            if not self._waiting and self.about is _NOTHING:
+                self.refusals.say("broken", f"it broke off before its first message: {error}")
+        self.ended.set()
         self._items.put(None)
 
     def called(self) -> bool:
@@ -194,7 +197,7 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
         _LOG.info("a stream has ended: %s", dict(session.counters))
 
 
-def _loaded(load: Load, inbox: _Inbox, gone: Gone, greeting: float, size: int) -> Iterator[bytes]:
+def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[bytes]:
     """Answers one stream, beginning with what its engine wants."""
     session = None
     try:
@@ -208,7 +211,7 @@ def _loaded(load: Load, inbox: _Inbox, gone: Gone, greeting: float, size: int) -
                 f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
                 "lower `slots`, `context` or `budget`"
             )
-        make = load(wanted, gone)  # keeps what was loaded as long as it is referenced
+        make = load(wanted, inbox.ended.is_set)  # keeps what was loaded as long as it is referenced
         session = make(inbox.called)
         inbox.about = wanted.hello
     except LeftError as error:
@@ -221,7 +224,5 @@ def _loaded(load: Load, inbox: _Inbox, gone: Gone, greeting: float, size: int) -
         _LOG.warning("an engine is refused: %s", error, exc_info=not known)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         yield _refusal(reason)
-    finally:
-        inbox.admitted.set()
     if session is not None:
         yield from _answers(session, inbox, greeting)

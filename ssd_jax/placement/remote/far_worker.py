@@ -15,7 +15,7 @@ from ssd_jax.system.forks import owned
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.messages import Wanted
 from ssd_jax.wire.security import Files
-from ssd_jax.wire.transport import FarStream
+from ssd_jax.wire.stream import Stream
 
 ANSWER = 10.0
 """Seconds within which a worker must give a sign of life."""
@@ -44,7 +44,7 @@ class FarWorker:
         self.starts = 1
         self._settings, self._where, self._files = settings, address, files
         self.link = Link(
-            open=functools.partial(FarStream, credentials=files.of_engine()),
+            open=functools.partial(Stream, tls=files.of_engine()),
             wanted=Wanted(*(getattr(settings, name) for name in Wanted.__struct_fields__)),
             clock=address.loopback,
         )

@@ -5,30 +5,37 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import ssl
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import grpc
 import msgspec
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
-from ssd_jax.placement.process.server import GREETING, LeftError, MakeSession, wanted_sessions
+from ssd_jax.placement.process.server import (
+    GREETING,
+    Gone,
+    LeftError,
+    MakeSession,
+    wanted_sessions,
+)
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.visible import Devices, count_gpus
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.messages import Wanted
 from ssd_jax.wire.refusals import Refusals
-from ssd_jax.wire.stream import Gone
-from ssd_jax.wire.transport import serve_far
+from ssd_jax.wire.sockets import listen
+from ssd_jax.wire.stream import Answers, StreamServer
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint
 
 MESSAGE = 2**26
 """Most bytes of a message."""
+_ENGINE_SILENCE = 7.0  # seconds; then its seat is free for another
 _LOOK = 0.5  # seconds between two looks whether an engine still waits
 _LOG = logging.getLogger(__name__)
 
@@ -111,15 +118,44 @@ class Drafts:
             self._lock.release()
 
 
-def serve(
-    own: Own, address: Address, token: str, credentials: grpc.ServerCredentials | None
-) -> tuple[grpc.Server, str]:
-    """Starts a worker; see `transport.serve_far`."""
-    refusals, engines = Refusals(), own.engines
-    answers = wanted_sessions(Drafts(own).load, MESSAGE, refusals, engines, GREETING)
-    return serve_far(
-        answers, token, address, credentials, size=MESSAGE, streams=engines, refusals=refusals
-    )
+def serve(own: Own, address: Address, token: str, tls: ssl.SSLContext | None) -> StreamServer:
+    """Starts a worker.
+
+    Args:
+      own: what it was started with.
+      token: secret that engines must know.
+      tls: its certificate; None is plain text.
+
+    Raises:
+      InputError: the address cannot be listened on.
+    """
+    refusals = Refusals()
+    answers = wanted_sessions(Drafts(own).load, MESSAGE, refusals, own.engines, GREETING)
+    return server_at(address, answers, token, tls, size=MESSAGE, refusals=refusals)
+
+
+def server_at(
+    address: Address,
+    answers: Answers,
+    token: str,
+    tls: ssl.SSLContext | None,
+    *,
+    size: int,
+    refusals: Refusals,
+) -> StreamServer:
+    """A server of streams at an address; see `StreamServer`.
+
+    Raises:
+      InputError: the address cannot be listened on.
+    """
+    try:
+        listening = listen(*address)
+    except OSError:
+        raise InputError(
+            f"listen = {str(address)!r} cannot be listened on: it is no address of this host, or "
+            "another program has the port"
+        ) from None
+    return StreamServer(answers, listening, token, size, refusals, silence=_ENGINE_SILENCE, tls=tls)
 
 
 def devices_of(text: str | None) -> Devices | None:

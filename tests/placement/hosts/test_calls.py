@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
-import struct
 import threading
 import time
 
@@ -24,10 +23,13 @@ from ssd_jax.roles.records import SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
-from ssd_jax.wire.frames import MOST, Frames
+from ssd_jax.wire.frames import Frames
+from ssd_jax.wire.handshake import RefusedError, enter
 from ssd_jax.wire.host_messages import OpenSlot, Refuse, SeenOutcome, decode, encode
+from ssd_jax.wire.listener import Limits
 from tests.placement.hosts.paired import HOSTS, SILENCE, SLOTS, K, Texts, decoding, joined
 from tests.waiting import eventually
+from tests.wire.ends import ended
 
 LENGTHS = np.array([4, -1], np.int32)
 
@@ -327,37 +329,43 @@ def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
 
 
 def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
-    monkeypatch.setattr(leaders, "_STRANGER", 0.2)
+    monkeypatch.setattr(leaders, "_LIMITS", Limits(seconds=0.5))
+    monkeypatch.setattr(leaders, "_GREETING", 0.2)
     texts, made = Texts(), []
     thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), HOSTS, 5.0)))
     thread.start()
     host, port, token = texts.of(STREAM).get(timeout=10).split(" ")
-    hello = leaders.Greeting(leaders.VERSION, token, 1, "me")
-    frames = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack("<I", MOST + 1),
-        struct.pack("<I", 2**13),  # no greeting is so long
-        framed(encode(Refuse("no"))),
-        framed(encode(leaders.Greeting(leaders.VERSION, "guess", 1, "me"))),
-        framed(encode(leaders.Greeting(leaders.VERSION, "\N{SNOWMAN}", 1, "me"))),
-        framed(encode(leaders.Greeting(leaders.VERSION + 1, token, 1, "me"))),
-        framed(encode(leaders.Greeting(leaders.VERSION, token, 2, "me"))),
-        framed(b"\xff" * 9),
-        b"",  # says nothing
-        struct.pack("<I", 4000),  # and so on, byte by byte
+    strangers = []
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b""):
+        strangers.append(socket.create_connection((host, int(port))))
+        strangers[-1].sendall(said)
+    greetings = [
+        encode(Refuse("no")),
+        encode(leaders.Greeting(2, "me")),
+        b"\xff" * 9,
+        b"x" * 2**13,  # no greeting is so long
+        None,  # says nothing
     ]
-    connected, ended = [], threading.Event()
-    for frame in [*frames, framed(encode(hello))]:
-        connected.append(socket.create_connection((host, int(port))))
-        connected[-1].sendall(frame)
-    threading.Thread(target=dribble, args=(connected[-2], ended), daemon=True).start()
+    links = []
+    for known, greeting in [("guess", None), *((token, each) for each in greetings)]:
+        links.append(Frames(socket.create_connection((host, int(port))), 5.0))
+        with contextlib.suppress(RefusedError):
+            enter(links[-1], known.encode(), 5.0)
+            if greeting is not None:
+                links[-1].send(greeting)
+    for each in links:
+        with pytest.raises(OSError, match=r"closed|reset"):
+            each.receive()
+    assert all(ended(each) for each in strangers)
+    assert not made
+    follower = Frames(socket.create_connection((host, int(port))), 5.0)
+    enter(follower, token.encode(), 5.0)
+    follower.send(encode(leaders.Greeting(1, "me")))
     thread.join(10)
     assert made
     made[0].close()
-    eventually(lambda: caplog.text.count("was sent away") == len(frames))
-    ended.set()
-    for each in connected:
-        each.close()
+    for why in ("another protocol", "said nothing", "does not know the token", "waited for"):
+        assert sum(why in line for line in caplog.messages) == 1, caplog.messages
 
 
 @pytest.mark.more
@@ -384,7 +392,7 @@ def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
         each.close()
 
 
-def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
+def test_a_host_that_takes_nothing_holds_up_no_other_from_ending(monkeypatch):
     texts, timeout, left, made = Texts(), 1.5, {}, []
     hosts = dataclasses.replace(HOSTS, count=3)
 
@@ -399,7 +407,8 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
     thread.join(10)
     (leader,) = made
     leaders.atexit.unregister(leader._at_exit)
-    with leader._hosts[1].link._sending:  # by who writes a call to it
+    with monkeypatch.context() as busy:
+        busy.setattr(leader._hosts[1].link, "send", lambda *_: threading.Event().wait())
         threading.Thread(target=leader._lose, args=(1, "it was silent"), daemon=True).start()
         eventually(lambda: left.keys() >= {0, 2})
     assert left[0] == left[2]
@@ -412,7 +421,7 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending():
 def test_a_leader_is_reached_by_each_kind_of_address_of_its_name(monkeypatch, number):
     found = socket.getaddrinfo
     try:
-        listen(number, 0, "").close()
+        listen(number, 0, "").socket.close()
     except OSError:
         pytest.skip(f"this machine has no {number}")
 
@@ -456,27 +465,6 @@ def test_a_follower_that_is_lost_while_others_come_ends_the_start():
     threading.Thread(target=come_and_go).start()
     with pytest.raises(SsdError, match=r"host 1 of 3 .* is lost: its connection was closed"):
         Leader(texts.job(0, 3), hosts, SILENCE, leave=lambda *_: None)
-
-
-def dribble(connected, ended):
-    with contextlib.suppress(OSError):
-        while not ended.wait(0.05):
-            connected.sendall(b"x")
-
-
-def test_a_message_that_cannot_be_taken_is_told_of():
-    ends, lost = socket.socketpair(), []
-    frames = Frames(ends[0], 5.0)
-    frames.start(lambda frame: {}[frame], lost.append)
-    ends[1].sendall(framed(b"odd"))
-    eventually(lambda: lost)
-    assert lost == ["what it has sent could not be taken: KeyError(b'odd')"]
-    for end in ends:
-        end.close()
-
-
-def framed(message):
-    return struct.pack("<I", len(message)) + message
 
 
 def test_a_leader_that_is_closed_ends_the_wait_of_another_thread(monkeypatch):

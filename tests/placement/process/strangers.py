@@ -3,9 +3,9 @@
     python -m tests.placement.process.strangers [--streams=2500]
 
 Strangers of the same user (no other can reach the socket) come in thousands: connections that say
-nothing, a token that is another, the length of a message without end, and noise. For each kind:
-seconds of a core and growth of memory of an otherwise idle worker; then what happens to an engine
-that decodes while they come.
+nothing, proofs of a token that is another, the length of a message without end, and noise. For each
+kind: seconds of a core and growth of memory of an otherwise idle worker; then what happens to an
+engine that decodes while they come.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ssd_jax.placement.process.placement import DraftWorker
+from ssd_jax.wire import handshake
+from ssd_jax.wire.frames import framed
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, run_of
@@ -49,7 +51,7 @@ def attack(address: str, kind: str, streams: int) -> None:
     """Comes as that many strangers, and leaves."""
     said = {
         "quiet": b"",
-        "guess": (32).to_bytes(4, "little") + b"0" * 32,
+        "guess": framed(handshake.hello() + bytes(32)),
         "huge": (2**32 - 1).to_bytes(4, "little"),
         "noise": os.urandom(1000),
     }[kind]

@@ -215,7 +215,6 @@ def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
 def test_only_a_round_calls_the_draft_away_from_its_branches():
     """A prompt that is prefilled meanwhile must not cost the others their branches."""
     inbox = server._Inbox(HELLO, Refusals())
-    inbox.admitted.set()
     inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
     assert not inbox.called()
     inbox.fill(iter([server.codec.encode(ROUND)]))
@@ -231,7 +230,6 @@ def test_only_a_round_calls_the_draft_away_from_its_branches():
 def test_a_message_that_is_longer_than_any_of_use_ends_its_stream():
     """Once it is known what the engine wants: before, only its first message is read."""
     inbox = server._Inbox(HELLO, Refusals())
-    inbox.admitted.set()
     most = server.message_size(HELLO)
     inbox.fill(iter([bytes(most + 1)]))
     with pytest.raises(ProtocolError, match=f"a message of {most + 1} bytes, of {most} at most"):

@@ -50,11 +50,11 @@ def test_a_round_trip_leaves_out_what_the_worker_did(monkeypatch):
 @pytest.mark.parametrize(("shared", "ahead"), [(False, 12345.0), (True, 12345.0), (True, -20.0)])
 def test_work_is_told_in_the_engines_time(shared, ahead):
     """Believing a clock that is ahead would put all work at the moment when it is told."""
-    server, address = serving(ahead=ahead)
+    server = serving(ahead=ahead)
     counters = Counter()
     link = FAR._replace(clock=shared)
-    connect = connector(HELLO, TOKEN, lambda: address, counters, link=link)
-    streams = WorkerStreams(connect, counters, lambda: address)
+    connect = connector(HELLO, TOKEN, lambda: server.address, counters, link=link)
+    streams = WorkerStreams(connect, counters, lambda: server.address)
     draft = RemoteDraft(HELLO, streams, patience=30.0)
     spans = []
     told = draft.activity
@@ -72,7 +72,7 @@ def test_work_is_told_in_the_engines_time(shared, ahead):
         assert run.generate()["miss"] > 0
     finally:
         draft.close()
-        server.stop(None)
+        server.stop()
     assert len(spans) > 10
     assert all(began - 0.5 < span.begin <= span.end <= now for span, now in spans)
     assert any(span.end > span.begin for span, _ in spans)

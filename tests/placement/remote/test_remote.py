@@ -300,7 +300,7 @@ def test_a_token_is_needed_where_the_worker_has_one(root, tmp_path):
             said = ids(outputs(llm, requests(llm, "coupled")[:2], "ar"))
             assert ids(outputs(llm, requests(llm, "coupled")[:2], "ssd")) == said
         for files in ({"draft_token_file": wrong}, {}):
-            with pytest.raises(InputError, match="its token or its protocol is another"):
+            with pytest.raises(InputError, match="its token is another"):
                 opened(root, worker.address, **files)
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections import Counter
 
-import grpc
 import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.process import server
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.server import LeftError
 from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.wire import codec, refusals
-from ssd_jax.wire.messages import Refused, Welcome
-from ssd_jax.wire.transport import METHOD
-from ssd_jax.wire.transport import TOKEN as KEY
+from ssd_jax.wire.messages import ProtocolError, Refused, Welcome
+from ssd_jax.wire.stream import Stream, StreamError
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.test_session import OPEN
 from tests.placement.remote.scripted import FAR, SIZE, WANTED, serving
@@ -28,25 +28,29 @@ from tests.waiting import eventually
 @pytest.fixture
 def worker():
     """Its address; an engine that comes after all else is served."""
-    running, address = serving(greeting=0.5)
-    yield address
-    link = Connection(address, HELLO, TOKEN, Counter(), FAR)
+    running = serving(greeting=0.5)
+    yield running.address
+    link = Connection(running.address, HELLO, TOKEN, Counter(), FAR)
     try:
         assert link.wait_ready(30), link.trouble
     finally:
         link.close()
-        running.stop(None)
-
-
-OWN = (("grpc.use_local_subchannel_pool", 1),)
-"""A connection of its own: who shares one is refused while its earlier streams are being ended."""
+        running.stop()
 
 
 def talk(address, messages, token=TOKEN):
     """Sends bytes; returns the answers that come until the stream ends."""
-    with grpc.insecure_channel(address, options=OWN) as channel:
-        call = channel.stream_stream(METHOD)(messages, metadata=((KEY, token),), timeout=30)
-        return [codec.decode(answer, HELLO) for answer in call]
+    stream, answers = Stream(address, token, 2 * SIZE), []
+    for message in messages:
+        stream.send(message)
+    try:
+        answers.extend(codec.decode(answer, HELLO) for answer in stream.answers())
+    except StreamError as error:
+        if error.refused or not stream.heard:
+            raise
+    finally:
+        stream.close()
+    return answers
 
 
 def refused(address, *messages):
@@ -58,8 +62,11 @@ def refused(address, *messages):
 
 
 def test_what_is_wanted_and_a_hello_are_welcome(worker):
-    answers = talk(worker, iter([codec.encode(WANTED), codec.encode(HELLO)]))
-    assert [type(each) for each in answers] == [Welcome]
+    stream = Stream(worker, TOKEN, SIZE)
+    stream.send(codec.encode(WANTED))
+    stream.send(codec.encode(HELLO))
+    assert codec.decode(next(stream.answers()), HELLO) == Welcome()
+    stream.close()
 
 
 def test_others_first_are_refused(worker):
@@ -76,44 +83,40 @@ def test_a_hello_that_is_another_than_was_said_is_refused(worker):
     assert "slots" in reason
 
 
-def nothing():
-    time.sleep(5)
-    yield b""
-
-
 def test_one_that_is_silent_is_ended(worker):
     began = time.monotonic()
-    (answer,) = talk(worker, nothing())
+    (answer,) = talk(worker, [])
     assert "no Hello within" in answer.reason
     assert time.monotonic() < began + 5
 
 
 def test_who_does_not_know_the_token_is_not_read(worker):
-    with pytest.raises(grpc.RpcError) as error:
-        talk(worker, iter([codec.encode(WANTED)]), token="another")
-    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    with pytest.raises(StreamError, match="its token is another"):
+        talk(worker, [codec.encode(WANTED)], token="another")
 
 
 def test_messages_larger_than_any_are_refused_before_they_are_sent_and_when_they_come(worker):
     huge = msgspec.structs.replace(HELLO, context=2**24)
     wanted = msgspec.structs.replace(WANTED, hello=huge)
     assert "are allowed; lower `slots`" in refused(worker, wanted)
-    with pytest.raises(grpc.RpcError) as error:
-        talk(worker, iter([b"\0" * (SIZE + 1)]))
-    assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert talk(worker, [b"\0" * (SIZE + 1)]) == []
 
 
 def test_each_kind_of_refusal_is_logged_once_and_no_secret_with_it(worker, caplog):
     caplog.set_level("WARNING", logger=refusals.__name__)
     for _ in range(3):
-        with pytest.raises(grpc.RpcError):
-            talk(worker, iter([b""]), token="guessed")
+        with pytest.raises(StreamError):
+            talk(worker, [b"x"], token="guessed")
         refused(worker, b"GET / HTTP/1.1")
-        with pytest.raises(grpc.RpcError):
-            talk(worker, iter([b"\0" * (SIZE + 1)]))
-        talk(worker, nothing())
+        talk(worker, [b"\0" * (SIZE + 1)])
+        talk(worker, [])
     said = [record.getMessage() for record in caplog.records]
-    whys = ("not know the token", "no message of this protocol", "larger than any", "no Hello")
+    whys = (
+        "not know the token",
+        "no message of this protocol",
+        "broke off before its first message",
+        "no Hello",
+    )
     assert len(said) == len(whys)
     for why in whys:
         assert sum(why in line for line in said) == 1, said
@@ -125,25 +128,25 @@ def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
     def load(_wanted, _gone):
         raise InputError("no such file") if known else MemoryError("out of memory")
 
-    running, address = serving(load)
+    running = serving(load)
     try:
-        reason = refused(address, WANTED)
+        reason = refused(running.address, WANTED)
         assert reason == ("no such file" if known else "MemoryError: out of memory")
     finally:
-        running.stop(None)
+        running.stop()
 
 
 def test_what_a_worker_says_is_shown_without_control_characters():
     def load(_wanted, _gone):
         raise InputError("\x1b[2J\x1b[31mgone\nTraceback")
 
-    running, address = serving(load)
+    running = serving(load)
     try:
-        link = Connection(address, HELLO, TOKEN, Counter(), FAR)
+        link = Connection(running.address, HELLO, TOKEN, Counter(), FAR)
         assert not link.wait_ready(30)
         assert link.trouble == "the worker refused: \ufffd[2J\ufffd[31mgone\nTraceback"
     finally:
-        running.stop(None)
+        running.stop()
 
 
 @pytest.mark.more
@@ -212,16 +215,36 @@ def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered(caplog):
         seen.set()
         raise LeftError("it left")
 
-    running, address = serving(load)
-    with grpc.insecure_channel(address) as channel:
-        call = channel.stream_stream(METHOD)(
-            iter([codec.encode(WANTED)]), metadata=((KEY, TOKEN),), timeout=60
-        )
-        assert begun.wait(30)
-        call.cancel()
-        assert seen.wait(30)
-    running.stop(None)
+    running = serving(load)
+    stream = Stream(running.address, TOKEN, SIZE)
+    stream.send(codec.encode(WANTED))
+    threading.Thread(target=lambda: [*_until_closed(stream)], daemon=True).start()
+    assert begun.wait(30)
+    stream.close()
+    assert seen.wait(30)
+    running.stop()
     assert not caplog.messages  # others are refused, and of them the first is named
+
+
+def _until_closed(stream):
+    with contextlib.suppress(StreamError):
+        yield from stream.answers()
+
+
+def test_who_is_not_welcome_yet_leaves_no_heap_of_messages(monkeypatch):
+    decoded, read = [], codec.decode
+
+    def decode(data, about):
+        decoded.append(read(data, about))
+        return decoded[-1]
+
+    monkeypatch.setattr(server.codec, "decode", decode)
+    inbox = server._Inbox(server._NOTHING, refusals.Refusals())
+    inbox.fill(iter([codec.encode(WANTED)] * 99))
+    assert inbox.ended.is_set()
+    assert len(decoded) == server._EARLY + 1
+    with pytest.raises(ProtocolError, match="before it was welcome"):
+        list(inbox.messages(1.0))
 
 
 def test_a_draft_that_is_loaded_is_found_while_another_loads(monkeypatch):

@@ -1,0 +1,216 @@
+"""A connection: frames come in order, nobody waits for ever, and its end has a reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from ssd_jax.wire import frames as frames_module
+from ssd_jax.wire.frames import Frames, framed
+from ssd_jax.wire.security import Files
+from ssd_jax.wire.tls import Tls
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def pair():
+    """Two connected ends that wait up to half a second."""
+    ends = socket.socketpair()
+    for each in ends:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+    both = [Frames(end, 0.5) for end in ends]
+    yield both
+    for each in both:
+        each.close()
+    for end in ends:
+        end.close()
+
+
+def test_frames_come_as_they_were_sent(pair):
+    one, other = pair
+    for frame in (b"a", b"", b"b" * 100):
+        one.send(frame)
+    assert [other.receive() for _ in range(3)] == [b"a", b"", b"b" * 100]
+
+
+def test_a_frame_that_need_not_have_left_is_not_waited_for(pair):
+    """It leaves by itself, and others behind it."""
+    one, other = pair
+    one.beat(60)
+    large = [bytes([number]) * 2**20 for number in range(3)]
+    began = time.monotonic()
+    for frame in large:
+        one.send(frame, wait=False)
+    assert time.monotonic() - began < 0.4
+    assert not one.flush(0)
+    assert [other.receive() for _ in large] == large
+    assert one.flush(5)
+
+
+def test_a_frame_that_must_leave_is_waited_for(pair):
+    one, other = pair
+    thread = threading.Thread(target=one.send, args=(b"x" * 2**20,))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    assert other.receive() == b"x" * 2**20
+    thread.join(5)
+    assert one.flush(0)
+
+
+def test_frames_of_several_threads_stay_whole(pair):
+    one, other = pair
+    sent = [bytes([number]) * 50_000 for number in range(20)]
+    threads = [
+        threading.Thread(target=one.send, args=(frame,), kwargs={"wait": bool(number % 2)})
+        for number, frame in enumerate(sent)
+    ]
+    one.beat(60)
+    for each in threads:
+        each.start()
+    assert sorted(other.receive() for _ in sent) == sent
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_the_other_end_does_not_take_ends_the_connection(pair, wait):
+    """A part may have left, which nothing else can follow."""
+    one, other = pair
+    lost = []
+    one.beat(60, lost.append)
+    if wait:
+        with pytest.raises(TimeoutError):
+            one.send(b"x" * 2**20)
+    else:
+        one.send(b"x" * 2**20, wait=False)
+        eventually(lambda: lost == ["it took nothing for 0.5 s"], 10)
+    with pytest.raises(OSError, match="closed"):
+        other.receive()
+    assert one.why(ConnectionError("later")) == "it took nothing for 0.5 s"
+
+
+def test_a_frame_that_is_too_long_is_neither_sent_nor_received(pair):
+    one, other = pair
+    one.most = other.most = 100
+    with pytest.raises(OSError, match="of 101 bytes is too long; at most 100 go"):
+        one.send(b"x" * 101)
+    one.send(b"x" * 100)
+    assert other.receive() == b"x" * 100
+    one.most = 2**20
+    one.send(b"x" * 101)
+    with pytest.raises(OSError, match="it has sent a message of 101 bytes; at most 100 go"):
+        other.receive()
+
+
+def test_silence_ends_a_connection_and_beats_do_not(pair):
+    one, other = pair
+    one.beat(0.1)
+    began = time.monotonic()
+    while time.monotonic() < began + 1:
+        assert other.receive() == b""
+    with pytest.raises(TimeoutError) as raised:
+        one.receive()
+    assert one.why(raised.value) == "it was silent for 0.5 s"
+
+
+def test_a_first_frame_has_a_limit_of_its_own(pair):
+    one, other = pair
+    began = time.monotonic()
+    one._socket.send(framed(b"y" * 11)[:6])
+    with pytest.raises(TimeoutError, match="does not answer"):
+        other.first(0.1, most=11)
+    assert time.monotonic() - began < 0.4
+    with pytest.raises(OSError, match="at most 10 go"):
+        other.first(5, most=10)
+
+
+def test_a_frame_that_cannot_be_taken_is_told_of():
+    ends, lost = socket.socketpair(), []
+    frames = Frames(ends[0], 5.0)
+    frames.start(lambda frame: {}[frame], lost.append)
+    ends[1].sendall(framed(b"odd"))
+    eventually(lambda: lost)
+    assert lost == ["what it has sent could not be taken: KeyError(b'odd')"]
+    for end in ends:
+        end.close()
+
+
+def test_an_end_that_closes_hears_of_no_loss(pair):
+    one, other = pair
+    lost = []
+    for each in pair:
+        each.start(lambda _: None, lambda why, end=each: lost.append((end, why)))
+    one.close()
+    eventually(lambda: lost, 10)
+    time.sleep(0.1)
+    assert lost == [(other, "its connection was closed")]
+
+
+def test_both_ends_may_send_at_once_what_is_encrypted(files):
+    """OpenSSL allows one thread at a time for a connection."""
+    ends = socket.socketpair()
+    of_worker = Files(cert=files["worker.cert"], key=files["worker.key"]).of_worker()
+    of_engine = Files(ca=files["ca"]).of_engine()
+    server = Tls(of_worker)
+    client = Frames(ends[0], 20)
+
+    def agree():
+        while not server.ready:
+            server.decrypt(ends[1].recv(2**16))
+            ends[1].sendall(server.encrypt(b""))
+
+    agreeing = threading.Thread(target=agree)
+    agreeing.start()
+    client.encrypt(Tls(of_engine, "127.0.0.1"), 20)
+    agreeing.join()
+    both = [client, Frames(ends[1], 20, tls=server)]
+    said = [[os.urandom(size) for size in (10, 100_000, 2**20, 3)] * 5 for _ in both]
+    heard = [[], []]
+
+    def send(index):
+        for frame in said[index]:
+            both[index].send(frame)
+
+    def receive(index):
+        for _ in said[1 - index]:
+            heard[index].append(both[index].receive())
+
+    threads = [
+        threading.Thread(target=what, args=(index,), daemon=True)
+        for index in range(2)
+        for what in (send, receive)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert heard == said[::-1]
+    for end in ends:
+        end.close()
+
+
+def test_nothing_is_held_while_the_other_end_is_waited_for(pair):
+    one, _ = pair
+    threading.Thread(target=lambda: _quietly(one), daemon=True).start()
+    time.sleep(0.1)
+    assert one._sending.acquire(timeout=0.2)
+    one._sending.release()
+
+
+def _quietly(frames):
+    try:
+        frames.send(b"x" * 2**22)
+    except OSError:
+        return
+
+
+def test_one_read_takes_a_frame_and_those_that_follow(pair):
+    one, other = pair
+    one.send(b"a" * 1000)
+    one.send(b"b" * 1000)
+    assert frames_module.AT_ONCE > 2008
+    assert other.receive() == b"a" * 1000
+    assert bytes(other._received[4:]) == b"b" * 1000
