@@ -24,16 +24,16 @@ from ssd_jax.checkpoints.messages import (
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.forks import owned
 
-SECONDS = 2.0
+MAX_SECONDS = 2.0
 """Seconds of processor time that a template may take for a conversation."""
 
-MEMORY = 256 << 20
+MAX_MEMORY = 256 << 20
 """Bytes of memory that it may take, where the system can limit them (not on macOS)."""
 
-MOST_TEXT = 16 << 20
+MAX_TEXT = 16 << 20
 """Characters that a template may write."""
 
-_WALL_SECONDS = 20.0
+_MAX_WALL_SECONDS = 20.0
 """Seconds of wall-clock time, for a template that waits instead of working."""
 
 _START_SECONDS = 60.0
@@ -113,13 +113,13 @@ class ChatTemplate:
         (mark,) = unused_characters([source, conversation, context], 1)
         conversation[-1]["content"] += f"{mark} "
         text = self._render(source, conversation, context, where)
-        before, found, after = text.rpartition(mark)
-        if not found:
+        head, mark_found, tail = text.rpartition(mark)
+        if not mark_found:
             raise InputError(
                 f"the chat template of {where} leaves out the last message, so it cannot be "
                 "continued; leave out continue_final_message"
             )
-        return before if after.startswith(" ") else before.rstrip()
+        return head if tail.startswith(" ") else head.rstrip()
 
     def _render(
         self,
@@ -149,10 +149,10 @@ def unused_characters(value: object, count: int) -> str:
     """Private characters that occur nowhere in a value that JSON can express."""
     used = set(_json(value, ensure_ascii=False))
     unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in used)
-    found = "".join(itertools.islice(unused, count))
-    if len(found) < count:
+    characters = "".join(itertools.islice(unused, count))
+    if len(characters) < count:
         raise InputError("the messages use all private characters of Unicode; leave some out")
-    return found
+    return characters
 
 
 def _json(value: object, *, ensure_ascii: bool = True) -> str:
@@ -169,7 +169,7 @@ class _Child:
         self.owner = owner
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: Connection
+        self._connection: Connection
 
     def render(self, request: bytes) -> tuple[bool, str]:
         """Whether the template failed or reached a limit, and its text or the reason."""
@@ -177,72 +177,74 @@ class _Child:
             try:
                 if self._process is None:
                     self._start()
-                answer = self._answer(request, _WALL_SECONDS)
+                answer = self._exchange(request, _MAX_WALL_SECONDS)
             except BaseException:  # after an interrupt, an answer that belongs to no one is left
-                self._drop()
+                self._stop()
                 raise
             if answer is None:
-                self._drop()
-                return True, f"it took more than {SECONDS:g} s or {MEMORY >> 20} MB"
+                self._stop()
+                return True, f"it took more than {MAX_SECONDS:g} s or {MAX_MEMORY >> 20} MB"
         return bool(answer[0]), answer[1:].decode("utf-8", "surrogatepass")
 
     def close(self) -> None:
         with self._lock:
-            self._drop()
+            self._stop()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._link = Connection(ours.detach())
-        told = (MEMORY, SECONDS, MOST_TEXT, theirs.fileno())
+        parent, child = socket.socketpair()
+        self._connection = Connection(parent.detach())
+        arguments = (MAX_MEMORY, MAX_SECONDS, MAX_TEXT, child.fileno())
         # Last the place of the program, whose files must not hide others; hooks are no paths.
         entries = [*sys.path[1:], *sys.path[:1]]
         path = os.pathsep.join(entry for entry in entries if Path(entry).is_absolute())
         try:
             self._process = process = subprocess.Popen(
                 # -P: modules next to the program must not hide others
-                [sys.executable, "-P", str(_PROGRAM), *map(str, told)],
+                [sys.executable, "-P", str(_PROGRAM), *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # an interrupt from the terminal is meant for this process
             )
         except OSError as error:
             raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
         finally:
-            theirs.close()
-        self._end = weakref.finalize(self, owned(_end), process, self._link)
-        self._end.atexit = False  # threads may render at exit; the socket closes with this process
-        if self._answer(None, _START_SECONDS) is None:
+            child.close()
+        self._finalizer = weakref.finalize(self, owned(_end_process), process, self._connection)
+        self._finalizer.atexit = (
+            False  # threads may render at exit; the socket closes with this process
+        )
+        if self._exchange(None, _START_SECONDS) is None:
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "
                 "`chat_template=False`"
             )
 
-    def _answer(self, request: bytes | None, seconds: float) -> bytes | None:
+    def _exchange(self, request: bytes | None, seconds: float) -> bytes | None:
         """The answer to a request, or to none; None if the process has ended, or had to be."""
         assert self._process is not None
-        limit = threading.Timer(seconds, self._process.kill)
-        limit.daemon = True
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
         with contextlib.suppress(RuntimeError):  # from Python 3.12 on none starts as programs end
-            limit.start()
+            timer.start()
         try:
             if request is not None:
-                self._link.send_bytes(request)
-            return self._link.recv_bytes(4 * MOST_TEXT + 1)
+                self._connection.send_bytes(request)
+            return self._connection.recv_bytes(4 * MAX_TEXT + 1)
         except (EOFError, OSError):
             return None
         finally:
-            limit.cancel()
+            timer.cancel()
 
-    def _drop(self) -> None:
+    def _stop(self) -> None:
         if self._process is not None:
-            self._end()
+            self._finalizer()
             self._process = None
 
 
-def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
+def _end_process(process: subprocess.Popen[bytes], connection: Connection) -> None:
     process.kill()
     process.wait()
-    link.close()
+    connection.close()

@@ -32,7 +32,8 @@ class Checkpoint:
       load_tokenizer: reads the tokenizer.
       output_ids: [N] int32, ascending: tokens of the head's rows, if it does not have all (see
         `ModelConfig.output_size`).
-      made_for: of a draft checkpoint, the digest of its target (`draft_checkpoint.identity_of`).
+      target_digest: of a draft checkpoint, the digest of its target, see
+        `draft_checkpoint.identity_of`.
       acceptance: of a draft checkpoint, see `draft_checkpoint.DraftOrigin`.
       digest: of a draft checkpoint, reads its own tensors and returns their digest.
       identities: known digests of `draft_checkpoint.identity_of`, by the tensors that they cover.
@@ -44,7 +45,7 @@ class Checkpoint:
     tensors: TensorSource
     load_tokenizer: Callable[[], Tokenizer]
     output_ids: np.ndarray | None = None
-    made_for: str | None = None
+    target_digest: str | None = None
     acceptance: float | None = None
     digest: Callable[[], str] | None = None
     identities: dict[frozenset[str], str] = dataclasses.field(
@@ -59,17 +60,17 @@ class Checkpoint:
           InputError: it cannot be read, or has more tokens than the model embeds.
         """
         with reading(self.path):
-            found = self.load_tokenizer()
-        if found.size > self.config.vocab_size:
+            tokenizer = self.load_tokenizer()
+        if tokenizer.size > self.config.vocab_size:
             raise InputError(
-                f"{self.path}: the tokenizer has {found.size} tokens, the model embeds "
+                f"{self.path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
                 f"{self.config.vocab_size}; they do not belong together, or the embedding was not "
                 "resized"
             )
-        return found
+        return tokenizer
 
 
-def wanted_of(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+def tensor_structs(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Name and shape of every tensor of a model."""
     from ssd_jax.models.execution import Execution
     from ssd_jax.models.functional import FunctionalModel

@@ -36,23 +36,31 @@ class ControlTokens:
         self._secret = secrets.token_hex(16)  # so that no text spells an alias
         added = backend.get_added_tokens_decoder()
         self._tokens = {i: token for i, token in added.items() if token.special and token.content}
-        spelled = [re.escape(token.content) for token in self._tokens.values()]
+        spellings = [re.escape(token.content) for token in self._tokens.values()]
         # A lookahead: spellings may overlap.
-        self._start = re.compile(f"(?=(?:{'|'.join(spelled)}))(.)", re.DOTALL) if spelled else None
+        self._start = (
+            re.compile(f"(?=(?:{'|'.join(spellings)}))(.)", re.DOTALL) if spellings else None
+        )
 
-    def stand_ins(self, value: object, also: object) -> dict[str, str]:
+    def stand_ins(self, value: object, others: object) -> dict[str, str]:
         """A private character for every first character of the control tokens.
 
         Args:
           value: of JSON, whose spellings are to be hidden.
-          also: what else no stand-in may occur in.
+          others: what else no stand-in may occur in.
 
         Returns: nothing if no text in `value` spells a control token.
         """
         if not self._spells(value):
             return {}
-        first = sorted({token.content[0] for token in self._tokens.values()})
-        return dict(zip(first, unused_characters([value, also], len(first)), strict=True))
+        first_characters = sorted({token.content[0] for token in self._tokens.values()})
+        return dict(
+            zip(
+                first_characters,
+                unused_characters([value, others], len(first_characters)),
+                strict=True,
+            )
+        )
 
     def _spells(self, value: object) -> bool:
         if isinstance(value, str):
@@ -61,19 +69,18 @@ class ControlTokens:
             return any(map(self._spells, [*value, *value.values()]))
         return isinstance(value, list | tuple) and any(map(self._spells, value))
 
-    def hidden(self, value: Any, stand_ins: Mapping[str, str]) -> Any:
+    def hide(self, value: Any, stand_ins: Mapping[str, str]) -> Any:
         """`value` with the first character of each spelled control token exchanged."""
         if isinstance(value, str):
             if self._start is None:
                 return value
-            return self._start.sub(lambda found: stand_ins[found[1]], value)
+            return self._start.sub(lambda match: stand_ins[match[1]], value)
         if isinstance(value, Mapping):
             return {
-                self.hidden(key, stand_ins): self.hidden(item, stand_ins)
-                for key, item in value.items()
+                self.hide(key, stand_ins): self.hide(item, stand_ins) for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.hidden(item, stand_ins) for item in value]
+            return [self.hide(item, stand_ins) for item in value]
         return value
 
     def encode_plain(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -90,36 +97,40 @@ class ControlTokens:
         Raises:
           InputError: see `encode_plain`.
         """
-        shown_text = revealed(text, stand_ins)
-        found = self._backend.encode(text, add_special_tokens=False)
-        parts, wanted, done = [], [], 0
-        for token_id, (start, stop) in zip(found.ids, found.offsets, strict=True):
+        plain_text = reveal(text, stand_ins)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        parts, control_ids, end = [], [], 0
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             token = self._tokens.get(token_id)
             # The span may include white space that the token takes in.
-            begin = -1 if token is None else text.find(token.content, start, stop)
-            if token is not None and begin >= 0:
-                parts += [shown_text[done:begin], self._alias(token_id)]
-                wanted.append(token_id)
-                done = begin + len(token.content)
-        return self._encode("".join([*parts, shown_text[done:]]), wanted, add_special_tokens=False)
+            token_start = -1 if token is None else text.find(token.content, start, stop)
+            if token is not None and token_start >= 0:
+                parts += [plain_text[end:token_start], self._alias(token_id)]
+                control_ids.append(token_id)
+                end = token_start + len(token.content)
+        return self._encode(
+            "".join([*parts, plain_text[end:]]), control_ids, add_special_tokens=False
+        )
 
-    def _encode(self, text: str, wanted: Sequence[int], *, add_special_tokens: bool) -> list[int]:
-        copy, tokens_of = self._copy
-        found = copy.encode(text, add_special_tokens=add_special_tokens)
-        made = zip(found.ids, found.offsets, found.special_tokens_mask, strict=True)
-        for token_id, (start, stop), inserted in made:
+    def _encode(
+        self, text: str, control_ids: Sequence[int], *, add_special_tokens: bool
+    ) -> list[int]:
+        copy, id_of_alias = self._copy
+        encoding = copy.encode(text, add_special_tokens=add_special_tokens)
+        tokens = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        for token_id, (start, stop), is_added in tokens:
             token = self._tokens.get(token_id)
-            if token is not None and not inserted and token.content in text[start:stop]:
+            if token is not None and not is_added and token.content in text[start:stop]:
                 raise InputError(
                     f"{self._where}: its tokenizer has no plain form of {shown(token.content)}; "
                     "leave it out of the text, or use `control_tokens='parse'`"
                 )
-        if [tokens_of[i] for i in found.ids if i in tokens_of] != list(wanted):
+        if [id_of_alias[i] for i in encoding.ids if i in id_of_alias] != list(control_ids):
             raise InputError(
                 f"{self._where}: its control tokens depend on the text around them, so they cannot "
                 "be told apart from spelled ones; use `control_tokens='parse'`"
             )
-        return [tokens_of.get(i, i) for i in found.ids]
+        return [id_of_alias.get(i, i) for i in encoding.ids]
 
     def _alias(self, token_id: int) -> str:
         return f"\ue000{self._secret}-{token_id}\ue001"
@@ -143,12 +154,14 @@ class ControlTokens:
         }
         copy.add_tokens([*aliases.values()])
         added = copy.get_added_tokens_decoder()
-        texts = {alias.content: token_id for token_id, alias in aliases.items()}
+        id_of_text = {alias.content: token_id for token_id, alias in aliases.items()}
         return copy, {
-            i: texts[token.content] for i, token in added.items() if token.content in texts
+            i: id_of_text[token.content]
+            for i, token in added.items()
+            if token.content in id_of_text
         }
 
 
-def revealed(text: str, stand_ins: Mapping[str, str]) -> str:
+def reveal(text: str, stand_ins: Mapping[str, str]) -> str:
     """A text with the characters that the stand-ins stand for."""
     return text.translate({ord(private): character for character, private in stand_ins.items()})

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 import tokenizers
+from typing_extensions import override
 
 SPACE_MARK = "\u2581"  # sentencepiece writes a space as this character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -40,42 +41,44 @@ class OpenStream(Protocol):
     """Opens a stream for a text after a token, `Tokenizer.open_stream`."""
 
     def __call__(self, after: int, /, *, skip_special: bool) -> DecodeStream:
-        """See `Tokenizer.open_stream`."""
+        """A stream for a text after a token; arguments as of `Tokenizer.open_stream`."""
         ...
 
 
-class ByteStream:
+class ByteStream(DecodeStream):
     """The `DecodeStream` of a tokenizer whose tokens stand for fixed bytes.
 
     Bytes that are no UTF-8 become U+FFFD, one for each maximal invalid part, as Rust and Python do.
 
     Args:
-      piece: returns a token's bytes.
-      skipped: tokens that are not text.
+      bytes_of: returns a token's bytes.
+      skipped_ids: tokens that are not text.
       strip_space: whether to drop one space at the start of the text.
     """
 
     def __init__(
-        self, piece: Callable[[int], bytes], skipped: Container[int], *, strip_space: bool
+        self, bytes_of: Callable[[int], bytes], skipped_ids: Container[int], *, strip_space: bool
     ) -> None:
-        self._piece, self._skipped = piece, skipped
+        self._bytes_of, self._skipped_ids = bytes_of, skipped_ids
         self._strip_space = strip_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @override
     def push(self, ids: Iterable[int]) -> str:
-        """See `DecodeStream.push`."""
-        data = b"".join(self._piece(each) for each in ids if each not in self._skipped)
+        data = b"".join(
+            self._bytes_of(token_id) for token_id in ids if token_id not in self._skipped_ids
+        )
         if self._strip_space and data:
             data = data.removeprefix(b" ")
             self._strip_space = False
         return self._utf8.decode(data)
 
+    @override
     def flush(self) -> str:
-        """See `DecodeStream.flush`."""
         return self._utf8.decode(b"", final=True)
 
 
-class WindowStream:
+class WindowStream(DecodeStream):
     """The `DecodeStream` of a tokenizer whose decoder looks at neighbouring tokens.
 
     The new text is the decoded window minus its decoded beginning. The window starts one step
@@ -85,31 +88,33 @@ class WindowStream:
     def __init__(
         self,
         decode: Callable[[list[int]], str],
-        skipped: Container[int] = (),
+        skipped_ids: Container[int] = (),
         after: int | None = None,
     ) -> None:
-        self._decode, self._skipped = decode, skipped
+        self._decode, self._skipped_ids = decode, skipped_ids
         self._window = [] if after is None else [after]
         self._returned = len(self._window)  # tokens of the window whose text was returned
 
+    @override
     def push(self, ids: Iterable[int]) -> str:
-        """See `DecodeStream.push`."""
-        return "".join(self._push(each) for each in ids if each not in self._skipped)
+        return "".join(
+            self._push(token_id) for token_id in ids if token_id not in self._skipped_ids
+        )
 
     def _push(self, token_id: int) -> str:
         self._window.append(token_id)
         new = self._new_text()
-        return self._returning(new) if new and not new.endswith("\ufffd") else ""
+        return self._advance(new) if new and not new.endswith("\ufffd") else ""
 
+    @override
     def flush(self) -> str:
-        """See `DecodeStream.flush`."""
-        return self._returning(self._new_text())
+        return self._advance(self._new_text())
 
     def _new_text(self) -> str:
-        before = self._decode(self._window[: self._returned])
-        return self._decode(self._window)[len(before) :]
+        returned_text = self._decode(self._window[: self._returned])
+        return self._decode(self._window)[len(returned_text) :]
 
-    def _returning(self, new: str) -> str:
+    def _advance(self, new: str) -> str:
         self._window = self._window[self._returned :]
         self._returned = len(self._window)
         return new
@@ -132,12 +137,14 @@ def stream_opener(
         return functools.partial(WindowStream, decode)
 
     @functools.cache
-    def piece(token_id: int) -> bytes:
+    def bytes_of(token_id: int) -> bytes:
         token = backend.id_to_token(token_id)
         return b"" if token is None else to_bytes(token_id, token)  # None: a padding row
 
-    strips = len(steps) == 4
-    return lambda skipped, after: ByteStream(piece, skipped, strip_space=strips and after is None)
+    strips_space = len(steps) == 4
+    return lambda skipped_ids, after: ByteStream(
+        bytes_of, skipped_ids, strip_space=strips_space and after is None
+    )
 
 
 def _is_sentencepiece(steps: list[dict]) -> bool:

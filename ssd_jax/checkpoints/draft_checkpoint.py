@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
+from ssd_jax.checkpoints.checkpoint import Checkpoint, tensor_structs
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
@@ -40,14 +40,14 @@ HEAD = "lm_head.weight"
 SCALE = "_scale"
 """Suffix to the name of a tensor stored as int8 rows: their scales."""
 
-_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}
+_DTYPE_NAMES = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}
 """Types of a draft's tensors, as NumPy and safetensors name them."""
 
 _BLOCK = 1 << 24
 """Elements of a tied tensor that are read at a time."""
 
 
-_LONGEST = 4096
+_MAX_SOURCE = 4096
 """Characters of a source, which errors quote."""
 
 
@@ -79,28 +79,30 @@ class DraftOrigin(NamedTuple):
     acceptance: float | None = None
 
     @classmethod
-    def parse(cls, said: Any, where: str) -> DraftOrigin:
+    def parse(cls, value: Any, where: str) -> DraftOrigin:
         """Checks and reads the value under `KEY`.
 
         Raises:
           InputError: it has another format version, or is malformed.
         """
-        version = said.get("format") if isinstance(said, dict) else None
+        version = value.get("format") if isinstance(value, dict) else None
         if version != FORMAT:
             raise InputError(
                 f"{where}: {KEY} has format {version!r}, this version reads {FORMAT}; use the "
                 "version of ssd_jax that wrote the draft, or a newer one, or make the draft again"
             )
         try:
-            target, tied, ids = said["target"], said["tied"], said["output_ids"]
-            made_for = Identity(str(target["source"]), str(target["sha256"]))
-            if max(map(len, made_for)) > _LONGEST:
+            target, tied, ids = value["target"], value["tied"], value["output_ids"]
+            identity = Identity(str(target["source"]), str(target["sha256"]))
+            if max(map(len, identity)) > _MAX_SOURCE:
                 raise TypeError("'target' must be a source and a digest")
-            if not isinstance(tied, dict) or not all(isinstance(to, str) for to in tied.values()):
+            if not isinstance(tied, dict) or not all(
+                isinstance(name, str) for name in tied.values()
+            ):
                 raise TypeError("'tied' must map names of tensors to names of tensors")
             if not isinstance(ids, str | None):
                 raise TypeError("'output_ids' must be the name of a tensor or null")
-            acceptance = said.get("acceptance")
+            acceptance = value.get("acceptance")
             if acceptance is not None and not (
                 isinstance(acceptance, int | float) and 0 <= acceptance <= 1
             ):
@@ -110,7 +112,7 @@ class DraftOrigin(NamedTuple):
                 f"{where}: {KEY} is malformed ({type(error).__name__}: {error}); write the draft "
                 "again"
             ) from None
-        return cls(made_for, tied, ids, acceptance)
+        return cls(identity, tied, ids, acceptance)
 
     @property
     def remedy(self) -> str:
@@ -121,7 +123,7 @@ class DraftOrigin(NamedTuple):
         )
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor as described by a file: its shape, and safetensors' name of its type."""
 
     shape: tuple[int, ...]
@@ -154,9 +156,9 @@ def _digest_of(target: Checkpoint, tied: Sequence[str]) -> str:
     def add(text: str) -> None:
         digest.update(text.encode() + b"\0")
 
-    add(json.dumps(_in_float32(target.config.to_hf()), sort_keys=True))
-    words = target.tokenizer
-    add("\n".join(str(words.token(token)) for token in range(words.size)))
+    add(json.dumps(_round_to_float32(target.config.to_hf()), sort_keys=True))
+    tokenizer = target.tokenizer
+    add("\n".join(str(tokenizer.token(token)) for token in range(tokenizer.size)))
     tensors = target.tensors
     for name in tied:
         if name not in tensors.shapes:
@@ -167,18 +169,18 @@ def _digest_of(target: Checkpoint, tied: Sequence[str]) -> str:
         shape = tensors.shape(name)
         add(f"{name} {list(shape)}")
         rows = max(1, _BLOCK // max(1, int(np.prod(shape[1:], dtype=int))))
-        for first in range(0, shape[0], rows):
-            block = tensors.read(name, (slice(first, min(first + rows, shape[0])),))
+        for start in range(0, shape[0], rows):
+            block = tensors.read(name, (slice(start, min(start + rows, shape[0])),))
             rounded = np.ascontiguousarray(block.astype(ml_dtypes.bfloat16, copy=False))
             digest.update(rounded.view(np.uint8).data)
         add("")
     return digest.hexdigest()
 
 
-def _in_float32(value: Any) -> Any:
+def _round_to_float32(value: Any) -> Any:
     """Rounds the numbers of a JSON value to float32, as some formats store no more."""
     if isinstance(value, dict):
-        return {key: _in_float32(item) for key, item in value.items()}
+        return {key: _round_to_float32(item) for key, item in value.items()}
     return float(np.float32(value)) if isinstance(value, float) else value
 
 
@@ -218,26 +220,26 @@ def write_draft(
     where = str(directory)
     check_output_ids(config, output_ids, where=where, tokenizer=tokenizer)
     stored = {
-        name: Stored(array.shape, _KINDS.get(array.dtype.name, array.dtype.name))
+        name: StoredTensor(array.shape, _DTYPE_NAMES.get(array.dtype.name, array.dtype.name))
         for name, array in tensors.items()
     }
     check_stored(config, stored, tied, where=where)
     directory = directory.expanduser().absolute()
     _require_free(directory)
-    written = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     if output_ids is not None:
-        written[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
-    about = {
+        arrays[OUTPUT_IDS] = np.ascontiguousarray(output_ids, np.int32)
+    origin = {
         "format": FORMAT,
         "target": target._asdict(),
         "tied": dict(sorted(tied.items())),
         "output_ids": None if output_ids is None else OUTPUT_IDS,
     }
     if acceptance is not None:
-        about["acceptance"] = round(acceptance, 3)
+        origin["acceptance"] = round(acceptance, 3)
     with new_directory(directory, durable=True) as partial:
-        (partial / TENSORS).write_bytes(save(written))
-        text = json.dumps(config.to_hf() | {KEY: about}, indent=1)
+        (partial / TENSORS).write_bytes(save(arrays))
+        text = json.dumps(config.to_hf() | {KEY: origin}, indent=1)
         (partial / CONFIG).write_text(text + "\n", encoding="utf-8")
         _require_free(directory)
 
@@ -286,68 +288,68 @@ def check_output_ids(
             f"tie_word_embeddings is true; tie {HEAD!r} to the target's tensor instead"
         )
     size = config.vocab_size if tokenizer is None else tokenizer.size
-    wrong = ids[(ids < 0) | (ids >= size)]
-    if len(wrong):
+    out_of_range = ids[(ids < 0) | (ids >= size)]
+    if len(out_of_range):
         raise InputError(
-            f"{where}: output id {wrong[0]} is out of range, ids are 0 to {size - 1}; the file is "
-            "damaged or was not written by ssd_jax: get it again, or train the draft again with "
-            "`ssd-jax distill`"
+            f"{where}: output id {out_of_range[0]} is out of range, ids are 0 to {size - 1}; the "
+            "file is damaged or was not written by ssd_jax: get it again, or train the draft again "
+            "with `ssd-jax distill`"
         )
     descends = np.flatnonzero(np.diff(ids.astype(np.int64)) <= 0)
     if len(descends):
-        place = int(descends[0])
+        index = int(descends[0])
         raise InputError(
-            f"{where}: output ids must ascend, but id {ids[place + 1]} follows {ids[place]} at "
-            f"place {place + 1}; sort them, and the head's rows with them"
+            f"{where}: output ids must ascend, but id {ids[index + 1]} follows {ids[index]} at "
+            f"place {index + 1}; sort them, and the head's rows with them"
         )
     if tokenizer is None:
         return
-    for needed, what in (
+    for required_ids, purpose in (
         (tokenizer.eos_ids, "end a text: the draft could never propose an end"),
         (tokenizer.special_ids, "are special tokens: the draft could never propose them"),
     ):
-        missing = sorted(needed - set(ids.tolist()))
+        missing = sorted(required_ids - set(ids.tolist()))
         if missing:
             raise InputError(
-                f"{where}: output ids lack {missing}, which {what}; make the draft again with them "
-                "in its map"
+                f"{where}: output ids lack {missing}, which {purpose}; make the draft again "
+                "with them in its map"
             )
 
 
 def check_stored(
-    config: ModelConfig, stored: Mapping[str, Stored], tied: Mapping[str, str], *, where: str
+    config: ModelConfig, stored: Mapping[str, StoredTensor], tied: Mapping[str, str], *, where: str
 ) -> None:
     """Refuses own tensors, scales included, that do not make up a draft with the tied ones.
 
     Raises:
       InputError: a tensor is missing, surplus or duplicate, or has another shape or type.
     """
-    wanted = {name: struct.shape for name, struct in wanted_of(config).items()}
-    own = {name for name in stored if not name.endswith(SCALE)}
-    for names, what in (
-        (own & tied.keys(), "both stored and tied"),
-        (wanted.keys() - own - tied.keys(), "missing"),
-        ((own | tied.keys()) - wanted.keys(), "surplus"),
+    shapes = {name: struct.shape for name, struct in tensor_structs(config).items()}
+    own_names = {name for name in stored if not name.endswith(SCALE)}
+    for names, fault in (
+        (own_names & tied.keys(), "both stored and tied"),
+        (shapes.keys() - own_names - tied.keys(), "missing"),
+        ((own_names | tied.keys()) - shapes.keys(), "surplus"),
     ):
         if names:
             raise InputError(
-                f"{where}: tensor {min(names)!r} is {what}; a draft has each tensor of its "
+                f"{where}: tensor {min(names)!r} is {fault}; a draft has each tensor of its "
                 "configuration once, stored or tied: write it again"
             )
-    for name in sorted(own):
+    for name in sorted(own_names):
         shape, kind = stored[name]
         scales = stored.get(name + SCALE)
-        if shape != wanted[name]:
+        if shape != shapes[name]:
             problem = (
-                f"has shape {shape}, the configuration says {wanted[name]}; write the draft again"
+                f"has shape {shape}, the configuration says {shapes[name]}; write the draft again"
             )
-        elif kind not in _KINDS.values():
+        elif kind not in _DTYPE_NAMES.values():
             problem = f"has type {kind}; a draft's are F32, BF16, or I8 with scales: write it again"
         elif kind == "I8" and len(shape) != 2:
             problem = (
                 f"of shape {shape} is int8, which only matrices may be; store it as F32 or BF16"
             )
-        elif kind == "I8" and scales != Stored(shape[:1], "F32"):
+        elif kind == "I8" and scales != StoredTensor(shape[:1], "F32"):
             problem = (
                 f"is int8 and needs {name + SCALE!r}, F32 of shape {shape[:1]}, not "
                 f"{scales or 'nothing'}; write the draft again"
@@ -355,9 +357,9 @@ def check_stored(
         else:
             continue
         raise InputError(f"{where}: tensor {name!r} {problem}")
-    for name in sorted(stored.keys() - own):
-        of = stored.get(name.removesuffix(SCALE))
-        if of is None or of.kind != "I8":
+    for name in sorted(stored.keys() - own_names):
+        scaled = stored.get(name.removesuffix(SCALE))
+        if scaled is None or scaled.kind != "I8":
             raise InputError(
                 f"{where}: {name!r} are scales of a tensor that is not stored as int8; write the "
                 "draft again"

@@ -14,7 +14,7 @@ from ssd_jax.system.files import read_json
 
 FILE = "generation_config.json"
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_IN_GGUF = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
 def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
@@ -27,24 +27,26 @@ def read_sampling(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
     Raises:
       InputError: the file cannot be read.
     """
-    where = checkpoint.path
+    path = checkpoint.path
     if isinstance(checkpoint.tensors, GGUFFile):
-        found = _of_gguf(checkpoint.tensors.metadata)
+        settings = _gguf_settings(checkpoint.tensors.metadata)
     else:
-        where = where / FILE
-        found = read_json(where) if where.exists() else {}
-    taken = {name: found[name] for name in _SETTINGS if found.get(name) is not None}
-    if found.get("do_sample") is False:
-        taken["temperature"] = 0.0
-    elif found.get("do_sample") is True:
-        taken = {"temperature": 1.0} | taken
-    return where, taken
+        path = path / FILE
+        settings = read_json(path) if path.exists() else {}
+    sampling = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
+    if settings.get("do_sample") is False:
+        sampling["temperature"] = 0.0
+    elif settings.get("do_sample") is True:
+        sampling = {"temperature": 1.0} | sampling
+    return path, sampling
 
 
-def _of_gguf(keys: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: keys.get(f"general.sampling.{_IN_GGUF.get(name, name)}") for name in _SETTINGS}
+def _gguf_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {
+        name: metadata.get(f"general.sampling.{_GGUF_NAMES.get(name, name)}") for name in _SETTINGS
+    }
     # Floats have 32 bits there: 0.7 was meant, not 0.699999988.
     return {
         name: float(str(np.float32(value))) if isinstance(value, float) else value
-        for name, value in found.items()
+        for name, value in settings.items()
     }

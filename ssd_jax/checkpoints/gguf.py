@@ -11,6 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from jaxtyping import UInt8
+from typing_extensions import override
 
 from ssd_jax.checkpoints.gguf_config import model_config
 from ssd_jax.checkpoints.gguf_header import Header, TensorInfo, read_header
@@ -21,12 +22,12 @@ from ssd_jax.kernels.linear.kinds import STORED_KINDS
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import GET_AGAIN, reading, shown
 
-_OUTER = {
+_MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_LAYER = {
+_LAYER_MODULES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -42,17 +43,17 @@ _LAYER = {
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _ROPE_DIVISORS = "rope_freqs.weight"
 _INTERLEAVED = re.compile(r".*\.self_attn\.([qk])_proj\.weight")
-_PLAIN = {
+_UNQUANTISED = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-SUPPORTED = (*_PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+SUPPORTED = (*_UNQUANTISED, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Storage types, by ggml's names."""
-_PIECE = 16384
+_CONVERTED_ROW = 16384
 """Values passed to gguf as one row. It converts 16 rows at a time; with pieces larger than a
 model's rows, NumPy runs long enough without the interpreter lock for two threads to pay off."""
-_ROWS = 16
+_CONVERTED_ROWS = 16
 """Pieces a call; gguf holds the result of a call twice."""
 
 
@@ -79,7 +80,7 @@ class GGUFFile(TensorSource):
                 "`llama-gguf-split --merge`"
             )
         self._types = {info.name: _storage_type(info, path) for info in header.tensors.values()}
-        self._require_whole(header.tensors)
+        self._require_complete(header.tensors)
         with reading(path):
             self._bytes = np.memmap(path, mode="r").view(np.ndarray)
         self.config = model_config(header, self._rope_divisors(header), where=str(path))
@@ -87,14 +88,15 @@ class GGUFFile(TensorSource):
         for name, info in header.tensors.items():
             if name == _ROPE_DIVISORS and self.config.family == "llama":
                 continue
-            canonical = _canonical(name, self.config, path)
-            if canonical in self._infos:
-                raise InputError(f"{path}: tensor {canonical!r} is there twice; {GET_AGAIN}")
-            self._infos[canonical] = info
+            hf_name = _hf_name(name, self.config, path)
+            if hf_name in self._infos:
+                raise InputError(f"{path}: tensor {hf_name!r} is there twice; {GET_AGAIN}")
+            self._infos[hf_name] = info
         self.shapes = {name: info.shape for name, info in self._infos.items()}
 
+    @override
     def read_part(self, name: str, part: Index) -> np.ndarray:
-        """See `TensorSource.read`; only the rows and blocks that the part touches are converted.
+        """The part, of which only the rows and blocks that it touches are converted.
 
         Returns: float32, or float16 and bfloat16 as stored.
         """
@@ -107,16 +109,16 @@ class GGUFFile(TensorSource):
             return self._values(info, (order[rows], *columns))
         return self._values(info, (slice(0, info.shape[0]),))[order[rows]]
 
+    @override
     def stored_type(self, name: str) -> str:
-        """See `TensorSource.stored_type`."""
         return self._types[self._infos[name].name].name
 
+    @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
-        """See `TensorSource.read_blocks`; rows stored in another order are copied."""
-        stored, order = self._stored(self._infos[name]), self._row_order(name)
+        stored, order = self._tensor_bytes(self._infos[name]), self._row_order(name)
         return stored if order is None else stored[order]
 
-    def _stored(self, info: TensorInfo) -> UInt8[np.ndarray, "*rows row_bytes"]:
+    def _tensor_bytes(self, info: TensorInfo) -> UInt8[np.ndarray, "*rows row_bytes"]:
         """The bytes of a tensor, in the file's order of rows."""
         row_bytes = self._types[info.name].row_bytes(info.shape[-1])
         size = math.prod(info.shape[:-1]) * row_bytes
@@ -129,7 +131,7 @@ class GGUFFile(TensorSource):
         assert isinstance(columns, slice)
         first, last = columns.start // kind.block, math.ceil(columns.stop / kind.block)
         blocks = slice(first * kind.block_bytes, last * kind.block_bytes)
-        values = kind.to_float(self._stored(info)[(*rows, blocks)])
+        values = kind.to_float(self._tensor_bytes(info)[(*rows, blocks)])
         skip = first * kind.block
         return values[..., columns.start - skip : columns.stop - skip]
 
@@ -137,13 +139,13 @@ class GGUFFile(TensorSource):
         info = header.tensors.get(_ROPE_DIVISORS)
         if info is None:
             return None
-        found = self._values(info, bounds(None, info.shape)) if len(info.shape) == 1 else None
-        if found is None or not np.all(np.isfinite(found) & (found > 0)):
+        divisors = self._values(info, bounds(None, info.shape)) if len(info.shape) == 1 else None
+        if divisors is None or not np.all(np.isfinite(divisors) & (divisors > 0)):
             raise InputError(
                 f"{self._path}: tensor {_ROPE_DIVISORS!r} of shape {info.shape} is no list of "
                 f"positive numbers; {GET_AGAIN}"
             )
-        return found
+        return divisors
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """The stored row of each row of the tensor, [out]; None if the order is the same.
@@ -163,7 +165,7 @@ class GGUFFile(TensorSource):
             )
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
-    def _require_whole(self, infos: Mapping[str, TensorInfo]) -> None:
+    def _require_complete(self, infos: Mapping[str, TensorInfo]) -> None:
         end = 0
         for info in infos.values():
             kind = self._types[info.name]
@@ -174,11 +176,11 @@ class GGUFFile(TensorSource):
                 )
             size = math.prod(info.shape[:-1]) * kind.row_bytes(info.shape[-1])
             end = max(end, info.offset + size)
-        found = self._path.stat().st_size
-        if end > found:
+        file_size = self._path.stat().st_size
+        if end > file_size:
             raise InputError(
-                f"{self._path} is truncated: its tensors need {end} bytes, the file has {found}; "
-                "get the file again"
+                f"{self._path} is truncated: its tensors need {end} bytes, the file has "
+                f"{file_size}; get the file again"
             )
 
 
@@ -199,18 +201,18 @@ class _StorageType:
 
         F32, F16 and BF16 keep their type, everything else becomes float32.
         """
-        if self.name in _PLAIN:
-            return np.array(stored, order="C").view(_PLAIN[self.name])
+        if self.name in _UNQUANTISED:
+            return np.array(stored, order="C").view(_UNQUANTISED[self.name])
         import gguf
 
         blocks = np.ascontiguousarray(stored).reshape(-1, self.block_bytes)
-        together = math.gcd(len(blocks), _PIECE // self.block)
-        pieces = blocks.reshape(-1, together * self.block_bytes)
-        values = np.empty((len(pieces), together * self.block), np.float32)
+        blocks_per_row = math.gcd(len(blocks), _CONVERTED_ROW // self.block)
+        rows = blocks.reshape(-1, blocks_per_row * self.block_bytes)
+        values = np.empty((len(rows), blocks_per_row * self.block), np.float32)
         kind = gguf.GGMLQuantizationType[self.name]
-        for first in range(0, len(pieces), _ROWS):
-            part = slice(first, first + _ROWS)
-            values[part] = gguf.quants.dequantize(pieces[part], kind)
+        for start in range(0, len(rows), _CONVERTED_ROWS):
+            chunk = slice(start, start + _CONVERTED_ROWS)
+            values[chunk] = gguf.quants.dequantize(rows[chunk], kind)
         columns = stored.shape[-1] // self.block_bytes * self.block
         return values.reshape(*stored.shape[:-1], columns)
 
@@ -231,13 +233,13 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
     return _StorageType(name, *gguf.GGML_QUANT_SIZES[kind])
 
 
-def _canonical(name: str, config: ModelConfig, path: Path) -> str:
+def _hf_name(name: str, config: ModelConfig, path: Path) -> str:
     """Hugging Face's name of a tensor; llama.cpp adds any biases that a file has."""
     match = _NAME.fullmatch(name)
     if match is not None:
         layer, part, kind = match.groups()
-        module = (_OUTER if layer is None else _LAYER).get(part)
-        before = "" if layer is None else f"model.layers.{layer}."
-        if module is not None and has_place(canonical := f"{before}{module}.{kind}", config):
-            return canonical
+        module = (_MODULES if layer is None else _LAYER_MODULES).get(part)
+        prefix = "" if layer is None else f"model.layers.{layer}."
+        if module is not None and has_place(hf_name := f"{prefix}{module}.{kind}", config):
+            return hf_name
     raise no_place(name, str(path))

@@ -75,13 +75,13 @@ class _ModelKeys:
     def __init__(self, metadata: Mapping[str, Any], architecture: str, where: str) -> None:
         self._metadata, self._prefix, self.where = metadata, architecture, where
 
-    def _refused(self, key: str, problem: str) -> InputError:
+    def _error(self, key: str, problem: str) -> InputError:
         return InputError(f"{self.where}: {self._prefix}.{key}{problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._metadata.get(f"{self._prefix}.{key}", default)
         if isinstance(value, list):
-            raise self._refused(
+            raise self._error(
                 key, f" differs from layer to layer ({shown(value)}), which is not supported"
             )
         return value
@@ -95,22 +95,20 @@ class _ModelKeys:
     def count(self, key: str) -> int:
         value = self[key]
         if type(value) is not int or value < 1:
-            raise self._refused(key, f" = {shown(value)} must be a positive integer")
+            raise self._error(key, f" = {shown(value)} must be a positive integer")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A float32 as its shortest decimal: 1e-05, not 9.999999747378752e-06."""
         value = self[key] if default is None else self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < float(np.finfo(np.float32).max):
-            raise self._refused(key, f" = {shown(value)} must be a positive, finite number")
+            raise self._error(key, f" = {shown(value)} must be a positive, finite number")
         return float(str(np.float32(value)))
 
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
         value = self.get(key)
         if value not in allowed:
-            raise self._refused(
-                key, f" = {shown(value)} is not supported; expected {allowed[-1]!r}"
-            )
+            raise self._error(key, f" = {shown(value)} is not supported; expected {allowed[-1]!r}")
 
 
 def _rope_scaling(
@@ -121,10 +119,10 @@ def _rope_scaling(
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))  # before 2023-11
     if kind is None and factor is not None:
         kind = "linear"
-    plain = kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1))
+    unscaled = kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1))
     if divisors is None or np.all(divisors == 1):
-        return None if plain else {"rope_type": kind, "factor": factor}
-    if not plain:
+        return None if unscaled else {"rope_type": kind, "factor": factor}
+    if not unscaled:
         raise InputError(
             f"{keys.where}: RoPE scaling {shown(kind)} beside the divisors of rope_freqs.weight is "
             "not supported"
@@ -133,11 +131,11 @@ def _rope_scaling(
 
 
 def _llama3(divisors: np.ndarray, base: float, where: str) -> dict[str, Any]:
-    factor = _tidy(divisors.max())
+    factor = _round_float32(divisors.max())
     with np.errstate(all="ignore"):  # invalid divisors give no candidate that fits
         for low, high in _candidates(divisors, base, factor):
-            made = _divisors(divisors.size, base, factor, low, high)
-            if np.allclose(made, divisors, rtol=_TOLERANCE):
+            candidate = _divisors(divisors.size, base, factor, low, high)
+            if np.allclose(candidate, divisors, rtol=_TOLERANCE):
                 return {
                     "rope_type": "llama3",
                     "original_max_position_embeddings": _CONTEXT,
@@ -163,23 +161,23 @@ def _candidates(divisors: np.ndarray, base: float, factor: float) -> list[tuple[
     turns = _turns(divisors.size, base)  # descending, and s with them
     if not np.all(np.isfinite([turns, smooth])):
         return [published]
-    between = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
-    count = int(between.sum())
+    interpolated = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
+    count = int(interpolated.sum())
     if count > 1:
-        slope, offset = np.polyfit(turns[between], smooth[between], 1)
+        slope, offset = np.polyfit(turns[interpolated], smooth[interpolated], 1)
         low, high = -offset / slope, (1 - offset) / slope
-        return [published, (_tidy(low), _tidy(high))]
+        return [published, (_round_float32(low), _round_float32(high))]
     # The line may rise between the last frequency with s = 0 and the first with s = 1.
-    least = turns[divisors >= factor * (1 - _TOLERANCE)].max()
-    most = turns[divisors <= 1 + _TOLERANCE].min(initial=2 * turns.max())
+    max_low = turns[divisors >= factor * (1 - _TOLERANCE)].max()
+    min_high = turns[divisors <= 1 + _TOLERANCE].min(initial=2 * turns.max())
     if count == 0:
-        return [published, (float(least), float(most))]
-    (turn,), (part,) = turns[between], smooth[between]
-    slope = max(part / (turn - least), (1 - part) / (most - turn))
-    return [published, (float(turn - part / slope), float(turn + (1 - part) / slope))]
+        return [published, (float(max_low), float(min_high))]
+    (turn,), (fraction,) = turns[interpolated], smooth[interpolated]
+    slope = max(fraction / (turn - max_low), (1 - fraction) / (min_high - turn))
+    return [published, (float(turn - fraction / slope), float(turn + (1 - fraction) / slope))]
 
 
-def _tidy(value: float) -> float:
+def _round_float32(value: float) -> float:
     """A number with four decimals, if it is that but for the rounding of float32."""
     rounded = round(float(value), 4)
     return rounded if math.isclose(rounded, value, rel_tol=1e-5) else float(value)
@@ -194,5 +192,5 @@ def _divisors(count: int, base: float, factor: float, low: float, high: float) -
     """What llama.cpp's converter writes for these parameters, [count]."""
     turns = _turns(count, base)
     smooth = (turns - low) / (high - low)
-    between = 1 / ((1 - smooth) / factor + smooth)
-    return np.where(turns > high, 1.0, np.where(turns < low, factor, between))
+    interpolated = 1 / ((1 - smooth) / factor + smooth)
+    return np.where(turns > high, 1.0, np.where(turns < low, factor, interpolated))

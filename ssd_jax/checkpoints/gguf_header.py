@@ -24,10 +24,10 @@ _SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _DEFAULT_ALIGNMENT = 32
-_MOST_DIMENSIONS = 4
-_MOST_VALUES = 1 << 22
+_MAX_DIMENSIONS = 4
+_MAX_VALUES = 1 << 22
 """Most metadata values of a file, counting each item of a list; vocabularies have a tenth."""
-_LEAST_KEY, _LEAST_TENSOR = 13, 24
+_MIN_KEY, _MIN_TENSOR = 13, 24
 """Bytes of the shortest entry."""
 
 
@@ -84,24 +84,24 @@ def _parse(cursor: _Cursor) -> Header:
             f"{', '.join(map(str, _VERSIONS))}, little-endian"
         )
     tensor_count, metadata_count = cursor.scalar("Q"), cursor.scalar("Q")
-    cursor.require_room(metadata_count * _LEAST_KEY + tensor_count * _LEAST_TENSOR)
+    cursor.require_bytes(metadata_count * _MIN_KEY + tensor_count * _MIN_TENSOR)
     metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
         key = cursor.string()
         if key in metadata:
             raise ValueError(f"the key {shown(key)} occurs twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
-    stored: dict[str, TensorInfo] = {}
+    relative: dict[str, TensorInfo] = {}
     for _ in range(tensor_count):
         info = _tensor_info(cursor)
-        if info.name in stored:
+        if info.name in relative:
             raise ValueError("a tensor name occurs twice")
-        stored[info.name] = info
+        relative[info.name] = info
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1:
         raise ValueError(f"general.alignment is {shown(alignment)}")
     start = -(-cursor.position // alignment) * alignment
-    tensors = {name: info._replace(offset=start + info.offset) for name, info in stored.items()}
+    tensors = {name: info._replace(offset=start + info.offset) for name, info in relative.items()}
     return Header(metadata, tensors)
 
 
@@ -109,7 +109,7 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
     """A directory entry, its offset still relative to the start of the data."""
     name = cursor.string()
     dimensions = cursor.scalar("I")
-    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+    if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise ValueError(f"tensor {shown(name)} has {dimensions} dimensions")
     innermost_first = cursor.scalars("Q", dimensions)
     if 0 in innermost_first:
@@ -127,7 +127,7 @@ class _Cursor:
         self.position = len(MAGIC)
         self._values = 0
 
-    def require_room(self, count: int) -> None:
+    def require_bytes(self, count: int) -> None:
         """Refuses a file with fewer than `count` bytes after this place."""
         self._advance(count)
         self.position -= count
@@ -160,12 +160,12 @@ class _Cursor:
             return self.string()
         if kind != _ARRAY:
             raise ValueError(f"unknown metadata type {kind}")
-        if depth == _MOST_DIMENSIONS:
+        if depth == _MAX_DIMENSIONS:
             raise ValueError(f"lists within each other, more than {depth}")
         kind, count = self.scalar("I"), self.scalar("Q")
         self._values += count
-        if self._values > _MOST_VALUES:
-            raise ValueError(f"more than {_MOST_VALUES} metadata values")
+        if self._values > _MAX_VALUES:
+            raise ValueError(f"more than {_MAX_VALUES} metadata values")
         if kind in _SCALARS:
             return list(self.scalars(_SCALARS[kind], count))
         return [self.value(kind, depth + 1) for _ in range(count)]

@@ -39,7 +39,7 @@ def load_parameters(
         model.checkpoint_structs(),
         where=where,
         prepare=stacks.prepare,
-        stored=model.stored if model.execution.linear == "cpu" else None,
+        native_kinds=model.stored if model.execution.linear == "cpu" else None,
         progress=progress,
         pages=pages,
     )
@@ -48,11 +48,11 @@ def load_parameters(
 
 def load_arrays(
     tensors: TensorSource,
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    structs: Mapping[str, jax.ShapeDtypeStruct],
     *,
     where: str,
     prepare: Prepare | None = None,
-    stored: Mapping[str, str] | None = None,
+    native_kinds: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     pages: HugePages | None = None,
 ) -> dict[str, jax.Array]:
@@ -64,11 +64,11 @@ def load_arrays(
     result.
 
     Args:
-      wanted: shape, dtype and sharding by tensor name; tensors not named are not read.
+      structs: shape, dtype and sharding by tensor name; tensors not named are not read.
       where: names the checkpoint in errors.
       prepare: called from loading threads with each array; its result replaces the array, so that a
         model quantised this way is never held whole in its wider dtype.
-      stored: by name, kinds of the tensors that are packed as they are stored; on the default
+      native_kinds: by name, kinds of the tensors that are packed as they are stored; on the default
         device.
       progress: called from loading threads, never two at once, in growing order.
       pages: memory for the arrays of processors.
@@ -76,36 +76,39 @@ def load_arrays(
     Raises:
       InputError: a tensor is missing or has another shape; nothing is read in this case.
     """
-    check_tensors(tensors, wanted, where)
-    sizes = {name: math.prod(struct.shape) for name, struct in wanted.items()}
-    nbytes = {name: sizes[name] * struct.dtype.itemsize for name, struct in wanted.items()}
-    pace = _Pace(max(sizes.values(), default=0), progress, sum(nbytes.values()))
+    check_tensors(tensors, structs, where)
+    sizes = {name: math.prod(struct.shape) for name, struct in structs.items()}
+    nbytes = {name: sizes[name] * struct.dtype.itemsize for name, struct in structs.items()}
+    limit = _LoadLimit(max(sizes.values(), default=0), progress, sum(nbytes.values()))
 
     pages = pages or HugePages()
 
     def load(name: str) -> dict[str, jax.Array]:
-        struct = wanted[name]
-        with pace.loading(sizes[name], nbytes[name]):
-            if stored is not None and name in stored:
+        struct = structs[name]
+        with limit.loading(sizes[name], nbytes[name]):
+            if native_kinds is not None and name in native_kinds:
                 blocks = tensors.read_blocks(name)
-                array = jax.device_put(pack_blocks(KINDS[stored[name]], blocks))
+                array = jax.device_put(pack_blocks(KINDS[native_kinds[name]], blocks))
             elif struct.sharding is None:
                 array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
             else:
-                array = _sharded(tensors, name, struct)
-            made = {name: array} if prepare is None else prepare(name, array)
+                array = _read_sharded(tensors, name, struct)
+            prepared = {name: array} if prepare is None else prepare(name, array)
             # Finish before the next tensor is read: the room is for this one.
-            return {name: _placed(jax.block_until_ready(made[name]), pages) for name in made}
+            return {
+                name: _on_huge_pages(jax.block_until_ready(prepared[name]), pages)
+                for name in prepared
+            }
 
-    shardings = [struct.sharding for struct in wanted.values()]
+    shardings = [struct.sharding for struct in structs.values()]
     # Processes that share a mesh must run programs in the same order.
-    shared = any(s is not None and not s.is_fully_addressable for s in shardings)
-    with ThreadPoolExecutor(1 if shared else _THREADS) as pool:
-        loaded = pool.map(load, wanted)  # an error cancels tensors not begun
+    spans_processes = any(s is not None and not s.is_fully_addressable for s in shardings)
+    with ThreadPoolExecutor(1 if spans_processes else _THREADS) as pool:
+        loaded = pool.map(load, structs)  # an error cancels tensors not begun
         return {name: array for arrays in loaded for name, array in arrays.items()}
 
 
-def _placed(array: jax.Array, pages: HugePages) -> jax.Array:
+def _on_huge_pages(array: jax.Array, pages: HugePages) -> jax.Array:
     """The array, moved to huge pages if it is whole in the memory of processors."""
     devices = array.sharding.device_set
     if len(devices) > 1 or any(device.platform != "cpu" for device in devices):
@@ -114,26 +117,26 @@ def _placed(array: jax.Array, pages: HugePages) -> jax.Array:
 
 
 def check_tensors(
-    tensors: TensorSource, wanted: Mapping[str, jax.ShapeDtypeStruct], where: str
+    tensors: TensorSource, structs: Mapping[str, jax.ShapeDtypeStruct], where: str
 ) -> None:
     """Checks names and shapes without reading any data.
 
     Raises:
       InputError: a tensor is missing or has another shape.
     """
-    missing = [name for name in wanted if name not in tensors.shapes]
+    missing = [name for name in structs if name not in tensors.shapes]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise InputError(
             f"{where}: tensor {missing[0]!r}{more} is missing; expected shape "
-            f"{wanted[missing[0]].shape}. The file does not hold the model its configuration "
+            f"{structs[missing[0]].shape}. The file does not hold the model its configuration "
             "describes: get it again, or another one"
         )
-    for name, struct in wanted.items():
-        found = tensors.shape(name)
-        if found != struct.shape:
+    for name, struct in structs.items():
+        shape = tensors.shape(name)
+        if shape != struct.shape:
             raise InputError(
-                f"{where}: tensor {name!r} has shape {found}, expected {struct.shape} from the "
+                f"{where}: tensor {name!r} has shape {shape}, expected {struct.shape} from the "
                 "configuration"
             )
 
@@ -146,7 +149,7 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
       InputError: there are more or fewer layers than tensors of them, or a tensor is missing or has
         another shape.
     """
-    layers = {found[1] for name in tensors.shapes if (found := _LAYER.match(name))}
+    layers = {match[1] for name in tensors.shapes if (match := _LAYER.match(name))}
     if config.num_layers != len(layers):
         raise InputError(
             f"{where}: the configuration has {config.num_layers} layers, the file tensors of "
@@ -163,7 +166,7 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
     check_tensors(tensors, structs, where)
 
 
-def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
+def _read_sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> jax.Array:
     slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def read(index: Index | None) -> np.ndarray:
@@ -176,7 +179,7 @@ def _sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct) -> 
     return jax.make_array_from_callback(struct.shape, struct.sharding, read)
 
 
-class _Pace:
+class _LoadLimit:
     """Lets threads work in parallel as long as their tensors together have at most `limit`
     elements, and reports the loaded bytes, of `total`, in order."""
 

@@ -18,7 +18,7 @@ from ssd_jax.system.files import shown
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of the OpenAI interface; a template may know others, which it then names."""
 
-_WANTED = "with the strings 'role' and 'content'"
+_FORM = "with the strings 'role' and 'content'"
 
 
 def checked_messages(messages: object, template: str) -> list[dict[str, Any]]:
@@ -34,27 +34,27 @@ def checked_messages(messages: object, template: str) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InputError(
-            f"messages must be a non-empty list of objects {_WANTED}, not {shown(messages)}"
+            f"messages must be a non-empty list of objects {_FORM}, not {shown(messages)}"
         )
     return [_message(item, f"messages[{i}]", template) for i, item in enumerate(messages)]
 
 
 def _message(message: object, where: str, template: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InputError(f"{where} must be an object {_WANTED}, not {shown(message)}")
+        raise InputError(f"{where} must be an object {_FORM}, not {shown(message)}")
     role = message.get("role")
     if not isinstance(role, str):
-        found = shown(role) if "role" in message else "missing"
-        raise InputError(f"{where}: 'role' must be a string; it is {found}")
+        role_text = shown(role) if "role" in message else "missing"
+        raise InputError(f"{where}: 'role' must be a string; it is {role_text}")
     if role not in ROLES and not re.search(rf"(['\"]){re.escape(role)}\1", template):
-        near = difflib.get_close_matches(role.lower(), ROLES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(ROLES)}"
+        close = difflib.get_close_matches(role.lower(), ROLES, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(ROLES)}"
         raise InputError(f"{where}: the role {shown(role)} is unknown; {hint}")
-    made = {key: value for key, value in message.items() if value is not None}
-    made["content"] = _content(message, where)
-    if "tool_calls" in made:
-        made["tool_calls"] = _tool_calls(made["tool_calls"], where)
-    return made
+    fields = {key: value for key, value in message.items() if value is not None}
+    fields["content"] = _content(message, where)
+    if "tool_calls" in fields:
+        fields["tool_calls"] = _tool_calls(fields["tool_calls"], where)
+    return fields
 
 
 def _content(message: Mapping[str, Any], where: str) -> str:
@@ -65,9 +65,10 @@ def _content(message: Mapping[str, Any], where: str) -> str:
         return ""
     if isinstance(content, list | tuple):
         return "\n".join(_text(part, f"{where}: content[{i}]") for i, part in enumerate(content))
-    found = shown(content) if "content" in message else "missing"
+    content_text = shown(content) if "content" in message else "missing"
     raise InputError(
-        f"{where}: 'content' must be a string, or a list of parts of type 'text'; it is {found}"
+        f"{where}: 'content' must be a string, or a list of parts of type 'text'; it is "
+        f"{content_text}"
     )
 
 
@@ -116,7 +117,7 @@ def checked_tools(tools: object, template: str, model: str) -> list[Any] | None:
     """
     if tools is None:
         return None
-    if not isinstance(tools, list | tuple) or not all(isinstance(each, Mapping) for each in tools):
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise InputError(
             f"tools must be a list of objects, the JSON schemas of functions, not {shown(tools)}"
         )

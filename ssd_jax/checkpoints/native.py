@@ -9,8 +9,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import STORED_KINDS
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_TAKEN = ", ".join(STORED_KINDS)
-_OTHERWISE = "give `dtype='bfloat16'` or `dtype='int8'` (`draft_dtype` of a draft)"
+_KIND_NAMES = ", ".join(STORED_KINDS)
+_REMEDY = "give `dtype='bfloat16'` or `dtype='int8'` (`draft_dtype` of a draft)"
 
 
 def check_source(source: str | None, dtype: str | None) -> None:
@@ -36,36 +36,36 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
     Raises:
       InputError: the file is not GGUF, or a matrix of a product has a type that no kernel takes.
     """
-    kinds = {name: tensors.stored_type(name) for name in _multiplied(tensors)}
+    kinds = {name: tensors.stored_type(name) for name in _product_weights(tensors)}
     if None in kinds.values():
         raise _no_gguf(where)
-    lacking = [name for name, kind in kinds.items() if kind not in STORED_KINDS]
-    if lacking:
-        found = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds.values()).items())
+    unsupported = [name for name, kind in kinds.items() if kind not in STORED_KINDS]
+    if unsupported:
+        counts = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds.values()).items())
         raise InputError(
-            f"{where}: dtype = 'native' has no products with {kinds[lacking[0]]}, the type of "
-            f"tensor {lacking[0]!r}; the file's matrices are {found}, and the types with products "
-            f"are {_TAKEN}; {_OTHERWISE}"
+            f"{where}: dtype = 'native' has no products with {kinds[unsupported[0]]}, the type of "
+            f"tensor {unsupported[0]!r}; the file's matrices are {counts}, and the types with "
+            f"products are {_KIND_NAMES}; {_REMEDY}"
         )
-    looked_up = tensors.stored_type(_EMBEDDING)
-    if looked_up in STORED_KINDS:
-        kinds[_EMBEDDING] = looked_up
+    embedding_kind = tensors.stored_type(_EMBEDDING)
+    if embedding_kind in STORED_KINDS:
+        kinds[_EMBEDDING] = embedding_kind
     return {name: str(kind) for name, kind in kinds.items()}
 
 
 def has_native(tensors: TensorSource) -> bool:
     """Whether `native_kinds` knows every matrix that takes part in a product."""
-    return all(tensors.stored_type(name) in STORED_KINDS for name in _multiplied(tensors))
+    return all(tensors.stored_type(name) in STORED_KINDS for name in _product_weights(tensors))
 
 
 def _no_gguf(where: str) -> InputError:
     return InputError(
         f"{where} is no GGUF file, and dtype = 'native' takes the weights of one as they are "
-        f"quantised in it ({_TAKEN}); {_OTHERWISE}"
+        f"quantised in it ({_KIND_NAMES}); {_REMEDY}"
     )
 
 
-def _multiplied(tensors: TensorSource) -> list[str]:
+def _product_weights(tensors: TensorSource) -> list[str]:
     names = [name for name, shape in tensors.shapes.items() if len(shape) == 2]
-    looked_up = _EMBEDDING if _HEAD in names else None
-    return [name for name in names if name != looked_up]
+    untied_embedding = _EMBEDDING if _HEAD in names else None
+    return [name for name in names if name != untied_embedding]

@@ -80,7 +80,7 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     if file is not None:
         gguf = GGUFFile(file)
         tokenizer = functools.partial(tokenizer_from_gguf, gguf.metadata, where=str(file))
-        return _checked(source, file, gguf.config, gguf, tokenizer)
+        return _checkpoint(source, file, gguf.config, gguf, tokenizer)
     converted, where = (path / MANIFEST).exists(), path / CONFIG
     if not converted and not where.exists():
         present = ", ".join(sorted(entry.name for entry in path.iterdir())) or "nothing"
@@ -91,26 +91,30 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     config = read_json(where)
     if KEY in config and not converted:
         return open_draft(source, path, config, target)
-    about = config.get("quantization_config")
-    if about is not None:
-        method = about.get("quant_method") if isinstance(about, dict) else about
+    quantization = config.get("quantization_config")
+    if quantization is not None:
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        )
         raise InputError(
             f"{where}: quantised with {shown(method)}, which is not supported; use the "
             "unquantised model, or a GGUF file"
         )
-    shape = ModelConfig.from_hf(config, source=str(where))
+    model_config = ModelConfig.from_hf(config, source=str(where))
     tensors = OrbaxDirectory(path) if converted else SafetensorsDirectory(path)
-    check_places(tensors.shapes, shape, str(path))
-    check_tied(tensors, shape, str(path))
-    return _checked(source, path, shape, tensors, functools.partial(tokenizer_from_directory, path))
+    check_places(tensors.shapes, model_config, str(path))
+    check_tied(tensors, model_config, str(path))
+    return _checkpoint(
+        source, path, model_config, tensors, functools.partial(tokenizer_from_directory, path)
+    )
 
 
 def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that a resolved source is or contains; None for other formats."""
     if not path.is_dir():
         return path
-    whole = (path / CONFIG).exists() and any(path.glob("*.safetensors*"))
-    if whole or (path / MANIFEST).exists():
+    has_safetensors = (path / CONFIG).exists() and any(path.glob("*.safetensors*"))
+    if has_safetensors or (path / MANIFEST).exists():
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
@@ -119,7 +123,7 @@ def _gguf_file(path: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _checked(
+def _checkpoint(
     source: str,
     path: Path,
     config: ModelConfig,

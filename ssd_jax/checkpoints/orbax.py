@@ -19,8 +19,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from typing_extensions import override
 
-from ssd_jax.checkpoints.checkpoint import Checkpoint, wanted_of
+from ssd_jax.checkpoints.checkpoint import Checkpoint, tensor_structs
 from ssd_jax.checkpoints.generation_config import FILE, read_sampling
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError, SsdError
@@ -55,26 +56,27 @@ class OrbaxDirectory(TensorSource):
                 f"{where}: format {shown(manifest.get('format'))} is not supported, this version "
                 f"reads {_FORMAT}; {_REMEDY}"
             )
-        self.shapes, files = _stored(manifest, where)
-        self._held = functools.lru_cache(maxsize=2)(self._restore)
+        self.shapes, files = _manifest_sizes(manifest, where)
+        self._restore_cached = functools.lru_cache(maxsize=2)(self._restore)
         for name, size in files.items():
             path = self._arrays / name
-            found = path.stat().st_size if path.is_file() else 0
-            if found != size:
+            file_size = path.stat().st_size if path.is_file() else 0
+            if file_size != size:
                 raise InputError(
-                    f"{path} has {found} bytes, expected {size}; the checkpoint is damaged: "
+                    f"{path} has {file_size} bytes, expected {size}; the checkpoint is damaged: "
                     f"{_REMEDY}"
                 )
 
+    @override
     def read_part(self, name: str, part: Index) -> np.ndarray:
-        """See `TensorSource.read`.
+        """The part; all of an array is not kept, since it will not be asked for again.
 
         Raises:
           InputError: the stored bytes are damaged.
         """
         if part == bounds(None, self.shapes[name]):
             return self._restore(name)
-        return self._held(name)[part].copy()
+        return self._restore_cached(name)[part].copy()
 
     def _restore(self, name: str) -> np.ndarray:
         import orbax.checkpoint as ocp
@@ -99,7 +101,7 @@ class OrbaxDirectory(TensorSource):
         return array
 
 
-def _stored(
+def _manifest_sizes(
     manifest: Mapping[str, Any], where: Path
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """Shape by array name, and bytes by file, relative to the arrays' directory."""
@@ -140,7 +142,7 @@ def write_checkpoint(
     require_free(directory)
     sizes = {
         name: int(np.prod(checkpoint.tensors.shape(name)))
-        for name in sorted(wanted_of(checkpoint.config))
+        for name in sorted(tensor_structs(checkpoint.config))
     }
     _, sampling = read_sampling(checkpoint)
     with new_directory(directory) as partial:
@@ -159,21 +161,21 @@ def write_checkpoint(
             "tensors": {name: list(array.shape) for name, array in arrays.items()},
         }
         generation, store = partial / FILE, partial / _ARRAYS
-        with _saying_why(directory):
+        with _write_errors(directory):
             checkpoint.tokenizer.save(partial)
             if sampling:
                 _write_json(generation, read_json(generation) | sampling)
             _write_json(partial / "config.json", checkpoint.config.to_hf() | {"torch_dtype": dtype})
             _save(store, arrays)
             files = sorted(path for path in store.rglob("*") if path.is_file())
-            sized = {path.relative_to(store).as_posix(): path.stat().st_size for path in files}
-            _write_json(partial / MANIFEST, manifest | {"store": sized})
+            file_sizes = {path.relative_to(store).as_posix(): path.stat().st_size for path in files}
+            _write_json(partial / MANIFEST, manifest | {"store": file_sizes})
         require_free(directory)
 
 
 @contextlib.contextmanager
-def _saying_why(directory: Path) -> Iterator[None]:
-    """Says it once: Orbax also logs what its threads raise, with their tracebacks."""
+def _write_errors(directory: Path) -> Iterator[None]:
+    """Raises errors of writing as one message: Orbax also logs what its threads raise."""
     log = logging.getLogger("absl")
     disabled, log.disabled = log.disabled, True
     try:
@@ -190,13 +192,13 @@ def _saying_why(directory: Path) -> Iterator[None]:
 def _read_all(
     checkpoint: Checkpoint, sizes: Mapping[str, int], dtype: str, progress: Progress | None
 ) -> dict[str, np.ndarray]:
-    tensors, arrays, done, item = checkpoint.tensors, {}, 0, DTYPES[dtype].itemsize
+    tensors, arrays, elements_read, itemsize = checkpoint.tensors, {}, 0, DTYPES[dtype].itemsize
     for name, size in sizes.items():
-        stored = DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]
-        arrays[name] = tensors.read(name).astype(stored, copy=False)
-        done += size
+        stored_dtype = DTYPES[dtype if len(tensors.shape(name)) > 1 else "float32"]
+        arrays[name] = tensors.read(name).astype(stored_dtype, copy=False)
+        elements_read += size
         if progress is not None:
-            progress(done * item, sum(sizes.values()) * item)
+            progress(elements_read * itemsize, sum(sizes.values()) * itemsize)
     return arrays
 
 

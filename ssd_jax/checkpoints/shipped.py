@@ -42,12 +42,12 @@ def shipped_drafts() -> list[ShippedDraft]:
     Raises:
       InputError: one is damaged.
     """
-    return sorted(map(_read, _places()), key=lambda draft: (draft.bytes, draft.path))
+    return sorted(map(_read, _directories()), key=lambda draft: (draft.bytes, draft.path))
 
 
-def _places() -> list[Path]:
-    places = [path.parent for path in DIRECTORY.glob(f"*/{CONFIG}")]
-    return [place for place in places if not place.name.startswith(".")]
+def _directories() -> list[Path]:
+    directories = [path.parent for path in DIRECTORY.glob(f"*/{CONFIG}")]
+    return [directory for directory in directories if not directory.name.startswith(".")]
 
 
 def _read(path: Path) -> ShippedDraft:
@@ -97,21 +97,21 @@ def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
         nearly one of these names.
     """
     if draft != DEFAULT:
-        shipped = {path.name: str(path) for path in _places()}
-        near = difflib.get_close_matches(draft, ["ngram", DEFAULT, *shipped], n=1)
-        word = "/" not in draft and draft not in ("ngram", *shipped)
-        if near and word and not user_path(draft).exists():
-            raise InputError(f"draft = {draft!r} does not exist; did you mean {near[0]!r}?")
+        shipped = {path.name: str(path) for path in _directories()}
+        close = difflib.get_close_matches(draft, ["ngram", DEFAULT, *shipped], n=1)
+        is_name = "/" not in draft and draft not in ("ngram", *shipped)
+        if close and is_name and not user_path(draft).exists():
+            raise InputError(f"draft = {draft!r} does not exist; did you mean {close[0]!r}?")
         return shipped.get(draft, draft)
-    opened = target()
-    found = find_draft(opened)
-    if found is not None:
-        return str(found)
+    checkpoint = target()
+    path = find_draft(checkpoint)
+    if path is not None:
+        return str(path)
     targets = ", ".join(sorted({draft.origin.target.source for draft in shipped_drafts()}))
-    there = f"yet, for {opened.source} or any other target"
+    availability = f"yet, for {checkpoint.source} or any other target"
     if targets:
-        there = f"for {opened.source}, only for {targets}"
+        availability = f"for {checkpoint.source}, only for {targets}"
     raise InputError(
-        f"draft = {DEFAULT!r}: no draft comes with ssd_jax {there}; name a draft's source, "
+        f"draft = {DEFAULT!r}: no draft comes with ssd_jax {availability}; name a draft's source, "
         "make a draft with `ssd-jax distill`, or decode with ngram and mode = sd"
     )

@@ -72,14 +72,14 @@ def resolve_configuration(source: str) -> Path:
 
 def _existing(source: str) -> Path:
     """The existing path that a source names."""
-    name, given, sha256 = source.partition(_HASH)
-    if given and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+    name, separator, sha256 = source.partition(_HASH)
+    if separator and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise InputError(f"{source!r}: {_HASH} needs the 64 hexadecimal digits of a SHA-256 hash")
     path = user_path(name)
     with reading(path):
-        found = path.exists()
-    if not found:
-        raise InputError(f"{source!r} does not exist{_near(path)}; {_FORMS}")
+        exists = path.exists()
+    if not exists:
+        raise InputError(f"{source!r} does not exist{_hint(path)}; {_FORMS}")
     if sha256:
         _require_hash(path, sha256.lower())
     return path
@@ -88,15 +88,15 @@ def _existing(source: str) -> Path:
 def _require_hash(path: Path, expected: str) -> None:
     if not path.is_file():
         raise InputError(f"{path} is a directory; {_HASH} checks a single file")
-    found = sha256_of(path)
-    if found != expected:
+    sha256 = sha256_of(path)
+    if sha256 != expected:
         raise InputError(
-            f"{path} has sha256 {found}, expected {expected}: the file is truncated, altered or "
+            f"{path} has sha256 {sha256}, expected {expected}: the file is truncated, altered or "
             "another one; get it again"
         )
 
 
-def _near(path: Path) -> str:
+def _hint(path: Path) -> str:
     """A hint at what was meant: files with similar names next to it, or the hub."""
     siblings = []
     with contextlib.suppress(OSError):  # no directory, or one that may not be listed
@@ -147,10 +147,10 @@ def _snapshot(name: str, files: list[str]) -> Path:
     except PermissionError as error:
         problem = f": {error}"
     except Exception as error:  # network errors of any HTTP library that the hub client may use
-        why = "".join(f": {line}" for line in str(error).splitlines()[:1])
+        detail = "".join(f": {line}" for line in str(error).splitlines()[:1])
         problem = (
             f" is not (or not wholly) in the cache ({huggingface_hub.constants.HF_HUB_CACHE}) and "
-            f"the hub cannot be reached ({type(error).__name__}{why}). Connect to the network (and "
-            "unset HF_HUB_OFFLINE), or give a path to a local copy"
+            f"the hub cannot be reached ({type(error).__name__}{detail}). Connect to the network "
+            "(and unset HF_HUB_OFFLINE), or give a path to a local copy"
         )
     raise InputError(f"hf:{name}{problem}")

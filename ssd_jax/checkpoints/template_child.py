@@ -39,7 +39,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja's own form)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """See `Extension.parse`."""
+        """The node of a block: its body, in a scope of its own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
@@ -47,13 +47,13 @@ class _Generation(Extension):
 
 def environment() -> jinja2.Environment:
     """The environment that published chat templates are written for."""
-    made = ImmutableSandboxedEnvironment(
+    jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return made
+    jinja.filters["tojson"] = _to_json
+    jinja.globals["raise_exception"] = _raise_exception
+    jinja.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return jinja
 
 
 def _raise_exception(message: str) -> None:
@@ -66,20 +66,20 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
-def _limit_memory(most: int) -> None:
+def _limit_memory(max_bytes: int) -> None:
     """Limits memory; where the system has no such limit, only that of time holds."""
-    for kind, limit in ((resource.RLIMIT_DATA, most), (resource.RLIMIT_CORE, 0)):
+    for kind, limit in ((resource.RLIMIT_DATA, max_bytes), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (limit, limit))
 
 
-def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
+def _render(request: bytes, compile_template, max_text: int) -> tuple[int, bytes]:
     """The first byte of an answer, and the rest."""
     try:
         source, variables = json.loads(request)
-        text = compiled(source).render(variables)
-        if len(text) > most_text:
-            return 1, f"it wrote more than {most_text >> 20} MB".encode()
+        text = compile_template(source).render(variables)
+        if len(text) > max_text:
+            return 1, f"it wrote more than {max_text >> 20} MB".encode()
         return 0, text.encode("utf-8", "surrogatepass")
     except MemoryError:
         return 1, b"it took too much memory"
@@ -91,19 +91,19 @@ def _render(request: bytes, compiled, most_text: int) -> tuple[int, bytes]:
 def main() -> None:
     """Answers requests; the arguments are the limits (bytes of memory, seconds of processor time a
     request, characters of an answer) and the socket's number."""
-    memory, seconds, most_text = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    link = Connection(int(sys.argv[4]))
-    compiled = functools.lru_cache(maxsize=1)(environment().from_string)
+    memory, seconds, max_text = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    connection = Connection(int(sys.argv[4]))
+    compile_template = functools.lru_cache(maxsize=1)(environment().from_string)
     _limit_memory(memory)
-    link.send_bytes(b"ready")
+    connection.send_bytes(b"ready")
     with contextlib.suppress(EOFError, OSError):  # the other end is closed
         while True:
-            request = link.recv_bytes()
+            request = connection.recv_bytes()
             # The signal's default action ends the process, even inside a long C call.
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            status, rest = _render(request, compiled, most_text)
+            status, rest = _render(request, compile_template, max_text)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            link.send_bytes(bytes([status]) + rest)
+            connection.send_bytes(bytes([status]) + rest)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class TensorSource(ABC):
 
     @abstractmethod
     def read_part(self, name: str, part: Index) -> np.ndarray:
-        """See `read`; `part` has a start and a stop for every axis."""
+        """What `read` returns; `part` has a start and a stop for every axis."""
 
 
 def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -65,13 +65,13 @@ def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:
     Raises:
       ValueError: a step is not 1, or there are more slices than axes.
     """
-    given = index or ()
-    if len(given) > len(shape):
-        raise ValueError(f"{len(given)} slices for an array of shape {shape}")
-    filled = []
-    for part, size in zip(given + (slice(None),) * (len(shape) - len(given)), shape, strict=True):
-        start, stop, step = part.indices(size)
+    slices = index or ()
+    if len(slices) > len(shape):
+        raise ValueError(f"{len(slices)} slices for an array of shape {shape}")
+    complete = []
+    for axis, size in zip(slices + (slice(None),) * (len(shape) - len(slices)), shape, strict=True):
+        start, stop, step = axis.indices(size)
         if step != 1:
-            raise ValueError(f"slice {part} has a step; only 1 is read")
-        filled.append(slice(start, max(start, stop)))
-    return tuple(filled)
+            raise ValueError(f"slice {axis} has a step; only 1 is read")
+        complete.append(slice(start, max(start, stop)))
+    return tuple(complete)

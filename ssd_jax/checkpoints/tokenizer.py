@@ -13,13 +13,13 @@ import tokenizers
 from tokenizers import processors
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
-from ssd_jax.checkpoints.control_tokens import ControlTokens, revealed
+from ssd_jax.checkpoints.control_tokens import ControlTokens, reveal
 from ssd_jax.checkpoints.detokenizer import DecodeStream, stream_opener
 from ssd_jax.checkpoints.messages import checked_variables
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, shown
 
-_OF_TENSORS = (
+_TENSOR_ARGUMENTS = (
     *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation"),
     *("max_length", "tokenizer_kwargs", "processor_kwargs"),
 )
@@ -116,13 +116,13 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise InputError(f"text = {shown(text)}: encode takes one text")
-        with self._naming_failures(text):
+        with self._encode_errors(text):
             if split_special_tokens:
                 return self._control.encode_plain(text, add_special_tokens=add_special_tokens)
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     @contextlib.contextmanager
-    def _naming_failures(self, text: str) -> Iterator[None]:
+    def _encode_errors(self, text: str) -> Iterator[None]:
         """Refuses a text without a UTF-8 form, and turns a failure of the backend into the same."""
         try:
             text.encode()
@@ -155,9 +155,9 @@ class Tokenizer:
             before its first word stays. Without it, or after a special token, a text begins, as in
             `decode`.
         """
-        begins = after is None or after in self.special_ids
+        starts_text = after is None or after in self.special_ids
         return self._open_stream(
-            self.special_ids if skip_special else (), None if begins else after
+            self.special_ids if skip_special else (), None if starts_text else after
         )
 
     def token(self, token_id: int) -> str | None:
@@ -171,7 +171,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         tokenize: Literal[True] = True,
-        **about: Any,
+        **variables: Any,
     ) -> list[int]: ...
 
     @overload
@@ -181,7 +181,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         tokenize: Literal[False],
-        **about: Any,
+        **variables: Any,
     ) -> str: ...
 
     def apply_chat_template(
@@ -216,7 +216,7 @@ class Tokenizer:
         Raises:
           InputError: there is no template, it fails, or the messages are malformed.
         """
-        for name in _OF_TENSORS:
+        for name in _TENSOR_ARGUMENTS:
             if variables.pop(name, None):
                 raise InputError(f"apply_chat_template makes a list of ids; leave out {name}")
         if chat_template_kwargs is not None:
@@ -235,16 +235,16 @@ class Tokenizer:
         strings = [[dict(message) for message in conversation], tools, variables]
         stand_ins = self._control.stand_ins(strings, [text, chat_template, self.chat_template])
         if stand_ins:
-            messages, schemas, values = self._control.hidden(strings, stand_ins)
-            hidden = render(messages, tools=schemas, variables=values)
-            if revealed(hidden, stand_ins) != text:
+            messages, schemas, values = self._control.hide(strings, stand_ins)
+            rendered = render(messages, tools=schemas, variables=values)
+            if reveal(rendered, stand_ins) != text:
                 raise InputError(
                     f"the chat template of {self._where} does something else where a message "
                     "spells a control token; leave it out of the messages, or use "
                     "`control_tokens='parse'`"
                 )
-            text = hidden
-        with self._naming_failures(text):
+            text = rendered
+        with self._encode_errors(text):
             return self._control.encode(text, stand_ins)
 
     def close(self) -> None:
@@ -254,8 +254,8 @@ class Tokenizer:
     def save(self, directory: Path) -> None:
         """Writes the files that `tokenizer_from_directory` reads back to an equal tokenizer."""
         directory.mkdir(parents=True, exist_ok=True)
-        written = directory / "tokenizer.json"
-        written.write_text(self._backend.to_str(), encoding="utf-8", newline="")
+        file = directory / "tokenizer.json"
+        file.write_text(self._backend.to_str(), encoding="utf-8", newline="")
         generation = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids)}
         _write_json(directory / "tokenizer_config.json", self._special_tokens)
         _write_json(directory / "generation_config.json", generation)
@@ -279,10 +279,10 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     end a text: a draft sends only ids, and the target decides when to stop.
     """
     for token_id in range(max(target.size, draft.size)):
-        found = [each.token(token_id) for each in (target, draft)]
-        if found[0] != found[1]:
-            shown = ["no token" if token is None else repr(token) for token in found]
-            return f"id {token_id} is {shown[0]} in the target and {shown[1]} in the draft"
+        tokens = [tokenizer.token(token_id) for tokenizer in (target, draft)]
+        if tokens[0] != tokens[1]:
+            texts = ["no token" if token is None else repr(token) for token in tokens]
+            return f"id {token_id} is {texts[0]} in the target and {texts[1]} in the draft"
     return None
 
 

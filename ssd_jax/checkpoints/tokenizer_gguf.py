@@ -38,9 +38,9 @@ _ROLES = {
 }  # as templates call them; a padding token may lie among the padding rows and is not needed
 _IDS = (*_ROLES.values(), "eot_token_id", "eom_token_id")
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-_LONGEST_TOKEN = 4096
+_MAX_TOKEN = 4096
 """Characters; the longest tokens of published vocabularies have some hundreds."""
-_KINDS: Mapping[str, type] = {
+_VALUE_TYPES: Mapping[str, type] = {
     "ggml.model": str,
     "ggml.pre": str,
     "ggml.add_bos_token": bool,
@@ -48,7 +48,7 @@ _KINDS: Mapping[str, type] = {
     "chat_template": str,
     **{f"ggml.{name}": int for name in _IDS},
 }
-_ITEMS: Mapping[str, tuple[type, ...]] = {
+_ITEM_TYPES: Mapping[str, tuple[type, ...]] = {
     "ggml.tokens": (str,),
     "ggml.merges": (str,),
     "ggml.token_type": (int,),
@@ -75,8 +75,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     pre: str = keys.get("ggml.pre", "default")
     pre = SAME_AS.get(pre, pre)
     special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)} | {*ids.values()}
-    defined = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
-    special |= {i for i in defined if tokens[i] in _END_TOKENS}
+    user_defined = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
+    special |= {i for i in user_defined if tokens[i] in _END_TOKENS}
     if model == "gpt2":
         backend = _byte_level(keys, tokens, pre)
     else:
@@ -86,10 +86,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre == "llama-bpe")
     if adds_bos and "bos_token_id" in ids:
         begin_with(backend, ids["bos_token_id"])
-    ends = {ids[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in ids}
+    eos_ids = {
+        ids[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in ids
+    }
     return Tokenizer(
         backend,
-        eos_ids=ends | {i for i in special if tokens[i] in _END_TOKENS},
+        eos_ids=eos_ids | {i for i in special if tokens[i] in _END_TOKENS},
         bos_id=ids.get("bos_token_id"),
         special_tokens={role: tokens[ids[name]] for role, name in _ROLES.items() if name in ids},
         chat_template=keys.get("chat_template"),
@@ -102,14 +104,14 @@ class _TokenizerKeys:
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self._metadata, self.where = metadata, where
-        for key, kind in _KINDS.items():
+        for key, kind in _VALUE_TYPES.items():
             value = self.get(key)
             if value is not None and type(value) is not kind:
                 raise InputError(
                     f"{where}: tokenizer.{key} is {shown(value)}, which must be of type "
                     f"{kind.__name__}; {GET_AGAIN}"
                 )
-        for key, kinds in _ITEMS.items():
+        for key, kinds in _ITEM_TYPES.items():
             value = self.get(key, [])
             if not isinstance(value, list) or not {type(item) for item in value} <= set(kinds):
                 raise InputError(
@@ -140,16 +142,17 @@ def _vocabulary(keys: _TokenizerKeys) -> tuple[list[str], list[int]]:
             "the file is damaged, fetch it again"
         )
     longest = max(tokens, key=len, default="")
-    if len(longest) > _LONGEST_TOKEN:
+    if len(longest) > _MAX_TOKEN:
         raise InputError(
             f"{where}: the token {shown(longest)} has {len(longest)} characters, the limit is "
-            f"{_LONGEST_TOKEN}; {GET_AGAIN}"
+            f"{_MAX_TOKEN}; {GET_AGAIN}"
         )
     if len(set(tokens)) != len(tokens):
         seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))
+        duplicate = next(token for token in tokens if token in seen or seen.add(token))
         raise InputError(
-            f"{where}: the token {shown(twice)} stands twice in tokenizer.ggml.tokens; {_CONVERT}"
+            f"{where}: the token {shown(duplicate)} stands twice in tokenizer.ggml.tokens; "
+            f"{_CONVERT}"
         )
     # Older files have their padding as user-defined tokens of such names.
     while types and (types[-1] == _UNUSED or tokens[-1] == f"[PAD{len(tokens) - 1}]"):
@@ -180,8 +183,8 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str) -> tokenizers
             "directory"
         )
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    parts = (merge.partition(" ") for merge in keys.required("ggml.merges"))  # best first
-    pairs = [(left, right) for left, _, right in parts]
+    merges = (merge.partition(" ") for merge in keys.required("ggml.merges"))  # best first
+    pairs = [(left, right) for left, _, right in merges]
     try:
         # Llama 3 looks up a whole word before merging: no merges lead to some of its tokens.
         model = models.BPE(vocab, pairs, ignore_merges=pre == "llama-bpe")
@@ -245,8 +248,8 @@ def _merges_by_score(
     for token, token_id in id_of.items():
         if token_id in special:
             continue
-        for cut in range(1, len(token)):
-            left, right = id_of.get(token[:cut]), id_of.get(token[cut:])
+        for split in range(1, len(token)):
+            left, right = id_of.get(token[:split]), id_of.get(token[split:])
             if left is not None and right is not None:
                 ranked.append((-scores[token_id], left, right))
     ranked.sort()

@@ -14,8 +14,8 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, is_unicode, read_json, read_text, shown
 
-_MOST_TOKENIZER = 64 << 20
-_MOST_TEMPLATE = 1 << 20
+_MAX_TOKENIZER = 64 << 20
+_MAX_TEMPLATE = 1 << 20
 _ID = re.compile("[0-9]{1,10}")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -35,28 +35,36 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
     """
     backend = _read_backend(path)
     # If both files name a token, tokenizer_config.json takes precedence.
-    config = _read_any(path / "special_tokens_map.json") | _read_any(path / "tokenizer_config.json")
+    config = _read_optional(path / "special_tokens_map.json") | _read_optional(
+        path / "tokenizer_config.json"
+    )
     _add_tokens(backend, config, path)
-    named = {role: _content(config[role], role, path) for role in _ROLES if config.get(role)}
-    ids = {role: i for role, text in named.items() if (i := backend.token_to_id(text)) is not None}
-    _mark_special(backend, [named[role] for role in ids])
+    special_tokens = {
+        role: _content(config[role], role, path) for role in _ROLES if config.get(role)
+    }
+    ids = {
+        role: i
+        for role, text in special_tokens.items()
+        if (i := backend.token_to_id(text)) is not None
+    }
+    _mark_special(backend, [special_tokens[role] for role in ids])
     backend.encode_special_tokens = config.get("split_special_tokens") is True
-    models = [_read_any(path / "generation_config.json"), _read_any(path / "config.json")]
+    models = [_read_optional(path / "generation_config.json"), _read_optional(path / "config.json")]
     eos_ids, bos_ids = (
         [i for model in models for i in _ids(model, key, path)]
         for key in ("eos_token_id", "bos_token_id")
     )
-    silent = backend.post_processor is None or (
+    adds_nothing = backend.post_processor is None or (
         "Llama" in str(config.get("tokenizer_class"))
         and not backend.num_special_tokens_to_add(False)
     )
-    if silent and config.get("add_bos_token") and "bos_token" in ids:
+    if adds_nothing and config.get("add_bos_token") and "bos_token" in ids:
         begin_with(backend, ids["bos_token"])
     return Tokenizer(
         backend,
         eos_ids=[*eos_ids, ids["eos_token"]] if "eos_token" in ids else eos_ids,
         bos_id=ids.get("bos_token", next(iter(bos_ids), None)),
-        special_tokens={role: named[role] for role in ids},
+        special_tokens={role: special_tokens[role] for role in ids},
         chat_template=_chat_template(config, path),
         where=str(path),
     )
@@ -69,7 +77,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
             f"{file} is missing; write it with transformers: "
             f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
         )
-    text = read_text(file, most=_MOST_TOKENIZER)
+    text = read_text(file, most=_MAX_TOKENIZER)
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # `tokenizers` raises bare exceptions
@@ -80,7 +88,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_any(file: Path) -> dict[str, Any]:
+def _read_optional(file: Path) -> dict[str, Any]:
     """The object in a file, or an empty one if there is no such file."""
     return read_json(file) if file.exists() else {}
 
@@ -107,8 +115,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
     for key in sorted(entries, key=int):
         token_id, entry = int(key), entries[key]
         text = _content(entry, "added_tokens_decoder", path)
-        written = entry if isinstance(entry, Mapping) else {}
-        flags = {flag: written.get(flag) or False for flag in _FLAGS}
+        options = entry if isinstance(entry, Mapping) else {}
+        flags = {flag: options.get(flag) or False for flag in _FLAGS}
         if not all(value is True or value is False for value in flags.values()):
             raise InputError(
                 f"{path}/tokenizer_config.json: {', '.join(_FLAGS)} of the token {text!r} must be "
@@ -121,13 +129,13 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: 
                 f"tokenizer.json gives it {backend.token_to_id(text)}; fetch both files again"
             )
     for key in ("additional_special_tokens", "extra_special_tokens"):  # since transformers 5
-        extra = config.get(key) or []
-        extra = [*extra.values()] if isinstance(extra, Mapping) else extra
-        if not isinstance(extra, list):
+        tokens = config.get(key) or []
+        tokens = [*tokens.values()] if isinstance(tokens, Mapping) else tokens
+        if not isinstance(tokens, list):
             raise InputError(
-                f"{path}/tokenizer_config.json: {key} must be a list, not {shown(extra)}"
+                f"{path}/tokenizer_config.json: {key} must be a list, not {shown(tokens)}"
             )
-        _mark_special(backend, [_content(token, key, path) for token in extra])
+        _mark_special(backend, [_content(token, key, path) for token in tokens])
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
@@ -155,7 +163,7 @@ def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
     """The Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
     file = path / "chat_template.jinja"
     if file.exists():
-        return read_text(file, most=_MOST_TEMPLATE)
+        return read_text(file, most=_MAX_TEMPLATE)
     template = config.get("chat_template")
     if isinstance(template, list):
         by_name = {str(t.get("name")): t.get("template", 0) for t in template if type(t) is dict}

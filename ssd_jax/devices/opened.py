@@ -53,9 +53,9 @@ class OpenedModel:
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
         about = f"{self.checkpoint.config!r}\0{tokens}"
-        if self.checkpoint.made_for is not None:
+        if self.checkpoint.target_digest is not None:
             ids = self.checkpoint.output_ids
-            about += f"\0{self.checkpoint.made_for}\0{None if ids is None else ids.tolist()}"
+            about += f"\0{self.checkpoint.target_digest}\0{None if ids is None else ids.tolist()}"
         if self.checkpoint.digest is not None:
             about += f"\0{self.checkpoint.digest()}"
         return hashlib.sha256(about.encode()).hexdigest()

@@ -255,7 +255,7 @@ def _worker_settings(
         token=secrets.token_hex(),
         hello=hello,
         source=draft.source,
-        target=None if draft.checkpoint.made_for is None else config.target,
+        target=None if draft.checkpoint.target_digest is None else config.target,
         dtype=config.draft_dtype or config.dtype,
         drafting={
             name: value

@@ -94,7 +94,7 @@ def test_tensors_that_change_no_numbers_may_be_there(tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 320], ids=["a row more", "another last number"])
 def test_a_head_that_a_tied_model_would_leave_out_is_refused(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(places, "_ROWS", 64)
+    monkeypatch.setattr(places, "_ROWS_AT_A_TIME", 64)
     tensors = tiny.hf_tensors("llama", tied=True)
     embedding = tensors["model.embed_tokens.weight"]
     head = np.concatenate([embedding, embedding[:1]]) if rows == 1 else embedding.copy()

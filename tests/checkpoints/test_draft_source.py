@@ -78,15 +78,15 @@ def test_own_tensors_and_the_targets_make_up_the_draft(draft, target, monkeypatc
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("picked.append(block[here - low])", "picked.insert(1, block[here - low])"),
-        ("block[here - low]", "block[: len(here)]"),
-        ("block[here - low]", "block[here - low][::-1]"),
+        ("blocks.append(block[block_ids - low])", "blocks.insert(1, block[block_ids - low])"),
+        ("block[block_ids - low]", "block[: len(block_ids)]"),
+        ("block[block_ids - low]", "block[block_ids - low][::-1]"),
     ],
 )
 def test_rows_taken_in_another_order_are_caught(draft, target, monkeypatch, old, new):
     monkeypatch.setattr(draft_source, "_BLOCK", 50 * 32)
     assert heads_agree(draft, target)
-    with edited([Edit(draft_source, "_rows", old, new)]):
+    with edited([Edit(draft_source, "_read_rows", old, new)]):
         assert not heads_agree(draft, target)
 
 

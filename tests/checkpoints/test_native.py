@@ -128,7 +128,7 @@ def test_panels_hold_what_the_file_holds(tmp_path, kind):
         name: jax.ShapeDtypeStruct(file.shape(name), np.float32)
         for name in (EMBED, Q_PROJ, "model.norm.weight")
     }
-    arrays = load_arrays(file, wanted, where="here", stored=stored)
+    arrays = load_arrays(file, wanted, where="here", native_kinds=stored)
     for name, of in ((EMBED, KINDS[kind]), (Q_PROJ, KINDS["Q8_0"])):
         panels = np.asarray(arrays[name])
         assert panels.shape == of.packed_shape(*file.shape(name))

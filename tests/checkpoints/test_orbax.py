@@ -75,7 +75,7 @@ def test_numbers_that_are_hard_on_a_format_survive(tmp_path, source, monkeypatch
         def read(self, name, index=None):
             return patterns.reshape(256, 256) if name == "a" else np.zeros((256, 256), np.float32)
 
-    monkeypatch.setattr(orbax, "wanted_of", lambda _config: ("a", "zero"))
+    monkeypatch.setattr(orbax, "tensor_structs", lambda _config: ("a", "zero"))
     checkpoint = dataclasses.replace(source, tensors=Patterns())
     orbax.write_checkpoint(tmp_path / "out", checkpoint, "bfloat16")
     back = orbax.OrbaxDirectory(tmp_path / "out")

@@ -27,7 +27,7 @@ SWITCH = (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.3)
 
 
 def made(source):
@@ -69,7 +69,7 @@ def test_a_process_that_does_nothing_is_ended_and_another_one_renders(monkeypatc
     template = made("<{{ messages[0].content }}>")
     assert say(template, "a") == "<a>"
     stopped = process(template)
-    monkeypatch.setattr(chat_template, "_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(chat_template, "_MAX_WALL_SECONDS", 0.2)
     os.kill(stopped.pid, signal.SIGSTOP)
     with pytest.raises(InputError, match="it took more than"):
         say(template, "b" * length)
@@ -79,13 +79,13 @@ def test_a_process_that_does_nothing_is_ended_and_another_one_renders(monkeypatc
 
 
 def test_memory_is_limited(monkeypatch):
-    monkeypatch.setattr(chat_template, "SECONDS", 20.0)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 20.0)
     with pytest.raises(InputError, match="it took too much memory"):
         say(made("{{ 'a' * 300000000 }}"), "x")
 
 
 def test_a_text_that_no_model_takes_is_refused(monkeypatch):
-    monkeypatch.setattr(chat_template, "MOST_TEXT", 1 << 20)
+    monkeypatch.setattr(chat_template, "MAX_TEXT", 1 << 20)
     assert len(say(made("{{ 'a' * 1000000 }}"), "x")) == 1_000_000
     with pytest.raises(InputError, match="it wrote more than 1 MB"):
         say(made("{{ 'a' * 2000000 }}"), "x")
@@ -101,7 +101,7 @@ def test_threads_get_the_answers_to_their_own_questions():
 
 
 def test_after_an_interrupt_the_answer_is_to_the_next_question(monkeypatch):
-    monkeypatch.setattr(chat_template, "SECONDS", 20.0)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 20.0)
     template = made(SWITCH)
     say(template, "a")
 
@@ -243,7 +243,7 @@ def test_an_interrupt_of_the_start_leaves_no_process(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat_template._Child, "_answer", interrupted)
+        patch.setattr(chat_template._Child, "_exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             say(template, "a")
     assert started[0].poll() is not None
