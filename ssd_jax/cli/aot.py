@@ -85,7 +85,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     # Before anything asks for devices, so that this machine's are not taken.
     jax.config.update("jax_platforms", "cpu")
 
-    from ssd_jax.loading.memory import fitting_context
+    from ssd_jax.loading.context import fitting_context
     from ssd_jax.tools.aot.chips import chip_named, devices
     from ssd_jax.tools.aot.configurations import read_configuration, require_same_words
     from ssd_jax.tools.aot.page import build_page
@@ -108,7 +108,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         slots=config.slots,
         context=fitting_context(config, limits, [config.speculated]),
         k=config.speculated,
-        branches=config.branches,
+        branches=max(config.budgets_at()),
     )
     groups = config.device_groups
     given_groups = groups.target is not None or groups.draft is not None
@@ -123,7 +123,7 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
         f"budget = {sizes.branches}"
     )
-    fan_out = config.fan_out_of(sizes.k)
+    fan_out = config.fan_out_of(sizes.k, sizes.branches)
     for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):
         if isinstance(each, str):
             print(*map(wrapped, each.split("\n")), sep="\n")

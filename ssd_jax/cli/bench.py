@@ -80,7 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         if not apart:
             load(llm)
         environment = describe()
-        given["budget"] = llm.config.budget  # its value in the draft's placement
+        if len(llm.resolved.budgets) > 1:
+            given["budget"] = "auto"  # perhaps by the draft's placement alone
         job = suites.BenchJob(
             llm=llm,
             prompts=prompts,

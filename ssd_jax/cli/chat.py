@@ -112,9 +112,9 @@ def _check_template(llm: LLM, system: str | None, params: SamplingParams) -> Non
 
 
 def _greeting(llm: LLM) -> list[str]:
-    config = llm.config
+    config, source = llm.config, llm.resolved.draft_source
     k = "auto" if config.chooses_k else str(config.speculated)
-    draft = f" (draft {short(config.draft)}, k {k})" if config.draft else ""
+    draft = f" (draft {short(source)}, k {k})" if source else ""
     return [
         f"{short(config.target)}, mode {llm.mode}{draft}, context {llm.context} tokens",
         "/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves",

@@ -43,6 +43,7 @@ from ssd_jax.tools.demo.tables import fastest_line, speed_table
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
+    from ssd_jax.loading.resolved import Resolved
     from ssd_jax.tools.traces.read import EngineLanes
 
 _MODE = (
@@ -116,7 +117,7 @@ class _Demo:
         with self._opened(config) as llm:
             self._answer(llm, llm.mode)
             result = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
-            self.console.print(speed_table(summarize(result), title=_described(llm.config)))
+            self.console.print(speed_table(summarize(result), title=_described(llm.resolved)))
         return result
 
     def every_mode(self, plain: Config, *, any_dtype: bool, full: bool) -> list[BenchResult]:
@@ -294,11 +295,10 @@ def _hits(rate: float | None, misses: int, rounds: int) -> int:
     return round(misses * rate / (1 - rate)) if rate < 1 else rounds
 
 
-def _described(config: Config) -> str:
-    draft = (
-        "" if config.draft is None else f", draft {short(config.draft)}, k = {config.speculated}"
-    )
-    return f"{short(config.target)} in {config.dtype}{draft}"
+def _described(resolved: Resolved) -> str:
+    config, source = resolved.config, resolved.draft_source
+    draft = "" if source is None else f", draft {short(source)}, k = {config.speculated}"
+    return f"{short(config.target)} in {resolved.dtype}{draft}"
 
 
 def _named(cores: Sequence[int]) -> str:

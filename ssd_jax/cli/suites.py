@@ -261,7 +261,7 @@ def perplexities(job: BenchJob) -> SuiteReport:
         )
     about = {"perplexity": result.value, "predicted": result.predicted}
     document = job.document(**about, **dataclasses.asdict(result))
-    return SuiteReport([perplexity.perplexity_table(result, dtype=llm.config.dtype)], document)
+    return SuiteReport([perplexity.perplexity_table(result, dtype=llm.resolved.dtype)], document)
 
 
 def supports(job: BenchJob) -> SuiteReport:

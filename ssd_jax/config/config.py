@@ -96,38 +96,35 @@ class Config(EngineSettings):
         """Whether K is chosen while decoding."""
         return self.k == "auto" or (self.mode == "auto" and self.k is None)
 
-    @property
-    def chooses(self) -> bool:
-        """Whether anything is chosen by measured costs."""
-        return self.mode == "auto" or "auto" in (self.k, self.budget)
+    def budgets_at(self, kind: Kind | None = None) -> tuple[int, ...]:
+        """All M that are prepared for, ascending; none without branches.
 
-    @property
-    def budgets(self) -> tuple[int, ...]:
-        """All M that are prepared for, ascending; none without branches."""
+        Args:
+          kind: where the draft runs. Of one in processes, on whose processor every branch costs,
+            the number is chosen.
+        """
         if self.prepared != "ssd":
             return ()
-        if self.budget == "auto" or (self.mode == "auto" and self.budget is None):
+        listed = self.fan_out is not None and "," in self.fan_out
+        chosen = self.mode == "auto" or (kind in ("process", "remote") and not listed)
+        budget = self.budget or ("auto" if chosen else BUDGET)
+        if budget == "auto":
             more = (2 * AUTO_BUDGETS[-1],) if self.workers > 1 else ()
             return AUTO_BUDGETS + more
-        return (BUDGET if self.budget is None else int(self.budget),)
-
-    @property
-    def branches(self) -> int:
-        """The largest M; 0 without branches."""
-        return max(self.budgets, default=0)
+        return (int(budget),)
 
     @property
     def backup_kind(self) -> BackupKind:
         """What a miss of mode ssd proposes."""
         return cast("BackupKind", self.backup or "auto")
 
-    def fan_out_of(self, k: int) -> FanOut:
-        """A new fan-out policy for K = k.
+    def fan_out_of(self, k: int, branches: int) -> FanOut:
+        """A new fan-out policy for K = k and up to so many branches.
 
         Raises:
           InputError: a list that does not fit.
         """
-        return parse("geometric" if self.fan_out is None else self.fan_out, k, self.branches)
+        return parse("geometric" if self.fan_out is None else self.fan_out, k, branches)
 
     @property
     def cores(self) -> Cores:
@@ -243,9 +240,8 @@ class Config(EngineSettings):
     def layout(self) -> Layout:
         """How workers in processes share the work."""
         split = cast("Split", self.draft_split or "auto")
-        return choose(
-            self.workers, split, slots=self.slots, branches=self.branches, k=self.speculated
-        )
+        branches = max(self.budgets_at(), default=0)
+        return choose(self.workers, split, slots=self.slots, branches=branches, k=self.speculated)
 
     @property
     def draft_files(self) -> Files:
@@ -253,17 +249,6 @@ class Config(EngineSettings):
         return Files(
             self.draft_token_file, self.draft_tls_ca, self.draft_tls_cert, self.draft_tls_key
         )
-
-    def placed(self, kind: Kind) -> Config:
-        """This config with the defaults of a placement.
-
-        On a processor, where every branch costs, the number of branches is chosen.
-        """
-        listed = self.fan_out is not None and "," in self.fan_out
-        free = self.budget is None and not listed
-        if self.mode == "ssd" and kind in ("process", "remote") and free:
-            return dataclasses.replace(self, budget="auto")
-        return self
 
     def _check_draft(self) -> None:
         """Refuses settings that exclude each other."""
@@ -348,11 +333,12 @@ class Config(EngineSettings):
             )
 
     def _check_fan_out(self) -> None:
-        chosen = ["k"] * self.chooses_k + ["budget"] * (len(self.budgets) > 1)
+        budgets = self.budgets_at()
+        chosen = ["k"] * self.chooses_k + ["budget"] * (len(budgets) > 1)
         if chosen and self.fan_out is not None and "," in self.fan_out:
             raise InputError(
                 f"fan_out = {self.fan_out!r} lists branches for one k and budget, and "
                 f"{' and '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} chosen while "
                 "decoding; give numbers for them, or a policy such as measured"
             )
-        self.fan_out_of(self.speculated)
+        self.fan_out_of(self.speculated, max(budgets))

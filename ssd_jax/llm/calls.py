@@ -27,6 +27,7 @@ from ssd_jax.llm.prompting import (
     encode_prompt,
     text_of,
 )
+from ssd_jax.loading.resolved import Resolved
 from ssd_jax.options.fields import by_name
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.files import shown
@@ -39,16 +40,24 @@ class Calls(ABC):
     """The calls of an open model, which share its engines.
 
     Attributes:
-      config: its settings.
-      context: most tokens of a sequence.
-      tokenizer: the target's.
+      config: its settings, as given.
+      resolved: what holds where they leave something open.
     """
 
     config: Config
-    context: int
-    tokenizer: Tokenizer
+    resolved: Resolved
     _default_params: SamplingParams
     _sharing: Sharing
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a sequence."""
+        return self.resolved.context
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return self.resolved.target.tokenizer
 
     @property
     @abstractmethod

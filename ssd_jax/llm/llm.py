@@ -13,15 +13,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from ssd_jax.checkpoints.opening import dtype_of_draft
-from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.config.config import Config
 from ssd_jax.config.keywords import Settings
 from ssd_jax.config.settings import MODES
-from ssd_jax.devices.auto_dtype import auto_dtype
-from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.sharing import Sharing
@@ -30,15 +27,24 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.arguments import check_callable, checked_config, checked_ks
 from ssd_jax.llm.calls import Calls
 from ssd_jax.llm.prompting import default_params, given_settings, sampling_line
+from ssd_jax.loading.context import cut_lines
 from ssd_jax.loading.load import Status, load
 from ssd_jax.loading.loaded import Loaded
-from ssd_jax.loading.memory import check_fits, cut_lines, fitting_context, needs
-from ssd_jax.loading.paging import paging_of
+from ssd_jax.loading.memory import check_memory
+from ssd_jax.loading.resolve import resolve
+from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.facts import of_model
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader, lead
+from ssd_jax.placement.placement import Placement
 from ssd_jax.system import notices
-from ssd_jax.system.compile_cache import keep_nothing, keep_programs, open_store, say_unused
+from ssd_jax.system.compile_cache import (
+    ProgramStore,
+    keep_nothing,
+    keep_programs,
+    open_store,
+    say_unused,
+)
 from ssd_jax.system.forks import owned
 
 if TYPE_CHECKING:
@@ -65,6 +71,10 @@ class LLM(Calls):
       status: called with the current step of loading: "compiling target: 5 of 9 programs".
       others: the other processes, for one that has joined them; None leads those of `config.hosts`.
       settings: any field of `Config`.
+
+    Attributes:
+      config: the settings as given.
+      resolved: what holds where they leave something open: dtypes, draft, context and so on.
 
     Raises:
       InputError: bad settings or a checkpoint that cannot be used, before weights load.
@@ -95,67 +105,6 @@ class LLM(Calls):
         self._draft_cores, restore = self.config.cores.pin_target()
         self._unpin = weakref.finalize(self, restore)
         self._hosts = others
-        try:
-            if self.config.hosts is not None and others is None:
-                self._hosts = lead(self.config.hosts, self.config.host_timeout)
-                self._hosts.settle(dataclasses.asdict(self.config), ks)
-            with self._telling_hosts():
-                self._open(ks, progress)
-            if load:
-                self.load(progress=progress, status=status)
-        except BaseException:
-            self._unpin()  # a traceback that is kept keeps this object alive
-            raise
-
-    def _open(self, ks: Sequence[int], progress: Progress | None) -> None:
-        self.placement = self.config.place_draft()
-        self.config = self.config.placed(self.placement.kind)
-        say_unused(
-            self._store, self.config.compile_cache, self._use_store(), self.placement.cacheable
-        )
-        if self.config.dtype == "auto":
-            dtype = auto_dtype(self.config.target, self.placement.target, progress=progress)
-            self.config = dataclasses.replace(self.config, dtype=dtype)
-        self.target = open_model(
-            self.config.target,
-            self.config.dtype,
-            bitwise=self.config.exact == "bitwise",
-            attention=self.config.attention,
-            mesh=self.placement.target,
-            page_size=self.config.page_size,
-            progress=progress,
-        )
-        self.tokenizer = self.target.tokenizer
-        if self.config.draft is not None:
-            draft = draft_source(self.config.draft, lambda: self.target.checkpoint)
-            self.config = dataclasses.replace(self.config, draft=draft)
-        self._default_params = default_params(self.config.generation_config, self.target.checkpoint)
-        if self.config.generation_config == "auto":
-            _LOG.info(sampling_line(given_settings(self._default_params)))
-        self.draft = self._open_draft(progress)
-        self._ks = tuple(sorted({*ks, self.config.speculated} - {0}))
-        if self.config.prepared == "ssd":
-            for k in self._ks:
-                self.config.fan_out_of(k)
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        limits = {each.source: each.checkpoint.config.max_context for each in models}
-        self.context = fitting_context(self.config, limits, self._ks)
-        self._notices = tuple(cut_lines(self.config, self.context, self.target, self.draft))
-        notices.say(self._notices)
-        self.paging = paging_of(
-            self.config,
-            self.context,
-            self.target,
-            self.draft,
-            placement=self.placement,
-            engines=self._prepared_engines,
-        )
-        if self._hosts is not None:
-            facts = of_model("target", self.target)
-            if self.draft is not None:
-                facts |= of_model("draft", self.draft)
-            pages = None if self.paging is None else self.paging.total
-            self._hosts.agree(facts | {"context": self.context, "pages": pages})
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, owned(self._sharing.freeze))
@@ -163,6 +112,55 @@ class LLM(Calls):
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
+        try:
+            if self.config.hosts is not None and others is None:
+                self._hosts = lead(self.config.hosts, self.config.host_timeout)
+                self._hosts.settle(dataclasses.asdict(self.config), ks)
+            with self._telling_hosts():
+                self.resolved = self._resolve(ks, progress)
+            if load:
+                self.load(progress=progress, status=status)
+        except BaseException:
+            self._unpin()  # a traceback that is kept keeps this object alive
+            raise
+
+    def _resolve(self, ks: Sequence[int], progress: Progress | None) -> Resolved:
+        config, placement = self.config, self.config.place_draft()
+        used = _use_store(self._store, placement)
+        say_unused(self._store, config.compile_cache, used, placement.cacheable)
+        resolved = resolve(config, placement, ks, progress)
+        self._default_params = default_params(config.generation_config, resolved.target.checkpoint)
+        if config.generation_config == "auto":
+            _LOG.info(sampling_line(given_settings(self._default_params)))
+        self._notices = tuple(cut_lines(resolved))
+        notices.say(self._notices)
+        if self._hosts is not None:
+            facts = of_model("target", resolved.target)
+            if resolved.draft is not None:
+                facts |= of_model("draft", resolved.draft)
+            pages = None if resolved.paging is None else resolved.paging.total
+            self._hosts.agree(facts | {"context": resolved.context, "pages": pages})
+        return resolved
+
+    @property
+    def target(self) -> OpenedModel:
+        """The target, opened."""
+        return self.resolved.target
+
+    @property
+    def draft(self) -> OpenedModel | None:
+        """The draft, opened; None without a draft model."""
+        return self.resolved.draft
+
+    @property
+    def placement(self) -> Placement:
+        """Where target and draft run."""
+        return self.resolved.placement
+
+    @property
+    def paging(self) -> Paging | None:
+        """The pages that slots share; None if each slot has a page of its own."""
+        return self.resolved.paging
 
     def load(self, *, progress: Progress | None = None, status: Status | None = None) -> None:
         """Compiles the programs while the weights load.
@@ -196,16 +194,10 @@ class LLM(Calls):
             raise
 
     def _load(self, progress: Progress | None, status: Status | None) -> None:
-        self._check_memory(self._prepared_engines)
-        self._use_store()
+        check_memory(self.resolved, self.resolved.engines, {})
+        _use_store(self._store, self.placement)
         self._loaded = loaded = load(
-            self.config,
-            self.target,
-            self.draft,
-            self.context,
-            ks=self._ks,
-            placement=self.placement,
-            paging=self.paging,
+            self.resolved,
             store=self._store,
             draft_cores=self._draft_cores,
             hosts=self._hosts,
@@ -214,13 +206,13 @@ class LLM(Calls):
         )
         self._notices = tuple(dict.fromkeys((*self._notices, *loaded.fallbacks.lines)))
         notices.say(self._notices)
-        if self.config.chooses and not isinstance(self._hosts, Follower):
+        if self.resolved.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             try:
                 if status is not None:
                     status("measuring what a round costs")
-                self._chooser = open_chooser(loaded, self.target, self.draft, self.context)
+                self._chooser = open_chooser(loaded)
             except BaseException:
                 loaded.close()
                 self._loaded = None
@@ -361,7 +353,7 @@ class LLM(Calls):
             raise InputError(
                 f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
             )
-        usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self._ks])
+        usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self.resolved.ks])
         k = usual if k is None else k
         whole = isinstance(k, Integral) and not isinstance(k, bool)
         if not whole or k not in ks:
@@ -377,9 +369,11 @@ class LLM(Calls):
         return engine
 
     def _new_engine(self, mode: str, k: int) -> Engine:
-        self.loaded  # noqa: B018 (tells what its programs need)
-        self._check_memory([*self._engines, (mode, k)])
-        self._use_store()  # some programs are compiled when they are first asked for
+        engines = [*self._engines, (mode, k)]
+        check_memory(self.resolved, engines, self.loaded.room(engines))
+        _use_store(
+            self._store, self.placement
+        )  # some programs are compiled when they are first asked for
         roles = self.loaded.roles(mode, k)
         trace = None
         if self._trace is not None:
@@ -398,54 +392,10 @@ class LLM(Calls):
             prepare=self.loaded.prepare,
         )
 
-    @property
-    def _prepared_engines(self) -> list[tuple[str, int]]:
-        """Mode and K of the engines that there will be at least."""
-        return [(self.config.prepared, k) for k in self._ks] or [("ar", 0)]
 
-    def _open_draft(self, progress: Progress | None) -> OpenedModel | None:
-        source = self.config.draft_model
-        if source is None:
-            return None
-        dtype = self.config.draft_dtype or dtype_of_draft(
-            source,
-            self.config.dtype,
-            platform=self.placement.draft_platform,
-            progress=progress,
-        )
-        if dtype != self.config.dtype:
-            self.config = dataclasses.replace(self.config, draft_dtype=dtype)
-        draft = open_model(
-            source,
-            dtype,
-            attention=self.config.attention,
-            mesh=self.placement.draft,
-            page_size=self.config.page_size,
-            target=self.target.checkpoint,
-            progress=progress,
-        )
-        require_same(
-            self.tokenizer, draft.tokenizer, target_name=self.target.source, draft_name=source
-        )
-        return draft
+def _use_store(store: ProgramStore | None, placement: Placement) -> Path | None:
+    """Keeps compiled programs where a model's are; returns that directory.
 
-    def _check_memory(self, engines: Sequence[tuple[str, int]]) -> None:
-        found = needs(
-            self.config,
-            self.target,
-            self.draft,
-            self.context,
-            placement=self.placement,
-            engines=engines,
-            programs={} if self._loaded is None else self._loaded.room(engines),
-            paging=self.paging,
-        )
-        for need in found:
-            check_fits(self.config, self.context, need)
-
-    def _use_store(self) -> Path | None:
-        """Keeps compiled programs where this model's are; returns that directory.
-
-        Another model may have changed it.
-        """
-        return keep_programs(self._store) if self.placement.cacheable else keep_nothing()
+    Another model may have changed it.
+    """
+    return keep_programs(store) if placement.cacheable else keep_nothing()

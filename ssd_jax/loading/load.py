@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,14 @@ import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.compat import check_sums
-from ssd_jax.config.config import Config
-from ssd_jax.config.settings import AUTO_WIDTHS, SUPPORT
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import InlineDraft, Loaded
+from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.connect import connect
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
@@ -45,14 +43,8 @@ Status = Callable[[str], None]
 
 
 def load(
-    config: Config,
-    target: OpenedModel,
-    draft: OpenedModel | None,
-    context: int,
+    resolved: Resolved,
     *,
-    ks: Sequence[int],
-    placement: Placement,
-    paging: Paging | None = None,
     store: ProgramStore | None = None,
     draft_cores: tuple[int, ...] | None = None,
     hosts: Leader | Follower | None = None,
@@ -62,10 +54,6 @@ def load(
     """Compiles all programs while the weights load.
 
     Args:
-      context: most positions of a sequence.
-      ks: numbers of proposed tokens to prepare for; empty without a draft.
-      placement: of the draft.
-      paging: see `PagedPrograms`.
       store: where a draft in a process of its own keeps compiled programs.
       draft_cores: of such a draft.
       hosts: see `Loaded`.
@@ -78,63 +66,32 @@ def load(
     """
     status = status or (lambda _line: None)
     check_sums()
-    support = _support(config, target, draft)
-    room: dict[str, Any] = {
-        "slots": config.slots,
-        "context": context,
-        "tokens": target.tokenizer.size,
-    }
-    drafting = Drafting(
-        k=max(ks, default=0),
-        support=support,
-        rule=config.verify,
-        branches=config.branches,
-        saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
-        predict=config.predict or "noise",
-        confident=config.fan_out == "confidence",
-    )
-    elsewhere = placement.apart
+    draft, placement, worker = resolved.draft, resolved.placement, None
     with ThreadPoolExecutor(1) as pool, ExitStack() as on_failure:
-        worker = None
-        if draft is not None and elsewhere and not isinstance(hosts, Follower):
-            about = _worker_settings(config, draft, room, drafting, store, paging, placement)
-            worker = _workers(about, config, placement, draft_cores)
+        if draft is not None and placement.apart and not isinstance(hosts, Follower):
+            worker = _workers(_worker_settings(resolved, draft, store), resolved, draft_cores)
             on_failure.callback(worker.close)
             worker.start()
-        parameters = pool.submit(target.load, _until(on_failure, progress))
-        draft_loads = pool.submit(draft.load).result if draft and not elsewhere else None
-        programs = Programs(
-            target.model,
-            **room,
-            verification=Verification(
-                widths=tuple(sorted({0, *ks, *(AUTO_WIDTHS if config.chooses_k else ())})),
-                support=1 if draft is None or config.verify == "coupled" else support,
-                rule=config.verify,
-                logprobs_of=config.logprobs_of,
-            ),
-            paging=paging,
-            progress=_compiling("target", status),
-        )
-        if worker is not None:
-            worker.check()
+        loading = pool.submit(resolved.target.load, _until(on_failure, progress))
         inline = None
         if draft is not None:
-            weights = draft_loads or draft.load
-            made = {**room, "paging": paging}
-            inline = _inline(draft, made, drafting, config.budgets, weights, status)
-            if not elsewhere:
-                (inline.branching if config.prepared == "ssd" else inline.plain)()
-                inline.parameters()
-        loaded = parameters.result()
+            weights = draft.load if placement.apart else pool.submit(draft.load).result
+            inline = _inline(resolved, draft, weights, status)
+        programs = _target_programs(resolved, status)
+        if worker is not None:
+            worker.check()
+        if inline is not None and not placement.apart:
+            (inline.branching if resolved.config.prepared == "ssd" else inline.plain)()
+            inline.parameters()
+        parameters = loading.result()
         if worker is not None:
             worker.check()
         if hosts is not None:
-            status("waiting for the other hosts")
-            hosts.agree({"programs": sorted(map(str, programs.names))})
-            if placement.target is not None:
-                connect(placement.target)
+            _join_hosts(hosts, placement, programs, status)
         status("checking exactness")
-        fallbacks = find_fallbacks(config.exact, programs, loaded, draft and draft.model)
+        fallbacks = find_fallbacks(
+            resolved.config.exact, programs, parameters, draft and draft.model
+        )
         if hosts is not None:
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
@@ -143,17 +100,68 @@ def load(
             worker.wait_ready()
         on_failure.pop_all()
     return Loaded(
-        config=config,
+        resolved=resolved,
         programs=programs,
-        parameters=loaded,
+        parameters=parameters,
         inline=inline,
         worker=worker,
-        placement=placement,
-        tokens=target.tokenizer.size,
         fallbacks=fallbacks,
         hosts=hosts,
         store=store,
     )
+
+
+def _target_programs(resolved: Resolved, status: Status) -> Programs:
+    config = resolved.config
+    return Programs(
+        resolved.target.model,
+        **_shape(resolved),
+        verification=Verification(
+            widths=resolved.widths,
+            support=1 if resolved.draft is None else _shipped_support(resolved),
+            rule=config.verify,
+            logprobs_of=config.logprobs_of,
+        ),
+        paging=resolved.paging,
+        progress=_compiling("target", status),
+    )
+
+
+def _shape(resolved: Resolved) -> dict[str, Any]:
+    """What programs of either role have room for."""
+    return {
+        "slots": resolved.config.slots,
+        "context": resolved.context,
+        "tokens": resolved.target.tokenizer.size,
+    }
+
+
+def _shipped_support(resolved: Resolved) -> int:
+    """Number of ids of q that a proposal ships; coupled proposals ship no q."""
+    return 1 if resolved.config.verify == "coupled" else resolved.support
+
+
+def _drafting(resolved: Resolved) -> Drafting:
+    config = resolved.config
+    return Drafting(
+        k=max(resolved.ks, default=0),
+        support=resolved.support,
+        rule=config.verify,
+        branches=resolved.branches,
+        saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
+        predict=config.predict or "noise",
+        confident=config.fan_out == "confidence",
+    )
+
+
+def _join_hosts(
+    hosts: Leader | Follower, placement: Placement, programs: Programs, status: Status
+) -> None:
+    """Waits for the other processes, and connects the devices of all."""
+    status("waiting for the other hosts")
+    hosts.agree({"programs": sorted(map(str, programs.names))})
+    if placement.target is not None:
+        connect(placement.target)
 
 
 def _until(on_failure: ExitStack, progress: Progress | None) -> Progress:
@@ -171,13 +179,11 @@ def _until(on_failure: ExitStack, progress: Progress | None) -> Progress:
 
 
 def _workers(
-    about: WorkerSettings,
-    config: Config,
-    placement: Placement,
-    cores: tuple[int, ...] | None,
+    about: WorkerSettings, resolved: Resolved, cores: tuple[int, ...] | None
 ) -> DraftWorker | DraftWorkers:
     from ssd_jax.placement.process.placement import DraftWorker
 
+    config, placement = resolved.config, resolved.placement
     if placement.addresses:
         from ssd_jax.placement.remote.far_worker import FarWorker
 
@@ -201,20 +207,25 @@ def _workers(
 
 
 def _inline(
+    resolved: Resolved,
     draft: OpenedModel,
-    room: Mapping[str, Any],
-    drafting: Drafting,
-    budgets: Sequence[int],
     weights: Callable[[], list[jax.Array]],
     status: Status,
 ) -> InlineDraft:
     compiling, branches = _compiling("draft", status), _compiling("branches", status)
+    drafting = _drafting(resolved)
 
     def programs(drafting: Drafting) -> DraftPrograms:
-        return DraftPrograms(draft.model, **room, drafting=drafting, progress=compiling)
+        return DraftPrograms(
+            draft.model,
+            **_shape(resolved),
+            paging=resolved.paging,
+            drafting=drafting,
+            progress=compiling,
+        )
 
     def menu() -> tuple[ExpansionPrograms, ...]:
-        return ExpansionPrograms.menu(programs(drafting), budgets, branches)
+        return ExpansionPrograms.menu(programs(drafting), resolved.budgets, branches)
 
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
     return InlineDraft(
@@ -229,25 +240,20 @@ def _compiling(what: str, status: Status) -> Progress:
 
 
 def _worker_settings(
-    config: Config,
-    draft: OpenedModel,
-    room: Mapping[str, int],
-    drafting: Drafting,
-    store: ProgramStore | None,
-    paging: Paging | None,
-    placement: Placement,
+    resolved: Resolved, draft: OpenedModel, store: ProgramStore | None
 ) -> WorkerSettings:
     """Settings of each worker, except its cores and devices."""
-    size, pages = (0, 0) if paging is None else paging
-    layout = placement.layout
-    budgets = tuple(layout.branches_each(budget) for budget in config.budgets)
+    config, layout = resolved.config, resolved.placement.layout
+    size, pages = resolved.paging or (0, 0)
+    drafting = dataclasses.asdict(_drafting(resolved))
+    budgets = tuple(layout.branches_each(budget) for budget in resolved.budgets)
     hello = Hello(
         model=draft.identity,
-        **{**room, "slots": layout.slots_each(config.slots)},
-        k=drafting.k,
+        **{**_shape(resolved), "slots": layout.slots_each(config.slots)},
+        k=drafting.pop("k"),
         branches=max(budgets),
-        support=1 if drafting.rule == "coupled" else drafting.support,
-        rule=drafting.rule,
+        support=_shipped_support(resolved),
+        rule=drafting.pop("rule"),
         page_size=size,
         pages=pages,
     )
@@ -256,23 +262,11 @@ def _worker_settings(
         hello=hello,
         source=draft.source,
         target=None if draft.checkpoint.target_digest is None else config.target,
-        dtype=config.draft_dtype or config.dtype,
-        drafting={
-            name: value
-            for name, value in dataclasses.asdict(drafting).items()
-            if name not in ("k", "rule")
-        },
+        dtype=resolved.draft_dtype or resolved.dtype,
+        drafting=drafting,
         draft_temperature=config.draft_temperature,
         compile_cache=None if store is None else str(store.directory),
         cores=None,
         budgets=budgets,
-        attention=placement.asked_of_worker(config.attention),
+        attention=resolved.placement.asked_of_worker(config.attention),
     )
-
-
-def _support(config: Config, target: OpenedModel, draft: OpenedModel | None) -> int:
-    """Number of ids that a proposal's q keeps: no more than either model has outputs."""
-    most = min(m.model.config.outputs for m in (target, draft) if m is not None)
-    if config.proposal_support == "full":
-        return most
-    return min(SUPPORT if config.proposal_support is None else int(config.proposal_support), most)

@@ -22,10 +22,10 @@ from ssd_jax.devices.ngram_drafter import NgramDrafter
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
-from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.speculation.controller import Controller
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The two roles of one engine."""
+    """The two roles of one engine.
+
+    Attributes:
+      close: closes the roles; followers give theirs up too.
+    """
 
     target: Target
     drafter: Drafter | None
-
-    def close(self) -> None:
-        """Closes the roles: followers give theirs up too."""
-        if isinstance(self.target, MirroredTarget):
-            self.target.close()
+    close: Callable[[], None] = lambda: None
 
 
 class InlineDraft(NamedTuple):
@@ -75,26 +75,28 @@ class Loaded:
     Attributes:
       inline: the draft in this process; None without a draft model.
       worker: runs the draft of mode ssd, if that is not in this process.
-      placement: of the draft.
       fallbacks: what holds in place of what was expected.
       tuner: makes the tuner of a mode and K, where K or M is chosen while decoding.
       hosts: the other processes, where several have the target's devices.
       store: where compiled programs are kept.
     """
 
-    config: Config
+    resolved: Resolved
     programs: Programs
     parameters: list[jax.Array]
     inline: InlineDraft | None
     worker: DraftWorker | DraftWorkers | None
-    placement: Placement
-    tokens: int
     fallbacks: Fallbacks
     tuner: Callable[[str, int], Tuner] | None = None
     hosts: Leader | Follower | None = None
     store: ProgramStore | None = None
     _loading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     _reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
+
+    @property
+    def config(self) -> Config:
+        """The settings as given."""
+        return self.resolved.config
 
     @property
     def exact(self) -> str:
@@ -142,11 +144,12 @@ class Loaded:
             roles = self._of_sd(mode, k)
         # Where the draft of mode ssd runs beside the leader, followers have none.
         if mode == "ssd" and not isinstance(self.hosts, Follower):
-            return Roles(roles.target, self._controller(k))
+            return dataclasses.replace(roles, drafter=self._controller(k))
         if tuner is None or roles.drafter is None:
             return roles
         # Followers are told the batch as the tuner has changed it.
-        return Roles(roles.target, TunedDrafter(roles.drafter, tuner, rule=self.config.verify))
+        drafter = TunedDrafter(roles.drafter, tuner, rule=self.config.verify)
+        return dataclasses.replace(roles, drafter=drafter)
 
     def _of_sd(self, mode: str, k: int) -> Roles:
         """A target, with a drafter in mode sd."""
@@ -163,7 +166,8 @@ class Loaded:
         if isinstance(drafter, ModelDrafter):
             drafter = MirroredDrafter(leader, engine, drafter)
             own = drafter.proposal
-        return Roles(MirroredTarget(leader, engine, roles.target, own), drafter)
+        target = MirroredTarget(leader, engine, roles.target, own)
+        return Roles(target, drafter, target.close)
 
     def prepare(self, params: SamplingParams) -> None:
         """Loads the programs that only requests with such parameters need.
@@ -180,7 +184,7 @@ class Loaded:
     def load_report(self, report: Report) -> None:
         """Loads the programs of a report in this process."""
         with self._loading:
-            keep_programs(self.store) if self.placement.cacheable else keep_nothing()
+            keep_programs(self.store) if self.resolved.placement.cacheable else keep_nothing()
             logprob_programs.load(self.programs, report)
 
     def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
@@ -229,33 +233,33 @@ class Loaded:
             self.inline.parameters(),
             temperature=self.config.draft_temperature,
         )
-        if self.placement.kind != "submesh":
+        if self.resolved.placement.kind != "submesh":
             return draft
         return SubmeshDraft(
             draft,
             self.programs.model.place,
             support=draft.proposal().q.shape[-1],
-            tokens=self.tokens,
+            tokens=self.resolved.target.tokenizer.size,
             page_size=0 if self.programs.paging is None else self.programs.paging.size,
             patience=PATIENCE if patience is None else patience,
         )
 
     def _controller(self, k: int) -> Controller:
-        config, draft = self.config, self.branching()
+        config, draft, resolved = self.config, self.branching(), self.resolved
         on_accelerator = self.programs.model.execution.one_array
         # No clock records the work of a draft in this process.
         activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
         if self.tuner is None:
-            tuner = FixedTuner(SpeculationPlan.of_branches(k, config.branches))
+            tuner = FixedTuner(SpeculationPlan.of_branches(k, resolved.branches))
         else:
             tuner = self.tuner("ssd", k)
         return Controller(
             draft,
             k=k,
             tuner=tuner,
-            fan_out=lambda: config.fan_out_of(k),
+            fan_out=lambda: resolved.fan_out(k),
             backup=config.backup_kind,
-            tokens=self.tokens,
+            tokens=self.resolved.target.tokenizer.size,
             lowers=config.saguaro_c not in (None, 1),
             rule=config.verify,
             elsewhere=not isinstance(draft, BranchDraft),

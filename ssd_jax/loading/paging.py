@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 
 from ssd_jax.config.config import Config
+from ssd_jax.devices.fit import Need
 from ssd_jax.devices.opened import check_paging
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
-from ssd_jax.loading.memory import Need, in_bytes, needs
-
-if TYPE_CHECKING:
-    from ssd_jax.devices.opened import OpenedModel
-    from ssd_jax.placement.placement import Placement
+from ssd_jax.loading.memory import in_bytes, needs
+from ssd_jax.loading.resolved import Resolved
 
 Needs = Callable[[Paging], Sequence[Need]]
 """What everything needs with so many pages, of each memory."""
 
 
-def paging_of(
-    config: Config,
-    context: int,
-    target: OpenedModel,
-    draft: OpenedModel | None,
-    *,
-    placement: Placement,
-    engines: Sequence[tuple[str, int]],
-) -> Paging | None:
+def paging_of(resolved: Resolved) -> Paging | None:
     """The pages that slots share, as configured; None if each slot has a page of its own.
-
-    Args:
-      placement, engines: see `memory.needs`.
 
     Raises:
       InputError: too little memory for one sequence, memory that is not known, or pages that
         attention cannot read.
     """
+    config, context = resolved.config, resolved.context
     if config.kv_memory is None and config.page_size is None:
         return None
-    size, groups = config.page_size or kv_pages.BLOCK, target.model.data_shards
+    models = [opened.model for opened in (resolved.target, resolved.draft) if opened is not None]
+    size, groups = config.page_size or kv_pages.BLOCK, resolved.target.model.data_shards
     each = -(-context // size)
-    models = [opened.model for opened in (target, draft) if opened is not None]
     for model in models:
         check_paging(model, size, slots=config.slots, context=context)
     if config.kv_memory is None:
@@ -57,9 +45,7 @@ def paging_of(
     else:
 
         def needed(paging: Paging) -> list[Need]:
-            return needs(
-                config, target, draft, context, placement=placement, engines=engines, paging=paging
-            )
+            return needs(dataclasses.replace(resolved, paging=paging), resolved.engines)
 
         count = most_pages(config, size, groups, needed)
         count = min(count, config.slots * each)  # more could only keep what nobody uses
@@ -98,8 +84,8 @@ def most_pages(config: Config, size: int, groups: int, needed: Needs) -> int:
         )
     found = []
     for first, second in zip(one, two, strict=True):
-        least = sum(first.parts.values())
-        of_one = sum(second.parts.values()) - least  # of a page in every group
+        least = first.total
+        of_one = second.total - least  # of a page in every group
         if of_one:
             found.append(1 + (int(first.limit * share) - least) // of_one)
     return max(min(found), 0) * groups

@@ -41,6 +41,7 @@ class Chooser:
     """Chooses a mode once, and gives engines the tuners that choose K and M while they decode.
 
     Args:
+      budgets: values of M to choose among.
       known: costs, and observations of earlier starts.
       file: stores observations.
       drafting: measures T_1 of mode sd, see `Costs.draft`, if a model of mode ssd is asked for sd:
@@ -57,10 +58,12 @@ class Chooser:
         config: Config,
         known: KnownCosts,
         *,
+        budgets: tuple[int, ...],
         file: CostFile,
         drafting: Callable[[], float] | None = None,
     ) -> None:
         self._config, self._known, self._file = config, known, file
+        self._budgets = budgets
         self._guess, self._drafting = known.guess, drafting
         self._seen, self._times = Observed(known.guess), RoundTimes()
         self._settled: tuple[Guess, dict[str, float]] | None = None
@@ -108,8 +111,8 @@ class Chooser:
                 self.costs,
                 self._seen,
                 ks=ks,
-                fan_out=config.fan_out_of(k),
-                budgets=config.budgets,
+                fan_out=config.fan_out_of(k, max(self._budgets)),
+                budgets=self._budgets,
                 waits=(True, False) if kind == "auto" else (kind == "draft",),
             )
         self._tuners[mode, k] = made
@@ -170,23 +173,22 @@ class Chooser:
         return costs
 
 
-def open_chooser(
-    loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
-) -> Chooser:
+def open_chooser(loaded: Loaded) -> Chooser:
     """Measures costs that are not known yet for this machine and these models, or that do not hold
     any more, and chooses.
 
     Raises:
       SsdError: a draft worker does not answer.
     """
-    config = loaded.config
+    config, resolved = loaded.config, loaded.resolved
+    budgets, context = resolved.budgets, resolved.context
     setting = config.compile_cache
     directory = None if setting == "off" else costs_cache(setting)
-    file = CostFile(directory, _about(loaded, target, draft, context))
-    known = file.read(widths=loaded.programs.widths, budgets=config.budgets)
+    file = CostFile(directory, _about(loaded))
+    known = file.read(widths=loaded.programs.widths, budgets=budgets)
     stored = known
     if known is None:
-        known = KnownCosts(measure(loaded, context), first_guess(draft))
+        known = KnownCosts(measure(loaded, context), first_guess(resolved.draft))
     else:
         known = reviewed(
             known,
@@ -196,7 +198,7 @@ def open_chooser(
     if known != stored:
         file.write(known)
     drafting = functools.partial(measure_draft, loaded, context) if config.draft_model else None
-    return Chooser(config, known, file=file, drafting=drafting)
+    return Chooser(config, known, budgets=budgets, file=file, drafting=drafting)
 
 
 def first_guess(draft: OpenedModel | None) -> Guess:
@@ -207,19 +209,22 @@ def first_guess(draft: OpenedModel | None) -> Guess:
     return Guess() if acceptance is None else Guess(acceptance=acceptance, stated=_STATED)
 
 
-def _about(
-    loaded: Loaded, target: OpenedModel, draft: OpenedModel | None, context: int
-) -> dict[str, Any]:
+def _about(loaded: Loaded) -> dict[str, Any]:
     """Everything that costs and acceptance depend on."""
-    device, settings = jax.devices()[0], dataclasses.asdict(loaded.config)
+    device, resolved = jax.devices()[0], loaded.resolved
+    settings = dataclasses.asdict(loaded.config) | {
+        "draft": resolved.draft_source,
+        "dtype": resolved.dtype,
+        "draft_dtype": resolved.draft_dtype,
+    }
     return {
         "settings": {name: settings[name] for name in settings if name not in _NO_COST},
         "device": [device.platform, device.device_kind, jax.device_count(), jax.process_count()],
         "processor": [cpu_model(), cpu_affinity(), sorted(usable_cores())],  # the draft's, too
         "surroundings": surroundings(device.client),
         "versions": versions(),
-        "models": [model and model.identity for model in (target, draft)],
-        "context": context,
+        "models": [model and model.identity for model in (resolved.target, resolved.draft)],
+        "context": resolved.context,
         "widths": loaded.programs.widths,
         "exact": loaded.exact,
     }

@@ -167,7 +167,7 @@ def _branch_parts(
     draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
     pages = () if stock is None else range(stock.needed(_TEXT))
     branches = Branches(draft, context, pages=pages, clock=clock)
-    budgets, widest = loaded.config.budgets, max(loaded.programs.widths)
+    budgets, widest = loaded.resolved.budgets, max(loaded.programs.widths)
     parts: Parts = {("branches", m): partial(branches.expansion, m) for m in budgets}
     parts["backup", 0] = branches.just_in_time
     beside = partial(verify, widest)

@@ -16,7 +16,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.reference import dense
-from ssd_jax.llm import llm
+from ssd_jax.loading import resolve
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
 from tests.kernels.stored_rows import random_blocks
@@ -166,18 +166,19 @@ def test_an_int8_draft_has_one_digit_on_a_processor():
     ("given", "opened", "settled"),
     [(None, "int8", "int8"), ("int8", "int8", "int8"), ("native", "native", "native")],
 )
-def test_the_dtype_of_a_draft_is_settled_when_it_is_opened(
+def test_the_dtype_of_a_draft_is_resolved_when_it_is_opened(
     tiny_checkpoint, monkeypatch, given, opened, settled
 ):
-    """Its process and measured costs have it from the settled configuration."""
-    dtypes, open_model = [], llm.open_model
+    """Its process and measured costs have it from the resolved configuration."""
+    dtypes, open_model = [], resolve.open_model
 
     def opening(source, dtype, **others):
         dtypes.append(dtype)
         return open_model(source, "float32", **others)
 
-    monkeypatch.setattr(llm, "open_model", opening)
+    monkeypatch.setattr(resolve, "open_model", opening)
     draft = {"mode": "sd", "draft": str(tiny_checkpoint), "draft_dtype": given}
     found = LLM(str(tiny_checkpoint), dtype="native", load=False, compile_cache="off", **draft)
     assert dtypes == ["native", opened]
-    assert (found.config.draft_dtype or found.config.dtype) == settled
+    assert found.resolved.draft_dtype == settled
+    assert found.config.draft_dtype == given

@@ -121,7 +121,8 @@ def test_drafts_of_the_package_are_whole_and_packed():
 def test_the_engine_takes_a_draft_of_the_package(drafts, path, draft, name):
     llm = LLM(str(path), **OPTIONS | {"draft": draft}, context=64, load=False)
     assert llm.draft is not None
-    assert llm.config.draft == llm.draft.source == str(drafts / name)
+    assert llm.config.draft == draft
+    assert llm.resolved.draft_source == llm.draft.source == str(drafts / name)
 
 
 def test_a_target_without_one_is_told_which_have_one(drafts, tmp_path):

@@ -19,6 +19,7 @@ from ssd_jax.checkpoints import orbax
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config.config import Config
 from ssd_jax.llm import llm
+from ssd_jax.loading import resolve
 from ssd_jax.placement.remote import serving
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import compile_cache, cores
@@ -117,8 +118,8 @@ def shallow(monkeypatch, tmp_path):
         del progress
         return opened(source, dtype, **how)
 
-    open_model = llm.open_model
-    monkeypatch.setattr(llm, "open_model", open_once)
+    open_model = resolve.open_model
+    monkeypatch.setattr(resolve, "open_model", open_once)
     for owner, name in (
         (llm.LLM, "load"),
         (orbax, "write_checkpoint"),

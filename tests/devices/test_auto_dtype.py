@@ -58,6 +58,6 @@ def test_bfloat16_and_float32_stay(tiny_checkpoint, tmp_path):
 
 def test_a_model_has_the_dtype_that_was_found(tiny_checkpoint):
     with LLM(tiny_checkpoint, dtype="auto", context=64, load=False, compile_cache="off") as llm:
-        assert llm.config.dtype == "bfloat16"
+        assert (llm.config.dtype, llm.resolved.dtype) == ("auto", "bfloat16")
         plain = LLM(tiny_checkpoint, context=64, load=False, compile_cache="off")
         assert llm.target.model.execution == plain.target.model.execution

@@ -37,6 +37,7 @@ from ssd_jax.testing import tiny
 from ssd_jax.wire.messages import Hello
 from tests.llm import law
 from tests.llm.test_engine_law import FEW_BRANCHES
+from tests.loading.variation import varied
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law
 from tests.selection import cases
@@ -257,8 +258,7 @@ def placed(llm, where, session=DraftSession):
 
     The fan-out looks at no confidence: a sub-mesh does not wait for that.
     """
-    config = dataclasses.replace(llm.config, fan_out="measured")
-    loaded = dataclasses.replace(llm.loaded, config=config)
+    loaded = varied(llm.loaded, fan_out="measured")
     if where == "process":
         with remote(llm, session) as draft:
             worker = SimpleNamespace(draft=lambda _patience: draft)
@@ -266,8 +266,9 @@ def placed(llm, where, session=DraftSession):
             roles.drafter._pace = Patient()
             yield roles
         return
-    placement = dataclasses.replace(loaded.placement, kind=where)
-    roles = dataclasses.replace(loaded, placement=placement).roles("ssd", llm.config.speculated)
+    placement = dataclasses.replace(llm.placement, kind=where)
+    resolved = dataclasses.replace(loaded.resolved, placement=placement)
+    roles = dataclasses.replace(loaded, resolved=resolved).roles("ssd", llm.config.speculated)
     if where == "submesh":
         roles.drafter._draft.patience = 120.0
     yield roles

@@ -5,7 +5,6 @@ Positive controls are faults of the host side that tests of the law of a round d
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import contextmanager
 
 import jax
@@ -19,6 +18,7 @@ from ssd_jax.speculation.controller import Controller
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_pair
 from tests.llm.martingale import ALPHA, FEW_IDS, Losing, say, sums
+from tests.loading.variation import varied
 from tests.sampling.edits import Edit, edited
 
 COUNT = 350  # requests of 24 tokens: a shift of .014 of the likeliest token shows at 3 sigma
@@ -57,8 +57,7 @@ def opened(checkpoints, mode="ssd", **settings):
 def policy(llm, **settings):
     """The model with other settings that no program depends on, and a new engine."""
     loaded, llm._engines = llm.loaded, {}
-    config = dataclasses.replace(llm.config, **settings)
-    llm._loaded = dataclasses.replace(loaded, config=config)
+    llm._loaded = varied(loaded, **settings)
     yield llm
     llm._loaded, llm._engines = loaded, {}
 

@@ -18,6 +18,7 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
 from ssd_jax.tuning import chooser
 from tests.engine.test_engine import LONG, request, spell
+from tests.loading.variation import resolved_of
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.tuners import Restless
 
@@ -119,14 +120,14 @@ def test_lengths_depend_on_others_where_an_inline_draft_may_be_put_off(
     draft = FakeBranchingDraft(spell(LONG), k=3, branches=8, budget=8)
     monkeypatch.setattr(loaded.Loaded, "branching", lambda self: draft)
     execution = SimpleNamespace(one_array=False)
+    config = Config(target="a", draft="b", mode="ssd", k="3", budget="8")
+    target = SimpleNamespace(tokenizer=SimpleNamespace(size=128))
     made = loaded.Loaded(
-        config=Config(target="a", draft="b", mode="ssd", k="3", budget="8"),
+        resolved=resolved_of(config, target=target),
         programs=SimpleNamespace(paging=paging, model=SimpleNamespace(execution=execution)),
         parameters=[],
         inline=None,
         worker=None,
-        placement=None,
-        tokens=128,
         fallbacks=SimpleNamespace(exact=exact),
     )
     assert made._controller(3).timed == timed

@@ -3,7 +3,6 @@
 Every factor below meets every other one in some case.
 """
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -17,6 +16,7 @@ from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests, run
+from tests.loading.variation import varied
 from tests.selection import cases
 
 FACTORS = {
@@ -130,8 +130,7 @@ def test_text_and_logprobs_equal_autoregressive_decoding(checkpoints, row):
 
 def by_policy(llm, asked, **policy):
     """What an engine with other policies and the same programs says."""
-    config = dataclasses.replace(llm.config, **policy)
-    roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
+    roles = varied(llm.loaded, **policy).roles("ssd", llm.config.speculated)
     decoder, eos_ids = llm.tokenizer.open_stream, llm.tokenizer.eos_ids
     engine = Engine(roles.target, decoder, eos_ids, drafter=roles.drafter)
     Comparing(engine)

@@ -39,15 +39,8 @@ def ssd(tiny_checkpoint):
 
 
 def needed(llm, engines, kind="inline", programs=(), layout=ONE):
-    return needs(
-        llm.config,
-        llm.target,
-        llm.draft,
-        llm.context,
-        placement=Placement(kind=kind, layout=layout),
-        engines=engines,
-        programs=dict(programs),
-    )
+    placement = Placement(kind=kind, layout=layout)
+    return needs(dataclasses.replace(llm.resolved, placement=placement), engines, dict(programs))
 
 
 def parts(llm, engines, kind="inline", **more):
@@ -141,8 +134,11 @@ def test_a_page_table_that_a_tpu_has_no_room_for_is_refused(ssd):
 
     def paging(slots):
         config = dataclasses.replace(ssd.config, slots=slots, page_size=16)
-        placement = Placement(kind="inline")
-        return paging_of(config, 32768, target, None, placement=placement, engines=[("ar", 0)])
+        return paging_of(
+            dataclasses.replace(
+                ssd.resolved, config=config, context=32768, target=target, draft=None
+            )
+        )
 
     assert paging(64) == (16, 64 * 2048)
     with pytest.raises(

@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from ssd_jax import LLM, Config, InputError
+from ssd_jax.devices.fit import Need
 from ssd_jax.loading import memory
-from ssd_jax.loading.memory import Need, needs
+from ssd_jax.loading.memory import needs
 from ssd_jax.loading.paging import most_pages
 
 MACHINE = "this machine"
@@ -61,10 +62,8 @@ def settings(tiny_checkpoint):
 
 
 def needed(llm):
-    engines = [(llm.config.mode, 2)]
-    parts = llm.config, llm.target, llm.draft, llm.context
-    (need,) = needs(*parts, placement=llm.placement, engines=engines, paging=llm.paging)
-    return sum(need.parts.values())
+    (need,) = needs(llm.resolved, llm.resolved.engines)
+    return need.total
 
 
 def test_a_share_gives_no_more_pages_than_all_slots_can_fill(settings):

@@ -11,6 +11,7 @@ import pytest
 from ssd_jax import LLM
 from ssd_jax.cli import loading
 from ssd_jax.config.config import Config
+from ssd_jax.config.settings import AUTO_BUDGETS, BUDGET
 from ssd_jax.errors import InputError
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.placement import place
@@ -254,16 +255,17 @@ def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "budget"),
+    ("kind", "settings", "budgets"),
     [
-        ("process", {}, "auto"),
-        ("process", {"budget": "8"}, 8),
-        ("process", {"fan_out": "4,3,3,2,4"}, None),
-        ("process", {"mode": "sd"}, None),
-        ("submesh", {}, None),
-        ("inline", {}, None),
+        ("process", {}, AUTO_BUDGETS),
+        ("remote", {}, AUTO_BUDGETS),
+        ("process", {"budget": "8"}, (8,)),
+        ("process", {"fan_out": "4,3,3,2,4"}, (BUDGET,)),
+        ("process", {"mode": "sd"}, ()),
+        ("submesh", {}, (BUDGET,)),
+        ("inline", {}, (BUDGET,)),
     ],
 )
-def test_the_number_of_branches_is_chosen_where_every_branch_costs(kind, settings, budget):
+def test_the_number_of_branches_is_chosen_where_every_branch_costs(kind, settings, budgets):
     config = Config(**{"mode": "ssd", "target": "t", "draft": "d"} | settings)
-    assert config.placed(kind).budget == budget
+    assert config.budgets_at(kind) == budgets

@@ -29,6 +29,7 @@ from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import SAMPLED, outputs, requests, run
+from tests.loading.variation import varied
 from tests.models.golden import ON_TPUS, execution_as
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
@@ -67,8 +68,8 @@ def split(root):
 
 def engine_of(llm, **settings):
     """A new engine with a draft of its own, and the draft."""
-    config = dataclasses.replace(llm.config, **settings)
-    roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
+    loaded = varied(llm.loaded, **settings)
+    roles = loaded.roles("ssd", loaded.config.speculated)
     decoder = llm.tokenizer.open_stream
     draft = roles.drafter._draft
     draft.patience = PATIENCE
@@ -108,8 +109,7 @@ def test_sd_runs_on_the_same_two_groups(many):
 @pytest.mark.more
 def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_path):
     """What is measured is what runs: on each role's devices, over `SubmeshDraft`."""
-    loaded, made = many.loaded, []
-    config = dataclasses.replace(many.config, compile_cache=str(tmp_path))
+    loaded, made = varied(many.loaded, compile_cache=str(tmp_path)), []
 
     def branching(self, *, patience=None):
         made.append(Loaded.branching(self, patience=patience))
@@ -117,8 +117,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
 
     kind = type("Noting", (Loaded,), {"branching": branching})
     fields = {each.name: getattr(loaded, each.name) for each in dataclasses.fields(loaded)}
-    noting = kind(**fields | {"config": config})
-    chooser = open_chooser(noting, many.target, many.draft, many.context)
+    chooser = open_chooser(kind(**fields))
     (measured,) = made
     assert isinstance(measured, SubmeshDraft)
     assert measured.patience > submesh_draft.PATIENCE
@@ -128,8 +127,8 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
     assert min(*costs.verify.values(), *costs.step.values(), costs.backup) > 0
     given_k = dataclasses.replace(loaded, tuner=chooser.tuner).roles("sd", 3).drafter
     assert not isinstance(given_k, TunedDrafter)  # with one K there is nothing to choose
-    tuned = dataclasses.replace(config, k="auto")  # mode sd, too
-    chosen = dataclasses.replace(loaded, config=tuned, tuner=chooser.tuner)
+    tuned = varied(loaded, k="auto")  # mode sd, too
+    chosen = dataclasses.replace(tuned, tuner=chooser.tuner)
     asked = requests(many, "coupled")
     for mode in ("sd", "ssd"):
         roles = chosen.roles(mode, 3)
@@ -174,8 +173,7 @@ def test_sampled_by_ratio_the_text_is_that_of_an_inline_draft(one, backup):
         for index, sampled in enumerate(SAMPLED[:4])
     ]
     engine, _ = engine_of(submesh, backup=backup)
-    config = dataclasses.replace(inline.config, backup=backup)
-    roles = dataclasses.replace(inline.loaded, config=config).roles("ssd", 3)
+    roles = varied(inline.loaded, backup=backup).roles("ssd", 3)
     decoder = inline.tokenizer.open_stream
     oracle = Engine(roles.target, decoder, inline.tokenizer.eos_ids, drafter=roles.drafter)
     found, expected = run(engine, asked), run(oracle, asked)

@@ -16,6 +16,7 @@ from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted
 from ssd_jax.tuning.tuners import Observed
+from tests.loading.variation import resolved_of
 
 WIDTHS = (0, 2, 4, 8)
 NOWHERE = CostFile(None, {})
@@ -28,7 +29,12 @@ def costs(draft, step=None, *, verify=1.0):
 
 def chosen(costs, guess=None, *, draft="d", **settings):
     config = Config(mode="auto", target="t", draft=draft, **settings)
-    return Chooser(config, KnownCosts(costs, guess or Guess()), file=NOWHERE)
+    return opened(config, KnownCosts(costs, guess or Guess()), NOWHERE)
+
+
+def opened(config, known, file, drafting=None):
+    """A chooser among what is prepared for a draft in the target's process."""
+    return Chooser(config, known, budgets=config.budgets_at(), file=file, drafting=drafting)
 
 
 def test_a_draft_as_slow_as_the_target_is_not_used():
@@ -131,7 +137,7 @@ def test_a_model_of_mode_ssd_predicts_no_other_and_stays_in_it():
     config = Config(mode="ssd", target="t", draft="d", budget="auto")
     steps = dict.fromkeys(AUTO_BUDGETS, 5.0)
     slow = Costs(verify={0: 1.0, 4: 1.0}, backup=5.0, step=steps)
-    assert Chooser(config, KnownCosts(slow, Guess()), file=NOWHERE).mode == "ssd"
+    assert opened(config, KnownCosts(slow, Guess()), NOWHERE).mode == "ssd"
 
 
 def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
@@ -153,7 +159,7 @@ def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(
         return 0.4
 
     def started(known):
-        return Chooser(config, known, file=file, drafting=drafting)
+        return opened(config, known, file, drafting)
 
     first = started(known)
     first.tuner("ssd", AUTO_K)
@@ -177,7 +183,7 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     file = CostFile(tmp_path, {"models": "a"})
     known = KnownCosts(costs(0.1), Guess())
     config = Config(mode="auto", target="t", draft="d")
-    first = Chooser(config, known, file=file)
+    first = opened(config, known, file)
     first.close()
     assert list(tmp_path.iterdir()) == []  # nothing was observed
     assert first.mode == "ssd"
@@ -189,14 +195,14 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     assert again.costs == known.costs
     assert again.guess.acceptance < 0.05
     assert again.guess.alone > 0.9
-    assert Chooser(config, again, file=file).mode == "ar"
+    assert opened(config, again, file).mode == "ar"
 
 
 def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
     file = CostFile(tmp_path, {"models": "a"})
     known = KnownCosts(costs(0.1), Guess())
     long, short = (
-        Chooser(Config(mode="auto", target="t", draft="d"), known, file=file) for _ in range(2)
+        opened(Config(mode="auto", target="t", draft="d"), known, file) for _ in range(2)
     )
     for each, rounds, accepted in ((long, 400, 0), (short, 2, 8)):
         tuner = each.tuner("ssd", AUTO_K)
@@ -212,7 +218,7 @@ def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_pat
     config, known = Config(mode="auto", target="t", draft="d"), KnownCosts(costs(0.1), Guess())
 
     def after(before, beside):
-        first = Chooser(config, known, file=file)
+        first = opened(config, known, file)
         tuner = first.tuner("ssd", AUTO_K)
         for _ in range(before):
             tuner.observe(VerificationStats(4, 8, "hit", 2, 0))
@@ -252,7 +258,8 @@ def test_settings_that_cannot_be_chosen_are_refused(settings, message):
 def test_only_what_is_asked_for_is_prepared():
     def prepared(**settings):
         config = Config(target="t", draft="d", **settings)
-        return config.prepared, config.speculated, config.budgets, config.chooses
+        resolved = resolved_of(config)
+        return config.prepared, config.speculated, resolved.budgets, resolved.chooses
 
     assert prepared(mode="ssd") == ("ssd", 4, (16,), False)
     assert prepared(mode="ssd", budget="auto") == ("ssd", 4, AUTO_BUDGETS, True)
@@ -289,10 +296,11 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
     monkeypatch.setattr(*parts["handlers"], lambda: None)
     for _ in range(2):
         for _ in range(2):
-            loaded = SimpleNamespace(
-                config=config, programs=SimpleNamespace(widths=WIDTHS), exact=exact
+            resolved = resolved_of(config, target=model, context=context)
+            programs = SimpleNamespace(widths=WIDTHS)
+            open_chooser(
+                SimpleNamespace(config=config, resolved=resolved, programs=programs, exact=exact)
             )
-            open_chooser(loaded, model, None, context)
         if other in ("exact", "context"):
             exact, context = ("bitwise", 64) if other == "exact" else ("distribution", 128)
         elif other == "identity":

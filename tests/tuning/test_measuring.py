@@ -264,8 +264,10 @@ def loaded(**parts):
         model=SimpleNamespace(place=lambda arrays: arrays, mesh=None),
     )
     settings = {"mode": "ssd", "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
+    given = config.Config(**settings, budget="auto")
     return SimpleNamespace(
-        config=config.Config(**settings, budget="auto"),
+        config=given,
+        resolved=SimpleNamespace(budgets=given.budgets_at()),
         programs=programs,
         roles=lambda *_: Roles(Target(Watch()), None),
         new_stock=lambda: None,

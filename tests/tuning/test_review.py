@@ -54,7 +54,7 @@ class Machine:
             known = reviewed(known, check=self.check, measure=self.measure)
         self.file.write(known)
         config = Config(mode="auto", target="t", draft="ngram", k="1")
-        chooser = Chooser(config, known, file=self.file)
+        chooser = Chooser(config, known, budgets=(), file=self.file)
         if sampled:
             chooser.settle()
         tuner = None if chooser.mode == "ar" else chooser.tuner(chooser.mode, 1)
@@ -169,7 +169,9 @@ def test_rounds_beside_sampled_ones_under_the_ratio_rule_tell_the_next_start_not
 def test_rounds_before_the_first_sampled_request_count(tmp_path):
     file = CostFile(tmp_path, {})
     known = KnownCosts(Costs(verify={0: 1.0, 1: 1.0}), Guess())
-    chooser = Chooser(Config(mode="auto", target="t", draft="ngram", k="1"), known, file=file)
+    chooser = Chooser(
+        Config(mode="auto", target="t", draft="ngram", k="1"), known, budgets=(), file=file
+    )
     timer = chooser.timer("ar", 0)
     for _ in range(50):
         timer._report(TimedRound(0, False, 2.0))
@@ -185,7 +187,10 @@ def test_rounds_before_the_first_sampled_request_count(tmp_path):
 def test_costs_that_another_process_has_measured_meanwhile_stay(machine):
     machine.start(rounds=0)
     chooser = Chooser(
-        Config(mode="auto", target="t", draft="ngram", k="1"), machine.known, file=machine.file
+        Config(mode="auto", target="t", draft="ngram", k="1"),
+        machine.known,
+        budgets=(),
+        file=machine.file,
     )
     other = KnownCosts(Costs(verify={0: 5.0, 1: 5.0}, ahead=5.0), Guess())
     machine.file.write(other)

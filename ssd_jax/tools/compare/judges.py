@@ -87,7 +87,7 @@ class ModelJudge:
 
     def __init__(self, llm: LLM, requests: Mapping[int, Request], *, certain: bool) -> None:
         self._llm, self._requests, self._certain = llm, requests, certain
-        self.limit = LIMITS[llm.config.dtype]
+        self.limit = LIMITS[llm.resolved.dtype]
 
     def __call__(self, pair: Pair) -> Finding:
         """The finding about a fork, or about a text that goes on where the other ended."""

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.loading.loaded import Roles
 from ssd_jax.placement.hosts import comparing
 from ssd_jax.placement.hosts import follower as followers
 from ssd_jax.placement.hosts import leader as leaders
@@ -251,7 +250,7 @@ def test_followers_are_told_what_was_chosen(monkeypatch, wrong):
 
 def test_followers_give_up_what_was_only_measured(monkeypatch):
     with decoding(monkeypatch, own=True) as pair:
-        Roles(pair.target, None).close()
+        pair.target.close()
         with contextlib.suppress(DeviceError):
             pair.target.open(SlotOpening(1, SamplingParams()))
         assert "host 1 of 2" in (why := pair.wait_left())

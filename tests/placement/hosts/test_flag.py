@@ -121,7 +121,7 @@ def test_a_job_that_not_all_join_ends_in_the_time_that_was_given():
 def test_what_hosts_have_without_saying():
     config = Config(hosts=HOSTS, mode="ssd", draft="d")
     assert config._draft_placement == "process"
-    assert config.placed("process").budgets == AUTO_BUDGETS
+    assert config.budgets_at("process") == AUTO_BUDGETS
 
 
 def test_a_host_without_a_device_of_the_target_is_named():

@@ -25,6 +25,7 @@ from ssd_jax.system import cores
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
 from tests.llm.test_speculative import outputs, requests, run
+from tests.loading.variation import varied
 from tests.placement.process.fake_worker import command
 from tests.selection import cases
 from tests.speculation.paces import Hasty, Moody, Patient
@@ -73,8 +74,8 @@ def alike(made):
 
 def engine_of(llm, *, pace=None, **settings):
     """A new engine over a stream of its own; it waits for all that is to come."""
-    config = dataclasses.replace(llm.config, **settings)
-    roles = dataclasses.replace(llm.loaded, config=config).roles("ssd", config.speculated)
+    loaded = varied(llm.loaded, **settings)
+    roles = loaded.roles("ssd", loaded.config.speculated)
     roles.drafter._pace = pace or Patient()
     decoder = llm.tokenizer.open_stream
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
@@ -136,7 +137,7 @@ def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch
     monkeypatch.setattr(config, "AUTO_BUDGETS", (3, 8))
     settings = {"verify": "coupled", "draft_placement": "process"}
     with opened(made, budget=None, **settings) as llm:
-        assert llm.config.budget == "auto"
+        assert llm.resolved.budgets == (3, 8)
         costs = llm._chooser.costs
         assert set(costs.step) == {3, 8}
         assert min(costs.backup, *costs.step.values(), *costs.verify.values()) > 0

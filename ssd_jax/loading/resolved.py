@@ -1,0 +1,77 @@
+"""What an engine runs with: settings as given, and what follows from them and the checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ssd_jax.config.config import Config
+from ssd_jax.config.settings import AUTO_WIDTHS, SUPPORT
+from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.placement.placement import Placement
+from ssd_jax.speculation.fan_out import FanOut
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """Everything that settings leave open, decided.
+
+    Attributes:
+      config: the settings as the user gave them.
+      placement: of target and draft.
+      target, draft: the opened models; no draft where there is none, or it is no model.
+      draft_source: source of the draft, "ngram", or None.
+      dtype, draft_dtype: compute dtypes; None without a draft model.
+      ks: values of K to prepare, ascending; empty without a draft.
+      budgets: values of M to prepare, ascending; empty without branches.
+      context: most positions of a sequence.
+      paging: pages that slots share; None if each slot has a page of its own.
+    """
+
+    config: Config
+    placement: Placement
+    target: OpenedModel
+    draft: OpenedModel | None
+    draft_source: str | None
+    dtype: str
+    draft_dtype: str | None
+    ks: tuple[int, ...]
+    budgets: tuple[int, ...]
+    context: int
+    paging: Paging | None = None
+
+    @property
+    def branches(self) -> int:
+        """The largest M; 0 without branches."""
+        return max(self.budgets, default=0)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of proposed tokens that verifications are prepared for, ascending."""
+        return tuple(sorted({0, *self.ks, *(AUTO_WIDTHS if self.config.chooses_k else ())}))
+
+    @property
+    def chooses(self) -> bool:
+        """Whether mode, K or M is chosen by measured costs."""
+        config = self.config
+        return config.mode == "auto" or config.chooses_k or len(self.budgets) > 1
+
+    @property
+    def support(self) -> int:
+        """Number of ids that a proposal's q keeps: no more than either model has outputs."""
+        given = self.config.proposal_support
+        most = min(m.model.config.outputs for m in (self.target, self.draft) if m is not None)
+        return most if given == "full" else min(SUPPORT if given is None else int(given), most)
+
+    @property
+    def engines(self) -> list[tuple[str, int]]:
+        """Mode and K of the engines that there will be at least."""
+        return [(self.config.prepared, k) for k in self.ks] or [("ar", 0)]
+
+    def fan_out(self, k: int) -> FanOut:
+        """A new fan-out policy for K = k.
+
+        Raises:
+          InputError: a list that does not fit.
+        """
+        return self.config.fan_out_of(k, self.branches)
