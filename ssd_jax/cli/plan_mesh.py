@@ -164,7 +164,8 @@ def share_of(
       paging: of the mesh.
       own: slots of this mesh, where each draft worker has some; default: all.
     """
-    from ssd_jax.loading.memory import bytes_per_device
+    from ssd_jax.devices.fit import ModelBytes
+    from ssd_jax.devices.sizes import bytes_per_device
     from ssd_jax.models.sharding import TENSOR_AXIS
 
     config, rules = model.config, model.rules
@@ -173,6 +174,7 @@ def share_of(
     def part(whole: int, axis: str | None) -> tuple[int, int]:
         return (whole if axis is None else whole // tensor), whole
 
+    held = ModelBytes(model=model, slots=own or slots, paging=paging, size_of=bytes_per_device)
     kv_heads, _ = part(model.kv_heads, rules.kv_heads)
     return Share(
         role=role,
@@ -182,8 +184,8 @@ def share_of(
         kv_heads=(kv_heads, config.num_kv_heads),
         ffn=part(config.intermediate_size, rules.ffn),
         vocab=part(config.outputs, rules.outputs),
-        weights=bytes_per_device(model.parameter_structs()),
-        kv=bytes_per_device(model.page_struct(paging.total, paging.size)),
+        weights=held.weights,
+        kv=held.pages,
     )
 
 

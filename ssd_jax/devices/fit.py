@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,25 +37,34 @@ class Need(NamedTuple):
         return self.total <= self.limit
 
 
-class ModelBytes(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelBytes:
     """Bytes that a model holds while it serves an engine, beside its programs.
 
+    They are counted from structs, so that nothing need be loaded and no device be there.
+
     Attributes:
-      pages: keys and values of all slots.
-      records: of the past tokens of all slots.
+      slots: of the engine.
+      paging: all its pages.
+      size_of: counts structs, per device or of all in this process; see `sizes`.
     """
 
-    weights: int
-    pages: int
-    records: int
+    model: FunctionalModel
+    slots: int
+    paging: Paging
+    size_of: Callable[[Any], int]
 
-    @classmethod
-    def of(
-        cls, model: FunctionalModel, *, slots: int, paging: Paging, size_of: Callable[[Any], int]
-    ) -> ModelBytes:
-        """Counts a model's arrays with `size_of`, see `sizes`, from structs; nothing is loaded."""
-        return cls(
-            weights=size_of(model.parameter_structs()),
-            pages=size_of(model.page_struct(paging.total, paging.size)),
-            records=size_of(history_structs(model, slots)),
-        )
+    @property
+    def weights(self) -> int:
+        """The parameters."""
+        return self.size_of(self.model.parameter_structs())
+
+    @property
+    def pages(self) -> int:
+        """Keys and values of all pages."""
+        return self.size_of(self.model.page_struct(self.paging.total, self.paging.size))
+
+    @property
+    def records(self) -> int:
+        """Records of the past tokens of all slots."""
+        return self.size_of(history_structs(self.model, self.slots))

@@ -147,7 +147,7 @@ def _draft_parts(
 def _bytes_of(resolved: Resolved, opened: OpenedModel, size_of: Callable[[Any], int]) -> ModelBytes:
     slots = resolved.config.slots
     paging = resolved.paging or Paging(page_size(resolved.context), slots)
-    return ModelBytes.of(opened.model, slots=slots, paging=paging, size_of=size_of)
+    return ModelBytes(model=opened.model, slots=slots, paging=paging, size_of=size_of)
 
 
 def _branch_parts(

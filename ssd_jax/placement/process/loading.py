@@ -94,7 +94,7 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
         )
         *fewer, most = sorted(settings.budgets)
         menu = ExpansionPrograms.menu(base, [most] if settings.urgent else settings.budgets)
-        check(room=max(programs.room for programs in menu))
+        check(programs=max(programs.room for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, settings.draft_temperature)
     if settings.urgent:

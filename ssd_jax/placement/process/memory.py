@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ssd_jax.devices.fit import ModelBytes, Need
 from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.paged_programs import page_size
-from ssd_jax.devices.passes import history_structs
+from ssd_jax.devices.paged_programs import Paging, page_size
 from ssd_jax.devices.sizes import (
     branch_structs,
     bytes_of_process,
@@ -26,7 +26,7 @@ def check_memory(
     *,
     engines: int,
     copies: int,
-    room: int = 0,
+    programs: int = 0,
 ) -> None:
     """Refuses an engine that needs more than its share of the memory left by the weights.
 
@@ -36,38 +36,37 @@ def check_memory(
       engines: most engines at a time, which share the memory of the draft's devices.
       copies: copies of the weights, this one included: engines that want other things have their
         own.
-      room: of the programs on a device, see `room_of`; 0 until they are compiled.
+      programs: bytes that they take on a device while they run; 0 until they are compiled.
 
     Raises:
       InputError: the engine needs more.
     """
-    told = device_limit(opened)
-    size_of = bytes_per_device if told else bytes_of_process
-    limit, whose = (told, "each of its devices") if told else memory_limit()
-    model, slots = opened.model, about.slots
+    of_device, slots = device_limit(opened), about.slots
+    size_of = bytes_per_device if of_device else bytes_of_process
+    limit, whose = (of_device, "each of its devices") if of_device else memory_limit()
+    paging = Paging(about.page_size or page_size(about.context), about.pages or slots)
+    held = ModelBytes(model=opened.model, slots=slots, paging=paging, size_of=size_of)
+    branches = branch_structs(
+        opened, slots=slots, k=about.k, budgets=budgets, support=about.support
+    )
     parts = {
-        "keys and values": model.page_struct(
-            about.pages or slots, about.page_size or page_size(about.context)
-        ),
-        "records of past tokens": history_structs(model, slots),
-        "branches": branch_structs(
-            opened, slots=slots, k=about.k, budgets=budgets, support=about.support
-        ),
+        "keys and values": held.pages,
+        "records of past tokens": held.records,
+        "branches": size_of(branches),
+        "programs": programs if of_device else programs * devices_of_process(opened),
     }
-    sizes = {name: size_of(structs) for name, structs in parts.items()}
-    sizes["programs"] = room if told else room * devices_of_process(opened)
-    weights = copies * size_of(model.parameter_structs())
-    needed, share = sum(sizes.values()), (limit - weights) // engines
-    if needed <= share:
+    weights = copies * held.weights
+    need = Need(parts, (limit - weights) // engines, whose)
+    if need.fits:
         return
-    each = ", ".join(f"{name} {_mib(size)}" for name, size in sizes.items() if size)
+    each = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items() if size)
     shared, fewer = "this engine", ""
     if engines > 1:
         shared, fewer = f"each of {engines} engines", ", or start it with fewer --engines"
     raise InputError(
         f"{slots} slots of context = {about.context} with budget = "
-        f"{' and '.join(map(str, budgets))} and k = {about.k} need {_mib(needed)} of the draft "
-        f"worker's memory ({each}), and there are {_mib(share)} for {shared} ({whose}: "
+        f"{' and '.join(map(str, budgets))} and k = {about.k} need {_mib(need.total)} of the draft "
+        f"worker's memory ({each}), and there are {_mib(need.limit)} for {shared} ({whose}: "
         f"{_mib(limit)}, weights {_mib(weights)}); lower one of them{fewer}"
     )
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from ssd_jax.devices.fit import Need
 from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
@@ -24,37 +26,22 @@ Split = tuple[tuple[int, ...], tuple[int, ...]]
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryShare:
-    """Bytes of a device's memory, by what they are for.
+class DeviceNeed(NamedTuple):
+    """What a device of a group must hold.
 
     Attributes:
-      what: the mode and models that they belong to.
-      running: the most that a program needs for itself while it runs.
-      code: of all programs that were compiled.
-      refused: whether one of the models cannot run there, whatever the sum.
+      need: weights, pages, the most that a program needs for itself while it runs, and the code of
+        all programs.
+      refused: whether the compiler refuses one of the models there, whatever the sum.
     """
 
-    what: str
-    weights: int
-    pages: int
-    running: int
-    code: int
+    need: Need
     refused: bool
 
     @property
-    def compiled(self) -> bool:
-        """Whether any program was compiled; one for a GPU does not report its own size."""
-        return bool(self.running or self.code)
-
-    @property
-    def total(self) -> int:
-        """Bytes in all."""
-        return self.weights + self.pages + self.running + self.code
-
-    def fits(self, chip: Chip) -> bool:
+    def fits(self) -> bool:
         """Whether a device holds it all."""
-        return not self.refused and self.total <= chip.memory
+        return self.need.fits and not self.refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,10 +71,10 @@ class Mode:
         """The name with the numbers of devices: "ssd 4 + 1"."""
         return f"{self.name} {' + '.join(str(len(group[0].devices)) for group in self.groups)}"
 
-    def shares(self) -> list[MemoryShare]:
-        """What a device of each group of devices holds."""
+    def needs(self, chip: Chip) -> list[DeviceNeed]:
+        """What a device of each group of devices must hold."""
         return [
-            _share(f"{self}: {' and '.join(part.role for part in group)}", group)
+            _need(f"{self}: {' and '.join(part.role for part in group)}", group, chip)
             for group in self.groups
         ]
 
@@ -96,10 +83,10 @@ class Mode:
         for part in self.parts:
             if part.refused is not None:
                 return f"{part.role} on {len(part.devices)}: {part.refused}"
-        for share in self.shares():
-            if not share.fits(chip):
+        for need, _ in self.needs(chip):
+            if not need.fits:
                 return (
-                    f"{share.what} takes {share.total / 2**30:.1f} GiB of a device, which has "
+                    f"{need.whose} takes {need.total / 2**30:.1f} GiB of a device, which has "
                     f"{chip.memory / 2**30:.2f}"
                 )
         return None
@@ -149,17 +136,17 @@ class Mode:
         return Costs(verify=verify, backup=drafted, step={sizes.branches: branching / forwards})
 
 
-def _share(what: str, parts: Sequence[ModelPart]) -> MemoryShare:
-    """The share of parts on the same devices, whose programs run one after the other."""
-    programs = [program for part in parts for program in part.programs.values()]
-    return MemoryShare(
-        what=what,
-        weights=sum(part.weights for part in parts),
-        pages=sum(part.pages for part in parts),
-        running=max((each.beside + each.temporaries for each in programs), default=0),
-        code=sum(program.code for program in programs),
-        refused=any(part.refused is not None for part in parts),
-    )
+def _need(whose: str, group: Sequence[ModelPart], chip: Chip) -> DeviceNeed:
+    """Of models on the same devices, whose programs run one after the other."""
+    programs = [program for part in group for program in part.programs.values()]
+    parts = {
+        "weights": sum(part.weights for part in group),
+        "pages": sum(part.pages for part in group),
+        "running": max((each.beside + each.temporaries for each in programs), default=0),
+        "code": sum(program.code for program in programs),
+    }
+    refused = any(part.refused is not None for part in group)
+    return DeviceNeed(Need(parts, chip.memory, whose), refused)
 
 
 def splits(count: int, given: Split | None = None) -> list[Split]:

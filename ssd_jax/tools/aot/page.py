@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.tools.aot.chips import Chip
-from ssd_jax.tools.aot.modes import ACCEPTANCES, MemoryShare, Mode, verdict
+from ssd_jax.tools.aot.modes import ACCEPTANCES, DeviceNeed, Mode, verdict
 from ssd_jax.tools.aot.parts import Compiled, ModelPart
 from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.bench.table import Column, Page, build_table
@@ -35,7 +35,7 @@ def build_page(
     rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
     parts = list({id(part): part for mode in modes for part in mode.parts}.values())
     said: list[Page | str] = [f"{title}\n"]
-    said += [_memory([share for mode in modes for share in mode.shares()], chip), ""]
+    said += [_memory([need for mode in modes for need in mode.needs(chip)], chip), ""]
     rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
     if rows:
         said += [_programs(rows), ""]
@@ -55,18 +55,22 @@ def _where(part: ModelPart) -> str:
     return f"{part.role} on {len(part.devices)}"
 
 
-def _memory(shares: Sequence[MemoryShare], chip: Chip) -> Page:
-    columns: list[Column[MemoryShare]] = [
-        Column("mode and devices", lambda row: row.what, "left"),
-        Column("weights", lambda row: _gib(row.weights)),
-        Column("pages", lambda row: _gib(row.pages)),
-        Column("while running", lambda row: _gib(row.running) if row.compiled else None),
-        Column("programs", lambda row: _gib(row.code) if row.compiled else None),
-        Column("all", lambda row: _gib(row.total)),
-        Column("fits", lambda row: "yes" if row.fits(chip) else "no"),
+def _memory(needs: Sequence[DeviceNeed], chip: Chip) -> Page:
+    def of_programs(row: DeviceNeed, name: str) -> str | None:
+        parts = row.need.parts
+        return _gib(parts[name]) if parts["running"] or parts["code"] else None  # none compiled
+
+    columns: list[Column[DeviceNeed]] = [
+        Column("mode and devices", lambda row: row.need.whose, "left"),
+        Column("weights", lambda row: _gib(row.need.parts["weights"])),
+        Column("pages", lambda row: _gib(row.need.parts["pages"])),
+        Column("while running", lambda row: of_programs(row, "running")),
+        Column("programs", lambda row: of_programs(row, "code")),
+        Column("all", lambda row: _gib(row.need.total)),
+        Column("fits", lambda row: "yes" if row.fits else "no"),
     ]
     title = f"GiB of a device, which has {_gib(chip.memory)}"
-    return build_table(columns, shares, title=title)
+    return build_table(columns, needs, title=title)
 
 
 def _programs(rows: Sequence[_Row]) -> Page:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from ssd_jax.devices.fit import ModelBytes, Need
 from ssd_jax.devices.opened import execution_for
-from ssd_jax.devices.paged_programs import page_size
+from ssd_jax.devices.paged_programs import Paging, page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
-from ssd_jax.loading.memory import bytes_per_device
+from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
@@ -140,17 +141,19 @@ def build(
       done: called with the name of each compiled program.
     """
     count = len(places)
+    paging = Paging(page_size(sizes.context), sizes.slots)
+    held = ModelBytes(model=model, slots=sizes.slots, paging=paging, size_of=bytes_per_device)
     part = ModelPart(
         role=role,
         devices=places,
-        weights=bytes_per_device(model.parameter_structs()),
-        pages=bytes_per_device(model.page_struct(sizes.slots, page_size(sizes.context))),
+        weights=held.weights,
+        pages=held.pages,
         whole=model.rules.replicated_axes if count > 1 else (),
     )
-    held = part.weights + part.pages
-    if held > chip.memory:
+    need = Need({"weights": part.weights, "pages": part.pages}, chip.memory, role)
+    if not need.fits:
         too_large = (
-            f"weights and pages are {held / 2**30:.1f} GiB a device, which has "
+            f"weights and pages are {need.total / 2**30:.1f} GiB a device, which has "
             f"{chip.memory / 2**30:.2f}"
         )
         return dataclasses.replace(part, refused=too_large)

@@ -56,7 +56,9 @@ def _cells(name: str, modes: Sequence[Mode], chip: str, sizes: Sizes) -> tuple[s
     if not fitting:
         return "-", "-"
     fastest = max(fitting, key=lambda mode: mode.rate(ACCEPTANCES[-1], sizes, fan_out))
-    memory = " + ".join(f"{share.total / 2**30:.1f}" for share in fastest.shares())
+    memory = " + ".join(
+        f"{each.need.total / 2**30:.1f}" for each in fastest.needs(chip_named(chip))
+    )
     levels = ACCEPTANCES if fastest.draft else ACCEPTANCES[:1]
     rates = ", ".join(f"{fastest.rate(level, sizes, fan_out):,.0f}" for level in levels)
     return memory, f"{rates} on {str(fastest).removeprefix(name).strip()}"

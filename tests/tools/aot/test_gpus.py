@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.errors import InputError
-from ssd_jax.loading.memory import bytes_per_device
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of

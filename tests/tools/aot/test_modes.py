@@ -71,12 +71,12 @@ def test_one_token_takes_a_forward_of_the_branches_more():
 def test_memory_is_shared_by_models_on_the_same_devices_and_by_no_others():
     target = part("target", 8, TARGET, beside=30, code=1)
     draft = part("draft", 8, DRAFT, beside=50, code=2)
-    (both,) = Mode(name="sd", target=target, draft=draft).shares()
-    assert (both.weights, both.pages, both.running) == (200, 20, 50)
-    assert both.code == len(TARGET) + 2 * len(DRAFT)
-    assert both.total == 270 + both.code
-    apart = Mode(name="ssd", target=target, draft=draft).shares()
-    assert [share.total for share in apart] == [140 + len(TARGET), 160 + 2 * len(DRAFT)]
+    ((both, _),) = Mode(name="sd", target=target, draft=draft).needs(CHIP)
+    code = len(TARGET) + 2 * len(DRAFT)
+    assert both.parts == {"weights": 200, "pages": 20, "running": 50, "code": code}
+    assert both.total == 270 + code
+    apart = Mode(name="ssd", target=target, draft=draft).needs(CHIP)
+    assert [need.total for need, _ in apart] == [140 + len(TARGET), 160 + 2 * len(DRAFT)]
 
 
 def test_what_does_not_fit_is_said_with_sizes():

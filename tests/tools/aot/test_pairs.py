@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from ssd_jax.devices.paged_programs import page_size
-from ssd_jax.loading.memory import bytes_per_device
+from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.tools.aot import chips, hlo
 from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.parts import ChipSlice, build, compile_program
