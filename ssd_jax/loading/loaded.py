@@ -162,11 +162,10 @@ class Loaded:
         A drafter that uses no device runs on the leader alone.
         """
         engine, roles = leader.new_engine(mode, k, lambda: self._of_sd(mode, k))
-        drafter, own = roles.drafter, None
+        drafter, mirrored = roles.drafter, None
         if isinstance(drafter, ModelDrafter):
-            drafter = MirroredDrafter(leader, engine, drafter)
-            own = drafter.proposal
-        target = MirroredTarget(leader, engine, roles.target, own)
+            drafter = mirrored = MirroredDrafter(leader, engine, drafter)
+        target = MirroredTarget(leader, engine, roles.target, mirrored)
         return Roles(target, drafter, target.close)
 
     def prepare(self, params: SamplingParams) -> None:

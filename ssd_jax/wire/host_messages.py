@@ -15,7 +15,6 @@ from ssd_jax.wire.messages import Count, Number, PackedArray
 
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
 Tokens = list[Count]
-Role = Literal["target", "drafter"]
 
 
 class HostMessage(
@@ -75,91 +74,54 @@ class SeenOutcome(HostMessage, frozen=True):
     outcome: int
 
 
+Role = Literal["engine", "target", "drafter"]
+Array = np.ndarray
+_SLOT_CALLS: dict[str, Any] = {
+    "open": tuple[SlotOpening],
+    "set_pages": tuple[Slot, Tokens],
+}
+CALLS: dict[str, dict[str, Any]] = {
+    "engine": {"make": tuple[str, Count], "end": tuple[()]},
+    "target": _SLOT_CALLS
+    | {
+        "prefill": tuple[Slot, Tokens, Count],
+        "prefill_last": tuple[Slot, Tokens, Count],
+        "score": tuple[Slot, Tokens],
+        "forward": tuple[Array | None, Array, Array | None, Array | None],
+        "accept": tuple[list[Array] | None, bool],
+    },
+    "drafter": _SLOT_CALLS
+    | {"prefill": tuple[Slot, Tokens, Count, bool], "propose": tuple[list[Array]]},
+}
+"""Types of the arguments of all that a leader may call, by role and method.
+
+Those of `protocols.Target` and `protocols.Drafter` have their arguments, with three exceptions.
+What a follower has itself is not sent:
+
+- "forward": pending tokens, None for the bonus tokens of the last `accept`; lengths; the number of
+  proposed tokens, None without a proposal; these, None for those of the last `propose`.
+- "accept", of the logits of the last `forward`: the arrays of a `Proposal`, None without one; and
+  whether it is the drafter's instead.
+- "propose": the arrays of a `DraftBatch`.
+
+"make" makes an engine's roles for a mode and K, "end" gives them up.
+"""
+
+
 class Call(HostMessage, frozen=True):
     """From the leader: a call of an engine's role, which the leader makes at the same time.
 
     Attributes:
       before: checksum of all calls before this one; a follower that has made others has erred.
       engine: number of the engine.
+      arguments: see `CALLS`.
     """
 
     before: int
     engine: Count
-
-
-class NewEngine(Call, frozen=True):
-    """New roles, see `Loaded.roles`."""
-
-    mode: str
-    k: Count
-
-
-class EndEngine(Call, frozen=True):
-    """The engine's roles are no longer needed."""
-
-
-class OpenSlot(Call, frozen=True):
-    """See `protocols.Target.open`, `protocols.Drafter.open`."""
-
     role: Role
-    opening: SlotOpening
-
-
-class SetPages(Call, frozen=True):
-    """See `protocols.Drafter.set_pages`."""
-
-    role: Role
-    slot: Slot
-    pages: Tokens
-
-
-class PrefillChunk(Call, frozen=True):
-    """See `protocols.Target.prefill`, `prefill_last` for the last chunk, and
-    `protocols.Drafter.prefill`."""
-
-    role: Role
-    slot: Slot
-    tokens: Tokens
-    offset: Count
-    last: bool
-
-
-class Score(Call, frozen=True):
-    """See `protocols.Target.score`."""
-
-    slot: Slot
-    tokens: Tokens
-
-
-class Propose(Call, frozen=True):
-    """See `protocols.Drafter.propose`; the arrays of its batch."""
-
-    batch: list[np.ndarray]
-
-
-class Forward(Call, frozen=True):
-    """See `protocols.Target.forward`.
-
-    Attributes:
-      lengths: positions of the pending tokens.
-      pending: None stands for the bonus tokens of the previous `accept`.
-      proposed: L of each slot; None without a proposal.
-      tokens: None stands for those of the drafter's proposal.
-      accepts: whether the call goes on with `protocols.Target.accept`, of the drafter's proposal
-        or, without a proposal, of none.
-    """
-
-    lengths: np.ndarray
-    pending: np.ndarray | None
-    proposed: np.ndarray | None
-    tokens: np.ndarray | None
-    accepts: bool
-
-
-class Accept(Call, frozen=True):
-    """See `protocols.Target.accept`, of the `forward` before."""
-
-    proposal: list[np.ndarray]
+    method: str
+    arguments: Any
 
 
 def _array(_kind: type, value: Any) -> np.ndarray:
@@ -167,10 +129,8 @@ def _array(_kind: type, value: Any) -> np.ndarray:
     return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
 
 
-_Slots = OpenSlot | SetPages | PrefillChunk | Score
-_Calls = NewEngine | EndEngine | _Slots | Propose | Forward | Accept
 _Setup = Greeting | Facts | Go | LeaderSettings | LoadReport
-_Messages = _Setup | Refuse | End | SeenOutcome | _Calls
+_Messages = _Setup | Refuse | End | SeenOutcome | Call
 _DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 """One message as bytes; arrays become a `PackedArray` of 32-bit integers or floats."""
@@ -183,6 +143,11 @@ def decode(frame: bytes) -> Any:
       OSError: the bytes are no message.
     """
     try:
-        return _DECODER.decode(frame)
+        message = _DECODER.decode(frame)
+        if isinstance(message, Call):
+            kinds = CALLS[message.role][message.method]
+            arguments = msgspec.convert(message.arguments, kinds, dec_hook=_array)
+            message = msgspec.structs.replace(message, arguments=arguments)
+        return message
     except Exception as error:  # msgspec raises several kinds; each means garbage
         raise OSError(f"it has sent no message: {error}") from None

@@ -38,14 +38,23 @@ OF_HOSTS = [
     hosts.Refuse("no"),
     hosts.End(),
     hosts.SeenOutcome(3, 77),
-    hosts.NewEngine(0, 0, "sd", 3),
-    hosts.OpenSlot(1, 0, "target", SlotOpening(1, SamplingParams(temperature=0.5, seed=5))),
-    hosts.SetPages(1, 0, "target", 1, [3, 4]),
-    hosts.PrefillChunk(1, 0, "target", 1, [5, 6], 0, False),
-    hosts.Propose(1, 0, [_ARRAY]),
-    hosts.Forward(1, 0, _ARRAY, _ARRAY, None, None, True),
-    hosts.Accept(1, 0, [_ARRAY]),
-    hosts.EndEngine(1, 0),
+    *(
+        hosts.Call(1, 0, role, method, arguments)
+        for role, method, *arguments in (
+            ("engine", "make", "sd", 3),
+            ("engine", "end"),
+            ("target", "open", SlotOpening(1, SamplingParams(temperature=0.5, seed=5))),
+            ("drafter", "set_pages", 1, [3, 4]),
+            ("target", "prefill", 1, [5, 6], 0),
+            ("drafter", "prefill", 1, [5, 6], 0, True),
+            ("target", "score", 1, [5, 6]),
+            ("drafter", "propose", [_ARRAY]),
+            ("target", "forward", _ARRAY, _ARRAY, None, None),
+            ("target", "forward", None, _ARRAY, _ARRAY, _ARRAY),
+            ("target", "accept", [_ARRAY], False),
+            ("target", "accept", None, True),
+        )
+    ),
 ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
@@ -25,25 +26,16 @@ from ssd_jax.wire import handshake
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.host_messages import (
-    Accept,
     Call,
     End,
-    EndEngine,
     Facts,
-    Forward,
     Go,
     Greeting,
     HostMessage,
     LeaderSettings,
     LoadReport,
-    NewEngine,
-    OpenSlot,
-    PrefillChunk,
-    Propose,
     Refuse,
-    Score,
     SeenOutcome,
-    SetPages,
     decode,
     encode,
 )
@@ -75,25 +67,52 @@ def join(hosts: str, timeout: float) -> Follower:
     return follower
 
 
-@dataclasses.dataclass
-class _Seat:
+class _Engine:
     """An engine's roles, and what they made last."""
 
-    roles: HostRoles
-    logits: Any = None
-    bonus: Any = None
-    drafted: Drafted | None = None
+    def __init__(self, roles: HostRoles) -> None:
+        self._roles = roles
+        self._logits: Any = None
+        self._bonus: Any = None
+        self._drafted: Drafted | None = None
 
-    def accept(self, proposal: Any) -> Pending:
-        """See `protocols.Target.accept`."""
-        pending = self.roles.target.accept(self.logits, proposal)
-        self.bonus = pending.bonus
+    def call(self, role: str, method: str, arguments: Sequence[Any]) -> Any:
+        """Makes a call with the arguments that `CALLS` describes."""
+        other = getattr(self, f"_{role}_{method}", None)
+        local = self._roles.target if role == "target" else self._drafter
+        return (other or getattr(local, method))(*arguments)
+
+    @property
+    def _drafter(self) -> Drafter:
+        assert self._roles.drafter is not None  # the leader has one, too
+        return self._roles.drafter
+
+    def _drafter_prefill(self, slot: int, tokens: list[int], offset: int, last: bool) -> None:
+        self._drafter.prefill(slot, tokens, offset, last=last)
+
+    def _drafter_propose(self, batch: Sequence[np.ndarray]) -> None:
+        self._drafted = self._drafter.propose(DraftBatch(*batch))
+
+    def _target_forward(
+        self,
+        pending: np.ndarray | None,
+        lengths: np.ndarray,
+        counts: np.ndarray | None,
+        tokens: np.ndarray | None,
+    ) -> None:
+        drafted = None
+        if counts is not None:
+            drafted = self._drafted if tokens is None else Drafted(counts, tokens)
+        pending = self._bonus if pending is None else pending
+        self._logits = self._roles.target.forward(pending, lengths, drafted)
+
+    def _target_accept(self, arrays: Sequence[np.ndarray] | None, drafted: bool) -> Pending:
+        proposal = None if arrays is None else Proposal(*arrays)
+        if drafted:
+            proposal = self._drafter.proposal()
+        pending = self._roles.target.accept(self._logits, proposal)
+        self._bonus = pending.bonus
         return pending
-
-    def drafter(self) -> Drafter:
-        """The drafter, which exists since the leader calls it."""
-        assert self.roles.drafter is not None
-        return self.roles.drafter
 
 
 class Replay:
@@ -105,7 +124,7 @@ class Replay:
 
     def __init__(self, make: Callable[[str, int], HostRoles]) -> None:
         self._make = make
-        self._seats: dict[int, _Seat] = {}
+        self._engines: dict[int, _Engine] = {}
         self._digest = self.calls = 0
 
     def make(self, call: Call, frame: bytes) -> Pending | PendingLogprobs | None:
@@ -124,45 +143,13 @@ class Replay:
         return pending
 
     def _call(self, call: Call) -> Pending | PendingLogprobs | None:
-        if isinstance(call, NewEngine):
-            self._seats[call.engine] = _Seat(self._make(call.mode, call.k))
-            return None
-        if isinstance(call, EndEngine):
-            del self._seats[call.engine]
-            return None
-        seat = self._seats[call.engine]
-        target, pending = seat.roles.target, None
-        if isinstance(call, Forward):
-            told = seat.bonus if call.pending is None else call.pending
-            drafted = seat.drafted
-            if call.proposed is None:
-                drafted = None
-            elif call.tokens is not None:
-                drafted = Drafted(call.proposed, call.tokens)
-            seat.logits = target.forward(told, call.lengths, drafted)
-            if call.accepts:
-                own = None if drafted is None else seat.drafter().proposal()
-                pending = seat.accept(own)
-        elif isinstance(call, Accept):
-            pending = seat.accept(Proposal(*call.proposal))
-        elif isinstance(call, Propose):
-            seat.drafted = seat.drafter().propose(DraftBatch(*call.batch))
-        elif isinstance(call, OpenSlot):
-            (target if call.role == "target" else seat.drafter()).open(call.opening)
-        elif isinstance(call, SetPages):
-            role = target if call.role == "target" else seat.drafter()
-            role.set_pages(call.slot, call.pages)
-        elif isinstance(call, Score):
-            pending = target.score(call.slot, call.tokens)
-        elif isinstance(call, PrefillChunk):
-            what = call.slot, call.tokens, call.offset
-            if call.role == "drafter":
-                seat.drafter().prefill(*what, last=call.last)
-            elif call.last:
-                pending = target.prefill_last(*what)
-            else:
-                target.prefill(*what)
-        return pending
+        if call.role != "engine":
+            return self._engines[call.engine].call(call.role, call.method, call.arguments)
+        if call.method == "make":
+            self._engines[call.engine] = _Engine(self._make(*call.arguments))
+        else:
+            del self._engines[call.engine]
+        return None
 
 
 class Follower:
@@ -245,7 +232,7 @@ class Follower:
                 continue
             try:
                 pending = replay.make(message, frame)
-                if isinstance(message, NewEngine):
+                if (message.role, message.method) == ("engine", "make"):
                     self.agree({"engine": message.engine})
             except Exception as error:
                 self._give_up(words_of(error), SsdError.exit_status)

@@ -41,8 +41,8 @@ from ssd_jax.wire.host_messages import (
     Greeting,
     LeaderSettings,
     LoadReport,
-    NewEngine,
     Refuse,
+    Role,
     SeenOutcome,
     decode,
     encode,
@@ -161,7 +161,7 @@ class Leader:
         """
         with self._agreeing, self._calling:
             number, self._engines = self._engines, self._engines + 1
-            self._say(NewEngine, number, mode, k)
+            self._announce(number, "engine", "make", mode, k)
             try:
                 roles = make()
             except BaseException as error:
@@ -185,9 +185,11 @@ class Leader:
                 raise
             self.agree({"loaded": report})
 
-    def call(self, make: Callable[[], T], kind: type[Call], *fields: Any) -> tuple[int, T]:
-        """Tells followers of a call and makes it. Calls of several threads follow one another, in
-        the same order on all hosts.
+    def call(
+        self, make: Callable[[], T], engine: int, role: Role, method: str, *arguments: Any
+    ) -> tuple[int, T]:
+        """Announces a call to the followers, see `host_messages.CALLS`, and makes it by `make`.
+        Calls of several threads follow one another, in the same order on all hosts.
 
         Returns: the call's number and its result.
 
@@ -195,7 +197,7 @@ class Leader:
           DeviceError: a host or a program has failed.
         """
         with self._calling:
-            return self._say(kind, *fields), self._made(make)
+            return self._announce(engine, role, method, *arguments), self._made(make)
 
     def read(self, call: int, read: Callable[[], Read]) -> Read:
         """Waits for what a call gives; it is compared with those of the followers.
@@ -207,10 +209,10 @@ class Leader:
         self._compare(call, 0, digest_of(found))
         return found
 
-    def _say(self, kind: type[Call], *fields: Any) -> int:
+    def _announce(self, engine: int, role: Role, method: str, *arguments: Any) -> int:
         if self._failure is not None:
             raise DeviceError(str(self._failure))
-        frame = encode(kind(self._digest, *fields))
+        frame = encode(Call(self._digest, engine, role, method, arguments))
         self._send(frame)
         self._digest = zlib.crc32(frame, self._digest)
         self._calls += 1

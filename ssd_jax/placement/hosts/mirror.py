@@ -4,54 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
 from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
-from ssd_jax.wire.host_messages import (
-    Accept,
-    EndEngine,
-    Forward,
-    OpenSlot,
-    PrefillChunk,
-    Propose,
-    Score,
-    SetPages,
-)
+from ssd_jax.wire.host_messages import Role
+
+Read = TypeVar("Read", Outcomes, TopLogprobs)
 
 
-class MirroredPending:
-    """Outcomes that all hosts have; see `protocols.Pending`."""
+class _Mirrored(Generic[Read]):
+    """What a call gives that all hosts have."""
+
+    def __init__(self, leader: Leader, call: int, read: Callable[[], Read]) -> None:
+        self._leader, self._call, self._read = leader, call, read
+
+    def read(self) -> Read:
+        """Waits for it, as `Pending.read` and `PendingLogprobs.read` do."""
+        return self._leader.read(self._call, self._read)
+
+
+class MirroredPending(_Mirrored[Outcomes]):
+    """A `Pending` that all hosts have."""
 
     def __init__(self, leader: Leader, call: int, pending: Pending) -> None:
-        self.bonus = pending.bonus
-        self._leader, self._call, self._pending = leader, call, pending
-
-    def ready(self) -> bool:
-        """See `protocols.Pending.ready`."""
-        return self._pending.ready()
-
-    def read(self) -> Outcomes:
-        """See `protocols.Pending.read`."""
-        return self._leader.read(self._call, self._pending.read)
+        super().__init__(leader, call, pending.read)
+        self.bonus, self.ready = pending.bonus, pending.ready
 
 
-class MirroredLogprobs:
-    """A prompt's log-probabilities that all hosts have; see `protocols.PendingLogprobs`."""
+class _Calls:
+    """Calls of an engine's role, here and at all followers.
 
-    def __init__(self, leader: Leader, call: int, pending: PendingLogprobs) -> None:
-        self._leader, self._call, self._pending = leader, call, pending
+    Args:
+      engine: number of the engine.
+      role: its role, see `host_messages.CALLS`.
+      local: the role of this process.
+    """
 
-    def read(self) -> TopLogprobs:
-        """See `protocols.PendingLogprobs.read`."""
-        return self._leader.read(self._call, self._pending.read)
+    def __init__(self, leader: Leader, engine: int, role: Role, local: Any) -> None:
+        self._leader, self._engine, self._role, self._local = leader, engine, role, local
+
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        """Makes a call."""
+        return self.other(partial(getattr(self._local, method), *arguments), method, *arguments)[1]
+
+    def other(self, make: Callable[[], Any], method: str, *arguments: Any) -> tuple[int, Any]:
+        """Makes a call by `make`; followers get `arguments`.
+
+        Returns: the number of the call, and what it gives.
+        """
+        return self._leader.call(make, self._engine, self._role, method, *arguments)
 
 
 class MirroredDrafter(Drafter):
-    """A draft on the target's devices; see `protocols.Drafter`.
+    """A draft on the target's devices.
 
     Args:
       leader, engine: the followers' engine of this number has such a drafter, too.
@@ -60,115 +70,101 @@ class MirroredDrafter(Drafter):
 
     def __init__(self, leader: Leader, engine: int, drafter: Drafter) -> None:
         self.k, self.on_device, self.timed = drafter.k, drafter.on_device, drafter.timed
-        self._leader, self._engine, self._drafter = leader, engine, drafter
+        self._drafter, self._call = drafter, _Calls(leader, engine, "drafter", drafter)
 
+    @override
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Drafter.open`."""
-        make = partial(self._drafter.open, opening)
-        self._leader.call(make, OpenSlot, self._engine, "drafter", opening)
+        self._call("open", opening)
 
+    @override
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Drafter.set_pages`."""
-        make = partial(self._drafter.set_pages, slot, pages)
-        self._leader.call(make, SetPages, self._engine, "drafter", slot, list(pages))
+        self._call("set_pages", slot, list(pages))
 
+    @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `protocols.Drafter.prefill`."""
         make = partial(self._drafter.prefill, slot, tokens, offset, last=last)
-        about = "drafter", slot, list(tokens), offset, last
-        self._leader.call(make, PrefillChunk, self._engine, *about)
+        self._call.other(make, "prefill", slot, list(tokens), offset, last)
 
+    @override
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `protocols.Drafter.propose`."""
-        make = partial(self._drafter.propose, batch)
-        return self._leader.call(make, Propose, self._engine, list(batch))[1]
+        return self._call.other(partial(self._drafter.propose, batch), "propose", list(batch))[1]
 
+    @override
     def proposal(self) -> Any:
-        """See `protocols.Drafter.proposal`."""
         return self._drafter.proposal()
 
 
 class MirroredTarget:
-    """See `protocols.Target`.
+    """A `Target` on the devices of all hosts.
 
     Args:
       leader, engine: the followers' engine of this number has such a target, too.
       target: the target of this process.
-      own: the drafter's proposal, if followers have their own; else None.
+      drafter: the drafter that followers have, too, whose proposals are not sent; None for none.
     """
 
     def __init__(
-        self, leader: Leader, engine: int, target: Target, own: Callable[[], Any] | None
+        self, leader: Leader, engine: int, target: Target, drafter: MirroredDrafter | None
     ) -> None:
         self.slots, self.context, self.max_chunk = target.slots, target.context, target.max_chunk
-        self._leader, self._engine, self._target, self._own = leader, engine, target, own
+        self._leader, self._engine, self._target = leader, engine, target
+        self._call, self._drafted = _Calls(leader, engine, "target", target), drafter is not None
         self._bonus: Any = None
-        self._accepted: tuple[Any, MirroredPending] | None = None  # with its logits
+        self._logits: Any = None
 
     def close(self) -> None:
-        """Has followers release the engine's roles, which are not called any more."""
-        self._leader.call(lambda: None, EndEngine, self._engine)
+        """Has followers give up the engine's roles, which are not called any more."""
+        self._leader.call(lambda: None, self._engine, "engine", "end")
 
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Target.open`."""
-        make = partial(self._target.open, opening)
-        self._leader.call(make, OpenSlot, self._engine, "target", opening)
+        """Opens a slot, as `Target.open`."""
+        self._call("open", opening)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Target.set_pages`."""
-        make = partial(self._target.set_pages, slot, pages)
-        self._leader.call(make, SetPages, self._engine, "target", slot, list(pages))
+        """Gives a slot more pages, as `Target.set_pages`."""
+        self._call("set_pages", slot, list(pages))
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `protocols.Target.prefill`."""
-        make = partial(self._target.prefill, slot, tokens, offset)
-        about = "target", slot, list(tokens), offset, False
-        self._leader.call(make, PrefillChunk, self._engine, *about)
+        """Prefills tokens, as `Target.prefill`."""
+        self._call("prefill", slot, list(tokens), offset)
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> MirroredPending:
-        """See `protocols.Target.prefill_last`."""
+        """Prefills the last tokens, as `Target.prefill_last`."""
         make = partial(self._target.prefill_last, slot, tokens, offset)
-        about = "target", slot, list(tokens), offset, True
-        call, pending = self._leader.call(make, PrefillChunk, self._engine, *about)
-        return MirroredPending(self._leader, call, pending)
+        return self._pending(*self._call.other(make, "prefill_last", slot, list(tokens), offset))
 
-    def score(self, slot: int, tokens: Sequence[int]) -> MirroredLogprobs:
-        """See `protocols.Target.score`."""
+    def score(self, slot: int, tokens: Sequence[int]) -> _Mirrored[TopLogprobs]:
+        """Scores tokens of a prompt, as `Target.score`."""
         make = partial(self._target.score, slot, tokens)
-        call, pending = self._leader.call(make, Score, self._engine, slot, list(tokens))
-        return MirroredLogprobs(self._leader, call, pending)
+        pending: PendingLogprobs
+        call, pending = self._call.other(make, "score", slot, list(tokens))
+        return _Mirrored(self._leader, call, pending.read)
 
     def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
-        """See `protocols.Target.forward`."""
-        told = None
-        if isinstance(pending, np.ndarray):
-            told = pending
-        elif pending is not self._bonus:
+        """Runs rows, as `Target.forward`. Bonus tokens must be those of the last `accept`."""
+        read = pending if isinstance(pending, np.ndarray) else None
+        if read is None and pending is not self._bonus:
             raise ValueError("followers have the bonus tokens of the last accept alone")
-        proposed, tokens = None, None
+        counts = tokens = None
         if drafted is not None:
-            proposed = drafted.lengths
-            tokens = None if self._own else np.asarray(drafted.tokens)
-        accepts = tokens is None  # what is verified is known, and needs no separate message
-
-        def make() -> tuple[Any, Pending | None]:
-            logits = self._target.forward(pending, lengths, drafted)
-            own = None if drafted is None or self._own is None else self._own()
-            return logits, self._target.accept(logits, own) if accepts else None
-
-        about = lengths, told, proposed, tokens, accepts
-        call, (logits, outcome) = self._leader.call(make, Forward, self._engine, *about)
-        self._accepted = None if outcome is None else (logits, self._pending(call, outcome))
-        return logits
+            counts = drafted.lengths
+            tokens = None if self._drafted else np.asarray(drafted.tokens)
+        make = partial(self._target.forward, pending, lengths, drafted)
+        arguments = read, lengths, counts, tokens
+        self._logits = self._call.other(make, "forward", *arguments)[1]
+        return self._logits
 
     def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:
-        """See `protocols.Target.accept`."""
-        if self._accepted is not None and self._accepted[0] is logits:
-            return self._accepted[1]
-        told = [np.asarray(array) for array in proposal]
+        """Verifies, as `Target.accept`. The logits must be those of the last `forward`."""
+        if logits is not self._logits:
+            raise ValueError("followers have the logits of the last forward alone")
+        drafted, arrays = proposal is not None and self._drafted, None
+        if proposal is not None and not drafted:
+            arrays = [np.asarray(array) for array in proposal]
         make = partial(self._target.accept, logits, proposal)
-        return self._pending(*self._leader.call(make, Accept, self._engine, told))
+        pending = self._pending(*self._call.other(make, "accept", arrays, drafted))
+        self._bonus = pending.bonus
+        return pending
 
     def _pending(self, call: int, pending: Pending) -> MirroredPending:
-        self._bonus = pending.bonus
         return MirroredPending(self._leader, call, pending)

@@ -199,5 +199,5 @@ def decoding(monkeypatch, *, own: bool):
         threading.Thread(target=second.follow, args=about, daemon=True).start()
         engine, _ = first.new_engine("sd", K, lambda: None)
         drafter = MirroredDrafter(first, engine, here[1])
-        target = MirroredTarget(first, engine, here[0], drafter.proposal if own else None)
+        target = MirroredTarget(first, engine, here[0], drafter if own else None)
         yield Pair(first, second, target, drafter, here, there, left, loaded)

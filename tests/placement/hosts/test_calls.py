@@ -24,7 +24,7 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.handshake import RefusedError, enter
-from ssd_jax.wire.host_messages import OpenSlot, Refuse, SeenOutcome, decode, encode
+from ssd_jax.wire.host_messages import Call, Refuse, SeenOutcome, decode, encode
 from ssd_jax.wire.listener import Limits
 from tests.placement.hosts.paired import HOSTS, SILENCE, SLOTS, K, Texts, decoding, joined
 from tests.waiting import eventually
@@ -102,14 +102,14 @@ def many_rounds(pair):
         rounds(pair)
 
 
-def without_first(kind):
-    """Makes all calls but the first of a kind."""
+def without_first(method):
+    """Makes all calls but the first of a method."""
 
     def fault(replay, monkeypatch):
         works, left = Replay._call, [True]
 
         def call(self, message):
-            if isinstance(message, kind) and left:
+            if message.method == method and left:
                 left.clear()
                 return None
             return works(self, message)
@@ -149,7 +149,7 @@ def swapping_two(replay, monkeypatch):
     [
         (dropping_a_message, "it has made others than the leader"),
         (swapping_two, "it has made others than the leader"),
-        (without_first(OpenSlot), "its outcome of a round is another than the leader's"),
+        (without_first("open"), "its outcome of a round is another than the leader's"),
     ],
 )
 def test_other_calls_are_noticed(monkeypatch, fault, words):
@@ -203,6 +203,37 @@ def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
         eventually(pair.follower._outcomes.empty)
         assert len(pair.leader._outcomes._told) <= 100
         assert not pair.left
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "arguments"),
+    [
+        ("target", "__init__", []),
+        ("target", "_call", ["open"]),
+        ("engine", "open", []),
+        ("engine", "end", [1]),
+        ("other", "open", [SlotOpening(1, SamplingParams())]),
+        ("target", "open", ["slot 1"]),
+        ("target", "prefill", [-1, [5], 0]),
+        ("target", "prefill", [1, [5], 0, True]),
+        ("drafter", "propose", [[b"no array"]]),
+    ],
+)
+def test_a_follower_makes_listed_calls_alone_with_arguments_of_their_types(role, method, arguments):
+    frame = encode(Call(0, 0, role, method, arguments))
+    with pytest.raises(OSError, match="it has sent no message"):
+        decode(frame)
+
+
+def test_what_followers_have_themselves_is_that_of_the_last_call_alone(monkeypatch):
+    with decoding(monkeypatch, own=True) as pair:
+        pair.target.open(SlotOpening(1, SamplingParams()))
+        pair.target.prefill_last(1, [7], 2)
+        with pytest.raises(ValueError, match="bonus tokens of the last accept alone"):
+            pair.target.forward(object(), LENGTHS)
+        pair.target.forward(np.array([1, 2], np.int32), LENGTHS)
+        with pytest.raises(ValueError, match="logits of the last forward alone"):
+            pair.target.accept("other logits")
 
 
 def test_any_number_of_calls_is_told():
