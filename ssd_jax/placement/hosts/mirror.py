@@ -46,7 +46,8 @@ class _Calls:
     """
 
     def __init__(self, leader: Leader, engine: int, role: Role, local: Any) -> None:
-        self._leader, self._engine, self._role, self._local = leader, engine, role, local
+        self._leader, self._engine, self._local = leader, engine, local
+        self._role: Role = role
 
     def __call__(self, method: str, *arguments: Any) -> Any:
         """Makes a call."""
