@@ -21,8 +21,8 @@ from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
-from ssd_jax.sampling.settings import Sampling, of_live
-from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, named
+from ssd_jax.sampling.settings import Sampling, greedy_where_idle
+from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, variant_name
 
 UNSEEN = 2
 """Most committed tokens whose keys and values a draft lacks after a round: the last token of a
@@ -134,8 +134,8 @@ class DraftPrograms(PagedPrograms):
             parts = VARIANTS[variant]
             for reach in self.reaches:
                 start, step = (self.to((name, k), reach) for name in ("start", "step"))
-                self._late[named(start, variant)] = self._start_spec(parts, reach)
-                self._late[named(step, variant)] = self._step_spec(parts, reach)
+                self._late[variant_name(start, variant)] = self._start_spec(parts, reach)
+                self._late[variant_name(step, variant)] = self._step_spec(parts, reach)
         specs = {} if late else dict(self._late)
         specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
@@ -286,7 +286,7 @@ class DraftPrograms(PagedPrograms):
         outputs = self.model.output_ids
         drawn = self.draw(
             passes.logits(self.model, parameters, hidden),
-            of_live(sampling, live),
+            greedy_where_idle(sampling, live),
             into.start,
             index,
             lambda: penalties.in_flight(history, into.proposal.tokens, every, place, outputs),

@@ -40,10 +40,18 @@ from ssd_jax.sampling import drafting, penalties, prediction
 from ssd_jax.sampling.drafting import Draw
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.proposal import as_point_mass_where
-from ssd_jax.sampling.settings import Sampling, of_live, sampling_of
-from ssd_jax.sampling.variants import DECIDING, VARIANTS, Needed, Parts, fitting, named, when
+from ssd_jax.sampling.settings import Sampling, greedy_where_idle, sampling_of
+from ssd_jax.sampling.variants import (
+    ANY,
+    VARIANTS,
+    Needed,
+    Parts,
+    cheapest_variant,
+    variant_name,
+    when,
+)
 
-_FOLLOWING = (DECIDING, "greedy", "full")
+_FOLLOWING = (ANY, "greedy", "full")
 """Variants of `follow`, which draws nothing."""
 
 
@@ -96,10 +104,10 @@ class ExpansionPrograms:
             parts = VARIANTS[variant]
             for reach in base.reaches:
                 expand, grow = (base.to((name, self._k), reach) for name in ("expand", "grow"))
-                specs[named(expand, variant)] = self._expand_spec(parts, reach)
-                specs[named(grow, variant)] = self._grow_spec(parts, reach)
+                specs[variant_name(expand, variant)] = self._expand_spec(parts, reach)
+                specs[variant_name(grow, variant)] = self._grow_spec(parts, reach)
             if others is None and variant in _FOLLOWING:
-                specs[named(("follow", self._k), variant)] = self._follow_spec(parts)
+                specs[variant_name(("follow", self._k), variant)] = self._follow_spec(parts)
         made = {} if others is None else others._compiled
         shared = {name: program for name, program in made.items() if name[0] == "follow"}
         compiler = compiler or program_spec.compile_all
@@ -122,7 +130,7 @@ class ExpansionPrograms:
         at: Name = (name, self._k)
         if name != "follow":
             at = self.base.reaching(at, int(position.max()) + self._k + 2)
-        return self._compiled[fitting(self._compiled, at, asked)]
+        return self._compiled[cheapest_variant(self._compiled, at, asked)]
 
     @classmethod
     def menu(
@@ -149,7 +157,7 @@ class ExpansionPrograms:
             parameters, pages, history, table, scratch, kept, counts, skip, lowered, sampling
         ):
             length = kept.proposal.length
-            sampling = of_live(sampling, kept.start >= 0)
+            sampling = greedy_where_idle(sampling, kept.start >= 0)
             forks = branching.forks(counts, skip, self.branches)
             forks = forks._replace(k=jnp.where(kept.start[:, None] >= 0, forks.k, -1))
             places = jnp.broadcast_to(jnp.arange(self._k), (self.base.share, self._k))
@@ -217,7 +225,7 @@ class ExpansionPrograms:
             records, shape = expansion.records, (self.base.share, self.branches)
             length = records.proposal.length
             live = (records.start >= 0) & (length < self._k)
-            sampling = of_live(sampling, live.reshape(shape).any(axis=1))
+            sampling = greedy_where_idle(sampling, live.reshape(shape).any(axis=1))
             index = jnp.maximum(length - 1, 0)[:, None]
             last = jnp.take_along_axis(records.proposal.tokens, index, axis=1)[:, 0]
             last = jnp.where(length > 0, last, records.pending)
@@ -277,7 +285,7 @@ class ExpansionPrograms:
             tokens = kept.proposal.tokens
             run = jnp.concatenate([kept.pending[:, None], tokens[:, :-1]], axis=1)
             live = rows[:, None] & (places < kept.proposal.length[:, None])
-            sampling = of_live(sampling, rows)
+            sampling = greedy_where_idle(sampling, rows)
             positions = jnp.where(live, kept.start[:, None] + places, -1)
             size = self.base.capacity
             rows_of = self.base.table(table)
@@ -364,7 +372,7 @@ class ExpansionPrograms:
         tokens = kept.proposal.tokens
 
         def by_noise() -> Int32[Array, "B n W"]:
-            found = prediction.by_noise(
+            found = prediction.predict_bonus(
                 read().reshape(-1, self._columns),
                 sampling_of(sampling, row),
                 kept.start[row],
@@ -405,7 +413,7 @@ class ExpansionPrograms:
             def said() -> History:
                 own = jnp.where(jnp.arange(self._k) < place[:, None], tokens, -1)
                 both = jnp.concatenate([path, own], axis=1)
-                rows = penalties.of_rows(history, row, self._outputs)
+                rows = penalties.history_of(history, row, self._outputs)
                 return penalties.add_output(rows, both, self._outputs)
 
             drawn_with = lowered[row, jnp.minimum(place, self._k - 1)]

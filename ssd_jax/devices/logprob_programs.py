@@ -25,8 +25,8 @@ from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.params import MAX_LOGPROBS, Report
-from ssd_jax.sampling.settings import of_live
-from ssd_jax.sampling.variants import VARIANTS, named
+from ssd_jax.sampling.settings import greedy_where_idle
+from ssd_jax.sampling.variants import VARIANTS, variant_name
 from ssd_jax.sampling.verification import target_probs
 
 _MOST_ROWS = 64
@@ -49,7 +49,7 @@ def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
     if programs.verification.logprobs_of == "processed":
         for size in sizes:
             for variant in programs.variants(size[0]):
-                found[named(("law", *size), variant)] = _law_spec(programs, *size, variant)
+                found[variant_name(("law", *size), variant)] = _law_spec(programs, *size, variant)
     return found
 
 
@@ -88,7 +88,7 @@ def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> Pr
         p = target_probs(
             logits.reshape(-1, proposed + 1, vocab),
             proposal.narrow(drafted, proposed),
-            of_live(sampling, start >= 0),
+            greedy_where_idle(sampling, start >= 0),
             start,
             history,
             tokens=programs.ids,

@@ -23,7 +23,7 @@ from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
-from ssd_jax.sampling.variants import Needed, fitting
+from ssd_jax.sampling.variants import Needed, cheapest_variant
 
 _SHORT = 1024
 """Least positions a variant reads: variants that read fewer are not worth compiling."""
@@ -141,7 +141,7 @@ class PagedPrograms:
 
     def fitting(self, name: Name, needed: Needed) -> Program:
         """The cheapest variant of a program that has the parts of sampling that its rows need."""
-        return self[fitting(self._compiled, name, needed)]
+        return self[cheapest_variant(self._compiled, name, needed)]
 
     def by_slots(self, structs: Any) -> Any:
         """Structs of arrays with the slots in front, on the model's devices."""

@@ -20,9 +20,9 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.settings import of_live
-from ssd_jax.sampling.variants import VARIANTS, named
-from ssd_jax.sampling.verification import commit, emitted, verify
+from ssd_jax.sampling.settings import greedy_where_idle
+from ssd_jax.sampling.variants import VARIANTS, variant_name
+from ssd_jax.sampling.verification import commit, emitted_tokens, verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,13 +86,13 @@ class Programs(PagedPrograms):
         super().__init__(model, slots, context, paging, tokens, self.verification)
         self._tokens = tokens
         specs: dict[Name, ProgramSpec] = {
-            named(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
+            variant_name(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
             for variant in self.variants(1)
         }
         for width in self.verification.widths:
             for variant in self.variants(slots):
                 accept = self._accept_spec(slots, width, variant)
-                specs[named(("accept", slots, width), variant)] = accept
+                specs[variant_name(("accept", slots, width), variant)] = accept
             for reach in self.reaches:
                 specs[self.to(("forward", width), reach)] = self._forward_spec(width, reach)
         specs |= self.prompt_specs(with_logits=True)
@@ -201,7 +201,7 @@ class Programs(PagedPrograms):
         def accept(logits, drafted, sampling, start, history, slot):
             logits = logits.reshape(-1, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
-            sampling = of_live(sampling, start >= 0)
+            sampling = greedy_where_idle(sampling, start >= 0)
             slot, owner = self.own(slot)
             own = history
             if not every:
@@ -215,7 +215,9 @@ class Programs(PagedPrograms):
                         output=history.output.at[slot].set(said.output[0]),
                         recent=history.recent.at[slot].set(said.recent[0]),
                     )
-            packed = jnp.concatenate([outcome.accepted[:, None], emitted(drafted, outcome)], axis=1)
+            packed = jnp.concatenate(
+                [outcome.accepted[:, None], emitted_tokens(drafted, outcome)], axis=1
+            )
             told = packed, outcome.bonus
             packed, bonus = told if every else self.of_owner(told, owner)
             return packed, bonus, said

@@ -19,10 +19,10 @@ from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
-from ssd_jax.sampling.probs import Largest, allowed_logits, likeliest_probs, sampled_probs
+from ssd_jax.sampling.probs import TopK, allowed_logits, likeliest_probs, sampled_probs
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.sampling.variants import DECIDED, Parts, when
+from ssd_jax.sampling.variants import ON_DEVICE, Parts, when
 
 
 class Draw(NamedTuple):
@@ -56,7 +56,7 @@ def draw(
     saguaro: Saguaro | None = None,
     confident: bool = False,
     outputs: Outputs = None,
-    parts: Parts = DECIDED,
+    parts: Parts = ON_DEVICE,
 ) -> Draw:
     """Draws the token that follows `step` proposed tokens.
 
@@ -85,53 +85,59 @@ def draw(
     )
     support = min(support, logits.shape[1])
     # Where sampled rows are always computed, one search serves both.
-    once = parts.sampled and support < logits.shape[1]
-    found = top_k(allowed, max(support, candidates)) if once else None
-    likeliest = _candidates(allowed, candidates, outputs, found)
+    shared_search = parts.sampled and support < logits.shape[1]
+    largest = top_k(allowed, max(support, candidates)) if shared_search else None
+    likeliest = _candidates(allowed, candidates, outputs, largest)
     # A valid id even where the logits are no numbers.
     best = jnp.maximum(likeliest[:, 0], 0) if candidates else ids_of(outputs, argmax(allowed))
-    possible: jax.Array | None = None
+    any_allowed: jax.Array | None = None
     if outputs is not None:
-        possible = row_max(allowed)[:, 0] > -jnp.inf
-        best = jnp.where(possible, best, outputs[0])
-    first = jnp.arange(support) == 0
+        any_allowed = row_max(allowed)[:, 0] > -jnp.inf
+        best = jnp.where(any_allowed, best, outputs[0])
+    is_first = jnp.arange(support) == 0
     greedy = Draw(
         best,
-        jnp.where(first, best[:, None], -1),
-        jnp.broadcast_to(first.astype(jnp.float32), (best.shape[0], support)),
+        jnp.where(is_first, best[:, None], -1),
+        jnp.broadcast_to(is_first.astype(jnp.float32), (best.shape[0], support)),
         likeliest,
         _greedy_confidence(allowed) if confident else jnp.full_like(best, UNKNOWN),
     )
 
     def sampled() -> Draw:
         if support == logits.shape[1]:
-            q = map_rows(lambda x, own: sampled_probs(x, own, parts.truncated), allowed, sampling)
+            q = map_rows(
+                lambda x, settings: sampled_probs(x, settings, parts.truncated), allowed, sampling
+            )
             ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
         else:
-            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated, found)
+            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated, largest)
             ids = ids_of(outputs, ids)
-        before = q
+        q_before = q
         if saguaro is not None:
             q = lower(q, ids, likeliest, saguaro.lowered, saguaro.c)
         if rule == "coupled":
-            at = (jnp.zeros_like(position), position, Purpose.TOKEN)
+            counter = (jnp.zeros_like(position), position, Purpose.TOKEN)
         else:
-            at = (start, step, Purpose.DRAFT)
-        noise = keys.gumbel_of(keys.derive(sampling.seed, sampling.request, *at), ids)
-        chosen = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
-        token = jnp.take_along_axis(ids, chosen, axis=-1)[:, 0].astype(jnp.int32)
-        hot = sampling.temperature > 0
-        if possible is not None:
-            hot = hot & possible
-        told = greedy.confidence
+            counter = (start, step, Purpose.DRAFT)
+        noise = keys.gumbel_of(keys.derive(sampling.seed, sampling.request, *counter), ids)
+        index = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
+        token = jnp.take_along_axis(ids, index, axis=-1)[:, 0].astype(jnp.int32)
+        is_sampled = sampling.temperature > 0
+        if any_allowed is not None:
+            is_sampled = is_sampled & any_allowed
+        confidence = greedy.confidence
         if confident:
-            told = jnp.where(hot, _class(jnp.take_along_axis(before, chosen, axis=-1)[:, 0]), told)
+            confidence = jnp.where(
+                is_sampled,
+                _confidence_class(jnp.take_along_axis(q_before, index, axis=-1)[:, 0]),
+                confidence,
+            )
         return Draw(
-            jnp.where(hot, token, greedy.token),
-            jnp.where(hot[:, None], jnp.where(q > 0, ids, -1), greedy.support),
-            jnp.where(hot[:, None], q, greedy.q),
+            jnp.where(is_sampled, token, greedy.token),
+            jnp.where(is_sampled[:, None], jnp.where(q > 0, ids, -1), greedy.support),
+            jnp.where(is_sampled[:, None], q, greedy.q),
             likeliest,
-            told,
+            confidence,
         )
 
     return when(parts.sampled, jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
@@ -155,15 +161,15 @@ def candidates(
 
 def _greedy_confidence(allowed: Float32[Array, "B V"]) -> Int32[Array, "B"]:
     best = row_max(allowed)
-    return _class(1 / row_sum(jnp.exp(allowed - best))[:, 0])
+    return _confidence_class(1 / row_sum(jnp.exp(allowed - best))[:, 0])
 
 
-def _class(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
+def _confidence_class(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
     return jnp.sum(probability[:, None] >= jnp.array(EDGES), axis=-1, dtype=jnp.int32)
 
 
 def _candidates(
-    allowed: Float32[Array, "B V"], count: int, outputs: Outputs, found: Largest | None = None
+    allowed: Float32[Array, "B V"], count: int, outputs: Outputs, largest: TopK | None = None
 ) -> Int32[Array, "B {count}"]:
-    values, columns = (a[:, :count] for a in found or top_k(allowed, count))
+    values, columns = (a[:, :count] for a in largest or top_k(allowed, count))
     return ids_of(outputs, jnp.where(values > -jnp.inf, columns, -1))

@@ -96,31 +96,33 @@ def gumbel_of(key: Key, ids: Int32[Array, "#B n"]) -> Float32[Array, "B n"]:
     return -jnp.log(-jnp.log1p(-u))  # small u is where large noise comes from
 
 
-def gumbel_max(weights: Float32[Array, "B V"], key: Key, *, look: bool = True) -> Int32[Array, "B"]:
+def gumbel_max(
+    weights: Float32[Array, "B V"], key: Key, *, check_blocks: bool = True
+) -> Int32[Array, "B"]:
     """The token that a key's noise draws by weights, which are not negative and not normalised.
 
-    With `look` the device first checks whether a few blocks of ids have all the weight.
+    With `check_blocks` the device first checks whether a few blocks of ids have all the weight.
     """
     batch, vocab = weights.shape
 
-    def of_all() -> jax.Array:
+    def over_all_ids() -> jax.Array:
         return argmax(jnp.log(weights) + gumbel(key, vocab))
 
-    if not look or vocab < 2 * _BLOCK * _BLOCKS:
-        return of_all()
+    if not check_blocks or vocab < 2 * _BLOCK * _BLOCKS:
+        return over_all_ids()
     blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
     largest = row_max(blocks)[..., 0]
 
-    def of_few() -> jax.Array:
+    def over_few_blocks() -> jax.Array:
         """Truncated distributions live in few blocks; the noise of an id is the same there."""
         block = jnp.sort(jax.lax.top_k(largest, _BLOCKS)[1])
         ids = (block[:, :, None] * _BLOCK + jnp.arange(_BLOCK)).reshape(batch, -1)
-        few = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(batch, -1)
-        best = argmax(jnp.log(few) + gumbel_of(key, ids))
+        block_weights = jnp.take_along_axis(blocks, block[:, :, None], axis=1).reshape(batch, -1)
+        best = argmax(jnp.log(block_weights) + gumbel_of(key, ids))
         return jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
 
-    enough = jnp.all(jnp.sum(largest > 0, axis=-1) <= _BLOCKS)
-    return jax.lax.cond(enough, of_few, of_all)
+    fits = jnp.all(jnp.sum(largest > 0, axis=-1) <= _BLOCKS)
+    return jax.lax.cond(fits, over_few_blocks, over_all_ids)
 
 
 def _unit(high: UInt32[Array, "*shape"], low: UInt32[Array, "*shape"]) -> Float32[Array, "*shape"]:

@@ -21,8 +21,8 @@ class Logprobs(NamedTuple):
 
 def log_softmax(logits: Float32[Array, "*rows V"]) -> Float32[Array, "*rows V"]:
     """Log-softmax over the last axis; each row's bits depend on that row alone."""
-    below = logits - row_max(logits)
-    return below - jnp.log(row_sum(jnp.exp(below)))
+    shifted = logits - row_max(logits)
+    return shifted - jnp.log(row_sum(jnp.exp(shifted)))
 
 
 def logprobs(log_p: Float32[Array, "B W V"], emitted: Int32[Array, "B W"], count: int) -> Logprobs:

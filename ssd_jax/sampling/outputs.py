@@ -30,7 +30,7 @@ def ids_of(outputs: Outputs, columns: Int32[Array, "*shape"]) -> Int32[Array, "*
 
 def columns_of(outputs: Ids, ids: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:
     """Columns of some tokens; N where a token has none."""
-    known = jnp.asarray(outputs)
-    place = jnp.searchsorted(known, ids)
-    found = known[jnp.minimum(place, known.size - 1)] == ids
-    return jnp.where(found, place, known.size)
+    output_ids = jnp.asarray(outputs)
+    column = jnp.searchsorted(output_ids, ids)
+    exists = output_ids[jnp.minimum(column, output_ids.size - 1)] == ids
+    return jnp.where(exists, column, output_ids.size)

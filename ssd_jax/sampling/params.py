@@ -41,7 +41,7 @@ NO_TOKEN = -1
 """Stands for a token that could not be drawn: the target's logits are no numbers, or all that may
 be drawn is banned."""
 
-_MOST = 2**31 - 1
+_MAX_INT = 2**31 - 1
 
 
 def _field(default: Any, text: str, *limits: float) -> Any:
@@ -88,7 +88,7 @@ class SamplingParams:
     top_p: float = _field(
         1.0, "smallest set of likeliest tokens with this mass; 1 is off", 1e-6, 1.0
     )
-    top_k: int = _field(0, "likeliest tokens kept; 0 or -1 is off", 0, _MOST)
+    top_k: int = _field(0, "likeliest tokens kept; 0 or -1 is off", 0, _MAX_INT)
     min_p: float = _field(0.0, "drop tokens below this share of the likeliest; 0 is off", 0.0, 1.0)
     repetition_penalty: float = _field(
         1.0, "divides logits of tokens in prompt or output; 1 is off", 1e-6, 1e6
@@ -108,9 +108,9 @@ class SamplingParams:
         0,
         2**64 - 1,
     )
-    n: int = _field(1, "texts of each prompt, with noise of their own", 1, _MOST)
+    n: int = _field(1, "texts of each prompt, with noise of their own", 1, _MAX_INT)
     max_tokens: int | None = _field(
-        256, "max tokens generated; none: to the end of the context", 1, _MOST
+        256, "max tokens generated; none: to the end of the context", 1, _MAX_INT
     )
     min_tokens: int = _field(0, "no stop before this many generated tokens")
     stop: tuple[str, ...] = _field((), "strings that end the text")
@@ -136,7 +136,7 @@ class SamplingParams:
 
     if TYPE_CHECKING:
 
-        def __init__(self, **_given: Unpack[SamplingFields]) -> None: ...
+        def __init__(self, **_fields: Unpack[SamplingFields]) -> None: ...
 
     def __post_init__(self) -> None:
         if isinstance(self.top_k, Integral) and self.top_k == -1:
@@ -144,7 +144,7 @@ class SamplingParams:
         readers = {
             "stop": functools.partial(_as_texts, "stop"),
             "stop_token_ids": _as_ids,
-            "bad_words": functools.partial(_as_texts, "bad_words", most=MAX_BAD_WORDS),
+            "bad_words": functools.partial(_as_texts, "bad_words", limit=MAX_BAD_WORDS),
             "logit_bias": _as_bias,
         }
         for name, read in readers.items():
@@ -155,20 +155,20 @@ class SamplingParams:
             check_type(field.name, value, str(field.type))
             if limits and value is not None:
                 _check(field.name, value, *limits)
-            kind = _PLAIN.get(str(field.type).removesuffix(" | None"))
+            kind = _PLAIN_TYPES.get(str(field.type).removesuffix(" | None"))
             if kind is not None and value is not None:  # NumPy's, or a fraction, until here
                 try:
                     object.__setattr__(self, field.name, kind(value))
                 except OverflowError:
                     raise InputError(f"{field.name} is larger than any float") from None
         if self.temperature != 0:
-            _check("temperature", self.temperature, 1e-6, 1e6, also="0 (greedy) or ")
+            _check("temperature", self.temperature, 1e-6, 1e6, alternative="0 (greedy) or ")
         _check("min_tokens", self.min_tokens, 0, self.most_tokens)
 
     @property
     def most_tokens(self) -> int:
         """`max_tokens`, or more than any context where it is None."""
-        return _MOST if self.max_tokens is None else self.max_tokens
+        return _MAX_INT if self.max_tokens is None else self.max_tokens
 
     @property
     def seed_of_request(self) -> int:
@@ -179,12 +179,12 @@ class SamplingParams:
     @property
     def reports(self) -> frozenset[Report]:
         """What it asks for besides text."""
-        found: set[Report] = set()
+        reports: set[Report] = set()
         if self.logprobs is not None:
-            found.add("logprobs")
+            reports.add("logprobs")
         if self.prompt_logprobs is not None:
-            found.add("prompt_logprobs")
-        return frozenset(found)
+            reports.add("prompt_logprobs")
+        return frozenset(reports)
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
@@ -198,41 +198,42 @@ def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:
         )
     except (TypeError, ValueError, OverflowError):
         raise InputError(
-            f"logit_bias = {_written(bias)} is not understood; give id:bias, such as 42:-5.5"
+            f"logit_bias = {_one_line(bias)} is not understood; give id:bias, such as 42:-5.5"
         ) from None
     if len(pairs) > MAX_BIASED_IDS:
         raise InputError(f"logit_bias has {len(pairs)} ids; at most {MAX_BIASED_IDS} are supported")
     if len({token for token, _ in pairs}) < len(pairs):
-        raise InputError(f"logit_bias = {_written(bias)} names an id twice")
+        raise InputError(f"logit_bias = {_one_line(bias)} names an id twice")
     if not all(abs(value) <= MAX_BIAS for _, value in pairs):  # NaN is none either
         raise InputError(
-            f"logit_bias = {_written(bias)} must be from -{MAX_BIAS:g} to {MAX_BIAS:g}; "
+            f"logit_bias = {_one_line(bias)} must be from -{MAX_BIAS:g} to {MAX_BIAS:g}; "
             "-100 makes a token unlikely"
         )
     return pairs
 
 
-def _as_texts(name: str, value: Any, most: int = MAX_STOPS) -> tuple[str, ...]:
-    several = isinstance(value, Iterable) and not isinstance(value, str)
+def _as_texts(name: str, value: Any, limit: int = MAX_STOPS) -> tuple[str, ...]:
+    is_collection = isinstance(value, Iterable) and not isinstance(value, str)
     try:
-        texts: tuple[Any, ...] = tuple(value) if several else (value,)
+        texts: tuple[Any, ...] = tuple(value) if is_collection else (value,)
     except TypeError:  # an array without axes
         texts = (value,)
     if not all(isinstance(text, str) and text and is_unicode(text) for text in texts):
-        one = name.removesuffix("s").replace("_", " ")
+        singular = name.removesuffix("s").replace("_", " ")
         raise InputError(
-            f"{name} = {_written(texts)}: each {one} is a string of Unicode text that is not empty"
+            f"{name} = {_one_line(texts)}: each {singular} is a string of Unicode text that is "
+            "not empty"
         )
     length = sum(map(len, texts))
-    if len(texts) > most or length > MAX_STOP_CHARACTERS:
+    if len(texts) > limit or length > MAX_STOP_CHARACTERS:
         raise InputError(
-            f"{name} has {len(texts)} strings of {length} characters; give at most {most} of "
+            f"{name} has {len(texts)} strings of {length} characters; give at most {limit} of "
             f"{MAX_STOP_CHARACTERS} together"
         )
     return texts
 
 
-def _written(values: Any) -> str:
+def _one_line(values: Any) -> str:
     """A value as one short line; several texts, as flags give them, one after the other."""
     if isinstance(values, list | tuple) and values and all(isinstance(v, str) for v in values):
         return ", ".join(map(shown, values[:4])) + ", ..." * (len(values) > 4)
@@ -252,11 +253,11 @@ def _as_id(token: Any) -> int:
     return operator.index(token)
 
 
-def _check(name: str, value: float, low: float, high: float, *, also: str = "") -> None:
+def _check(name: str, value: float, low: float, high: float, *, alternative: str = "") -> None:
     if not low <= value <= high:
         raise InputError(
-            f"{name} = {value} is out of range; give {also}a value from {low} to {high}"
+            f"{name} = {value} is out of range; give {alternative}a value from {low} to {high}"
         )
 
 
-_PLAIN = {"int": int, "float": float}
+_PLAIN_TYPES = {"int": int, "float": float}

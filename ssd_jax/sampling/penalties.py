@@ -63,7 +63,7 @@ def add_output(
 
     Ids of V and more, or that have no column, are not counted.
     """
-    recent = _appended(history.recent, jnp.asarray(tokens))
+    recent = _append_recent(history.recent, jnp.asarray(tokens))
     if outputs is not None:
         tokens = columns_of(outputs, jnp.asarray(tokens))
     vocab = history.output.shape[1]
@@ -76,28 +76,28 @@ def add_output(
 def recall_output(history: History, row: Int32[Array, ""], tokens: Int32[Array, "n"]) -> History:
     """Adds output tokens that one row had before; negative ids are none."""
     ids = jnp.where(tokens < 0, history.output.shape[1], tokens)
-    (recent,) = _appended(history.recent[row][None], tokens[None])
+    (recent,) = _append_recent(history.recent[row][None], tokens[None])
     return history._replace(
         output=history.output.at[row, ids].add(1, mode="drop"),
         recent=history.recent.at[row].set(recent),
     )
 
 
-def _appended(recent: Int32[Array, "B R"], tokens: Int32[Array, "B n"]) -> Int32[Array, "B R"]:
+def _append_recent(recent: Int32[Array, "B R"], tokens: Int32[Array, "B n"]) -> Int32[Array, "B R"]:
     """The last R tokens of both that are not negative, in order, padded with -1 in front."""
-    every, room = jnp.concatenate([recent, tokens], axis=1), recent.shape[1]
-    real = every >= 0
-    place = room - jnp.cumsum(real[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
-    here = real[:, :, None] & (place[:, :, None] == jnp.arange(room))
-    return jnp.max(jnp.where(here, every[:, :, None], -1), axis=1)
+    sequence, length = jnp.concatenate([recent, tokens], axis=1), recent.shape[1]
+    is_token = sequence >= 0
+    slot = length - jnp.cumsum(is_token[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
+    at_slot = is_token[:, :, None] & (slot[:, :, None] == jnp.arange(length))
+    return jnp.max(jnp.where(at_slot, sequence[:, :, None], -1), axis=1)
 
 
-def of_rows(history: History, row: Int32[Array, "n"], outputs: Outputs = None) -> History:
+def history_of(history: History, row: Int32[Array, "n"], outputs: Outputs = None) -> History:
     """The history of some rows; with `outputs`, only for these tokens, a column each."""
     if outputs is None:
         return jax.tree.map(lambda array: array[row], history)
-    place = (row[:, None], jnp.asarray(outputs)[None])
-    return History(history.prompt[place], history.output[place], history.recent[row])
+    index = (row[:, None], jnp.asarray(outputs)[None])
+    return History(history.prompt[index], history.output[index], history.recent[row])
 
 
 def in_flight(
@@ -115,9 +115,9 @@ def in_flight(
       row: the sequence of each position.
       count: number of its proposed tokens that come before the position.
     """
-    before = jnp.arange(proposed.shape[1]) < count[:, None]
-    said = of_rows(history, row, outputs)
-    return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)
+    precedes = jnp.arange(proposed.shape[1]) < count[:, None]
+    committed = history_of(history, row, outputs)
+    return add_output(committed, jnp.where(precedes, jnp.asarray(proposed)[row], -1), outputs)
 
 
 GetHistory = Callable[[], History]
@@ -142,12 +142,12 @@ def penalise(
 
     def apply(logits: jax.Array) -> jax.Array:
         history = get_history()
-        said = history.output > 0
+        generated = history.output > 0
         repetition = sampling.repetition_penalty[:, None]
-        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
-        logits = jnp.where(said | history.prompt, repeated, logits)
+        penalised = jnp.where(logits > 0, logits / repetition, logits * repetition)
+        logits = jnp.where(generated | history.prompt, penalised, logits)
         logits = logits - sampling.frequency_penalty[:, None] * history.output
-        return logits - sampling.presence_penalty[:, None] * said
+        return logits - sampling.presence_penalty[:, None] * generated
 
     active = (
         (sampling.repetition_penalty != 1)
@@ -168,6 +168,6 @@ def penalise(
         columns = ids if outputs is None else columns_of(outputs, ids)
         return logits.at[rows, columns].add(sampling.bias, mode="drop")
 
-    end = logits.shape[1] if outputs is None else jnp.asarray(outputs)[-1] + 1
-    biased = jnp.any(sampling.bias_ids < end)
+    vocab_end = logits.shape[1] if outputs is None else jnp.asarray(outputs)[-1] + 1
+    biased = jnp.any(sampling.bias_ids < vocab_end)
     return when(adjusted, biased, bias, lambda logits: logits, logits)

@@ -19,23 +19,23 @@ from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.sampling.variants import DECIDED, Parts
+from ssd_jax.sampling.variants import ON_DEVICE, Parts
 
-_BEHIND = -200.0  # below log p + noise of any token that may be drawn
+_IMPOSSIBLE = -200.0  # below log p + noise of any token that may be drawn
 
 
-def by_noise(
+def predict_bonus(
     logits: Float32[Array, "B V"],
     sampling: Sampling,
     start: Int32[Array, "B"],
-    before: Int32[Array, "B"],
+    accepted: Int32[Array, "B"],
     get_history: GetHistory,
     *,
     tokens: int,
     count: int,
     rule: str,
     outputs: Outputs = None,
-    parts: Parts = DECIDED,
+    parts: Parts = ON_DEVICE,
 ) -> Int32[Array, "B {count}"]:
     """Bonus tokens that a verification's noise would draw from the draft's distribution, in order.
 
@@ -46,7 +46,7 @@ def by_noise(
       logits: the draft's; V is N with `outputs`, and no other token is foreseen.
       sampling: settings of the rows; greedy ones get temperature 1.
       start: position of the pending token of the round that draws the bonus token.
-      before: number of tokens accepted in that round before the bonus token.
+      accepted: number of tokens accepted in that round before the bonus token.
       get_history: returns the history of the rows, for the tokens of the logits, with accepted
         tokens.
       tokens: number of ids that exist (see `probs`).
@@ -57,21 +57,21 @@ def by_noise(
     Returns: the tokens; those without probability come last, the likeliest of them first; -1 where
     no more are allowed.
     """
-    position = start + 1 + before
+    position = start + 1 + accepted
     allowed = allowed_logits(
         logits, sampling, position, get_history, tokens, outputs, parts.adjusted
     )
     if rule == "coupled":
-        at = (jnp.zeros_like(position), position, Purpose.TOKEN)
+        counter = (jnp.zeros_like(position), position, Purpose.TOKEN)
     else:
-        at = (start, position, Purpose.BONUS)
-    key = keys.derive(sampling.seed, sampling.request, *at)
+        counter = (start, position, Purpose.BONUS)
+    key = keys.derive(sampling.seed, sampling.request, *counter)
 
-    def ranked(allowed: jax.Array, sampling: Sampling, key: keys.Key) -> jax.Array:
+    def rank(allowed: jax.Array, sampling: Sampling, key: keys.Key) -> jax.Array:
         p = sampled_probs(allowed, sampling, parts.truncated)
-        drawn = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
-        left_out = _BEHIND + allowed - row_max(allowed)
-        scores, columns = top_k(jnp.where(p > 0, drawn, left_out), count)
+        perturbed = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
+        impossible = _IMPOSSIBLE + allowed - row_max(allowed)
+        scores, columns = top_k(jnp.where(p > 0, perturbed, impossible), count)
         return ids_of(outputs, jnp.where(scores > -jnp.inf, columns, -1))
 
-    return map_rows(ranked, allowed, sampling, key)
+    return map_rows(rank, allowed, sampling, key)

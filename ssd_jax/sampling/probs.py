@@ -21,11 +21,14 @@ from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import when
 
 _BLOCK = 128
-_HEADS = (64, 256)  # numbers of blocks in which the likeliest tokens are searched, fewest first
+_HEAD_BLOCKS = (
+    64,
+    256,
+)  # numbers of blocks in which the likeliest tokens are searched, fewest first
 
 Probs = Float32[Array, "B V"]
-Largest = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
-"""See `kernels.rows.top_k`."""
+TopK = tuple[Float32[Array, "B n"], Int32[Array, "B n"]]
+"""The largest values of each row, descending, and their columns."""
 Threshold = Callable[[jax.Array], jax.Array]
 """Returns the least probability that stays, [B, 1]."""
 
@@ -48,15 +51,15 @@ def allowed_logits(
     ids = every_id(outputs, logits.shape[1])
     if outputs is not None or tokens < logits.shape[1]:
         logits = jnp.where(ids < tokens, logits, -jnp.inf)
-    banning = positions < sampling.ban_before
+    ban_active = positions < sampling.ban_before
 
     def ban(logits: jax.Array) -> jax.Array:
-        hit = jnp.any(ids[None, :, None] == sampling.banned[:, None, :], axis=-1)
-        logits = jnp.where(hit & banning[:, None], -jnp.inf, logits)
+        is_banned = jnp.any(ids[None, :, None] == sampling.banned[:, None, :], axis=-1)
+        logits = jnp.where(is_banned & ban_active[:, None], -jnp.inf, logits)
         return bad_words.ban(logits, sampling, get_history(), outputs)
 
-    some = jnp.any(banning | bad_words.have_any(sampling))
-    logits = when(adjusted, some, ban, lambda logits: logits, logits)
+    any_banned = jnp.any(ban_active | bad_words.have_any(sampling))
+    logits = when(adjusted, any_banned, ban, lambda logits: logits, logits)
     return penalise(logits, sampling, get_history, outputs, adjusted)
 
 
@@ -80,7 +83,7 @@ def sampled_probs(
     `truncated` is the field of `Parts`: if False, no row may have a filter.
     """
     weights = weights_of(allowed, sampling, row_max(allowed))
-    return _filtered(weights / row_sum(weights), sampling, truncated)
+    return _truncate(weights / row_sum(weights), sampling, truncated)
 
 
 def weights_of(
@@ -91,10 +94,10 @@ def weights_of(
     `top` is the largest allowed logit of each row.
     """
     # The maximum is subtracted first: at low temperatures the quotients themselves would overflow.
-    return jnp.exp((allowed - top) / warm(sampling)[:, None])
+    return jnp.exp((allowed - top) / temperature_of(sampling)[:, None])
 
 
-def warm(sampling: Sampling) -> Float32[Array, "B"]:
+def temperature_of(sampling: Sampling) -> Float32[Array, "B"]:
     """The temperatures, 1 for greedy rows."""
     return jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
 
@@ -104,23 +107,23 @@ def likeliest_probs(
     count: int,
     sampling: Sampling,
     truncated: bool | None = None,
-    found: Largest | None = None,
+    largest: TopK | None = None,
 ) -> tuple[Float32[Array, "B {count}"], Int32[Array, "B {count}"]]:
     """`sampled_probs` of the `count` likeliest tokens only, renormalised, and their ids.
 
     This needs no pass over all tokens for each filter. (A top-k beyond `count` does not affect what
-    top-p keeps.) Probabilities are 0 where filtered out. `found` holds the `count` or more largest,
-    if they are known.
+    top-p keeps.) Probabilities are 0 where filtered out. `largest` holds at least the `count`
+    largest logits, if they are known.
     """
-    best, ids = (a[:, :count] for a in found or top_k(allowed, count))
+    best, ids = (a[:, :count] for a in largest or top_k(allowed, count))
     top = best[:, :1]
     total = row_sum(weights_of(allowed, sampling, top))
-    within = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
-    p = _filtered(weights_of(best, sampling, top) / total, within, truncated)
+    capped = sampling._replace(top_k=jnp.where(sampling.top_k > count, 0, sampling.top_k))
+    p = _truncate(weights_of(best, sampling, top) / total, capped, truncated)
     return p / row_sum(p), ids
 
 
-def _filtered(p: Probs, sampling: Sampling, truncated: bool | None = None) -> Probs:
+def _truncate(p: Probs, sampling: Sampling, truncated: bool | None = None) -> Probs:
     """p after top-k, top-p and min-p; a filter that asks for more than all of p keeps all."""
     if truncated is not None:
         return truncation.apply(p, truncation.cut(p, sampling)) if truncated else p
@@ -153,19 +156,21 @@ def _threshold(p: Probs, enough: truncation.Enough) -> Float32[Array, "B 1"]:
     blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
     maxima = row_max(blocks)[..., 0]
 
-    def look(heads: tuple[int, ...]) -> jax.Array:
+    def search(heads: tuple[int, ...]) -> jax.Array:
         if not heads:
             return _bisect(p, enough)
         size, *larger = heads
         best, index = jax.lax.top_k(maxima, size + 1)
         head = jnp.take_along_axis(blocks, index[:, :size, None], axis=1).reshape(p.shape[0], -1)
-        found = _bisect(head, enough)
-        sure = found > best[:, size:]
+        threshold = _bisect(head, enough)
+        is_exact = threshold > best[:, size:]
         return jax.lax.cond(
-            jnp.all(sure), lambda: found, lambda: jnp.where(sure, found, look(tuple(larger)))
+            jnp.all(is_exact),
+            lambda: threshold,
+            lambda: jnp.where(is_exact, threshold, search(tuple(larger))),
         )
 
-    return look(tuple(size for size in _HEADS if 2 * size <= maxima.shape[1]))
+    return search(tuple(size for size in _HEAD_BLOCKS if 2 * size <= maxima.shape[1]))
 
 
 def _bisect(p: Probs, enough: truncation.Enough) -> Float32[Array, "B 1"]:

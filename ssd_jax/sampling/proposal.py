@@ -61,13 +61,13 @@ def as_point_mass_where(proposal: Proposal, rows: Bool[Array, "B"]) -> Proposal:
     first = jnp.arange(proposal.q.shape[2]) == 0
     mass = jnp.where(first, 1.0, 0.0)
     ids = jnp.where(first, proposal.tokens[:, :, None], -1)
-    here = rows[:, None, None]
+    selected = rows[:, None, None]
     return proposal._replace(
-        support=jnp.where(here, ids, proposal.support), q=jnp.where(here, mass, proposal.q)
+        support=jnp.where(selected, ids, proposal.support), q=jnp.where(selected, mass, proposal.q)
     )
 
 
-def of_token(proposal: Proposal) -> Float32[jax.Array, "B K"]:
+def q_of_tokens(proposal: Proposal) -> Float32[jax.Array, "B K"]:
     """q of each proposed token."""
     match = proposal.support == proposal.tokens[:, :, None]
     return jnp.sum(jnp.where(match, proposal.q, 0.0), axis=-1)
@@ -77,25 +77,25 @@ def dense(
     support: Int32[Array, "B N"], q: Float32[Array, "B N"], vocab: int
 ) -> Float32[jax.Array, "B {vocab}"]:
     """q over the whole vocabulary, from one position's support and finite q."""
-    scatter = functools.partial(by_scatter, vocab=vocab)
+    scatter = functools.partial(dense_by_scatter, vocab=vocab)
     if support.shape[1] * (_lines(vocab) + _LINE) > vocab:  # factors larger than the product
         return scatter(support, q)
-    product = functools.partial(by_product, vocab=vocab)
+    product = functools.partial(dense_by_product, vocab=vocab)
     return jax.lax.platform_dependent(support, q, tpu=product, default=scatter)
 
 
-def by_scatter(
+def dense_by_scatter(
     support: Int32[Array, "B N"], q: Float32[Array, "B N"], *, vocab: int
 ) -> Float32[jax.Array, "B {vocab}"]:
     """`dense` by a scatter."""
     rows = jnp.arange(support.shape[0])[:, None]
     ids = jnp.where(support < 0, vocab, support)
     # XLA would merge positive zeros with any other zeros of this shape, and read those from memory.
-    nothing = jnp.full((support.shape[0], vocab), -0.0, jnp.float32)
-    return nothing.at[rows, ids].add(q, mode="drop")
+    zeros = jnp.full((support.shape[0], vocab), -0.0, jnp.float32)
+    return zeros.at[rows, ids].add(q, mode="drop")
 
 
-def by_product(
+def dense_by_product(
     support: Int32[Array, "B N"], q: Float32[Array, "B N"], *, vocab: int
 ) -> Float32[jax.Array, "B {vocab}"]:
     """`dense` by a product of lines [H, N] of `_LINE` ids and places in a line [N, _LINE].
@@ -103,16 +103,16 @@ def by_product(
     For TPUs, of which v6e scatters through memory. Every element of the product is q of one id plus
     zeros, so nothing is rounded.
     """
-    line, place = support // _LINE, support % _LINE  # padding has line -1
+    line, offset = support // _LINE, support % _LINE  # padding has line -1
     lines = line[:, :, None] == jnp.arange(_lines(vocab))
-    places = place[:, :, None] == jnp.arange(_LINE)
-    found = jnp.einsum(
+    offsets = offset[:, :, None] == jnp.arange(_LINE)
+    q_lines = jnp.einsum(
         "bnh,bnl->bhl",
         jnp.where(lines, q[:, :, None], 0.0),
-        places.astype(jnp.float32),
+        offsets.astype(jnp.float32),
         precision="highest",
     )
-    return found.reshape(support.shape[0], -1)[:, :vocab]
+    return q_lines.reshape(support.shape[0], -1)[:, :vocab]
 
 
 def _lines(vocab: int) -> int:

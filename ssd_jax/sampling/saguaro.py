@@ -33,7 +33,7 @@ def lower(
     """
     count = jnp.broadcast_to(count, q.shape[:1])[:, None]
     chosen = jnp.where(jnp.arange(candidates.shape[1]) < count, candidates, -1)
-    inside = jnp.any(ids[:, :, None] == chosen[:, None, :], axis=-1)
-    lowered = jnp.where(inside, c * q, q)
-    spared = jnp.any((q > 0) & ~inside, axis=-1, keepdims=True)
-    return jnp.where(spared, lowered / row_sum(lowered), q)
+    is_lowered = jnp.any(ids[:, :, None] == chosen[:, None, :], axis=-1)
+    lowered = jnp.where(is_lowered, c * q, q)
+    any_unlowered = jnp.any((q > 0) & ~is_lowered, axis=-1, keepdims=True)
+    return jnp.where(any_unlowered, lowered / row_sum(lowered), q)

@@ -34,9 +34,9 @@ def sampling_of(sampling: Sampling, rows: Int32[Array, "n"]) -> Sampling:
     return jax.tree.map(lambda array: array[rows], sampling)
 
 
-def of_live(sampling: Sampling, live: Bool[Array, "B"]) -> Sampling:
-    """The settings, with greedy rows where none is live: one that draws nothing keeps the settings
-    of its last request, and a program computes for all rows what one of them needs."""
+def greedy_where_idle(sampling: Sampling, live: Bool[Array, "B"]) -> Sampling:
+    """The settings, greedy in rows that are not live: such a row still has the settings of its last
+    request, and a program computes for all rows what one of them needs."""
     return sampling._replace(
         temperature=jnp.where(live, sampling.temperature, 0.0),
         repetition_penalty=jnp.where(live, sampling.repetition_penalty, 1.0),

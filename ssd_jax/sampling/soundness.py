@@ -11,24 +11,26 @@ from ssd_jax.kernels.rows import argmax, max_and_argmax, row_max, row_sum
 
 def sound(logits: Float32[Array, "n V"], tokens: int) -> Bool[Array, "n"]:
     """Whether each position is sound, by the ids that exist."""
-    return (_total(logits, tokens) < jnp.inf) & _possible(logits, tokens)
+    return (_total(logits, tokens) < jnp.inf) & _any_possible(logits, tokens)
 
 
 def sound_of(
-    looked_at: Bool[Array, "n"], logits: Float32[Array, "n V"], tokens: int
+    checked: Bool[Array, "n"], logits: Float32[Array, "n V"], tokens: int
 ) -> Bool[Array, "n"]:
-    """`sound` for the `looked_at` positions, one at a time; True for others, which are not read."""
+    """`sound` for the `checked` positions, one at a time; True for others, which are not read."""
 
-    def of_one(index: jax.Array, read: jax.Array) -> jax.Array:
-        def look() -> jax.Array:
+    def check(index: jax.Array, is_checked: jax.Array) -> jax.Array:
+        def check_row() -> jax.Array:
             row = jax.lax.dynamic_slice_in_dim(logits, index, 1)
-            added = _total(row, tokens)[0]
-            some = jax.lax.cond(added > -jnp.inf, lambda: True, lambda: _possible(row, tokens)[0])
-            return some & (added < jnp.inf)
+            total = _total(row, tokens)[0]
+            any_possible = jax.lax.cond(
+                total > -jnp.inf, lambda: True, lambda: _any_possible(row, tokens)[0]
+            )
+            return any_possible & (total < jnp.inf)
 
-        return jax.lax.cond(read, look, lambda: True)
+        return jax.lax.cond(is_checked, check_row, lambda: True)
 
-    return jax.lax.map(lambda at: of_one(*at), (jnp.arange(looked_at.size), looked_at))
+    return jax.lax.map(lambda arguments: check(*arguments), (jnp.arange(checked.size), checked))
 
 
 def best_and_sound(
@@ -40,13 +42,13 @@ def best_and_sound(
       allowed: the logits, -inf for ids that do not exist.
     """
 
-    def apart(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def in_two_passes(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
         return argmax(allowed), sound(logits, tokens)
 
-    return jax.lax.platform_dependent(allowed, logits, tpu=_in_one, default=apart)
+    return jax.lax.platform_dependent(allowed, logits, tpu=_in_one_pass, default=in_two_passes)
 
 
-def _in_one(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _in_one_pass(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both in one pass, as TPUs would read the logits twice: the largest value shows soundness."""
     del logits
     best, index = max_and_argmax(jnp.where(jnp.isnan(allowed), jnp.inf, allowed))
@@ -54,10 +56,10 @@ def _in_one(allowed: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _total(logits: jax.Array, tokens: int) -> jax.Array:
-    here = jnp.arange(logits.shape[1]) < tokens
-    return row_sum(jnp.where(here, logits, 0.0))[:, 0]  # NaN and infinity survive the sum
+    exists = jnp.arange(logits.shape[1]) < tokens
+    return row_sum(jnp.where(exists, logits, 0.0))[:, 0]  # NaN and infinity survive the sum
 
 
-def _possible(logits: jax.Array, tokens: int) -> jax.Array:
-    here = jnp.arange(logits.shape[1]) < tokens
-    return row_max(jnp.where(here, logits, -jnp.inf))[:, 0] > -jnp.inf
+def _any_possible(logits: jax.Array, tokens: int) -> jax.Array:
+    exists = jnp.arange(logits.shape[1]) < tokens
+    return row_max(jnp.where(exists, logits, -jnp.inf))[:, 0] > -jnp.inf

@@ -42,10 +42,10 @@ def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
     Renormalising scales the rest of a row by one factor, so each threshold is one of p itself.
     """
     top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
-    low = jnp.where(top_k > 0, _largest(p, lambda kept: count(kept) >= top_k), 0.0)
+    low = jnp.where(top_k > 0, _largest_threshold(p, lambda kept: count(kept) >= top_k), 0.0)
     mass = top_p * jnp.where(top_k > 0, _mass(p, low), 1.0)
-    largest = _largest(p, lambda kept: row_sum(kept) >= mass)
-    low = jnp.where(top_p < 1, jnp.maximum(low, largest), low)
+    threshold = _largest_threshold(p, lambda kept: row_sum(kept) >= mass)
+    low = jnp.where(top_p < 1, jnp.maximum(low, threshold), low)
     best = jnp.max(p, axis=-1, keepdims=True)
     low = jnp.maximum(low, min_p * best)
     # The likeliest token always stays, whatever rounding does to the threshold.
@@ -55,23 +55,23 @@ def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
     return Cut(*jax.lax.optimization_barrier((low, jnp.where(applies, 1 / _mass(p, low), 1.0))))
 
 
-def _largest(p: Float32[Array, "n V"], enough: Enough) -> Float32[Array, "n 1"]:
+def _largest_threshold(p: Float32[Array, "n V"], enough: Enough) -> Float32[Array, "n 1"]:
     """The largest threshold whose kept set is enough (0 if none is), digit by digit of its bits.
 
     Non-negative floats order like their bits, and every float32 is a candidate, so the set found is
     the smallest one closed under ties.
     """
 
-    def find(index: jax.Array, found: jax.Array) -> jax.Array:
+    def find_digit(index: jax.Array, bits: jax.Array) -> jax.Array:
         shift = _BITS - _DIGIT * (index + 1)
 
         def reached(digit: int) -> jax.Array:
-            low = jax.lax.bitcast_convert_type(found | (digit << shift), jnp.float32)
+            low = jax.lax.bitcast_convert_type(bits | (digit << shift), jnp.float32)
             return enough(jnp.where(p >= low, p, 0.0)).astype(jnp.int32)
 
-        return found | (sum(map(reached, range(1, 2**_DIGIT))) << shift)
+        return bits | (sum(map(reached, range(1, 2**_DIGIT))) << shift)
 
-    bits = jax.lax.fori_loop(0, _BITS // _DIGIT, find, jnp.zeros((p.shape[0], 1), jnp.int32))
+    bits = jax.lax.fori_loop(0, _BITS // _DIGIT, find_digit, jnp.zeros((p.shape[0], 1), jnp.int32))
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 

@@ -33,15 +33,18 @@ class Parts(NamedTuple):
 
     def has(self, needed: Parts) -> bool:
         """Whether rows that need these parts get them."""
-        return all(own is not False or not wanted for own, wanted in zip(self, needed, strict=True))
+        return all(
+            available is not False or not required
+            for available, required in zip(self, needed, strict=True)
+        )
 
 
-DECIDED = Parts()
+ON_DEVICE = Parts()
 """All parts, decided on the device."""
 
-DECIDING = "any"
+ANY = "any"
 VARIANTS: Mapping[str, Parts] = {
-    DECIDING: DECIDED,
+    ANY: ON_DEVICE,
     "greedy": Parts(sampled=False, truncated=False, adjusted=False),
     "sampled": Parts(sampled=True, truncated=False, adjusted=False),
     "truncated": Parts(sampled=True, truncated=True, adjusted=False),
@@ -50,24 +53,28 @@ VARIANTS: Mapping[str, Parts] = {
 """Parts by the name of a variant; of those without decisions the cheapest comes first."""
 
 
-def named(name: tuple[str | int, ...], variant: str) -> tuple[str | int, ...]:
+def variant_name(name: tuple[str | int, ...], variant: str) -> tuple[str | int, ...]:
     """The name of a program's variant; one that decides by itself has the program's own name."""
-    return name if variant == DECIDING else (*name, variant)
+    return name if variant == ANY else (*name, variant)
 
 
 Needed = Callable[[], Parts]
 """Returns the parts that the rows of a batch need; called only where programs differ in them."""
 
 
-def fitting(
+def cheapest_variant(
     programs: Container[tuple[str | int, ...]], name: tuple[str | int, ...], needed: Needed
 ) -> tuple[str | int, ...]:
     """The name of a program's cheapest existing variant that has the parts its rows need."""
     if name in programs:  # it decides by itself
         return name
     parts = needed()
-    fit = (named(name, variant) for variant, own in VARIANTS.items() if own.has(parts))
-    return next(name for name in fit if name in programs)
+    suitable = (
+        variant_name(name, variant)
+        for variant, available in VARIANTS.items()
+        if available.has(parts)
+    )
+    return next(name for name in suitable if name in programs)
 
 
 def when(

@@ -59,13 +59,13 @@ def test_texts_are_those_of_programs_that_decide(checkpoints, monkeypatch, mode)
 
     monkeypatch.setattr(Execution, "for_platform", as_elsewhere)
     for module in (paged_programs, expansion_programs):
-        fitting = module.fitting
+        fitting = module.cheapest_variant
 
         def noted(*arguments, fitting=fitting):
             used.append(fitting(*arguments))
             return used[-1]
 
-        monkeypatch.setattr(module, "fitting", noted)
+        monkeypatch.setattr(module, "cheapest_variant", noted)
     choosing = load(checkpoints, mode)
     for wave in WAVES:
         expected = texts(plain, wave)

@@ -147,10 +147,10 @@ MUTANTS = (
             Edit(
                 drafting,
                 "draw",
-                "chosen = jnp.argmax(jnp.log(q) + noise, axis=-1)",
+                "index = jnp.argmax(jnp.log(q) + noise, axis=-1)",
                 "heat = sampling.temperature[:, None]\n"
                 "        q = jnp.take_along_axis(jax.nn.softmax(allowed), ids, axis=-1)\n"
-                "        chosen = jnp.argmax(jnp.log(q) / heat + noise, axis=-1)",
+                "        index = jnp.argmax(jnp.log(q) / heat + noise, axis=-1)",
             ),
         ],
     ),
@@ -169,9 +169,9 @@ MUTANTS = (
             Edit(
                 drafting,
                 "draw",
-                "jnp.where(hot[:, None], q, greedy.q)",
-                "jnp.where(hot[:, None], jnp.take_along_axis(jax.nn.softmax(allowed), ids, axis=-1)"
-                ", greedy.q)",
+                "jnp.where(is_sampled[:, None], q, greedy.q)",
+                "jnp.where(is_sampled[:, None], "
+                "jnp.take_along_axis(jax.nn.softmax(allowed), ids, axis=-1), greedy.q)",
             ),
         ],
     ),
@@ -194,8 +194,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_ratio",
-                "jnp.where(rejected, jnp.maximum(p_last - q_last, 0.0), p_last)",
-                "p_last",
+                "jnp.where(rejected, jnp.maximum(p_final - q_final, 0.0), p_final)",
+                "p_final",
             ),
         ],
     ),
@@ -288,7 +288,7 @@ MUTANTS = (
             Edit(
                 proposal,
                 "as_point_mass_where",
-                "q=jnp.where(here, mass, proposal.q)",
+                "q=jnp.where(selected, mass, proposal.q)",
                 "q=proposal.q",
             ),
         ],
@@ -315,8 +315,8 @@ MUTANTS = (
             Edit(
                 drafting,
                 "draw",
-                "jnp.where(hot[:, None], q, greedy.q)",
-                "jnp.where(hot[:, None], before, greedy.q)",
+                "jnp.where(is_sampled[:, None], q, greedy.q)",
+                "jnp.where(is_sampled[:, None], q_before, greedy.q)",
             ),
         ],
     ),
@@ -326,9 +326,9 @@ MUTANTS = (
         edits=[
             Edit(
                 verification,
-                "_decided",
+                "_verify_with_cond",
                 "max_and_argmax(allowed(block))",
-                "max_and_argmax(allowed(block) / jnp.where(hot, sampling.temperature, -1.0)"
+                "max_and_argmax(allowed(block) / jnp.where(is_sampled, sampling.temperature, -1.0)"
                 "[block.row][:, None])",
             ),
         ],

@@ -13,7 +13,7 @@ from ssd_jax.sampling import penalties, proposal, verification
 from ssd_jax.sampling import probs as law
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.settings import Sampling
-from ssd_jax.sampling.variants import DECIDED
+from ssd_jax.sampling.variants import ON_DEVICE
 
 _DEFAULTS = {
     "temperature": (1.0, np.float32),
@@ -92,7 +92,7 @@ def probs(logits, sampling, positions, tokens):
 
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule", "parts"), compiler_options=QUICKLY)
-def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio", parts=DECIDED):
+def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio", parts=ON_DEVICE):
     """`verification.verify`, compiled."""
     law = {"tokens": tokens, "rule": rule, "parts": parts}
     return verification.verify(logits, proposed, sampling, start, said, **law)

@@ -88,7 +88,7 @@ def build(
 
     def known(said: penalties.History) -> penalties.History:
         every = jnp.arange(said.output.shape[0])
-        return said if columns is None else penalties.of_rows(said, every, columns)
+        return said if columns is None else penalties.history_of(said, every, columns)
 
     def draft(table, pending, start, said, sampling) -> Proposal:
         def step(carry, index):

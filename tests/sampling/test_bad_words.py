@@ -11,7 +11,7 @@ from ssd_jax.sampling import bad_words, drafting, penalties, verification
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, NO_TOKEN
 from ssd_jax.sampling.probs import allowed_logits
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.variants import DECIDED, VARIANTS
+from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS
 from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import next_law
 from tests.sampling.rows import QUICKLY, history_of, nothing_said, point_mass, rows, words
@@ -94,7 +94,7 @@ def batch():
     return cases, logits, said, tokens
 
 
-def wrong_laws(parts=DECIDED):
+def wrong_laws(parts=ON_DEVICE):
     """Positions of verifications whose law is not that of the text up to there."""
     cases, logits, said, tokens = batch()
     sampling = rows(*(SETTINGS[which] for which, _, _ in cases))
@@ -147,9 +147,9 @@ FAULTS = {
     "one token of the beginning is enough": (bad_words, "completions", "jnp.all(", "jnp.any("),
     "the newest token forgotten": (
         penalties,
-        "_appended",
-        "place = room - ",
-        "place = room - 1 - ",
+        "_append_recent",
+        "slot = length - ",
+        "slot = length - 1 - ",
     ),
     "bad words without penalties alone": (
         bad_words,

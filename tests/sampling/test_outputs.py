@@ -59,7 +59,7 @@ def found(part, rule, support, outputs, *, given):
         proposed, before = in_flight(len(logits))
         said = penalties.in_flight(said, proposed, jnp.arange(len(logits)), before, outputs)
     elif outputs is not None:
-        said = penalties.of_rows(said, jnp.arange(len(logits)), outputs)
+        said = penalties.history_of(said, jnp.arange(len(logits)), outputs)
     about = {"tokens": TOKENS, "outputs": outputs}
 
     def draw(logits):
@@ -85,7 +85,7 @@ def found(part, rule, support, outputs, *, given):
     def foreseen(logits):
         before = start % 2
         return (
-            prediction.by_noise(
+            prediction.predict_bonus(
                 logits, sampling, start, before, lambda: said, count=W, rule=rule, **about
             ),
         )
@@ -146,10 +146,10 @@ FAULTS = {
         Edit(
             drafting,
             "draw",
-            "sampling.request, *at), ids)",
-            "sampling.request, *at), jnp.searchsorted(jnp.asarray(outputs), ids))"
+            "sampling.request, *counter), ids)",
+            "sampling.request, *counter), jnp.searchsorted(jnp.asarray(outputs), ids))"
             " if outputs is not None else keys.gumbel_of(keys.derive(sampling.seed, "
-            "sampling.request, *at), ids)",
+            "sampling.request, *counter), ids)",
         ),
         "draw",
         "coupled",
@@ -157,7 +157,7 @@ FAULTS = {
     "noise of the prediction by column": (
         Edit(
             prediction,
-            "by_noise",
+            "predict_bonus",
             "every_id(outputs, allowed.shape[1])",
             "every_id(None, allowed.shape[1])",
         ),
@@ -181,7 +181,7 @@ FAULTS = {
         "ratio",
     ),
     "ids forgotten in candidates by noise": (
-        Edit(prediction, "by_noise", "ids_of(outputs, ", "ids_of(None, "),
+        Edit(prediction, "predict_bonus", "ids_of(outputs, ", "ids_of(None, "),
         "foreseen",
         "ratio",
     ),
@@ -201,7 +201,9 @@ FAULTS = {
         "ratio",
     ),
     "history by column": (
-        Edit(penalties, "of_rows", "jnp.asarray(outputs)[None]", "jnp.arange(len(outputs))[None]"),
+        Edit(
+            penalties, "history_of", "jnp.asarray(outputs)[None]", "jnp.arange(len(outputs))[None]"
+        ),
         "likeliest",
         "ratio",
     ),
@@ -239,8 +241,8 @@ FAULTS = {
         Edit(
             penalties,
             "in_flight",
-            "jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)",
-            "jnp.where(before, jnp.asarray(proposed)[row], -1))",
+            "jnp.where(precedes, jnp.asarray(proposed)[row], -1), outputs)",
+            "jnp.where(precedes, jnp.asarray(proposed)[row], -1))",
         ),
         "in flight",
         "ratio",
@@ -249,8 +251,9 @@ FAULTS = {
         Edit(
             penalties,
             "in_flight",
-            "return add_output(said, jnp.where(before, jnp.asarray(proposed)[row], -1), outputs)",
-            "return said",
+            "return add_output(committed, "
+            "jnp.where(precedes, jnp.asarray(proposed)[row], -1), outputs)",
+            "return committed",
         ),
         "in flight",
         "ratio",

@@ -38,7 +38,7 @@ def foreseen(logits, sampling, start, rule):
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
     def ranked():
-        return prediction.by_noise(
+        return prediction.predict_bonus(
             flat,
             sampling_of(sampling, row),
             start[row],
@@ -128,16 +128,16 @@ def test_no_token_is_named_where_no_more_are_allowed():
 
 FAULTS = {
     "the start is not in the key": ("(start, position,", "(start * 0, position,"),
-    "the step for the position": ("(start, position,", "(start, before,"),
+    "the step for the position": ("(start, position,", "(start, accepted,"),
     "the noise of the acceptance": ("Purpose.BONUS", "Purpose.ACCEPT"),
-    "one position off": ("position = start + 1 + before", "position = start + before"),
-    "the law before its filters": ("jnp.where(p > 0, drawn, left_out)", "allowed"),
+    "one position off": ("position = start + 1 + accepted", "position = start + accepted"),
+    "the law before its filters": ("jnp.where(p > 0, perturbed, impossible)", "allowed"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_faults_are_caught(fault):
-    with edited([Edit(prediction, "by_noise", *fault)]):
+    with edited([Edit(prediction, "predict_bonus", *fault)]):
         drawn, first = judged_alike("ratio")
     assert (drawn != first).any()
 
@@ -149,5 +149,5 @@ def test_faults_are_caught(fault):
 def test_faults_of_the_coupled_rule_are_caught(fault):
     logits, sampling, start = case()
     expected = foreseen(logits, sampling, start, "coupled")
-    with edited([Edit(prediction, "by_noise", *fault)]):
+    with edited([Edit(prediction, "predict_bonus", *fault)]):
         assert (foreseen(logits, sampling, start, "coupled") != expected).any()

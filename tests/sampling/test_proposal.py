@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ssd_jax.sampling import proposal
 from tests.sampling.edits import Edit, edited
 
-WAYS = {"scatter": proposal.by_scatter, "product": proposal.by_product}
+WAYS = {"scatter": proposal.dense_by_scatter, "product": proposal.dense_by_product}
 
 
 def q_of(vocab, seed, rows=3, count=16):
@@ -45,9 +45,11 @@ def test_every_element_is_q_of_its_id_to_the_bit(way, vocab, seed):
 
 
 FLAWS = {
-    "another place in a line": Edit(proposal, "by_product", "support % _LINE", "support % 511"),
+    "another place in a line": Edit(
+        proposal, "dense_by_product", "support % _LINE", "support % 511"
+    ),
     "a product of bfloat16": Edit(
-        proposal, "by_product", "q[:, :, None]", "q.astype(jnp.bfloat16)[:, :, None]"
+        proposal, "dense_by_product", "q[:, :, None]", "q.astype(jnp.bfloat16)[:, :, None]"
     ),
 }
 
@@ -56,7 +58,7 @@ FLAWS = {
 def test_flaws_are_caught(name):
     support, q = q_of(5000, 1)
     with edited([FLAWS[name]]):
-        found = proposal.by_product(support, q, vocab=5000)
+        found = proposal.dense_by_product(support, q, vocab=5000)
     assert not np.array_equal(found, expected(support, q, 5000))
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.kernels.rows import argmax
-from ssd_jax.sampling.soundness import _in_one, sound, sound_of
+from ssd_jax.sampling.soundness import _in_one_pass, sound, sound_of
 
 TOKENS = 5
 INF, NAN = np.inf, np.nan
@@ -34,6 +34,6 @@ def test_numbers_are_sound_and_infinities_are_not_but_for_some_that_are_impossib
 
 def test_the_pass_that_finds_the_best_finds_the_same():
     allowed = jnp.where(jnp.arange(ROWS.shape[1]) < TOKENS, ROWS, -jnp.inf)
-    best, found = jax.jit(_in_one)(allowed, ROWS)
+    best, found = jax.jit(_in_one_pass)(allowed, ROWS)
     np.testing.assert_array_equal(found, SOUND)
     np.testing.assert_array_equal(best[SOUND], argmax(allowed)[SOUND])

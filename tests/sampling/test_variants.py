@@ -14,7 +14,7 @@ from ssd_jax.kernels import rows as row_operations
 from ssd_jax.sampling import drafting, penalties, probs, truncation, verification
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.variants import DECIDED, VARIANTS, Parts, fitting, named
+from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS, Parts, cheapest_variant, variant_name
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, history_of, rows, words
 from tests.selection import cases
@@ -97,7 +97,7 @@ def verified(batch, parts: Parts, rule: str) -> list[tuple[int, int]]:
 
 @functools.cache
 def decided(variant: str, rule: str, least: int = 12) -> list[tuple[int, int]]:
-    return verified(batch(settings_for(variant, least)), DECIDED, rule)
+    return verified(batch(settings_for(variant, least)), ON_DEVICE, rule)
 
 
 CASES = [(variant, "ratio") for variant in NEEDS] + [("full", "coupled")]
@@ -154,7 +154,7 @@ def drawn(settings: list[dict], parts: Parts, support: int):
 def test_draws_are_those_of_the_program_that_decides(variant, support):
     settings = settings_for(variant)
     found = drawn(settings, VARIANTS[variant], support)
-    expected = drawn(settings, DECIDED, support)
+    expected = drawn(settings, ON_DEVICE, support)
     for name in ("token", "support", "candidates", "confidence"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
     np.testing.assert_allclose(found.q, expected.q, rtol=1e-6)
@@ -176,7 +176,7 @@ def laws(truncated: bool | None):
     p = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     next_to = np.float32(1 / VOCAB).view(np.int32) + rng.permutation(VOCAB).astype(np.int32)
     p = np.repeat(np.concatenate([p, next_to.view(np.float32)[None]]), len(filters), axis=0)
-    law = jax.jit(functools.partial(probs._filtered, truncated=truncated), compiler_options=QUICKLY)
+    law = jax.jit(functools.partial(probs._truncate, truncated=truncated), compiler_options=QUICKLY)
     return np.asarray(law(p, rows(*filters * (len(kinds) + 1))))
 
 
@@ -191,16 +191,16 @@ def test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens():
 @pytest.mark.parametrize("truncated", [True, None])
 def test_a_top_p_that_is_reached_exactly_keeps_no_more(truncated):
     p = np.array([[0.5, 0.25, 0.125, 0.125]], np.float32)
-    law = jax.jit(functools.partial(probs._filtered, truncated=truncated), compiler_options=QUICKLY)
+    law = jax.jit(functools.partial(probs._truncate, truncated=truncated), compiler_options=QUICKLY)
     assert law(p, rows({"top_p": 0.5})).tolist() == [[1, 0, 0, 0]]
 
 
 STEPS = "jax.lax.fori_loop(0, _BITS // _DIGIT"
 FAULTS = {
-    "one step too few": ("_largest", STEPS, f"{STEPS} - 1"),
-    "a digit never tried": ("_largest", "range(1, 2**_DIGIT)", "range(1, 7)"),
+    "one step too few": ("_largest_threshold", STEPS, f"{STEPS} - 1"),
+    "a digit never tried": ("_largest_threshold", "range(1, 2**_DIGIT)", "range(1, 7)"),
     "ties at the threshold cut": ("apply", "p >= cut.low", "p > cut.low"),
-    "top-k forgotten": ("cut", "top_k > 0, _largest", "top_k < 0, _largest"),
+    "top-k forgotten": ("cut", "top_k > 0, _largest_threshold", "top_k < 0, _largest_threshold"),
     "top-p forgotten": ("cut", "where(top_p < 1", "where(top_p > 1"),
     "top-p of what top-k has cut off": ("cut", "jnp.where(top_k > 0, _mass(p, low), 1.0)", "1.0"),
     "min-p forgotten": ("cut", "min_p * best", "0.0"),
@@ -218,14 +218,28 @@ def test_faults_of_the_search_are_caught(fault):
 
 
 ENOUGH = 60  # rows, so that some draws are between a cut and that of another position
-APPLIED = "_probs_of(numbers, known.sum(axis=-1, keepdims=True), own)"
-OF_THE_FIRST = "jax.tree.map(lambda x: jnp.repeat(x[::3], 3, axis=0), truncation.cut(uncut, own))"
+APPLIED = "_probs_of(normalisation, values.sum(axis=-1, keepdims=True), settings)"
+OF_THE_FIRST = (
+    "jax.tree.map(lambda x: jnp.repeat(x[::3], 3, axis=0), truncation.cut(uncut, settings))"
+)
 VERIFYING = {
-    "the cut of a text's first position": ("_numbers", "truncation.cut(uncut, own)", OF_THE_FIRST),
+    "the cut of a text's first position": (
+        "_normalisation",
+        "truncation.cut(uncut, settings)",
+        OF_THE_FIRST,
+    ),
     "a law of another position": ("_ratio", "* width + accepted", "* width"),
-    "cuts forgotten in acceptance": ("_at_once", APPLIED, "known.sum(axis=-1, keepdims=True)"),
-    "cuts forgotten in the bonus": ("_at_once", "_probs_of(found, known, ", "(lambda *_: known)("),
-    "greedy rows drawn": ("_at_once", "temperature > 0", "temperature >= 0"),
+    "cuts forgotten in acceptance": (
+        "_verify_in_few_passes",
+        APPLIED,
+        "values.sum(axis=-1, keepdims=True)",
+    ),
+    "cuts forgotten in the bonus": (
+        "_verify_in_few_passes",
+        "_probs_of(block_normalisation, values, ",
+        "(lambda *_: values)(",
+    ),
+    "greedy rows drawn": ("_verify_in_few_passes", "temperature > 0", "temperature >= 0"),
 }
 
 
@@ -251,14 +265,15 @@ def computed_anew(monkeypatch):
 def test_thresholds_hold_for_the_numbers_they_were_looked_for_in(computed_anew):
     least_likely_are_proposed = batch([{"top_k": 1 + row % 2} for row in range(12)])
     found = verified(least_likely_are_proposed, VARIANTS["truncated"], "ratio")
-    assert found == verified(least_likely_are_proposed, DECIDED, "ratio")
+    assert found == verified(least_likely_are_proposed, ON_DEVICE, "ratio")
 
 
 def test_a_proposed_token_computed_anew_is_caught(computed_anew):
-    own = "jnp.where(here, scores, 0.0).sum(axis=-1, keepdims=True), own"
-    anew = f"_probs_of(numbers, weights_of({own}, numbers.top) / numbers.total, own)"
+    score = "jnp.where(is_token, scores, 0.0).sum(axis=-1, keepdims=True)"
+    weight = f"weights_of({score}, settings, normalisation.top)"
+    anew = f"_probs_of(normalisation, {weight} / normalisation.total, settings)"
     with (
-        edited([Edit(verification, "_at_once", APPLIED, anew)]),
+        edited([Edit(verification, "_verify_in_few_passes", APPLIED, anew)]),
         pytest.raises(AssertionError),
     ):
         test_thresholds_hold_for_the_numbers_they_were_looked_for_in(None)
@@ -352,16 +367,16 @@ def test_only_the_program_that_decides_has_branches_and_loops_of_unknown_length(
     assert bool(unknown) == (name == "any")
 
 
-EVERY = [named(("run", 1), variant) for variant in NEEDS]
+EVERY = [variant_name(("run", 1), variant) for variant in NEEDS]
 
 
 @pytest.mark.parametrize("bits", list(np.ndindex(2, 2, 2)))
 def test_the_cheapest_variant_that_has_all_that_is_needed_is_taken(bits):
     needed = Parts(*map(bool, bits))
-    *_, chosen = fitting(EVERY, ("run", 1), lambda: needed)
+    *_, chosen = cheapest_variant(EVERY, ("run", 1), lambda: needed)
     fit = [name for name in NEEDS if VARIANTS[name].has(needed)]
     assert chosen == fit[0]
 
 
 def test_rows_are_not_looked_at_for_a_program_that_decides():
-    assert fitting([("run", 1)], ("run", 1), lambda: pytest.fail("asked")) == ("run", 1)
+    assert cheapest_variant([("run", 1)], ("run", 1), lambda: pytest.fail("asked")) == ("run", 1)

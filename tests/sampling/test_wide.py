@@ -127,7 +127,7 @@ def on_the_edge():
 def test_a_rows_threshold_is_the_same_beside_any_neighbour():
     """A flat neighbour has to be looked at further; what the row keeps does not change with it."""
     p, top_p = on_the_edge()
-    filtered = jax.jit(probs._filtered, compiler_options=QUICKLY)
+    filtered = jax.jit(probs._truncate, compiler_options=QUICKLY)
     settings = rows({"top_p": top_p}, {"top_p": 0.95})
     sharp = np.zeros(WIDER, np.float32)
     sharp[7] = 1

@@ -17,7 +17,7 @@ from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
-from ssd_jax.sampling.variants import named
+from ssd_jax.sampling.variants import variant_name
 from ssd_jax.tools.aot import chips, hlo, programs, traffic
 from ssd_jax.tools.aot.chips import Chip, Roofline
 from ssd_jax.tools.aot.hlo import Module
@@ -77,22 +77,22 @@ class ModelPart:
     def seconds(self, *name: str | int) -> float:
         """Lower bound of one run of a program, in seconds, in the variant that was compiled."""
         known = self.programs
-        return known[name if name in known else named(name, VARIANT)].bounds.seconds
+        return known[name if name in known else variant_name(name, VARIANT)].bounds.seconds
 
 
 def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
     """Programs of a target: those of AR, which proposes nothing, and those that verify K tokens."""
     widths = (0, sizes.k)
-    accepts = [named(("accept", sizes.slots, width), VARIANT) for width in widths]
+    accepts = [variant_name(("accept", sizes.slots, width), VARIANT) for width in widths]
     prefill = "prefill", max(model.execution.prefill_chunks)
     return [*(("forward", width) for width in widths), *accepts, prefill]
 
 
 def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
     """Programs of a draft: those that SD runs and, with `branches`, those that branch."""
-    names: list[Name] = [named((name, sizes.k), VARIANT) for name in ("start", "step")]
+    names: list[Name] = [variant_name((name, sizes.k), VARIANT) for name in ("start", "step")]
     if branches:
-        names += [named((name, sizes.k), VARIANT) for name in ("expand", "grow")]
+        names += [variant_name((name, sizes.k), VARIANT) for name in ("expand", "grow")]
         names.append(("promote", sizes.k))
     return names
 
