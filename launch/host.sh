@@ -8,18 +8,20 @@ source "$(dirname "${BASH_SOURCE[0]}")/checks.bash"
 
 usage() {
   cat <<'EOF'
-usage: launch/host.sh [--dry_run] INDEX HOSTS COMMAND [--flag=value ...]
+usage: launch/host.sh [--dry_run] [--compile_cache=DIR [--compile_cache_secret=FILE]]
+                      INDEX HOSTS COMMAND [--flag=value ...]
 
   INDEX     number of this host, from 0, which leads
   HOSTS     see `ssd-jax generate --help`: ADDRESS:PORT,count=N of the leader, or auto, as JAX finds out
             from SLURM, a Kubernetes Indexed Job or the metadata of TPUs
   COMMAND   of ssd-jax, with its flags: what the leader runs
+  --compile_cache, --compile_cache_secret  of every host, also of followers, which do not get COMMAND's
   --dry_run prints the command in place of running it
 EOF
 }
 
-dry_run=false
-flags '' "$@"
+dry_run=false compile_cache='' compile_cache_secret=''
+flags 'compile_cache compile_cache_secret' "$@"
 shift "$taken"
 if (($# < 3)); then
   refuse 'INDEX, HOSTS and COMMAND are needed'
@@ -29,11 +31,13 @@ fi
 index=$1 hosts=$2
 shift 2
 
-command=(ssd-jax follower "--hosts=$hosts,index=$index")
+store=(${compile_cache:+"--compile_cache=$compile_cache"})
+store+=(${compile_cache_secret:+"--compile_cache_secret=$compile_cache_secret"})
+command=(ssd-jax follower ${store[@]+"${store[@]}"} "--hosts=$hosts,index=$index")
 if ((index == 0)); then
-  command=(ssd-jax "$@" "--hosts=$hosts")
+  command=(ssd-jax "$1" ${store[@]+"${store[@]}"} "${@:2}" "--hosts=$hosts")
 elif [[ $hosts == auto* ]]; then
-  command=(ssd-jax follower "--hosts=$hosts")
+  command=(ssd-jax follower ${store[@]+"${store[@]}"} "--hosts=$hosts")
 fi
 if $dry_run; then
   printf '%q ' "${command[@]}"

@@ -6,19 +6,17 @@ JAX is imported only when needed, because one setting must be made before it sta
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from ssd_jax.errors import InputError, SsdError
+from ssd_jax.errors import InputError
 
 _OPTION = "--xla_cpu_experimental_ynn_fusion_type"
-_PRODUCTS = f"{_OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+PRODUCTS = f"{_OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 _WRONG_SUMS = ("0.10.2",)  # versions of jaxlib
-_ROWS = 32_769  # fewer are summed rightly
 
 
 def avoid_wrong_sums() -> None:
@@ -34,45 +32,13 @@ def avoid_wrong_sums() -> None:
     a_file = given and not given.startswith("-")  # of flags, which is left as it is
     if version not in _WRONG_SUMS or _OPTION in given or a_file or jax_has_started():
         return
-    os.environ["XLA_FLAGS"] = f"{given} {_PRODUCTS}".strip()
+    os.environ["XLA_FLAGS"] = f"{given} {PRODUCTS}".strip()
 
 
 def jax_has_started() -> bool:
     """Whether JAX has its devices already, so that settings no longer change them."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
-
-
-@functools.cache
-def check_sums() -> None:
-    """Checks, once a process, a sum that some versions of XLA get wrong (jax issue 39103).
-
-    It only checks on processors.
-
-    Raises:
-      SsdError: this version sums wrongly.
-    """
-    import jax
-    import numpy as np
-
-    if jax.default_backend() != "cpu":
-        return
-
-    @jax.jit
-    @jax.vmap
-    def squared(row: jax.Array) -> jax.Array:
-        return jax.numpy.sum((jax.numpy.eye(3) @ row) ** 2)
-
-    rows = np.zeros((_ROWS, 3), np.float32)
-    rows[:, 0] = np.arange(_ROWS) % 1024  # with squares that float32 holds
-    if not np.array_equal(squared(rows), rows[:, 0] ** 2):
-        from jaxlib.version import __version__ as version
-
-        raise SsdError(
-            f"jaxlib {version} computes wrong sums on this processor (jax issue 39103): import "
-            f"ssd_jax before JAX starts, or set XLA_FLAGS={_PRODUCTS} for the process, or "
-            "use another jaxlib"
-        )
 
 
 def widths_can_agree(compute: str) -> bool:

@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in
 
 import jax
 import pytest
-from jax._src import compilation_cache
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests import shapes
 
@@ -27,7 +27,7 @@ shapes.install()
 
 from ssd_jax.models.execution import Execution
 from ssd_jax.system import notices
-from ssd_jax.system.compile_cache import keep_programs
+from ssd_jax.system.compile_cache import use_store
 from ssd_jax.testing import tiny
 from tests.selection import Part, is_fast
 
@@ -107,8 +107,10 @@ def _compile_once(pytestconfig):
     Later sessions find them again, below pytest's own cache, and so do the workers of pytest-xdist.
     Processes that tests start do not: a kill would leave half an entry, which JAX never replaces.
     """
+    directory = pytestconfig.cache.mkdir("compiled")
+    directory.chmod(0o700)  # else processes that tests start would refuse it with some umasks
     # As a user's own JAX settings, which models leave alone.
-    jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
+    jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
@@ -127,7 +129,7 @@ def no_cache_of_the_user():
     compilation_cache.reset_cache()
     jax.clear_caches()
     yield
-    keep_programs(None)
+    use_store(None)
     jax.config.update("jax_compilation_cache_dir", own)
     compilation_cache.reset_cache()
 

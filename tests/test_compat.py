@@ -16,6 +16,7 @@ import pytest
 from ssd_jax import LLM, compat
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process import loading
+from ssd_jax.system.sums import check_sums
 
 OPTION = "--xla_cpu_experimental_ynn_fusion_type"
 PRODUCTS = f"{OPTION}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -56,7 +57,7 @@ def test_other_versions_and_a_jax_that_has_started_are_left_alone(monkeypatch):
 
 
 def test_sums_are_right_here():
-    compat.check_sums.__wrapped__()
+    check_sums.__wrapped__()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -77,7 +78,8 @@ def test_jax_that_was_imported_before_sums_rightly_and_one_that_has_started_is_r
     """JAX was imported first in both; in one it has also looked at its devices."""
     check = (
         "from ssd_jax.errors import SsdError\n"
-        "try: ssd_jax.compat.check_sums(); print('right')\n"
+        "from ssd_jax.system.sums import check_sums\n"
+        "try: check_sums(); print('right')\n"
         "except SsdError as error: print(error)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -101,9 +103,9 @@ def test_a_wrong_sum_is_refused_before_weights_load_here_and_in_a_worker(
     monkeypatch.setattr(
         "ssd_jax.devices.opened.load_parameters", lambda *_args, **_kw: pytest.fail("loaded")
     )
-    compat.check_sums.cache_clear()
+    check_sums.cache_clear()
     with pytest.raises(SsdError, match="wrong sums"):
         LLM(str(tiny_checkpoint), dtype="float32", compile_cache="off")
-    settings = type("Settings", (), {"compile_cache": None})
+    settings = type("Settings", (), {"store": None})
     with pytest.raises(SsdError, match="wrong sums"):
         loading.load_sessions(settings)

@@ -11,6 +11,7 @@ usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME 
                          [--name=ssd] [--draft=SOURCE --draft_accelerator=NAME --draft_chips=N
                          --draft_topology=AxB --draft_devices=LIST] [--port=4711] [--hf_token=SECRET]
                          [--volume=CLAIM | --bucket=BUCKET [--service_account=NAME]] [--answers=FILE]
+                         [--compile_cache_secret=SECRET]
                          COMMAND [--flag=value ...]
 
   --image        with ssd_jax and launch/ in /ssd: see launch/gke/Dockerfile
@@ -29,6 +30,9 @@ usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME 
                  GcsFuseCsiDriver, and
   --service_account  of Kubernetes may read and write it; default: the default one
   --answers      file under /data for the leader's standard output; default: the log of its pod
+  --compile_cache_secret  a secret whose key `secret` is one that all pods which share compiled programs in
+                 /data/programs have; without it each pod compiles its own:
+                 kubectl create secret generic programs --from-literal=secret="$(openssl rand -hex 32)"
   --dry_run      prints the manifest in place of applying it
 
 The draft's pod is started again whenever it fails, and the target decodes without it meanwhile; a pod of
@@ -40,8 +44,8 @@ EOF
 
 image='' hosts='' accelerator='' chips='' topology='' name=ssd port=4711 dry_run=false
 draft='' draft_devices='' draft_accelerator='' draft_chips='' draft_topology=''
-hf_token='' volume='' bucket='' service_account='' answers=''
-names='image hosts accelerator chips topology name port hf_token volume bucket service_account answers'
+hf_token='' volume='' bucket='' service_account='' answers='' compile_cache_secret=''
+names='image hosts accelerator chips topology name port hf_token volume bucket service_account answers compile_cache_secret'
 flags "$names draft draft_devices draft_accelerator draft_chips draft_topology" "$@"
 shift "$taken"
 given COMMAND "${1:-}"
@@ -66,6 +70,8 @@ elif [[ -n $service_account && -z $bucket ]]; then
   refuse '--service_account is who uses a bucket; give --bucket'
 elif [[ -n $answers && -z $volume$bucket ]]; then
   refuse "--answers=$answers would end with its pod; give --volume or --bucket, or read the pod's log"
+elif [[ -n $compile_cache_secret && -z $volume$bucket ]]; then
+  refuse '--compile_cache_secret is of programs that pods share; give --volume or --bucket'
 elif [[ -n $answers && $answers != /data/?* ]]; then
   refuse "--answers=$answers is no file under /data"
 fi
@@ -114,6 +120,10 @@ data() { # adds to `mounts`, `volumes` and `variables` of a pod
   fi
   if [[ -n $volume$bucket ]]; then
     mounts+=('{name: data, mountPath: /data}')
+  fi
+  if [[ -n $compile_cache_secret ]]; then
+    mounts+=('{name: programs, mountPath: /programs, readOnly: true}')
+    volumes+=("{name: programs, secret: {secretName: $(text "$compile_cache_secret"), defaultMode: 256}}")
   fi
   if [[ -n $volume ]]; then # a bucket has no locks, which hosts that download the same need
     variables+=('{name: HF_HOME, value: /data/huggingface}')
@@ -176,7 +186,10 @@ EOF
 }
 
 manifest() {
-  local command=("$@") host="$name-draft-0-0.$name" worker
+  local command=("$@") host="$name-draft-0-0.$name" worker store=()
+  if [[ -n $compile_cache_secret ]]; then
+    store=(--compile_cache=/data/programs --compile_cache_secret=/programs/secret)
+  fi
   cat <<EOF
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -199,7 +212,7 @@ EOF
   fi
   # Each pod knows its number; that of the leader is 0.
   # shellcheck disable=SC2016
-  local start='exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"'
+  local start="exec launch/host.sh ${store[*]:+${store[*]} }"'"$JOB_COMPLETION_INDEX" "$@"'
   if [[ -n $answers ]]; then
     # shellcheck disable=SC2016
     start='[[ $JOB_COMPLETION_INDEX != 0 ]] || exec >'"$(printf %q "$answers"); $start"
@@ -210,6 +223,7 @@ EOF
     worker=(ssd-jax draft-worker "--listen=0.0.0.0:$port" "--draft=$draft" --token_file=/secrets/token)
     worker+=(--tls_cert=/secrets/worker.pem --tls_key=/secrets/worker.key)
     worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
+    worker+=(${store[@]+"${store[@]}"})
     job draft 1 1000000 OnFailure "$draft_accelerator" "$draft_chips" "$draft_topology" "${worker[@]}"
   fi
 }

@@ -22,6 +22,7 @@ _FLAGS: settings.OwnFlags = {
     "in the package; if not given, the trained draft",
     "stage": ("str", None, "stage to run alone (default: all unfinished ones)", _STAGES),
     "compile_cache": settings.flag_of("compile_cache"),
+    "compile_cache_secret": settings.flag_of("compile_cache_secret"),
 }
 
 
@@ -37,10 +38,10 @@ def run(arguments: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from ssd_jax.compat import check_sums
-    from ssd_jax.system.cache_dir import cache_dir
-    from ssd_jax.system.compile_cache import keep_programs, open_store
+    from ssd_jax.system.cache_dir import StoreSettings, cache_dir
+    from ssd_jax.system.compile_cache import open_store, use_store
     from ssd_jax.system.host_memory import keep_freed_memory
+    from ssd_jax.system.sums import check_sums
     from ssd_jax.tools.distill.settings import read_settings
     from ssd_jax.tools.distill.stages import Stopped, run
 
@@ -57,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     name = wanted.target.name or wanted.name
     work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
     require_writable("out", work)
-    keep_programs(open_store(given["compile_cache"]))
+    use_store(open_store(StoreSettings(given["compile_cache"], given["compile_cache_secret"])))
     keep_freed_memory()
     check_sums()
     shown = {"bar": progress_bar, "say": _say, "show": Console().print}

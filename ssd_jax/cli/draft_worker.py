@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ssd_jax.cli import settings
 from ssd_jax.config.settings import DEFAULT_TARGET
 from ssd_jax.errors import InputError
+from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.cores import Cores, pin, require_usable
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.security import OF_WORKER, Files
@@ -32,6 +33,7 @@ _FLAGS: settings.OwnFlags = {
     "default: one",
     "draft_cores": "CPU cores to run on, such as 1 or 2-3; default: all",
     "compile_cache": settings.flag_of("compile_cache"),
+    "compile_cache_secret": settings.flag_of("compile_cache_secret"),
 }
 
 
@@ -57,13 +59,13 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.system.compile_cache import open_store
     from ssd_jax.system.leaving import leave
 
-    store = open_store(given["compile_cache"])
+    store = open_store(StoreSettings(given["compile_cache"], given["compile_cache_secret"]))
     devices = devices_of(given["draft_devices"])
     draft, target = own_models(given["draft"], given["target"])
     own = Own(
         draft=draft,
         target=target,
-        compile_cache=None if store is None else str(store.directory),
+        store=None if store is None else store.settings,
         engines=given["engines"],
         devices=devices,
     )

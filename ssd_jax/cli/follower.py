@@ -8,7 +8,7 @@ from ssd_jax.cli import settings
 from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 
-_OWN = ("hosts", "host_timeout", "target_cores", "compile_cache")
+_OWN = ("hosts", "host_timeout", "target_cores", "compile_cache", "compile_cache_secret")
 """Settings that each process has for itself; all others are the leader's."""
 
 

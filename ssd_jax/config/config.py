@@ -30,6 +30,7 @@ from ssd_jax.placement.placement import Kind, Placement, place
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.cores import Cores
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.security import OF_ENGINE, Files
@@ -242,6 +243,11 @@ class Config(EngineSettings):
         split = cast("Split", self.draft_split or "auto")
         branches = max(self.budgets_at(), default=0)
         return choose(self.workers, split, slots=self.slots, branches=branches, k=self.speculated)
+
+    @property
+    def store(self) -> StoreSettings:
+        """Where compiled programs are stored."""
+        return StoreSettings(self.compile_cache, self.compile_cache_secret)
 
     @property
     def draft_files(self) -> Files:

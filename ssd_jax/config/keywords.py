@@ -94,6 +94,7 @@ class Settings(VllmSettings, total=False):
     logprobs_of: LogprobsOf
     trace: str | Path | None
     compile_cache: str | Path
+    compile_cache_secret: str | Path | None
 
 
 class ConfigSettings(Settings, total=False):

@@ -310,7 +310,14 @@ class EngineSettings:
         "ui.perfetto.dev",
     )
     compile_cache: str = setting(
-        "auto", "compile cache directory; auto is in the user's cache, off caches nothing"
+        "auto",
+        "directory of compiled programs, which is refused if others can write to it, unless "
+        "compile_cache_secret is given; auto is in the user's cache, off stores none",
+    )
+    compile_cache_secret: str | None = setting(
+        None,
+        "file with a secret, readable only by its owner: entries of compile_cache carry an HMAC of "
+        "it, and others are not read, so that users and hosts that have the secret can share one",
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening, no_branches
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.stored_jit import create_arrays
 
 
 class _Branches:
@@ -27,7 +28,9 @@ class _Branches:
     def __init__(self, programs: ExpansionPrograms) -> None:
         self.programs = programs
         self.scratch = programs.new_scratch()
-        self.expansion: Expansion = programs.base.model.place(programs.nothing(programs.base.slots))
+        self.expansion: Expansion = programs.base.model.place(
+            create_arrays(lambda: programs.nothing(programs.base.slots))
+        )
 
 
 class BranchDraft(PagedRole):
@@ -55,7 +58,7 @@ class BranchDraft(PagedRole):
         self.k, self.branches = base.drafting.k, menu[-1].branches
         self.variants = base.variants
         self._base = base
-        self._record = base.model.place(base.records(self.slots))
+        self._record = base.model.place(create_arrays(lambda: base.records(self.slots)))
         self._menu = [_Branches(programs) for programs in menu]
         self._held = self._menu[-1]  # with the branches of the last expansion
         self._told: Any = None  # `news` of the branches, on the device

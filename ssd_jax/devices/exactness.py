@@ -22,6 +22,7 @@ from ssd_jax.models.sharding import fully_addressable, put
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.system.stored_jit import create_arrays
 
 _MIN_ROWS = 3
 _POSITIONS = 4  # compared, the last ones of a text of two blocks
@@ -89,7 +90,8 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
     rows.set(SlotOpening(0, params))
     start = np.full(slots, IDLE, np.int32)
     start[0] = widest
-    tokens, lengths, support, q = (np.array(array) for array in programs.verification.blank(slots))
+    blank = create_arrays(lambda: programs.verification.blank(slots))
+    tokens, lengths, support, q = map(np.array, blank)
     proposed = logits[:-1].argmax(axis=1)
     tokens[0, :widest] = support[0, :widest, 0] = proposed
     support[0, :, 1:], q[0, :, 0] = -1, 1

@@ -13,6 +13,7 @@ from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
+from ssd_jax.system.stored_jit import create_arrays
 
 
 class ModelDrafter(PagedRole, Drafter):
@@ -40,7 +41,7 @@ class ModelDrafter(PagedRole, Drafter):
         self.k = k or self._room
         self._programs = programs
         self._send = send
-        self._record = programs.model.place(programs.records(self.slots))
+        self._record = programs.model.place(create_arrays(lambda: programs.records(self.slots)))
         self._cached = np.zeros(self.slots, np.int32)  # positions with right keys and values
         self._told = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Any = None

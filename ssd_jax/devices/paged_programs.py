@@ -18,7 +18,7 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.tree_attention.xla import STATIC_BLOCK
-from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
+from ssd_jax.models.functional import FunctionalModel, Parameters, filled, zeros
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
@@ -283,9 +283,8 @@ class PagedPrograms:
     def new_history(self) -> History:
         """History without tokens in any slot."""
         structs: History = self.structs["history"]
-        recent: Any = structs.recent
-        nothing = jnp.full(recent.shape, -1, recent.dtype, device=recent.sharding)
-        return zeros(structs)._replace(recent=nothing)
+        values: Any = jax.tree.map(lambda _: 0, structs)
+        return filled(structs, values._replace(recent=-1))
 
     def prefill(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import kept_programs
+from ssd_jax.devices import program_lookup
 from ssd_jax.devices.packing import PackedProgram, Packing
 from ssd_jax.models.sharding import DATA_AXIS
+from ssd_jax.system import stored_jit
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.host_memory import give_back_freed_memory
 
@@ -68,19 +69,21 @@ class ProgramSpec(NamedTuple):
         return self._of(mesh, name)
 
     def _of(self, mesh: Mesh | None, name: Name | None) -> jax.stages.Compiled:
-        if name is None or not self.made_from:
-            return self._built(mesh)
         devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
+        compile_or_load = functools.partial(self._compile_or_load, mesh, devices)
+        if name is None or not self.made_from:
+            return compile_or_load()[0]
         shapes = [(each.shape, str(each.dtype)) for each in jax.tree.leaves(self.arguments)]
         called = shapes, self.donate, sorted(self.gathered), self.told, self.either, self.options
         made_from = f"{name} of {self.made_from} for {called}"
-        return kept_programs.compiled(made_from, devices, functools.partial(self._built, mesh))
+        return program_lookup.find_or_compile(made_from, devices, compile_or_load)
 
-    def _built(self, mesh: Mesh | None) -> jax.stages.Compiled:
-        options: Any = dict(self.options) or None
+    def _compile_or_load(
+        self, mesh: Mesh | None, devices: Sequence[Any]
+    ) -> tuple[jax.stages.Compiled, str | None]:
         if mesh is None:
-            jitted = jax.jit(self.function, donate_argnums=self.donate)
-            return jitted.lower(*self.arguments).compile(options)
+            traced = jax.jit(self.function, donate_argnums=self.donate).trace(*self.arguments)
+            return stored_jit.compile_or_load(traced, devices, options=dict(self.options))
         everywhere = NamedSharding(mesh, PartitionSpec())
 
         def placed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -101,7 +104,10 @@ class ProgramSpec(NamedTuple):
             pairs = enumerate(results)
             results = tuple(everywhere if i in self.gathered else kept for i, kept in pairs)
         jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=results)
-        return jitted.lower(*arguments).compile(options)
+        shardings = [struct.sharding for struct in jax.tree.leaves(arguments)], results
+        return stored_jit.compile_or_load(
+            jitted.trace(*arguments), devices, shardings, dict(self.options)
+        )
 
 
 def _of_slots(sharding: NamedSharding) -> PartitionSpec:

@@ -18,6 +18,7 @@ from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS, Needed
+from ssd_jax.system.stored_jit import create_arrays
 
 
 class _Forward(NamedTuple):
@@ -77,9 +78,10 @@ class DeviceTarget(PagedRole):
         self.max_chunk = max(programs.model.execution.prefill_chunks)
         self._programs = programs
         model, blank = programs.model, programs.verification.blank
-        self._nothing = model.place(blank(self.slots))
-        programs.placed(jax.tree.map(np.asarray, blank(self.slots)))  # compiles it before rounds do
-        self._nothing_in_one = model.replicate(blank(1))
+        nothing, nothing_in_one = create_arrays(lambda: (blank(self.slots), blank(1)))
+        self._nothing = model.place(nothing)
+        programs.placed(jax.tree.map(np.asarray, nothing))  # compiles it before rounds do
+        self._nothing_in_one = model.replicate(nothing_in_one)
         self._reported = np.zeros(self.slots, bool)  # slots whose tokens get log-probabilities
         self._scored = np.zeros(self.slots, bool)  # slots whose prompts do
         self._chunks: list[tuple[int, Any]] = []  # of the last prefill, if its prompt does

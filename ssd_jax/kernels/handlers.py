@@ -26,6 +26,7 @@ from jaxlib.version import __version__ as jaxlib_version
 
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.cache_dir import cache_dir
+from ssd_jax.system.environment import processor
 
 PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
 ATTENTION = "ssd_jax_tree_attention"
@@ -137,16 +138,6 @@ def _sources_digest(sources: Sequence[Path]) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def processor() -> str:
-    """What determines the instructions that the compiler may use on this machine."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    fields = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
 def _run(*command: str) -> str:

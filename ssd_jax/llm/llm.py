@@ -40,10 +40,10 @@ from ssd_jax.placement.placement import Placement
 from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import (
     ProgramStore,
-    keep_nothing,
-    keep_programs,
     open_store,
     say_unused,
+    use_no_cache,
+    use_store,
 )
 from ssd_jax.system.forks import owned
 
@@ -100,7 +100,7 @@ class LLM(Calls):
         if self._trace is not None:
             # Also when the program ends before `close`, for example by Ctrl-C.
             self._at_end = weakref.finalize(self, owned(self._trace.write_at_the_end))
-        self._store = open_store(self.config.compile_cache)
+        self._store = open_store(self.config.store)
         # Before JAX counts the cores for its threads.
         self._draft_cores, restore = self.config.cores.pin_target()
         self._unpin = weakref.finalize(self, restore)
@@ -127,7 +127,7 @@ class LLM(Calls):
     def _resolve(self, ks: Sequence[int], progress: Progress | None) -> Resolved:
         config, placement = self.config, self.config.place_draft()
         used = _use_store(self._store, placement)
-        say_unused(self._store, config.compile_cache, used, placement.cacheable)
+        say_unused(self._store, config.store, used, placement.cacheable)
         resolved = resolve(config, placement, ks, progress)
         self._default_params = default_params(config.generation_config, resolved.target.checkpoint)
         if config.generation_config == "auto":
@@ -398,4 +398,4 @@ def _use_store(store: ProgramStore | None, placement: Placement) -> Path | None:
 
     Another model may have changed it.
     """
-    return keep_programs(store) if placement.cacheable else keep_nothing()
+    return use_store(store) if placement.cacheable else use_no_cache()

@@ -15,7 +15,6 @@ import jax
 import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.compat import check_sums
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import find_fallbacks
@@ -30,6 +29,7 @@ from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.system.cores import deal
+from ssd_jax.system.sums import check_sums
 from ssd_jax.wire.messages import Hello
 from ssd_jax.wire.security import OF_ENGINE
 
@@ -265,7 +265,7 @@ def _worker_settings(
         dtype=resolved.draft_dtype or resolved.dtype,
         drafting=drafting,
         draft_temperature=config.draft_temperature,
-        compile_cache=None if store is None else str(store.directory),
+        store=None if store is None else store.settings,
         cores=None,
         budgets=budgets,
         attention=resolved.placement.asked_of_worker(config.attention),

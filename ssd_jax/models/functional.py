@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,8 @@ from ssd_jax.models.sharding import (
     put,
     replicated,
 )
+from ssd_jax.system.compile_cache import store_in_use
+from ssd_jax.system.stored_jit import StoredJit
 
 Parameters = Sequence[jax.Array]
 
@@ -153,14 +155,14 @@ class FunctionalModel:
         axes, copies = (blocked or variable).axes, self._copies(variable)
         if copies > 1:
             heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
-            repeated = jax.jit(jnp.repeat, static_argnums=(1, 2))(heads, copies, 0)
+            repeated = _repeat(heads, repeats=copies, axis=0)
             array = jax.device_put(repeated.reshape(-1, *array.shape[1:]), self._sharding(axes))
         if blocked:
-            return {name: jax.jit(to_blocks, out_shardings=self._sharding(variable.axes))(array)}
+            return {name: _sharded(to_blocks, self._sharding(variable.axes))(array)}
         if variable.get_value().dtype != jnp.int8:
             return {name: array}
         shardings: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
-        rows = jax.jit(quantize, out_shardings=shardings)(array)
+        rows = _sharded(quantize, shardings)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
@@ -315,12 +317,29 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
     return packed
 
 
-_pack_int8 = jax.jit(lambda weight: pack_int8(*quantize(weight)))
-_pack_bfloat16 = jax.jit(pack_bfloat16)
+_pack_int8 = StoredJit(lambda weight: pack_int8(*quantize(weight)))
+_pack_bfloat16 = StoredJit(pack_bfloat16)
+_repeat = StoredJit(jnp.repeat, static=("repeats", "axis"))
+
+
+@functools.cache
+def _sharded(function: Callable[..., Any], shardings: Any) -> StoredJit:
+    """A function of the module level, with results of these shardings."""
+    return StoredJit(function, out_shardings=shardings)
 
 
 def zeros(structs: Any) -> Any:
     """Zero-filled arrays of these structs."""
-    return jax.tree.map(
-        lambda struct: jnp.zeros(struct.shape, struct.dtype, device=struct.sharding), structs
-    )
+    return filled(structs, jax.tree.map(lambda _: 0, structs))
+
+
+def filled(structs: Any, values: Any) -> Any:
+    """Arrays of these structs, each filled with its value; by one program if there is a store."""
+
+    def fill(struct: jax.ShapeDtypeStruct, value: float, device: Sharding | None = None):
+        return jnp.full(struct.shape, value, struct.dtype, device=device)
+
+    shardings = jax.tree.map(lambda struct: struct.sharding, structs)
+    if store_in_use() is None:
+        return jax.tree.map(lambda s, value: fill(s, value, s.sharding), structs, values)
+    return StoredJit(lambda: jax.tree.map(fill, structs, values), out_shardings=shardings)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.system.stored_jit import StoredJit
 
 DATA_AXIS = "data"
 """Mesh axis over which the slots of a batch are spread."""
@@ -53,7 +55,12 @@ def fully_addressable(array: jax.Array) -> jax.Array:
     if array.is_fully_addressable or array.is_fully_replicated:
         return array
     assert isinstance(array.sharding, NamedSharding)
-    return jax.jit(lambda array: array, out_shardings=replicated(array.sharding.mesh))(array)
+    return _replicate(replicated(array.sharding.mesh))(array)
+
+
+@functools.cache
+def _replicate(sharding: NamedSharding) -> StoredJit:
+    return StoredJit(lambda array: array, out_shardings=sharding)
 
 
 def replicated(mesh: Any) -> NamedSharding:

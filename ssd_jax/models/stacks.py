@@ -6,12 +6,12 @@ import functools
 import threading
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.models.bundles import Bundle
-from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.functional import FunctionalModel, zeros
 from ssd_jax.system.huge_pages import HugePages
+from ssd_jax.system.stored_jit import StoredJit
 
 
 class Stacks:
@@ -59,7 +59,7 @@ class Stacks:
         struct = self._structs[bundle]
         with self._lock:
             if bundle not in self._arrays:
-                self._arrays[bundle] = jnp.zeros(struct.shape, struct.dtype, device=struct.sharding)
+                self._arrays[bundle] = zeros(struct)
             write = _writer(self._model.bundles.arrays[bundle], struct.sharding)
             self._arrays[bundle] = jax.block_until_ready(
                 write(self._arrays.pop(bundle), values, offset)
@@ -68,4 +68,4 @@ class Stacks:
 
 @functools.cache
 def _writer(bundle: Bundle, sharding: jax.sharding.Sharding | None):
-    return jax.jit(bundle.with_tensor, donate_argnums=0, out_shardings=sharding)
+    return StoredJit(bundle.with_tensor, donate=(0,), out_shardings=sharding)

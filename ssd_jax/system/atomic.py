@@ -2,7 +2,8 @@
 
 Each is written beside its place, as `.NAME.HEX.partial`, and renamed at the end. An error removes
 what was written and keeps what was there before; a killed writer leaves the `.partial`, a directory
-until the next writer of the same. Files have the mode given by the user's umask.
+until the next writer of the same. Files have the mode given by the user's umask, unless they are
+for their owner alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import glob
 import io
 import os
@@ -23,20 +25,24 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 @contextlib.contextmanager
-def new_file(path: Path, *, durable: bool = False) -> Iterator[io.BufferedRandom]:
+def new_file(
+    path: Path, *, durable: bool = False, mode: int = 0o666
+) -> Iterator[io.BufferedRandom]:
     """Lets a block write a file, which takes its place at the end of the block.
 
     Args:
       path: path of the file; its directory exists.
       durable: whether the bytes reach the disk before the name does, and the name before the end,
         so that a power cut, too, leaves the old file or the new one.
+      mode: permissions of the file, of which the user's umask takes some away.
 
     Raises:
       OSError: the disk is full, or cannot be written; with the name of the file.
     """
     partial = _beside(path, "partial")
     try:
-        with named(path), partial.open("x+b") as file:
+        opener = functools.partial(os.open, mode=mode)
+        with named(path), open(partial, "x+b", opener=opener) as file:
             yield file
             if durable:
                 file.flush()
@@ -48,9 +54,9 @@ def new_file(path: Path, *, durable: bool = False) -> Iterator[io.BufferedRandom
         _sync(path.parent)
 
 
-def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_file(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
     """Writes a file. See `new_file`."""
-    with new_file(path, durable=durable) as file:
+    with new_file(path, durable=durable, mode=mode) as file:
         file.write(data)
 
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from ssd_jax.system.paths import user_path
+
+
+class StoreSettings(NamedTuple):
+    """Where programs are stored, as keyword arguments of a `Config`.
+
+    Attributes:
+      compile_cache: a directory, "auto" or "off".
+      compile_cache_secret: a file with the secret of its entries.
+    """
+
+    compile_cache: str = "auto"
+    compile_cache_secret: str | None = None
 
 
 def cache_dir() -> Path:

@@ -1,70 +1,75 @@
-"""Compiled programs on disk, which JAX reads and writes instead of its own files.
+"""Compiled programs on disk: a store that is trusted, whose entries are whole or absent.
 
-JAX writes its own entries in place, so that a reader or a full disk may find them incomplete, never
-replaces them, and loads them unchecked: one flipped bit may end the process at every start. Entries
-here begin with a hash; one that does not match it is deleted, compiled and written again.
+Reading a program runs what its entry says. So an entry is only read from a directory, and a file,
+that this user owns and nobody else can write; or, with a secret, if it carries an HMAC of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import hmac
 import logging
 import os
-import threading
+import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
-from jax._src import compilation_cache
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
-from ssd_jax.system.cache_dir import compile_cache
+from ssd_jax.system.cache_dir import StoreSettings, compile_cache
 from ssd_jax.system.cores import compiling_cores
+from ssd_jax.system.paths import user_path
+from ssd_jax.system.secret_files import read_secret
 
 _LOG = logging.getLogger(__name__)
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST = 32  # bytes of an HMAC
 _DAY = 86_400.0
-_KEPT = 30 * _DAY  # since last use
+_UNUSED = 30 * _DAY  # until a program is deleted
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ELSEWHERE = "set XDG_CACHE_HOME to a directory that can be written, or give `compile_cache='off'`"
+_REMEDY = (
+    "chmod 700 a directory of your own, give another one, or `compile_cache_secret`, a file with a "
+    "secret that all who share the directory have"
+)
 
 
 class ProgramStore:
-    """A cache as JAX expects it: programs by key, in a directory that processes may share, each
-    whole or absent. Programs for a processor are kept apart by the number of cores that they were
-    compiled for, which JAX's keys leave out.
+    """Programs by key, in a directory that processes may share, each whole or absent.
 
-    A directory that cannot be written is only read, with one warning. When a process puts its first
-    program, programs that were not used for 30 days are deleted.
+    Programs for a processor are kept apart by the number of cores that they were compiled for, and
+    programs with an HMAC by their secret. A directory that cannot be written is only read, with one
+    warning. When a process puts its first program, programs that were not used for 30 days are
+    deleted.
+
+    Args:
+      settings: that open the same store elsewhere.
+      secret: of the entries; empty if their owner is trusted.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = self._path = directory  # JAX reads the latter
+    def __init__(self, directory: Path, secret: str = "", settings: StoreSettings | None = None):
+        self.directory = directory
+        self.settings = settings or StoreSettings(str(directory))
+        self._secret = secret.encode()
+        self._of_secret = f"-{self._digest(b'name')[:8].hex()}" if secret else ""
         self._warned = self._cleared = False
-        self._asked = threading.local()
-
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[list[str]]:
-        """The keys that this thread asks for within the block, in order."""
-        self._asked.keys = keys = []
-        try:
-            yield keys
-        finally:
-            del self._asked.keys
 
     def get(self, key: str) -> bytes | None:
         """The program that was put, or None."""
         path = self._file(key)
-        getattr(self._asked, "keys", []).append(key)
         try:
-            kept = path.read_bytes()
-            if kept[:_DIGEST] == _digest(key, kept[_DIGEST:]):
+            problem, entry = self._read(path)
+            value = entry[_DIGEST:]
+            if problem is None and not hmac.compare_digest(
+                entry[:_DIGEST], self._digest(path.name.encode(), value)
+            ):
+                problem = "is damaged, or another wrote it"
+            if problem is None:
                 self._note_use(path)
-                return kept[_DIGEST:]
-            _LOG.warning("%s is damaged; it is compiled again", path)
+                return value
+            _LOG.warning("%s %s; it is compiled again", path, problem)
             path.unlink()
         except FileNotFoundError:
             pass  # nothing was put, or another process has deleted it
@@ -74,13 +79,28 @@ class ProgramStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Stores a program, replacing any existing one."""
+        path = self._file(key)
         try:
-            write_file(self._file(key), _digest(key, value) + value)
+            entry = self._digest(path.name.encode(), value) + value
+            write_file(path, entry, mode=0o666 if self._secret else 0o600)
         except OSError as error:
             self._warn(error)
         if not self._cleared:
             self._cleared = True
             self._clear()
+
+    def _read(self, path: Path) -> tuple[str | None, bytes]:
+        """Why an entry is not trusted; and what it holds, if it is read."""
+        with open(path, "rb", opener=_without_waiting) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                return "is no file", b""
+            if not self._secret and (problem := _not_trusted(about)):
+                return problem, b""
+            return None, file.read()
+
+    def _digest(self, *parts: bytes) -> bytes:
+        return hmac.digest(self._secret, b"\0".join(parts), "sha256")
 
     def _note_use(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # another user's, or on a read-only disk
@@ -89,15 +109,15 @@ class ProgramStore:
 
     def _clear(self) -> None:
         """Deletes programs not used for long, and what killed writers have left."""
-        for pattern, longest in (("*.program", _KEPT), (".*.program.*.partial", _DAY)):
-            for path in self._path.glob(pattern):
+        for pattern, longest in (("*.program", _UNUSED), (".*.program.*.partial", _DAY)):
+            for path in self.directory.glob(pattern):
                 with contextlib.suppress(OSError):
                     if _age(path) > longest:
                         path.unlink()
 
     def _file(self, key: str) -> Path:
         cores = f"-{compiling_cores()}-cores" if jax.default_backend() == "cpu" else ""
-        return self._path / f"{key}{cores}.program"
+        return self.directory / f"{key}{self._of_secret}{cores}.program"
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:
@@ -105,53 +125,64 @@ class ProgramStore:
         self._warned = True
 
 
-class _Nothing:
-    """Stands in for a cache that must not be used."""
+def open_store(settings: StoreSettings) -> ProgramStore | None:
+    """The store of some settings; None if nothing is stored.
 
-    _path = Path(os.devnull)
-
-    def get(self, key: str) -> None:
-        del key
-
-    def put(self, key: str, value: bytes) -> None:
-        del key, value
-
-
-def open_store(setting: str) -> ProgramStore | None:
-    """The store for a `Config.compile_cache`; None if nothing is kept.
-
-    If the user's default cache cannot be made, there is none, and a warning says so.
+    If the user's default cache cannot be used, there is none, and a warning says so.
 
     Raises:
-      InputError: a directory that the user named cannot be used, or the setting is empty.
+      InputError: a directory that the user named cannot be used or is not trusted, a setting is
+        empty, or there is no secret in the file.
     """
+    setting, file = settings
     if not setting:
         raise InputError("compile_cache is empty; give a directory, auto or off")
     if setting == "off":
+        if file is not None:
+            raise InputError(
+                f"compile_cache_secret = {file!r} means nothing with compile_cache = 'off'; leave "
+                "out one"
+            )
         return None
+    if file is not None:
+        file = str(user_path(file).absolute())
+    secret = "" if file is None else read_secret(file, "compile_cache_secret")
     directory = compile_cache(setting)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its content will be run
+        directory.mkdir(mode=0o777 if secret else 0o700, parents=True, exist_ok=True)
         next(os.scandir(directory), None)
+        problem, remedy = None if secret else _not_trusted(directory.stat()), _REMEDY
+        if problem is not None:
+            problem = f"{directory} {problem}, and reading a compiled program runs it"
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror}"
-        if setting != "auto":
-            raise InputError(
-                f"compile_cache = {setting!r} cannot be used ({problem}); give a directory that "
-                "can be written, or `compile_cache='off'`"
-            ) from None
-        _LOG.warning("compiled programs are not kept (%s); %s", problem, _ELSEWHERE)
-        return None
-    return ProgramStore(directory)
+        remedy = "give a directory that can be written, or `compile_cache='off'`"
+    if problem is None:
+        return ProgramStore(directory, secret, StoreSettings(str(directory), file))
+    if setting != "auto":
+        raise InputError(f"compile_cache = {setting!r} cannot be used ({problem}); {remedy}")
+    _LOG.warning(
+        "compiled programs are not kept (%s); %s",
+        problem,
+        _ELSEWHERE if remedy is not _REMEDY else remedy,
+    )
+    return None
+
+
+def _not_trusted(about: os.stat_result) -> str | None:
+    """Why others may have written a file or directory; None if they cannot have."""
+    if about.st_uid != os.geteuid():
+        return "belongs to another user"
+    return "can be written by others" if about.st_mode & _OTHERS_WRITE else None
 
 
 def say_unused(
-    store: ProgramStore | None, setting: str, directory: Path | None, cacheable: bool
+    store: ProgramStore | None, settings: StoreSettings, directory: Path | None, cacheable: bool
 ) -> None:
     """Logs a warning where a store was asked for and is not the one in use.
 
     Args:
-      setting: as configured.
+      settings: as configured.
       directory: in use.
       cacheable: whether this process's programs can be read again.
     """
@@ -160,68 +191,68 @@ def say_unused(
             "compiled programs are not kept: those of some of a TPU's devices cannot be read "
             "again (jax issue 38004)"
         )
-    elif store and setting != "auto" and store.directory != directory:
+    elif store and settings != StoreSettings() and store.directory != directory:
         _LOG.warning(
             "compile_cache = %r is not used, but what JAX's own setting "
             "jax_compilation_cache_dir names: %s",
-            setting,
+            settings.compile_cache,
             directory,
         )
 
 
-def keep_programs(store: ProgramStore | None) -> Path | None:
-    """Makes this process keep what it compiles from now on in a store; with None, nowhere.
+class _InUse:
+    """What this process uses: a store, or none, and whether JAX's own cache was switched off."""
 
-    JAX has one cache per process. A cache named by the user's own JAX settings stays in use.
+    store: ProgramStore | None = None
+    switched_off = False
+
+
+def use_store(store: ProgramStore | None) -> Path | None:
+    """Makes this process store what it compiles from now on; with None, nowhere.
+
+    A cache that the user's own settings of JAX name stays in use, and no other is.
 
     Returns: the directory in use.
     """
-    current = compilation_cache._cache
-    own = getattr(jax.config, "jax_compilation_cache_dir", None)
-    kept = kept_in()
-    if own and kept is None:
-        if isinstance(current, _Nothing):
-            compilation_cache.reset_cache()
+    if _InUse.switched_off:
+        _switch_jax_cache(on=True)
+    settings = jax.config.values
+    own = settings["jax_compilation_cache_dir"]
+    if own and settings["jax_enable_compilation_cache"]:
+        _InUse.store = None
         return Path(own)
-    wanted = None if store is None else store.directory
-    if wanted == kept and not isinstance(current, _Nothing):
-        return wanted
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", wanted and str(wanted))
-    if store is not None:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-        _install(store)
-    return wanted
+    _InUse.store = store
+    return None if store is None else store.directory
 
 
-def keep_nothing() -> None:
-    """Makes this process neither keep nor read compiled programs in any cache, until
-    `keep_programs`."""
-    keep_programs(None)  # our store must not be taken for the user's own cache
-    _install(_Nothing())
+def use_no_cache() -> None:
+    """Makes this process neither store nor read compiled programs in any cache, until
+    `use_store`."""
+    _InUse.store = None
+    if jax.config.values["jax_enable_compilation_cache"]:
+        _switch_jax_cache(on=False)
 
 
-def _install(cache: Any) -> None:
-    compilation_cache._cache = cache
+def _switch_jax_cache(*, on: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", on)
+    jax_cache.reset_cache()  # JAX has asked for this setting once
+    _InUse.switched_off = not on
 
 
 def store_in_use() -> ProgramStore | None:
-    """The store in use; None if nothing is kept, or the cache is the user's."""
-    current = compilation_cache._cache
-    return current if isinstance(current, ProgramStore) else None
+    """The store in use; None if nothing is stored, or the cache is the user's."""
+    return _InUse.store
 
 
-def kept_in() -> Path | None:
-    """The directory of the store in use."""
-    store = store_in_use()
-    return None if store is None else store.directory
+def settings_in_use() -> StoreSettings:
+    """Settings by which another process uses the same store."""
+    return StoreSettings("off") if _InUse.store is None else _InUse.store.settings
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # for a writer, if it is a pipe
 
 
 def _age(path: Path) -> float:
     """Seconds since a file was last used, to a day."""
     return time.time() - path.stat().st_mtime
-
-
-def _digest(key: str, program: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + b"\0" + program).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -92,6 +93,17 @@ def cpu_model() -> str | None:
             if name.strip() == "model name":
                 return value.strip()
     return platform.processor() or None
+
+
+@functools.cache
+def processor() -> str:
+    """What determines the instructions that a compiler may use on this machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    fields = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
 def cpu_affinity() -> list[int] | None:

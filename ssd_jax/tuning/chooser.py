@@ -11,8 +11,8 @@ import jax
 
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import AUTO_K
-from ssd_jax.devices.kept_programs import surroundings
 from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.program_lookup import surroundings
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loading.loaded import Loaded
 from ssd_jax.speculation.tuner import SpeculationPlan
@@ -32,7 +32,7 @@ _STATED = 512
 do not outweigh it, and a mode that they rule out would observe nothing that rules it in again."""
 _ENOUGH = 1.03  # times as fast as a simpler mode: predictions are no better than that
 _NO_COST = (
-    *("trace", "compile_cache", "chat_template", "generation_config"),
+    *("trace", "compile_cache", "compile_cache_secret", "chat_template", "generation_config"),
     *("hosts", "host_timeout"),  # the number of hosts counts
 )
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ssl
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.paths import user_path
+from ssd_jax.system.secret_files import read_secret
 from ssd_jax.wire.address import Address
-
-_SHORTEST, _LONGEST = 16, 1024  # characters of a token
 
 
 class Names(NamedTuple):
@@ -81,15 +79,7 @@ class Files(NamedTuple):
         """
         if self.token is None:
             return ""
-        text = _read(self.token, name).decode("ascii", "replace").strip()
-        if user_path(self.token).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise InputError(f"{name} = {self.token!r} can be read by others; chmod 600 it")
-        if not _SHORTEST <= len(text) <= _LONGEST or not text.isascii() or not text.isprintable():
-            raise InputError(
-                f"{name} = {self.token!r} has no secret of {_SHORTEST} to {_LONGEST} printable "
-                "ASCII characters; make one with: openssl rand -hex 32"
-            )
-        return text
+        return read_secret(self.token, name)
 
     def of_engine(self) -> ssl.SSLContext | None:
         """Whom an engine trusts, and its certificate; None without TLS.

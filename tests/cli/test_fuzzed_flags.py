@@ -38,17 +38,17 @@ OWN = {
         *("text", "window", "windows", "json"),
     ],
     "convert": ["out"],
-    "distill": ["stage", "out", "data", "draft", "compile_cache"],
+    "distill": ["stage", "out", "data", "draft", "compile_cache", "compile_cache_secret"],
     "demo": ["prompt"],
     "trace": ["output", "from", "rounds", "engine"],
     "plan-mesh": ["devices", "platform"],
     "aot": ["draft", "chip", "devices", "target_devices", "draft_devices"],
     "models": ["json"],
     "completion": ["help"],
-    "follower": ["hosts", "host_timeout", "target_cores", "compile_cache"],
+    "follower": ["hosts", "host_timeout", "target_cores", "compile_cache", "compile_cache_secret"],
     "draft-worker": [
         *("listen", "draft", "target", "token_file", "tls_cert", "tls_key", "tls_client_ca"),
-        *("engines", "draft_cores", "compile_cache"),
+        *("engines", "draft_cores", "compile_cache", "compile_cache_secret"),
     ],
 }
 NO_MODEL = ("trace", "distill", "models", "completion", "follower", "draft-worker")
@@ -132,7 +132,7 @@ def shallow(monkeypatch, tmp_path):
         monkeypatch.setattr(owner, name, load)
     monkeypatch.setattr(cores, "pin", lambda _cores: lambda: None)
     for owner in (llm, compile_cache):
-        monkeypatch.setattr(owner, "keep_programs", lambda _store: None)
+        monkeypatch.setattr(owner, "use_store", lambda _store: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 

@@ -176,9 +176,9 @@ def compiled(
         jax.debug.callback(lambda: ran.append(tokens.shape[1]))
         return hidden(self, tokens, *rest)
 
-    def compile_quickly(job: ProgramSpec, _mesh: None):
+    def compile_quickly(job: ProgramSpec, _mesh: None, _devices):
         jitted = jax.jit(job.function, donate_argnums=job.donate, compiler_options=QUICKLY)
-        return jitted.lower(*job.arguments).compile()
+        return jitted.lower(*job.arguments).compile(), None
 
     elsewhere = jax.lax.platform_dependent
 
@@ -191,7 +191,7 @@ def compiled(
             patch.setattr(rows, "_MAX_BLOCK_ROWS", drafting.branches)
             patch.setattr(jax.lax, "platform_dependent", in_blocks)
         if quickly:
-            patch.setattr(ProgramSpec, "_built", compile_quickly)
+            patch.setattr(ProgramSpec, "_compile_or_load", compile_quickly)
         base = DraftPrograms(
             model, slots=SLOTS, context=CONTEXT, tokens=tiny.TOKENS, drafting=drafting
         )

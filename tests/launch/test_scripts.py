@@ -36,7 +36,11 @@ FLAGS = {
     ],
     "local.sh": ["--processes=2", "--draft=hf:o/d", "--draft_devices=0-3", "--port=4000"],
 }
-ON_A_VOLUME = ["--hf_token=hf", "--volume=claim", "--answers=/data/a b.jsonl"]
+ON_A_VOLUME = [
+    *("--hf_token=hf", "--volume=claim", "--answers=/data/a b.jsonl"),
+    "--compile_cache_secret=hmac",
+]
+STORE = ["--compile_cache=/data/programs", "--compile_cache_secret=/programs/secret"]
 ON_A_BUCKET = ["--bucket=b", "--service_account=reader"]
 ON_GPUS = [
     *("--image=i:1", "--hosts=2", "--accelerator=nvidia-h100-80gb", "--chips=8", "--draft=hf:o/d"),
@@ -127,6 +131,11 @@ def test_help_and_unknown_flags(script):
             [*GKE, "--answers=/data/a", "generate"],
             "--answers=/data/a would end with its pod; give --volume or --bucket, or read the "
             "pod's log",
+        ),
+        (
+            "gke/run.sh",
+            [*GKE, "--compile_cache_secret=s", "generate"],
+            "--compile_cache_secret is of programs that pods share; give --volume or --bucket",
         ),
         (
             "gke/run.sh",
@@ -229,6 +238,9 @@ def test_hosts_run_the_leaders_command_or_follow():
     assert leader == [["ssd-jax", *COMMAND, "--hosts=10.0.0.1:4000,count=3"]]
     follower = commands(dry("host.sh", "2", "10.0.0.1:4000,count=3", *COMMAND))
     assert follower == [["ssd-jax", "follower", "--hosts=10.0.0.1:4000,count=3,index=2"]]
+    for index, beginning in (("0", COMMAND[:1]), ("1", ["follower"])):
+        (words,) = commands(dry("host.sh", *STORE, index, "auto", *COMMAND))
+        assert words[: 2 + len(STORE)] == ["ssd-jax", *beginning, *STORE]
     assert commands(dry("host.sh", "2", "auto", *COMMAND)) == [
         ["ssd-jax", "follower", "--hosts=auto"]
     ]
@@ -379,13 +391,16 @@ def test_pods_run_what_local_processes_run(manifest):
     }
     shell, flag, line, _, hosts, *command = map(expanded, pods["target"]["command"])
     assert (shell, flag) == ("bash", "-c")
-    assert line.endswith('exec launch/host.sh "$JOB_COMPLETION_INDEX" "$@"')
+    store = STORE if where == "volume" else []
+    words = " ".join(["exec launch/host.sh", *store, '"$JOB_COMPLETION_INDEX" "$@"'])
+    assert line.endswith(words)
     on_tpus = where in ("tpu", "volume")
     assert hosts == ("auto" if on_tpus else "ssd-target-0-0.ssd:4000,count=2")
     assert command[: len(COMMAND)] == COMMAND
     if where != "alone":
         assert "--draft_placement=remote:ssd-draft-0-0.ssd:4711" in command
         assert pods["draft"]["command"][:3] == ["ssd-jax", "draft-worker", "--listen=0.0.0.0:4711"]
+        assert pods["draft"]["command"][-len(STORE) :] == STORE or not store
 
 
 def test_words_of_a_command_stay_what_they_are():
@@ -411,6 +426,8 @@ def test_pods_have_a_token_and_a_volume_where_they_are_named(manifest):
         assert names == (["HF_HOME", "HF_TOKEN"] if where == "volume" else [])
         if where == "volume":
             assert volumes["data"]["persistentVolumeClaim"] == {"claimName": "claim"}
+            assert volumes["programs"]["secret"] == {"secretName": "hmac", "defaultMode": 0o400}
+            assert mounted["programs"] == "/programs"
         if where == "bucket":
             assert volumes["data"]["csi"]["volumeAttributes"]["bucketName"] == "b"
             assert template["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -15,21 +16,23 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from jax._src import compilation_cache
 
 from ssd_jax import LLM
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.placement.placement import Placement
 from ssd_jax.system import compile_cache
+from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.compile_cache import (
     ProgramStore,
-    keep_nothing,
-    keep_programs,
-    kept_in,
     open_store,
+    settings_in_use,
+    store_in_use,
+    use_no_cache,
+    use_store,
 )
 from ssd_jax.system.cores import usable_cores
+from ssd_jax.system.stored_jit import StoredJit
 
 PROGRAM = bytes(range(256)) * 40
 
@@ -42,14 +45,6 @@ def _flip(place: int):
     return damage
 
 
-def _inside(kept: bytes, _other: bytes) -> bytes:
-    """The envelope is whole, what is in it is not."""
-    digest, packed = kept[:32], kept[32:]
-    program = bytearray(compilation_cache.decompress_executable(packed))
-    program[len(program) // 2 :: 97] = b"\xa5" * len(program[len(program) // 2 :: 97])
-    return digest + compilation_cache.compress_executable(bytes(program))
-
-
 DAMAGE = {
     "first bit": _flip(0),
     "a bit within": _flip(5000),
@@ -60,7 +55,6 @@ DAMAGE = {
     "a byte short": lambda kept, _: kept[:-1],
     "longer": lambda kept, _: kept + b"\0",
     "another's": lambda _, other: other,
-    "inside its envelope": _inside,
 }
 
 
@@ -68,11 +62,16 @@ def key_of(path: Path) -> str:
     return re.sub(r"(-\d+-cores)?\.program$", "", path.name)
 
 
+def in_use() -> Path | None:
+    store = store_in_use()
+    return None if store is None else store.directory
+
+
 def programs(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.program"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DAMAGE if kind != "inside its envelope"])
+@pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_entry_is_as_if_absent_and_can_be_put_again(tmp_path, kind):
     store = ProgramStore(tmp_path)
     store.put("jit_a-12", PROGRAM)
@@ -112,7 +111,7 @@ def test_a_disk_that_is_full_keeps_nothing_half_and_is_mentioned_once(
 def test_a_directory_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
     ProgramStore(tmp_path).put("key", PROGRAM)
     (entry,) = programs(tmp_path)
-    store = open_store(str(tmp_path))
+    store = open_store(StoreSettings(str(tmp_path)))
 
     def refused(*_args, **_kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -130,12 +129,150 @@ def test_a_directory_that_cannot_be_is_refused_where_it_was_named(tmp_path, monk
     (tmp_path / "file").write_text("")
     below = str(tmp_path / "file" / "below")
     with pytest.raises(InputError, match=r"compile_cache = .*below.* cannot be used \(.*file.*off"):
-        open_store(below)
+        open_store(StoreSettings(below))
     monkeypatch.setenv("XDG_CACHE_HOME", below)
-    assert open_store("auto") is None
+    assert open_store(StoreSettings()) is None
     (line,) = caplog.messages
     assert "set XDG_CACHE_HOME" in line
-    assert open_store("off") is None
+    assert open_store(StoreSettings("off")) is None
+
+
+SECRET = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def secret_file(tmp_path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    return path
+
+
+def shared(tmp_path: Path) -> Path:
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o777)
+    return directory
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777, 0o1777])
+def test_a_directory_that_others_can_write_is_refused_with_the_remedy(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(InputError, match=r"can be written by others.*chmod 700.*_secret`") as why:
+        open_store(StoreSettings(str(tmp_path)))
+    assert str(why.value).count(str(tmp_path)) == 2
+    tmp_path.chmod(0o755)
+    assert open_store(StoreSettings(str(tmp_path))) is not None
+
+
+def test_a_directory_of_another_user_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InputError, match=r"belongs to another user.*another one, or `compile_cac"):
+        open_store(StoreSettings(str(tmp_path)))
+
+
+def test_the_usual_directory_is_not_used_where_others_can_write_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert open_store(StoreSettings()).directory.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "ssd_jax" / "xla").chmod(0o770)
+    assert open_store(StoreSettings()) is None
+    (line,) = caplog.messages
+    assert f"{tmp_path}/ssd_jax/xla can be written by others" in line
+    assert "chmod 700" in line
+
+
+@pytest.mark.parametrize("how", ["others can write it", "another's", "a pipe"])
+def test_an_entry_that_others_can_have_written_is_not_read(tmp_path, monkeypatch, caplog, how):
+    """Also where it came into the directory after that was opened, with the right checksum."""
+    store = ProgramStore(tmp_path)
+    store.put("key", PROGRAM)
+    (entry,) = programs(tmp_path)
+    assert entry.stat().st_mode & 0o777 == 0o600
+    if how == "others can write it":
+        entry.chmod(0o620)
+    elif how == "another's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        entry.unlink()
+        os.mkfifo(entry)
+    assert store.get("key") is None
+    assert not entry.exists()
+    assert str(entry) in caplog.text
+    monkeypatch.undo()
+    store.put("key", PROGRAM)
+    assert store.get("key") == PROGRAM
+
+
+def test_users_who_have_the_secret_share_a_directory(tmp_path, secret_file, monkeypatch):
+    settings = StoreSettings(str(shared(tmp_path)), str(secret_file))
+    open_store(settings).put("key", PROGRAM)
+    (entry,) = programs(Path(settings.compile_cache))
+    assert entry.stat().st_mode & 0o044
+    store = open_store(settings)
+    assert store.settings == settings
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert store.get("key") == PROGRAM
+
+
+@pytest.mark.parametrize("secret", ["", "another secret, of anybody"])
+def test_an_entry_without_the_hmac_of_the_secret_is_never_read(
+    tmp_path, secret, monkeypatch, caplog, no_cache_of_the_user
+):
+    """Whatever its name is: one that was written for another secret is found by no other."""
+    directory = shared(tmp_path)
+    forger, store = ProgramStore(directory, secret), ProgramStore(directory, SECRET)
+    use_store(forger)
+    run_a_program(11)
+    (forged,) = programs(directory)
+    monkeypatch.setattr(pickle, "loads", lambda _: pytest.fail("it is read"))
+    use_store(store)
+    run_a_program(11)
+    (entry,) = {*programs(directory)} - {forged}
+    assert caplog.text == ""
+    entry.write_bytes(forged.read_bytes())
+    run_a_program(11)
+    assert f"{entry} is damaged, or another wrote it" in caplog.text
+    assert entry.read_bytes() != forged.read_bytes()
+
+
+def test_an_entry_under_another_name_is_not_read(tmp_path):
+    store = ProgramStore(tmp_path, SECRET)
+    store.put("one", PROGRAM)
+    store.put("other", PROGRAM[1:])
+    one, other = (store._file(key) for key in ("one", "other"))
+    one.write_bytes(other.read_bytes())
+    assert store.get("one") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "problem"),
+    [
+        ("short", 0o600, "no secret of 16 to 1024 printable"),
+        (SECRET, 0o640, "can be read by others; chmod 600"),
+        (None, 0o600, "cannot be read: No such file"),
+    ],
+)
+def test_a_bad_secret_is_refused_by_name(tmp_path, text, mode, problem):
+    path = tmp_path / "secret"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with pytest.raises(InputError, match=f"compile_cache_secret = '{path}' .*{problem}"):
+        open_store(StoreSettings(str(tmp_path / "store"), str(path)))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_secret_without_a_store_is_refused(secret_file):
+    with pytest.raises(InputError, match=r"compile_cache_secret = .* means nothing with"):
+        open_store(StoreSettings("off", str(secret_file)))
+
+
+def test_another_process_gets_the_settings_of_the_store(tmp_path, secret_file):
+    assert settings_in_use() == StoreSettings("off")
+    settings = StoreSettings(str(shared(tmp_path)), str(secret_file))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_cache._InUse, "store", open_store(settings))
+        assert settings_in_use() == settings
 
 
 def test_the_command_line_says_so_before_it_looks_for_the_model(tmp_path, capsys):
@@ -149,57 +286,57 @@ def test_the_command_line_says_so_before_it_looks_for_the_model(tmp_path, capsys
 
 
 def run_a_program(number: int) -> None:
-    assert jax.jit(lambda x: x * 2 + number)(jnp.float32(1)) == 2 + number
+    assert StoredJit(lambda x: x * 2 + number)(jnp.float32(1)) == 2 + number
 
 
 def test_each_store_takes_what_is_compiled_while_it_is_in_use(tmp_path, no_cache_of_the_user):
-    first, second = (open_store(str(tmp_path / name)) for name in ("first", "second"))
-    assert keep_programs(first) == first.directory
+    first, second = (
+        open_store(StoreSettings(str(tmp_path / name))) for name in ("first", "second")
+    )
+    assert use_store(first) == first.directory
     run_a_program(1)
     found = programs(first.directory)
     assert found
-    keep_programs(second)
+    use_store(second)
     run_a_program(2)
     assert programs(second.directory)
     assert programs(first.directory) == found
-    keep_programs(None)
+    use_store(None)
     run_a_program(3)
-    keep_programs(first)
-    keep_nothing()
+    use_store(first)
+    use_no_cache()
     run_a_program(4)
     assert programs(first.directory) == found
-    keep_programs(first)
-    assert kept_in() == first.directory
+    use_store(first)
+    assert in_use() == first.directory
     run_a_program(5)
     assert len(programs(first.directory)) > len(found)
 
 
 def test_the_users_own_cache_stays_but_where_none_may_be_used(tmp_path, no_cache_of_the_user):
-    own, store = tmp_path / "own", open_store(str(tmp_path / "ours"))
+    own, store = tmp_path / "own", open_store(StoreSettings(str(tmp_path / "ours")))
     jax.config.update("jax_compilation_cache_dir", str(own))
-    assert keep_programs(store) == own
+    assert use_store(store) == own
     run_a_program(6)
     found = len(list(own.iterdir()))
     assert found
-    keep_nothing()
+    use_no_cache()
     run_a_program(7)
     assert len(list(own.iterdir())) == found
-    assert keep_programs(None) == own
+    assert use_store(None) == own
     run_a_program(8)
     assert len(list(own.iterdir())) > found
     assert programs(store.directory) == []
 
 
-def test_a_damaged_program_is_compiled_again_and_kept(tmp_path, no_cache_of_the_user):
-    keep_programs(ProgramStore(tmp_path))
-    run_a_program(9)
-    kept = {path: path.read_bytes() for path in programs(tmp_path)}
-    for path, whole in kept.items():
-        path.write_bytes(_inside(whole, b""))
-    jax.clear_caches()
-    run_a_program(9)
+def test_what_is_no_program_is_compiled_again_and_stored(tmp_path, no_cache_of_the_user):
     store = ProgramStore(tmp_path)
-    assert all(store.get(key_of(path)) for path in kept)
+    use_store(store)
+    run_a_program(9)
+    (entry,) = programs(tmp_path)
+    store.put(key_of(entry), b"no program")
+    run_a_program(9)
+    assert store.get(key_of(entry)) != b"no program"
 
 
 def test_each_model_has_its_own_setting(tiny_checkpoint, tmp_path, no_cache_of_the_user):
@@ -207,15 +344,15 @@ def test_each_model_has_its_own_setting(tiny_checkpoint, tmp_path, no_cache_of_t
     small = {"dtype": "float32", "context": 64}
     one = LLM(str(tiny_checkpoint), load=False, compile_cache=str(tmp_path / "one"), **small)
     two = LLM(str(tiny_checkpoint), load=False, compile_cache=str(tmp_path / "two"), **small)
-    assert kept_in() == tmp_path / "two"
+    assert in_use() == tmp_path / "two"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ssd_jax.llm.llm.load", lambda *_args, **_kwargs: pytest.fail(str(kept_in())))
+        patch.setattr("ssd_jax.llm.llm.load", lambda *_args, **_kwargs: pytest.fail(str(in_use())))
         with pytest.raises(pytest.fail.Exception, match=str(tmp_path / "one")):
             one.load()
         with pytest.raises(pytest.fail.Exception, match=str(tmp_path / "two")):
             two.load()
     LLM(str(tiny_checkpoint), load=False, compile_cache="off", **small)
-    assert kept_in() is None
+    assert in_use() is None
 
 
 def test_a_part_of_a_tpu_switches_every_cache_off(
@@ -301,18 +438,19 @@ def test_starts_with_damaged_entries_give_the_same_ids_and_heal_them(
 COMPILE = """
 import sys
 import jax, jax.numpy as jnp
-from ssd_jax.devices import kept_programs
+from ssd_jax.devices import program_lookup
 from ssd_jax.devices.program_spec import ProgramSpec
-from ssd_jax.system.compile_cache import keep_programs, open_store
+from ssd_jax.system.cache_dir import StoreSettings
+from ssd_jax.system.compile_cache import open_store, use_store
 from ssd_jax.system.cores import pin
 directory, when = sys.argv[1:]
-kept_programs._IMPORTED += 600
+program_lookup._IMPORTED += 600
 restore = pin({CORE}) if when == "pinned until it starts" else lambda: None
 jax.devices()
 restore()
 if when == "pinned":
     pin({CORE})
-keep_programs(open_store(directory))
+use_store(open_store(StoreSettings(directory)))
 struct = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
 spec = ProgramSpec(lambda x, y: jnp.sin(x) * jnp.cos(y), (struct, struct), made_from="it")
 print(spec.compile(None, ("it",)).as_text().count('"outer_dimension_partitions":["'))
@@ -334,7 +472,7 @@ def test_programs_that_one_core_compiled_do_not_serve_several(tmp_path):
 
     assert parts("pinned") == 0
     kept = programs(tmp_path)
-    assert len(kept) == 2  # JAX's, and what finds it
+    assert len(kept) == 2  # the program, and what finds it
     assert parts("pinned until it starts") == 0
     assert programs(tmp_path) == kept
     assert parts("anywhere") > 0

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.compat import check_sums
 from ssd_jax.devices.branch_draft import BranchDraft, run_once
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
@@ -25,7 +24,8 @@ from ssd_jax.placement.process.memory import check_memory
 from ssd_jax.placement.process.server import MakeSession
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerSettings
-from ssd_jax.system.compile_cache import keep_programs, open_store
+from ssd_jax.system.compile_cache import open_store, use_store
+from ssd_jax.system.sums import check_sums
 
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
@@ -66,8 +66,8 @@ def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1
       InputError: the checkpoint cannot be used, the devices are not the requested ones, or there
         is too little memory.
     """
-    if settings.compile_cache is not None:
-        keep_programs(open_store(settings.compile_cache))
+    if settings.store is not None:
+        use_store(open_store(settings.store))
     check_sums()
     about, mesh = settings.hello, None
     if settings.devices is not None:

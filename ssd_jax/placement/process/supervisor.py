@@ -22,6 +22,7 @@ import msgspec
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.visible import PROCESSOR, Devices
+from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.forks import owned
 from ssd_jax.wire.messages import Hello
 
@@ -60,7 +61,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     drafting: dict[str, Any]
     draft_temperature: float | None
-    compile_cache: str | None
+    store: StoreSettings | None
     cores: tuple[int, ...] | None
     budgets: tuple[int, ...]
     devices: Devices | None = PROCESSOR

@@ -24,6 +24,7 @@ from ssd_jax.placement.process.server import (
 )
 from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.visible import Devices, count_gpus
+from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.messages import Wanted
 from ssd_jax.wire.refusals import Refusals
@@ -45,14 +46,14 @@ class Own(NamedTuple):
 
     Attributes:
       draft, target: sources; a draft that takes tensors from a target needs both.
-      compile_cache: directory; None keeps no programs.
+      store: of compiled programs; None stores none.
       engines: most engines at a time.
       devices: devices that share the draft; None is JAX's default device.
     """
 
     draft: str
     target: str | None
-    compile_cache: str | None
+    store: StoreSettings | None
     engines: int
     devices: Devices | None = None
 
@@ -105,7 +106,7 @@ class Drafts:
                     token="",
                     source=self._own.draft,
                     target=self._own.target,
-                    compile_cache=self._own.compile_cache,
+                    store=self._own.store,
                     cores=None,
                     devices=self._own.devices,
                 )

@@ -21,6 +21,7 @@ from ssd_jax.devices.paged_programs import page_size
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.kv_pages import Contiguous
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.system.stored_jit import StoredJit
 from ssd_jax.tools.bench.table import Column, Page, build_table
 
 WINDOW = 1024
@@ -166,7 +167,7 @@ class TextScorer:
             return chosen - jax.nn.logsumexp(own, axis=1)
 
         self._forced = TeacherForced(model, parameters, longest=window)
-        self._scores = jax.jit(scores)
+        self._scores = StoredJit(scores)
 
     def __call__(self, window: np.ndarray) -> np.ndarray:
         """log p of tokens 1, 2, ... of a window [window] int32, float32 [window - 1]."""

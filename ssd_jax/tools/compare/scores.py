@@ -20,6 +20,7 @@ from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
 from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.system.stored_jit import StoredJit
 from ssd_jax.tools.compare.forks import Candidate, Scores
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _history(prompt: Sequence[int], output: Sequence[int], vocab: int) -> Histor
     return History(*map(jnp.asarray, (said, spoken, recent)))
 
 
-@functools.partial(jax.jit, static_argnames="tokens")
+@functools.partial(StoredJit, static=("tokens",))
 def _scores(
     logits: jax.Array,
     sampling: Sampling,

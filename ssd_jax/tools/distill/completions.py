@@ -104,14 +104,14 @@ def complete_shards(
     """
     from ssd_jax.config.config import Config
     from ssd_jax.llm.llm import LLM
-    from ssd_jax.system.compile_cache import kept_in
+    from ssd_jax.system.compile_cache import settings_in_use
 
     config = Config(
         target=job.target.source,
         dtype=job.target.dtype,
         slots=job.settings.slots,
         context=job.context,
-        compile_cache=str(kept_in() or "off"),  # as the caller of the stages has set it
+        **settings_in_use()._asdict(),  # as the caller of the stages has set it
     )
     with LLM(config=config, load=False) as llm:
         with job.bar("loading weights, compiling", unit="bytes") as progress:

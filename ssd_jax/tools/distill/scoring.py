@@ -19,6 +19,7 @@ from ssd_jax.devices.opened import open_model
 from ssd_jax.kernels.kv_pages import BLOCK
 from ssd_jax.kernels.rows import map_rows
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.system.stored_jit import StoredJit
 from ssd_jax.tools.distill.completions import CompletionJob, Entry, Report, write_shard
 from ssd_jax.tools.distill.settings import TargetSettings
 from ssd_jax.tools.distill.shards import Sample, decode_texts, encode_scores, read_file
@@ -73,7 +74,7 @@ class TextRunner:
         self._pages = -(-longest // BLOCK)
         self._rows = max(_ROWS, -(-longest // _CHUNK))
         self._compare = compare
-        self._body, self._head = jax.jit(self._hidden), jax.jit(self._compared)
+        self._body, self._head = StoredJit(self._hidden), StoredJit(self._compared)
 
     def run(self, samples: Sequence[Sample], progress: Progress | None = None) -> list[np.ndarray]:
         """What `compare` returns for the learnt positions, one sample after the other.

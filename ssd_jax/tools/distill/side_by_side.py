@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ssd_jax.compat import check_sums
 from ssd_jax.errors import SsdError
-from ssd_jax.system.compile_cache import keep_programs, kept_in, open_store
+from ssd_jax.system.cache_dir import StoreSettings
+from ssd_jax.system.compile_cache import open_store, settings_in_use, use_store
 from ssd_jax.system.cores import pin, usable_cores
 from ssd_jax.system.host_memory import keep_freed_memory
 from ssd_jax.system.leaving import end_with_starter
+from ssd_jax.system.sums import check_sums
 from ssd_jax.tools.distill.completions import CompletionJob, Report
 
 Work = Callable[[CompletionJob, Iterable[tuple[int, Any]]], Iterator[Report]]
@@ -81,7 +82,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         quiet = dataclasses.replace(job, bar=_no_bar)
-        store = str(kept_in() or "off")
+        store = settings_in_use()
         self._process = context.Process(target=_serve, args=(theirs, work, quiet, cores, store))
         self._process.daemon = True
         self._process.start()
@@ -118,7 +119,7 @@ def _no_bar(_label: str, *, unit: str) -> contextlib.nullcontext[None]:
 
 
 def _serve(
-    pipe: Connection, work: Work, job: CompletionJob, cores: tuple[int, ...], store: str
+    pipe: Connection, work: Work, job: CompletionJob, cores: tuple[int, ...], store: StoreSettings
 ) -> None:
     """Sends the reports of the work, then None; an exception is sent, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too; its starter ends it
@@ -127,7 +128,7 @@ def _serve(
         pin(cores)  # before JAX starts, which has as many threads as cores
         keep_freed_memory()
         check_sums()
-        keep_programs(open_store(store))
+        use_store(open_store(store))
         for report in work(job, iter(pipe.recv, None)):
             pipe.send(report)
         pipe.send(None)

@@ -37,7 +37,7 @@ SETTINGS = WorkerSettings(
     dtype="float32",
     drafting={},
     draft_temperature=None,
-    compile_cache=None,
+    store=None,
     cores=None,
     budgets=(HELLO.branches,),
 )

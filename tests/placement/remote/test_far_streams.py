@@ -30,7 +30,7 @@ from tests.waiting import eventually
 def settings_of_nothing() -> WorkerSettings:
     return WorkerSettings(
         token="", hello=HELLO, source="", target=None, dtype="float32", drafting={},
-        draft_temperature=None, compile_cache=None, cores=None, budgets=(), attention="auto",
+        draft_temperature=None, store=None, cores=None, budgets=(), attention="auto",
     )  # fmt: skip
 
 

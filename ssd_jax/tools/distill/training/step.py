@@ -24,6 +24,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
 from ssd_jax.models.sharding import DATA_AXIS
+from ssd_jax.system.stored_jit import StoredJit
 from ssd_jax.tools.distill.settings import TrainSettings
 from ssd_jax.tools.distill.training.data import PackedBatch, columns_of
 from ssd_jax.tools.distill.training.losses import Sums, Weights, from_all, from_top
@@ -158,7 +159,7 @@ class Trainer:
             trained: Any = optax.apply_updates(state.trained, updates)
             return State(trained, optimizer), StepReport(sums, optax.tree_utils.tree_norm(mean))
 
-        return jax.jit(step, donate_argnums=0), jax.jit(look)
+        return StoredJit(step, donate=(0,)), StoredJit(look)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:

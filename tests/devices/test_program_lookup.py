@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM
-from ssd_jax.devices import kept_programs
+from ssd_jax.devices import program_lookup
 from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_programs import Paging
@@ -27,7 +27,8 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
-from ssd_jax.system.compile_cache import ProgramStore, keep_programs
+from ssd_jax.system import stored_jit
+from ssd_jax.system.compile_cache import ProgramStore, use_store
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
@@ -151,12 +152,12 @@ def test_branches_are_made_from_their_number_and_their_base():
 @pytest.fixture
 def store(tmp_path, no_cache_of_the_user):
     found = ProgramStore(tmp_path)
-    keep_programs(found)
+    use_store(found)
     return found
 
 
 def made(directory):
-    return sorted(directory.glob("*-made-*.program"))
+    return sorted(directory.glob("lookup-*.program"))
 
 
 def compiled(text="x + 1", *, told=()):
@@ -171,7 +172,9 @@ def run(program):
 
 
 def build_none(monkeypatch):
-    monkeypatch.setattr(ProgramSpec, "_built", lambda *_: pytest.fail("it is built"))
+    """Nothing that is looked up is traced, and nothing at all is compiled."""
+    monkeypatch.setattr(ProgramSpec, "_compile_or_load", lambda *_: pytest.fail("it is traced"))
+    monkeypatch.setattr(stored_jit, "_store", lambda *_: pytest.fail("it is compiled"))
 
 
 @pytest.mark.parametrize("told", [(), (0,)])
@@ -193,7 +196,7 @@ def test_without_a_name_or_a_store_of_ours_it_is_built(store):
     spec.compile(None, ("a",))
     spec._replace(made_from="something").compile(None)
     assert made(store.directory) == []
-    keep_programs(None)
+    use_store(None)
     compiled()
     assert made(store.directory) == []
 
@@ -203,18 +206,18 @@ def package(tmp_path, monkeypatch):
     path = tmp_path / "package"
     path.mkdir()
     (path / "module.py").write_text("a = 1\n")
-    monkeypatch.setattr(kept_programs, "_PACKAGE", path)
-    kept_programs._fixed.cache_clear()
+    monkeypatch.setattr(program_lookup, "_PACKAGE", path)
+    program_lookup._sources_digest.cache_clear()
     return path
 
 
 @pytest.fixture(autouse=True)
 def _old_sources(monkeypatch):
     """Also where they were edited just now."""
-    monkeypatch.setattr(kept_programs, "_IMPORTED", time.time() + 600)
-    kept_programs._fixed.cache_clear()
+    monkeypatch.setattr(program_lookup, "_IMPORTED", time.time() + 600)
+    program_lookup._sources_digest.cache_clear()
     yield
-    kept_programs._fixed.cache_clear()
+    program_lookup._sources_digest.cache_clear()
 
 
 @pytest.mark.parametrize("change", ["edited", "edited since", "compiled alone", "vanished"])
@@ -223,13 +226,13 @@ def test_where_it_is_not_known_which_sources_run_nothing_is_kept(
 ):
     path = package(tmp_path, monkeypatch)
     if change == "edited since":
-        assert kept_programs._fixed()
+        assert program_lookup._sources_digest()
     if change == "compiled alone":
         (path / "module.py").rename(path / "module.h")
     elif change == "vanished":
-        monkeypatch.setattr(kept_programs, "_sources", lambda: [path / "gone.py"])
+        monkeypatch.setattr(program_lookup, "_sources", lambda: [path / "gone.py"])
     else:
-        monkeypatch.setattr(kept_programs, "_IMPORTED", time.time() + 9)
+        monkeypatch.setattr(program_lookup, "_IMPORTED", time.time() + 9)
     assert run(compiled()) == run(compiled())
     assert made(store.directory) == []
 
@@ -240,7 +243,7 @@ def test_what_editors_leave_beside_sources_is_none(store, tmp_path, monkeypatch)
     (path / ".#module.py").symlink_to("somebody@host:1")
     (path / ".module.py").write_text("a = 2\n")
     (path / "folder.py").mkdir()
-    kept_programs._fixed.cache_clear()
+    program_lookup._sources_digest.cache_clear()
     build_none(monkeypatch)
     compiled()
 
@@ -252,7 +255,7 @@ def test_flags_are_those_that_xla_has_read(tmp_path):
     said = []
     for value in ("true", "false", "true"):
         file.write_text(f"--xla_cpu_enable_fast_math={value}\n")
-        code = "from ssd_jax.devices.kept_programs import _flags; print(_flags())"
+        code = "from ssd_jax.system.stored_jit import _flags; print(_flags())"
         command = [sys.executable, "-c", code]
         env = {**os.environ, "XLA_FLAGS": str(file)}
         said.append(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
@@ -263,8 +266,8 @@ def test_why_there_are_no_handlers_makes_no_other_program(monkeypatch):
     """It may name a directory that is another at every start."""
     said = []
     for why in (None, "/tmp/one/0.o: no", "/tmp/other/0.o: no"):
-        monkeypatch.setattr(kept_programs.handlers, "why_missing", lambda why=why: why)
-        said.append(kept_programs.surroundings(jax.devices()[0].client))
+        monkeypatch.setattr(program_lookup.handlers, "why_missing", lambda why=why: why)
+        said.append(program_lookup.surroundings(jax.devices()[0].client))
     assert said[0] != said[1] == said[2]
 
 
@@ -296,15 +299,15 @@ def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_pa
     if what == "source":
         package(tmp_path, monkeypatch)
     elif what == "flags":
-        monkeypatch.setattr(kept_programs, "_flags", lambda: ("others",))
+        monkeypatch.setattr(stored_jit, "_flags", lambda: ("others",))
     elif what == "setting":
         request.addfinalizer(lambda: jax.config.update("jax_default_matmul_precision", None))
         jax.config.update("jax_default_matmul_precision", "highest")
     elif what == "processor":
-        monkeypatch.setattr(kept_programs.handlers, "processor", lambda: "another")
+        monkeypatch.setattr(stored_jit, "processor", lambda: "another")
     else:
         monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[1:2])
-    kept_programs._fixed.cache_clear()
+    program_lookup._sources_digest.cache_clear()
     compiled()
     assert len(made(store.directory)) == 2
 
@@ -313,7 +316,7 @@ def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_pa
 def test_what_cannot_be_loaded_is_built_and_kept_again(store, monkeypatch, damage):
     expected = run(compiled())
     (entry,) = made(store.directory)
-    (executable,) = store.directory.glob("jit__lambda*.program")
+    (executable,) = store.directory.glob("_lambda_*.program")
     if damage == "executable":
         executable.unlink()
     elif damage == "entry":
@@ -332,7 +335,7 @@ SSD = {"mode": "ssd", "draft_placement": "inline", "k": 3, "budget": 8}
 
 @pytest.mark.more
 @pytest.mark.parametrize(("settings", "mesh"), [(SSD, None), ({"mode": "ar"}, "data=2,tensor=2")])
-def test_models_say_the_same_from_kept_programs(
+def test_models_say_the_same_from_stored_programs(
     tmp_path, monkeypatch, no_cache_of_the_user, settings, mesh
 ):
     """Every mode, its programs built and kept, and from the store alone."""
@@ -354,11 +357,13 @@ def test_models_say_the_same_from_kept_programs(
 START = """
 import json, sys
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices import kept_programs
+from ssd_jax.devices import program_lookup
 from ssd_jax.devices.program_spec import ProgramSpec
-kept_programs._IMPORTED += 600
+from ssd_jax.system import stored_jit
+program_lookup._IMPORTED += 600
 if sys.argv[3] == "kept":
-    ProgramSpec._built = lambda *_: sys.exit('it is built')
+    ProgramSpec._compile_or_load = lambda *_: sys.exit('it is traced')
+    stored_jit._store = lambda *_: sys.exit('it is compiled')
 with LLM(sys.argv[2], compile_cache=sys.argv[1], dtype="bfloat16", context=64) as llm:
     (out,) = llm.generate("some text", SamplingParams(max_tokens=8, temperature=1.0))
 print(json.dumps(out.token_ids))
