@@ -13,7 +13,7 @@ from ssd_jax.cli.flags import ONCE, Flags
 from ssd_jax.config.settings import settings_where
 from ssd_jax.config.vllm_names import SAME_AS, refusal
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import WANTED, not_understood
+from ssd_jax.options.fields import TYPE_WORDS, wrong_value
 
 _SHORT = {"p": "prompt", "t": "temperature", "m": "target", "n": "max_tokens"}
 """Flags that other programs know by one letter."""
@@ -112,6 +112,6 @@ def wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:
         )
     value = rest.removesuffix(f": {error.__context__}")
     kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
-    if kind not in WANTED:
+    if kind not in TYPE_WORDS:
         return InputError(" ".join(str(error).split()))
-    return not_understood(name, value, WANTED[kind])
+    return wrong_value(name, value, TYPE_WORDS[kind])

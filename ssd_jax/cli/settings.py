@@ -19,7 +19,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.config.settings import MEANINGLESS
 from ssd_jax.config.vllm_names import NAMES, TRANSLATED
 from ssd_jax.errors import InputError
-from ssd_jax.options.other_names import settings_of
+from ssd_jax.options.other_names import canonical_settings
 from ssd_jax.options.toml_settings import read_toml
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
@@ -194,7 +194,7 @@ def _translate(values: Flags) -> None:
         return
     ours = {name: values[name].value for name in values if values[name].present}
     names = {name: TRANSLATED[name] for name in theirs}
-    for name, value in settings_of({**ours, **theirs}, names).items():
+    for name, value in canonical_settings({**ours, **theirs}, names).items():
         if name not in ours:
             _set(values, name, value, "")
 
@@ -208,7 +208,7 @@ def _read_config(values: Flags) -> None:
     theirs = {name: NAMES[name] for name in NAMES.keys() - {*values}}
     read = read_toml(user_path(path), {*values, *theirs} - {"config", "help"})
     try:
-        read = settings_of(read, theirs)
+        read = canonical_settings(read, theirs)
     except InputError as error:
         raise InputError(f"config {path}: {error}") from None
     given = {name for name in values if values[name].present}

@@ -21,8 +21,8 @@ from ssd_jax.config.settings import (
 from ssd_jax.config.values import kind_of
 from ssd_jax.config.vllm_names import NAMES
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import documented, unchanging
-from ssd_jax.options.other_names import taking
+from ssd_jax.options.fields import immutable, with_field_help
+from ssd_jax.options.other_names import accept_names
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
@@ -41,9 +41,9 @@ AUTO_SHARE = Fraction(9, 10)
 """Share of a memory that is used with `kv_memory = auto`."""
 
 
-@taking(NAMES)
-@unchanging
-@documented
+@accept_names(NAMES)
+@immutable
+@with_field_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(EngineSettings):
     """Which model runs, how, and with what room.

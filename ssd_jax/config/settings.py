@@ -20,7 +20,7 @@ from ssd_jax.config.keywords import (
 )
 from ssd_jax.config.values import MOST, check_value, plain_value
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import documented
+from ssd_jax.options.fields import with_field_help
 from ssd_jax.placement.parallel.layout import Split
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
@@ -41,7 +41,7 @@ AUTO_BUDGETS = (4, 8, 16)
 MAX_WORKERS = 64
 
 
-@documented
+@with_field_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """Every setting, its default, help and limits.

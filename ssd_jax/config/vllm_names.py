@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import check_names, not_understood
+from ssd_jax.options.fields import check_names, wrong_value
 from ssd_jax.options.other_names import (
-    Given,
     Names,
-    NotHere,
     SameAs,
+    Settings,
     Translated,
-    same_as,
-    settings_of,
+    Unsupported,
+    aliases_of,
+    canonical_settings,
 )
 from ssd_jax.sampling.params import MAX_LOGPROBS
 
@@ -35,7 +35,7 @@ def _integer(name: str, value: Any) -> int:
     return int(text)
 
 
-def _mesh(value: Any, given: Given) -> dict[str, Any]:
+def _mesh(value: Any, given: Settings) -> dict[str, Any]:
     count = _integer("tensor_parallel_size", value)
     alone = given.get("mode", "ar") in ("ar", "sd")
     if count == 1 and alone and not given.keys() & {"mesh", "target_devices", "hosts"}:
@@ -43,7 +43,7 @@ def _mesh(value: Any, given: Given) -> dict[str, Any]:
     return {"mesh": f"tensor={count}"}
 
 
-def _kv_memory(value: Any, given: Given) -> dict[str, Any]:
+def _kv_memory(value: Any, given: Settings) -> dict[str, Any]:
     del given
     return {"kv_memory": str(value)}
 
@@ -59,12 +59,12 @@ def _quantized(name: str, setting: str, value: Any) -> dict[str, Any]:
     )
 
 
-def _dtype(value: Any, given: Given) -> dict[str, Any]:
+def _dtype(value: Any, given: Settings) -> dict[str, Any]:
     found = _quantized("quantization", "dtype", value)
     return {} if found and given.get("dtype") in ("auto", "native") else found
 
 
-def _logprobs_of(value: Any, given: Given) -> dict[str, Any]:
+def _logprobs_of(value: Any, given: Settings) -> dict[str, Any]:
     del given
     kinds = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
     if value not in kinds:
@@ -72,7 +72,7 @@ def _logprobs_of(value: Any, given: Given) -> dict[str, Any]:
     return {} if value == "raw_logprobs" else {"logprobs_of": kinds[value]}
 
 
-def _draft_devices(value: Any, given: Given) -> dict[str, Any]:
+def _draft_devices(value: Any, given: Settings) -> dict[str, Any]:
     """Nothing where the draft has the target's devices anyway, as it has in vLLM by default."""
     placed = given.keys() & {"draft_placement", "draft_devices", "mesh"}
     shared = given.get("mode", "sd") == "sd" and not placed
@@ -88,41 +88,43 @@ def _draft_devices(value: Any, given: Given) -> dict[str, Any]:
 _SPECULATIVE: Names = {
     "model": SameAs("draft"),
     "num_speculative_tokens": SameAs("k"),
-    "method": NotHere("give ngram, or draft_model with a model", (None, "draft_model", "ngram")),
+    "method": Unsupported(
+        "give ngram, or draft_model with a model", (None, "draft_model", "ngram")
+    ),
     "quantization": Translated(
         lambda value, _: _quantized("speculative_config: quantization", "draft_dtype", value), ""
     ),
     "draft_tensor_parallel_size": Translated(_draft_devices, ""),
-    "prompt_lookup_max": NotHere(
+    "prompt_lookup_max": Unsupported(
         "ngram continues the longest earlier match, of 1 to 32 tokens; leave it out", (None, 32)
     ),
-    "prompt_lookup_min": NotHere(
+    "prompt_lookup_min": Unsupported(
         "ngram continues the longest earlier match, of 1 to 32 tokens; leave it out", _ONE
     ),
-    "max_model_len": NotHere("`context` is that of target and draft"),
-    "disable_by_batch_size": NotHere("`mode='auto'` takes the mode that is fastest here"),
-    "speculative_token_tree": NotHere("`budget` and `fan_out` of mode ssd shape its branches"),
-    "rejection_sample_method": NotHere("`verify` names the rule: ratio or coupled"),
-    "acceptance_method": NotHere(
+    "max_model_len": Unsupported("`context` is that of target and draft"),
+    "disable_by_batch_size": Unsupported("`mode='auto'` takes the mode that is fastest here"),
+    "speculative_token_tree": Unsupported("`budget` and `fan_out` of mode ssd shape its branches"),
+    "rejection_sample_method": Unsupported("`verify` names the rule: ratio or coupled"),
+    "acceptance_method": Unsupported(
         "`verify` names the rule: ratio or coupled", (None, "rejection_sampler")
     ),
-    "draft_sample_method": NotHere("`draft_temperature` is that of proposals, 0 is greedy"),
-    "revision": NotHere("write it as model = 'hf:org/name@REVISION'"),
-    "code_revision": NotHere(f"no code of a checkpoint is run; {_LEAVE}"),
-    "enforce_eager": NotHere(f"programs are always compiled; {_LEAVE}", _OFF),
-    "disable_padded_drafter_batch": NotHere(_LEAVE, _OFF),
-    "parallel_drafting": NotHere("a draft proposes one token after the other", _OFF),
+    "draft_sample_method": Unsupported("`draft_temperature` is that of proposals, 0 is greedy"),
+    "revision": Unsupported("write it as model = 'hf:org/name@REVISION'"),
+    "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE}"),
+    "enforce_eager": Unsupported(f"programs are always compiled; {_LEAVE}", _OFF),
+    "disable_padded_drafter_batch": Unsupported(_LEAVE, _OFF),
+    "parallel_drafting": Unsupported("a draft proposes one token after the other", _OFF),
 }
 """Keys of `speculative_config`."""
 
 
-def _speculation(value: Any, given: Given) -> dict[str, Any]:
+def _speculation(value: Any, given: Settings) -> dict[str, Any]:
     """Settings of speculative decoding; the mode is sd unless another is given."""
     config = _read_object(value)
     if config is None:
         return {}
     check_names(config, _SPECULATIVE.keys(), "speculative_config: ")
-    found = settings_of(config, _SPECULATIVE, "speculative_config: ", beside=given)
+    found = canonical_settings(config, _SPECULATIVE, "speculative_config: ", context=given)
     if config.get("method") == "ngram" or found.get("draft") == "[ngram]":
         if found.get("draft") not in (None, "ngram", "[ngram]"):
             raise InputError("speculative_config: method = 'ngram' has no model; leave out one")
@@ -137,7 +139,7 @@ def _speculation(value: Any, given: Given) -> dict[str, Any]:
     }
 
 
-def _speculative_model(value: Any, given: Given) -> dict[str, Any]:
+def _speculative_model(value: Any, given: Settings) -> dict[str, Any]:
     """The draft as vLLM's earlier versions took it."""
     return _speculation(None if value is None else {"model": value}, given)
 
@@ -153,7 +155,7 @@ def _read_object(value: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(value, Mapping):
         example = '{"model": "default", "num_speculative_tokens": 4}'
-        raise not_understood("speculative_config", value, f"an object such as {example}")
+        raise wrong_value("speculative_config", value, f"an object such as {example}")
     return dict(value)
 
 
@@ -174,81 +176,87 @@ NAMES: Names = {
     "quantization": Translated(_dtype, "gguf is dtype native"),
     "logprobs_mode": Translated(_logprobs_of, "raw_logprobs or processed_logprobs: logprobs_of"),
     # Which model.
-    "revision": NotHere("write it as target = 'hf:org/name@REVISION'"),
-    "code_revision": NotHere(f"no code of a checkpoint is run; {_LEAVE}"),
-    "trust_remote_code": NotHere(f"no code of a checkpoint is run; {_LEAVE}", _OFF),
-    "tokenizer": NotHere(f"a checkpoint's own tokenizer is taken; {_LEAVE}"),
-    "tokenizer_mode": NotHere(f"a checkpoint's own tokenizer is taken; {_LEAVE}", (None, "auto")),
-    "tokenizer_revision": NotHere("write it as target = 'hf:org/name@REVISION'"),
-    "skip_tokenizer_init": NotHere(f"requests end at the tokenizer's EOS; {_LEAVE}", _OFF),
-    "hf_token": NotHere("set HF_TOKEN"),
-    "hf_config_path": NotHere("change the config.json of a copy of the checkpoint"),
-    "hf_overrides": NotHere("change the config.json of a copy of the checkpoint", (None, {})),
-    "rope_scaling": NotHere("change the config.json of a copy of the checkpoint", (None, {})),
-    "rope_theta": NotHere("change the config.json of a copy of the checkpoint"),
-    "download_dir": NotHere("set HF_HOME for hf: sources, XDG_CACHE_HOME for all else"),
-    "load_format": NotHere(f"the format is seen from the files; {_LEAVE}", (None, "auto")),
-    "runner": NotHere(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
-    "task": NotHere(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
-    "enable_lora": NotHere("merge the adapter into a copy of the checkpoint", _OFF),
-    "max_loras": NotHere("merge the adapter into a copy of the checkpoint"),
-    "max_lora_rank": NotHere("merge the adapter into a copy of the checkpoint"),
-    "served_model_name": NotHere(f"nothing is served; {_LEAVE}"),
-    "limit_mm_per_prompt": NotHere(f"prompts are text; {_LEAVE}", (None, {})),
-    "mm_processor_kwargs": NotHere(f"prompts are text; {_LEAVE}", (None, {})),
+    "revision": Unsupported("write it as target = 'hf:org/name@REVISION'"),
+    "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE}"),
+    "trust_remote_code": Unsupported(f"no code of a checkpoint is run; {_LEAVE}", _OFF),
+    "tokenizer": Unsupported(f"a checkpoint's own tokenizer is taken; {_LEAVE}"),
+    "tokenizer_mode": Unsupported(
+        f"a checkpoint's own tokenizer is taken; {_LEAVE}", (None, "auto")
+    ),
+    "tokenizer_revision": Unsupported("write it as target = 'hf:org/name@REVISION'"),
+    "skip_tokenizer_init": Unsupported(f"requests end at the tokenizer's EOS; {_LEAVE}", _OFF),
+    "hf_token": Unsupported("set HF_TOKEN"),
+    "hf_config_path": Unsupported("change the config.json of a copy of the checkpoint"),
+    "hf_overrides": Unsupported("change the config.json of a copy of the checkpoint", (None, {})),
+    "rope_scaling": Unsupported("change the config.json of a copy of the checkpoint", (None, {})),
+    "rope_theta": Unsupported("change the config.json of a copy of the checkpoint"),
+    "download_dir": Unsupported("set HF_HOME for hf: sources, XDG_CACHE_HOME for all else"),
+    "load_format": Unsupported(f"the format is seen from the files; {_LEAVE}", (None, "auto")),
+    "runner": Unsupported(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
+    "task": Unsupported(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
+    "enable_lora": Unsupported("merge the adapter into a copy of the checkpoint", _OFF),
+    "max_loras": Unsupported("merge the adapter into a copy of the checkpoint"),
+    "max_lora_rank": Unsupported("merge the adapter into a copy of the checkpoint"),
+    "served_model_name": Unsupported(f"nothing is served; {_LEAVE}"),
+    "limit_mm_per_prompt": Unsupported(f"prompts are text; {_LEAVE}", (None, {})),
+    "mm_processor_kwargs": Unsupported(f"prompts are text; {_LEAVE}", (None, {})),
     # How it runs.
-    "seed": NotHere(
+    "seed": Unsupported(
         "each request has its seed, `SamplingParams(seed=...)`, which is 0 where none is given",
         (0,),
     ),
-    "enforce_eager": NotHere(f"programs are always compiled; {_LEAVE}", _OFF),
-    "compilation_config": NotHere(
+    "enforce_eager": Unsupported(f"programs are always compiled; {_LEAVE}", _OFF),
+    "compilation_config": Unsupported(
         f"programs are always compiled, and kept by `compile_cache`; {_LEAVE}", (None, {})
     ),
-    "max_seq_len_to_capture": NotHere(f"every length runs compiled programs; {_LEAVE}"),
-    "max_num_batched_tokens": NotHere(
+    "max_seq_len_to_capture": Unsupported(f"every length runs compiled programs; {_LEAVE}"),
+    "max_num_batched_tokens": Unsupported(
         f"prompts are read in chunks of a fixed size between rounds; {_LEAVE}"
     ),
-    "enable_chunked_prefill": NotHere(f"prompts are always read in chunks; {_LEAVE}", _ON),
-    "async_scheduling": NotHere(_LEAVE, _OFF),
-    "attention_backend": NotHere("`attention` names the kernel"),
-    "attn_implementation": NotHere("`attention` names the kernel"),
-    "pipeline_parallel_size": NotHere("`mesh` shares layers out by tensor parallelism", _ONE),
-    "data_parallel_size": NotHere("write groups of devices as `mesh='data=2,tensor=4'`", _ONE),
-    "enable_expert_parallel": NotHere("`mesh` shares layers out by tensor parallelism", _OFF),
-    "distributed_executor_backend": NotHere("`hosts` makes several processes run one target"),
-    "device": NotHere("set JAX_PLATFORMS to cpu, cuda or tpu", (None, "auto")),
-    "device_map": NotHere("`mesh` and `target_devices` say where the target runs", (None, "auto")),
-    "disable_custom_all_reduce": NotHere(f"XLA reduces between devices; {_LEAVE}", _OFF),
-    "override_generation_config": NotHere("give `SamplingParams` to `generate`", (None, {})),
-    "structured_outputs_config": NotHere(f"there is no guided decoding; {_LEAVE}"),
-    "guided_decoding_backend": NotHere(f"there is no guided decoding; {_LEAVE}", (None, "auto")),
-    "logprobs": NotHere("give it to `SamplingParams`"),
-    "max_logprobs": NotHere(
+    "enable_chunked_prefill": Unsupported(f"prompts are always read in chunks; {_LEAVE}", _ON),
+    "async_scheduling": Unsupported(_LEAVE, _OFF),
+    "attention_backend": Unsupported("`attention` names the kernel"),
+    "attn_implementation": Unsupported("`attention` names the kernel"),
+    "pipeline_parallel_size": Unsupported("`mesh` shares layers out by tensor parallelism", _ONE),
+    "data_parallel_size": Unsupported("write groups of devices as `mesh='data=2,tensor=4'`", _ONE),
+    "enable_expert_parallel": Unsupported("`mesh` shares layers out by tensor parallelism", _OFF),
+    "distributed_executor_backend": Unsupported("`hosts` makes several processes run one target"),
+    "device": Unsupported("set JAX_PLATFORMS to cpu, cuda or tpu", (None, "auto")),
+    "device_map": Unsupported(
+        "`mesh` and `target_devices` say where the target runs", (None, "auto")
+    ),
+    "disable_custom_all_reduce": Unsupported(f"XLA reduces between devices; {_LEAVE}", _OFF),
+    "override_generation_config": Unsupported("give `SamplingParams` to `generate`", (None, {})),
+    "structured_outputs_config": Unsupported(f"there is no guided decoding; {_LEAVE}"),
+    "guided_decoding_backend": Unsupported(
+        f"there is no guided decoding; {_LEAVE}", (None, "auto")
+    ),
+    "logprobs": Unsupported("give it to `SamplingParams`"),
+    "max_logprobs": Unsupported(
         f"any request may ask for up to {MAX_LOGPROBS}; {_LEAVE}", (None, *range(MAX_LOGPROBS + 1))
     ),
-    "logits_processors": NotHere("`SamplingParams(logit_bias=...)` changes logits of tokens"),
+    "logits_processors": Unsupported("`SamplingParams(logit_bias=...)` changes logits of tokens"),
     # What it stores.
-    "torch_dtype": NotHere("`dtype` is the compute dtype"),
-    "load_in_8bit": NotHere("`dtype='int8'` quantises any checkpoint as it loads", _OFF),
-    "load_in_4bit": NotHere("`dtype='native'` takes a GGUF file as it is quantised", _OFF),
-    "kv_cache_dtype": NotHere(
+    "torch_dtype": Unsupported("`dtype` is the compute dtype"),
+    "load_in_8bit": Unsupported("`dtype='int8'` quantises any checkpoint as it loads", _OFF),
+    "load_in_4bit": Unsupported("`dtype='native'` takes a GGUF file as it is quantised", _OFF),
+    "kv_cache_dtype": Unsupported(
         "keys and values are bfloat16, and float32 with `dtype='float32'`", (None, "auto")
     ),
-    "swap_space": NotHere(
+    "swap_space": Unsupported(
         "requests that `kv_memory` cannot hold wait, or are computed again", _ZERO
     ),
-    "cpu_offload_gb": NotHere("weights are on the devices; `mesh` shares them out", _ZERO),
-    "num_gpu_blocks_override": NotHere("`kv_memory` is the memory of all pages"),
+    "cpu_offload_gb": Unsupported("weights are on the devices; `mesh` shares them out", _ZERO),
+    "num_gpu_blocks_override": Unsupported("`kv_memory` is the memory of all pages"),
     # What it says.
-    "disable_log_stats": NotHere("`output.metrics` has the figures of a request", _ON),
-    "disable_log_requests": NotHere(f"requests are not logged; {_LEAVE}", _ON),
-    "enable_log_requests": NotHere("`trace` records requests", _OFF),
-    "show_hidden_metrics_for_version": NotHere(_LEAVE),
+    "disable_log_stats": Unsupported("`output.metrics` has the figures of a request", _ON),
+    "disable_log_requests": Unsupported(f"requests are not logged; {_LEAVE}", _ON),
+    "enable_log_requests": Unsupported("`trace` records requests", _OFF),
+    "show_hidden_metrics_for_version": Unsupported(_LEAVE),
 }
 """Settings by the name that others give them."""
 
-SAME_AS = same_as(NAMES)
+SAME_AS = aliases_of(NAMES)
 """Other names of settings, with ours."""
 TRANSLATED = {name: known for name, known in NAMES.items() if isinstance(known, Translated)}
 
@@ -256,4 +264,4 @@ TRANSLATED = {name: known for name, known in NAMES.items() if isinstance(known, 
 def refusal(name: str) -> str | None:
     """Why a name has no setting here, and what to do; None for other names."""
     known = NAMES.get(name)
-    return f"{name} means nothing here: {known.instead}" if isinstance(known, NotHere) else None
+    return f"{name} means nothing here: {known.remedy}" if isinstance(known, Unsupported) else None

@@ -28,7 +28,7 @@ from ssd_jax.llm.prompting import (
     text_of,
 )
 from ssd_jax.loading.resolved import Resolved
-from ssd_jax.options.fields import by_name
+from ssd_jax.options.fields import check_keywords
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.files import shown
 
@@ -86,7 +86,7 @@ class Calls(ABC):
         self._sharing.check()
         return self._checked_ids(encode_prompt(prompt, self.tokenizer, self.config))
 
-    @by_name()
+    @check_keywords()
     def request(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, index: int = 0
     ) -> Request:
@@ -174,7 +174,7 @@ class Calls(ABC):
             groups += [texts] if n is None else [[text] for text in texts]
         return groups
 
-    @by_name()
+    @check_keywords()
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -208,7 +208,7 @@ class Calls(ABC):
             return []
         return _grouped(groups, self.run([text for texts in groups for text in texts], mode))
 
-    @by_name({"chat_template_content_format": "templates get the text of all parts"})
+    @check_keywords({"chat_template_content_format": "templates get the text of all parts"})
     def chat(
         self,
         messages: Sequence[Any],
@@ -250,7 +250,7 @@ class Calls(ABC):
         ]
         return self.generate(prompts, sampling_params, n=n, mode=mode, use_tqdm=use_tqdm)
 
-    @by_name()
+    @check_keywords()
     async def generate_async(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -270,7 +270,7 @@ class Calls(ABC):
         events = self._run_async([text for texts in groups for text in texts], mode)
         return _grouped(groups, [event async for event in events if event.output is not None])
 
-    @by_name()
+    @check_keywords()
     async def stream_async(
         self,
         prompt: Prompt,
@@ -309,7 +309,7 @@ class Calls(ABC):
             engine.prepare(request.params)
         return engine
 
-    @by_name()
+    @check_keywords()
     def stream(
         self,
         prompt: Prompt,
@@ -326,7 +326,7 @@ class Calls(ABC):
         require_one_text(request)
         return self.run([request], mode)
 
-    @by_name()
+    @check_keywords()
     def run(
         self, requests: Sequence[Request], mode: str | None = None, k: int | None = None
     ) -> Generator[TokenEvent]:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
 
-WANTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
+TYPE_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
 """What a value should be, in words, by type."""
 
-_ACCEPTED = {
+_TYPES = {
     "None": type(None),
     "bool": bool,
     "int": numbers.Integral,
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 D = TypeVar("D")
 
 
-def documented(settings: type[D]) -> type[D]:
+def with_field_help(settings: type[D]) -> type[D]:
     """Puts the help of a dataclass's fields into its docstring."""
     fields = dataclasses.fields(settings)  # pyright: ignore[reportArgumentType]
     lines = "\n".join(f"  {field.name}: {field.metadata['help']}." for field in fields)
@@ -35,8 +35,8 @@ def documented(settings: type[D]) -> type[D]:
     return settings
 
 
-def unchanging(settings: type[D]) -> type[D]:
-    """Lets an assignment to a field of a frozen dataclass raise an `InputError` with a remedy."""
+def immutable(settings: type[D]) -> type[D]:
+    """Makes an assignment to a field of a frozen dataclass an `InputError` with a remedy."""
 
     def refuse(self: object, name: str, value: object) -> None:
         raise InputError(
@@ -48,36 +48,36 @@ def unchanging(settings: type[D]) -> type[D]:
     return settings
 
 
-def by_name(hints: Mapping[str, str] | None = None) -> Callable[[T], T]:
+def check_keywords(hints: Mapping[str, str] | None = None) -> Callable[[T], T]:
     """Makes a function refuse unknown keyword arguments with an `InputError`.
 
     Args:
       hints: what to say about unknown names that may be expected.
     """
 
-    def decorated(call: T) -> T:
-        known = {*inspect.signature(call).parameters} - {"self"}
+    def decorate(call: T) -> T:
+        names = {*inspect.signature(call).parameters} - {"self"}
 
         @functools.wraps(call)
-        def checked(*args: Any, **given: Any) -> Any:
-            check_names(given, known, hints=hints)
-            return call(*args, **given)
+        def wrapper(*args: Any, **keywords: Any) -> Any:
+            check_names(keywords, names, hints=hints)
+            return call(*args, **keywords)
 
-        return checked  # pyright: ignore[reportReturnType]
+        return wrapper  # pyright: ignore[reportReturnType]
 
-    return decorated
+    return decorate
 
 
-def renamed(settings: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
-    """Settings by our names only; `others` maps other names to ours.
+def canonical_names(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Settings by their names here; `aliases` maps other names to those.
 
     Raises:
       InputError: a setting is given by both names.
     """
-    for theirs, ours in others.items():
-        if theirs in settings and ours in settings:
-            raise InputError(f"{theirs} and {ours} are two names of one setting; give one")
-    return {others.get(name, name): value for name, value in settings.items()}
+    for alias, name in aliases.items():
+        if alias in settings and name in settings:
+            raise InputError(f"{alias} and {name} are two names of one setting; give one")
+    return {aliases.get(key, key): value for key, value in settings.items()}
 
 
 def check_names(
@@ -94,8 +94,8 @@ def check_names(
     """
     for key in settings:
         if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            close = difflib.get_close_matches(key, sorted(known), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
             hint = (hints or {}).get(key, hint)
             raise InputError(f"{where}unknown key {shown(key)}; {hint}")
 
@@ -110,14 +110,14 @@ def check_type(name: str, value: object, kind: str) -> None:
       InputError: the type is another; the message has the name, the value and what is accepted.
     """
     kinds = kind.split(" | ")
-    if not all(kind in _ACCEPTED for kind in kinds):
+    if not all(kind in _TYPES for kind in kinds):
         return
-    mixed_up = isinstance(value, bool) and "bool" not in kinds
-    if mixed_up or not isinstance(value, tuple(_ACCEPTED[kind] for kind in kinds)):
-        wanted = " or ".join(WANTED[kind] for kind in kinds if kind != "None")
-        raise not_understood(name, value, wanted)
+    is_bool = isinstance(value, bool) and "bool" not in kinds
+    if is_bool or not isinstance(value, tuple(_TYPES[kind] for kind in kinds)):
+        expected = " or ".join(TYPE_WORDS[kind] for kind in kinds if kind != "None")
+        raise wrong_value(name, value, expected)
 
 
-def not_understood(name: str, value: object, wanted: str) -> InputError:
+def wrong_value(name: str, value: object, expected: str) -> InputError:
     """The error about a value of the wrong type."""
-    return InputError(f"{name} = {value!r} is not understood; give {wanted}")
+    return InputError(f"{name} = {value!r} is not understood; give {expected}")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import check_names, renamed
+from ssd_jax.options.fields import canonical_names, check_names
 
-Given = Mapping[str, Any]
+Settings = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -24,83 +24,85 @@ class Translated(NamedTuple):
     """A name whose value means settings.
 
     Attributes:
-      settings: from the value and everything that was given, the settings.
-      help: what is given, for completion.
+      settings: from the value and all settings of the caller, the settings here.
+      help: what the value is, for completion.
     """
 
-    settings: Callable[[Any, Given], dict[str, Any]]
+    settings: Callable[[Any, Settings], dict[str, Any]]
     help: str
 
 
-class NotHere(NamedTuple):
+class Unsupported(NamedTuple):
     """A name without a setting.
 
     Attributes:
-      instead: what to do, in words.
-      harmless: values that ask for what holds here anyway.
+      remedy: what to do, in words.
+      accepted: values that mean what always holds here.
     """
 
-    instead: str
-    harmless: tuple[Any, ...] = (None,)
+    remedy: str
+    accepted: tuple[Any, ...] = (None,)
 
 
-Names = Mapping[str, SameAs | Translated | NotHere]
+Names = Mapping[str, SameAs | Translated | Unsupported]
 
 
-def same_as(names: Names) -> dict[str, str]:
-    """The names that are other names of a setting, with that."""
-    return {name: known.setting for name, known in names.items() if isinstance(known, SameAs)}
+def aliases_of(names: Names) -> dict[str, str]:
+    """The setting of each name that is another name of one."""
+    return {name: entry.setting for name, entry in names.items() if isinstance(entry, SameAs)}
 
 
-def settings_of(
-    given: Given, names: Names, where: str = "", *, beside: Given | None = None
+def canonical_settings(
+    settings: Settings, names: Names, where: str = "", *, context: Settings | None = None
 ) -> dict[str, Any]:
-    """Settings by our names alone; names that are not in the table stay.
+    """Settings by their names here; names that are not in the table stay.
 
     Args:
       where: begins errors.
-      beside: what was given in all, where `given` is a part; for `Translated`.
+      context: all settings of the caller, of which these may be a part; for `Translated`.
 
     Raises:
       InputError: a setting is given by two names, a value is not understood, or a name asks for
-        what is not here.
+        what is not supported.
     """
-    found = renamed(given, same_as(names))
-    everything = given if beside is None else beside
-    for name, value in given.items():
-        known = names.get(name)
-        if isinstance(known, NotHere):
-            del found[name]
-            if not _is_one_of(value, known.harmless):
-                raise InputError(f"{where}{name} = {value!r} means nothing here: {known.instead}")
-        elif isinstance(known, Translated):
-            del found[name]
-            for ours, setting in known.settings(value, everything).items():
-                if ours in found:
-                    raise InputError(f"{where}{name} and {ours} say the same thing; give one")
-                found[ours] = setting
-    return found
+    resolved = canonical_names(settings, aliases_of(names))
+    context_settings = settings if context is None else context
+    for name, value in settings.items():
+        entry = names.get(name)
+        if isinstance(entry, Unsupported):
+            del resolved[name]
+            if not _is_one_of(value, entry.accepted):
+                raise InputError(f"{where}{name} = {value!r} means nothing here: {entry.remedy}")
+        elif isinstance(entry, Translated):
+            del resolved[name]
+            for canonical_name, setting in entry.settings(value, context_settings).items():
+                if canonical_name in resolved:
+                    raise InputError(
+                        f"{where}{name} and {canonical_name} say the same thing; give one"
+                    )
+                resolved[canonical_name] = setting
+    return resolved
 
 
-def _is_one_of(value: Any, harmless: tuple[Any, ...]) -> bool:
+def _is_one_of(value: Any, accepted: tuple[Any, ...]) -> bool:
     """Whether a value is one of these, where True is no 1."""
-    return any(type(value) in (type(each), float) and value == each for each in harmless)
+    return any(type(value) in (type(entry), float) and value == entry for entry in accepted)
 
 
-def taking(names: Names) -> Callable[[type[T]], type[T]]:
-    """Makes a dataclass take these names, too, and refuse unknown ones with an `InputError`."""
+def accept_names(names: Names) -> Callable[[type[T]], type[T]]:
+    """Makes a dataclass accept these names, too, and refuse unknown ones with an `InputError`."""
 
-    def decorated(settings: type[T]) -> type[T]:
-        made: Any = settings
-        plain = made.__init__
-        ours = {*inspect.signature(plain).parameters} - {"self"}
+    def decorate(settings: type[T]) -> type[T]:
+        cls: Any = settings
+        original_init = cls.__init__
+        fields = {*inspect.signature(original_init).parameters} - {"self"}
 
-        @functools.wraps(plain)
-        def init(self: Any, *args: Any, **given: Any) -> None:
-            check_names(given, ours | names.keys())
-            plain(self, *args, **settings_of(given, names))
+        @functools.wraps(original_init)
+        def init(self: Any, *args: Any, **keywords: Any) -> None:
+            check_names(keywords, fields | names.keys())
+            original_init(self, *args, **canonical_settings(keywords, names))
 
-        made.__init__ = init
+        cls.__init__ = init
         return settings
 
-    return decorated
+    return decorate

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import WANTED, check_names
+from ssd_jax.options.fields import TYPE_WORDS, check_names
 from ssd_jax.system.files import brief, read_text, require_shallow
 
-_MOST_BYTES = 1 << 18
-_LONGEST = 8192
+_MAX_BYTES = 1 << 18
+_MAX_CHARACTERS = 8192
 """Most characters of a value, which errors may quote."""
 
-_MOST_BITS = 64
-_MOST_DOTS = 100
+_MAX_BITS = 64
+_MAX_DOTS = 100
 """Most dots in a non-comment line: the time of `tomllib` for a key grows with their square."""
 
 
@@ -31,11 +31,11 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
       InputError: the file is unreadable, or a key is unknown (with the nearest known one).
     """
     remedy = "give a configuration in TOML"
-    text = read_text(path, most=_MOST_BYTES, remedy=remedy).removeprefix("\ufeff")
+    text = read_text(path, most=_MAX_BYTES, remedy=remedy).removeprefix("\ufeff")
     try:
         for number, line in enumerate(text.split("\n"), start=1):
-            if line.count(".") > _MOST_DOTS and not line.lstrip().startswith("#"):
-                raise ValueError(f"more than {_MOST_DOTS} dots (at line {number})")
+            if line.count(".") > _MAX_DOTS and not line.lstrip().startswith("#"):
+                raise ValueError(f"more than {_MAX_DOTS} dots (at line {number})")
         settings = tomllib.loads(text)
         require_shallow(settings)
         _require_short(settings)
@@ -48,10 +48,10 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
 
 
 def _require_short(value: object) -> None:
-    if isinstance(value, str) and len(value) > _LONGEST:
-        raise ValueError(f"a text of {len(value)} characters, the limit is {_LONGEST}")
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise ValueError(f"a number of {value.bit_length()} bits, the limit is {_MOST_BITS}")
+    if isinstance(value, str) and len(value) > _MAX_CHARACTERS:
+        raise ValueError(f"a text of {len(value)} characters, the limit is {_MAX_CHARACTERS}")
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise ValueError(f"a number of {value.bit_length()} bits, the limit is {_MAX_BITS}")
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             _require_short(item)
@@ -79,32 +79,32 @@ def read_section(kind: type, table: object, where: str) -> Any:
             raise InputError(f"{where} {name} is missing")
     hints = typing.get_type_hints(kind, include_extras=True)
     try:
-        return kind(**{name: _checked(name, value, hints[name]) for name, value in table.items()})
+        return kind(**{name: _converted(name, value, hints[name]) for name, value in table.items()})
     except InputError as error:
         raise InputError(f"{where} {error}") from None
 
 
-def _checked(name: str, value: object, hint: Any) -> Any:
+def _converted(name: str, value: object, hint: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{name} = {value} must be a finite number")
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError:
-        wanted = _wanted(value, msgspec.inspect.type_info(hint))
-        raise InputError(f"{name} = {value!r} {wanted}") from None
+        expected = _expected(value, msgspec.inspect.type_info(hint))
+        raise InputError(f"{name} = {value!r} {expected}") from None
 
 
-def _wanted(value: object, info: msgspec.inspect.Type) -> str:
+def _expected(value: object, info: msgspec.inspect.Type) -> str:
     """What a value refused by msgspec should be, in words."""
     if isinstance(info, msgspec.inspect.UnionType):  # with None, which TOML lacks
         info = info.types[0]
-    words = ""
+    description = ""
     if isinstance(info, msgspec.inspect.Metadata):
-        words, info = (info.extra_json_schema or {})["description"], info.type
+        description, info = (info.extra_json_schema or {})["description"], info.type
     if isinstance(info, msgspec.inspect.LiteralType):
         return f"must be one of {', '.join(map(str, info.values))}"
     types = {"IntType": int, "FloatType": (int, float), "StrType": str, "BoolType": bool}
     kind = type(info).__name__
-    right = isinstance(value, types.get(kind, object)) and not isinstance(value, bool)
+    right_type = isinstance(value, types.get(kind, object)) and not isinstance(value, bool)
     kind = kind.removesuffix("Type").lower()
-    return words if right else f"is not understood; give {WANTED.get(kind, kind)}"
+    return description if right_type else f"is not understood; give {TYPE_WORDS.get(kind, kind)}"

@@ -15,9 +15,9 @@ def as_flags(message: str) -> str:
     stay.
     """
 
-    def flag(found: re.Match[str]) -> str:
-        name, text, value = found.groups()
-        given = text if value is None else value.lower() if value in ("True", "False") else value
-        return f"--{name}" if given is None else f"--{name}={given}"
+    def flag(match: re.Match[str]) -> str:
+        name, text, value = match.groups()
+        typed = text if value is None else value.lower() if value in ("True", "False") else value
+        return f"--{name}" if typed is None else f"--{name}={typed}"
 
     return _SETTING.sub(flag, message)

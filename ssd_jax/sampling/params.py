@@ -10,8 +10,8 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from ssd_jax.errors import InputError
-from ssd_jax.options.fields import check_type, documented, unchanging
-from ssd_jax.options.other_names import taking
+from ssd_jax.options.fields import check_type, immutable, with_field_help
+from ssd_jax.options.other_names import accept_names
 from ssd_jax.sampling.other_names import OTHER_NAMES
 from ssd_jax.system.files import is_unicode, shown
 
@@ -73,9 +73,9 @@ class SamplingFields(TypedDict, total=False):
     prompt_logprobs: int | None
 
 
-@taking(OTHER_NAMES)
-@unchanging
-@documented
+@accept_names(OTHER_NAMES)
+@immutable
+@with_field_help
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled and when it ends.

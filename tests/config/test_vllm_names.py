@@ -10,7 +10,7 @@ from ssd_jax import Config, InputError
 from ssd_jax.cli import settings
 from ssd_jax.config.keywords import Speculative, VllmSettings
 from ssd_jax.config.vllm_names import _SPECULATIVE, NAMES, SAME_AS, TRANSLATED, refusal
-from ssd_jax.options.other_names import NotHere, SameAs, settings_of
+from ssd_jax.options.other_names import SameAs, Unsupported, canonical_settings
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
 MODEL = {"model": "m", "num_speculative_tokens": 3}
@@ -104,15 +104,15 @@ def test_what_means_nothing_here_is_refused_with_what_does(given, message):
         Config(**given)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if isinstance(NAMES[name], NotHere)])
+@pytest.mark.parametrize("name", [name for name in NAMES if isinstance(NAMES[name], Unsupported)])
 def test_a_name_without_a_setting_is_taken_where_it_asks_for_nothing(name):
     known = NAMES[name]
-    for value in known.harmless:
+    for value in known.accepted:
         assert Config(**{name: value}) == Config()
     with pytest.raises(InputError, match=f"^{name} = 'x' means nothing here: ") as error:
         Config(**{name: "x"})
-    assert known.instead in str(error.value)
-    assert known.instead in refusal(name)
+    assert known.remedy in str(error.value)
+    assert known.remedy in refusal(name)
 
 
 def test_every_name_leads_to_settings_that_exist():
@@ -126,7 +126,7 @@ def test_every_name_leads_to_settings_that_exist():
 
 
 def test_a_known_name_is_translated_and_others_stay():
-    assert settings_of({"max_num_seqs": 3, "else": 4}, NAMES) == {"slots": 3, "else": 4}
+    assert canonical_settings({"max_num_seqs": 3, "else": 4}, NAMES) == {"slots": 3, "else": 4}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.errors import InputError
-from ssd_jax.options.other_names import NotHere
+from ssd_jax.options.other_names import Unsupported
 from ssd_jax.sampling.other_names import OTHER_NAMES
 from ssd_jax.sampling.params import SamplingParams
 
@@ -124,9 +124,9 @@ def test_settings_are_plain_numbers_as_a_draft_elsewhere_gets_them():
 
 
 def test_settings_of_vllm_whose_values_ask_for_nothing_are_taken():
-    names = {name: known for name, known in OTHER_NAMES.items() if isinstance(known, NotHere)}
+    names = {name: known for name, known in OTHER_NAMES.items() if isinstance(known, Unsupported)}
     for place in (0, -1):
-        idle = {name: known.harmless[place] for name, known in names.items()}
+        idle = {name: known.accepted[place] for name, known in names.items()}
         assert SamplingParams(temperature=0.5, **idle) == SamplingParams(temperature=0.5)
 
 
