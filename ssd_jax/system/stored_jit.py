@@ -162,7 +162,8 @@ def create_arrays(make: Callable[[], T]) -> T:
 
 def _signature(argument: Any) -> Any:
     if isinstance(argument, jax.Array):
-        return argument.aval, argument.sharding, argument.committed
+        kind = argument.shape, argument.dtype, argument.weak_type
+        return *kind, argument.sharding, argument.committed
     if isinstance(argument, np.ndarray | np.generic):
         return argument.shape, argument.dtype
     return type(argument)
