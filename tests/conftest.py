@@ -118,7 +118,7 @@ def _compile_once(pytestconfig):
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch):
     """Each test is a process as far as lines go that are said once in one."""
-    monkeypatch.setattr(notices, "_said", {})
+    monkeypatch.setattr(notices, "_logged", {})
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from ssd_jax.checkpoints.messages import (
     require_named,
 )
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.system.forks import owned
+from ssd_jax.system.forks import only_in_owner
 
 MAX_SECONDS = 2.0
 """Seconds of processor time that a template may take for a conversation."""
@@ -212,10 +212,11 @@ class _Child:
             raise SsdError(f"chat templates: {sys.executable}: {error.strerror}") from None
         finally:
             child.close()
-        self._finalizer = weakref.finalize(self, owned(_end_process), process, self._connection)
-        self._finalizer.atexit = (
-            False  # threads may render at exit; the socket closes with this process
+        self._finalizer = weakref.finalize(
+            self, only_in_owner(_end_process), process, self._connection
         )
+        # Threads may render at exit, and the socket closes with this process.
+        self._finalizer.atexit = False
         if self._exchange(None, _START_SECONDS) is None:
             raise SsdError(
                 "the process for chat templates did not start; pass plain prompts with "

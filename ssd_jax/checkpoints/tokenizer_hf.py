@@ -77,7 +77,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
             f"{file} is missing; write it with transformers: "
             f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
         )
-    text = read_text(file, most=_MAX_TOKENIZER)
+    text = read_text(file, max_bytes=_MAX_TOKENIZER)
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # `tokenizers` raises bare exceptions
@@ -163,7 +163,7 @@ def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
     """The Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
     file = path / "chat_template.jinja"
     if file.exists():
-        return read_text(file, most=_MAX_TEMPLATE)
+        return read_text(file, max_bytes=_MAX_TEMPLATE)
     template = config.get("chat_template")
     if isinstance(template, list):
         by_name = {str(t.get("name")): t.get("template", 0) for t in template if type(t) is dict}

@@ -14,7 +14,7 @@ from ssd_jax.config.settings import MAX_K, MODES
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.environment import describe, headline
-from ssd_jax.system.files import MOST_TEXT, read_text
+from ssd_jax.system.files import MAX_TEXT, read_text
 from ssd_jax.system.paths import user_path
 from ssd_jax.tools.bench.accounting import core_groups
 from ssd_jax.tools.bench.perplexity import WINDOW, count_windows
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     text = None
     if "text" in flags:
         remedy = "give a text file in UTF-8 as --text"
-        text = read_text(user_path(given["text"]), most=MOST_TEXT, remedy=remedy)
+        text = read_text(user_path(given["text"]), max_bytes=MAX_TEXT, remedy=remedy)
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)

@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
             system=given["system"],
             # Nothing loads for a pipe if none of its lines can be answered.
             ready=functools.cache(lambda: load(llm)) if piped else lambda: None,
-            stopped=lambda: interrupts.noted,
+            stopped=lambda: interrupts.pending,
         )
         if piped:
             return _answer_lines(session)
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
         console.print(hint, style="dim", markup=False, highlight=False)
         with interrupts:
             _talk(session, reader, interrupts, console)
-            interrupts.forget()
+            interrupts.clear()
     return 0
 
 
@@ -129,7 +129,7 @@ def _talk(
     while True:
         console.print()
         try:
-            with interrupts.delivered():
+            with interrupts.immediate():
                 raw = reader.read()
         except EOFError:
             console.print()
@@ -143,7 +143,7 @@ def _talk(
                 console.print("Ctrl-C again leaves, and so does Ctrl-D", style="dim")
             continue
         leaving = False
-        interrupts.forget()
+        interrupts.clear()
         try:
             if not session.take(raw):
                 return

@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
     out = user_path(given["out"])
     require_free(out)
-    require_writable("out", out, replaced=True)
+    require_writable("out", out, atomic=True)
     with progress_bar("downloading", unit="bytes") as progress:
         checkpoint = open_checkpoint(config.target, progress=progress)
     with progress_bar("converting", unit="bytes") as progress:

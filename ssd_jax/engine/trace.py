@@ -61,7 +61,7 @@ class Trace:
 
     def __init__(self, path: str | Path, *, most: int = MOST, zero: float | None = None) -> None:
         path = self.path = user_path(str(path)).absolute()
-        require_writable("trace", path, replaced=True)
+        require_writable("trace", path, atomic=True)
         if path.is_dir():
             raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
         if not path.parent.is_dir():

@@ -45,7 +45,7 @@ from ssd_jax.system.compile_cache import (
     use_no_cache,
     use_store,
 )
-from ssd_jax.system.forks import owned
+from ssd_jax.system.forks import only_in_owner
 
 if TYPE_CHECKING:
     from ssd_jax.tuning.chooser import Chooser
@@ -99,7 +99,7 @@ class LLM(Calls):
         self._trace = None if self.config.trace is None else Trace(self.config.trace)
         if self._trace is not None:
             # Also when the program ends before `close`, for example by Ctrl-C.
-            self._at_end = weakref.finalize(self, owned(self._trace.write_at_the_end))
+            self._at_end = weakref.finalize(self, only_in_owner(self._trace.write_at_the_end))
         self._store = open_store(self.config.store)
         # Before JAX counts the cores for its threads.
         self._draft_cores, restore = self.config.cores.pin_target()
@@ -107,7 +107,7 @@ class LLM(Calls):
         self._hosts = others
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
-        weakref.finalize(self, owned(self._sharing.freeze))
+        weakref.finalize(self, only_in_owner(self._sharing.freeze))
         self._loading = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
@@ -133,7 +133,7 @@ class LLM(Calls):
         if config.generation_config == "auto":
             _LOG.info(sampling_line(given_settings(self._default_params)))
         self._notices = tuple(cut_lines(resolved))
-        notices.say(self._notices)
+        notices.warn_once(self._notices)
         if self._hosts is not None:
             facts = of_model("target", resolved.target)
             if resolved.draft is not None:
@@ -205,7 +205,7 @@ class LLM(Calls):
             status=status,
         )
         self._notices = tuple(dict.fromkeys((*self._notices, *loaded.fallbacks.lines)))
-        notices.say(self._notices)
+        notices.warn_once(self._notices)
         if self.resolved.chooses and not isinstance(self._hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
@@ -220,7 +220,7 @@ class LLM(Calls):
             self._loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
             if self.config.verify == "ratio":
                 self._occurrences = Occurrences(first=self._chooser.settle)
-            self._end_chooser = weakref.finalize(self, owned(self._chooser.close))
+            self._end_chooser = weakref.finalize(self, only_in_owner(self._chooser.close))
             if self.config.mode == "auto":
                 _LOG.info(self._chooser.line)
 

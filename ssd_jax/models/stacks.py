@@ -30,7 +30,7 @@ class Stacks:
         self._model = model
         self._structs = model.bundle_structs()
         packed = self._structs if model.has_panels else {}
-        self._buffers = {name: pages.room(struct.size) for name, struct in packed.items()}
+        self._buffers = {name: pages.allocate(struct.size) for name, struct in packed.items()}
         self._lock = threading.Lock()
 
     def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:

@@ -31,7 +31,7 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
       InputError: the file is unreadable, or a key is unknown (with the nearest known one).
     """
     remedy = "give a configuration in TOML"
-    text = read_text(path, most=_MAX_BYTES, remedy=remedy).removeprefix("\ufeff")
+    text = read_text(path, max_bytes=_MAX_BYTES, remedy=remedy).removeprefix("\ufeff")
     try:
         for number, line in enumerate(text.split("\n"), start=1):
             if line.count(".") > _MAX_DOTS and not line.lstrip().startswith("#"):

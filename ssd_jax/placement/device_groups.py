@@ -61,7 +61,7 @@ class DeviceGroups(RoleNumbers):
     """
 
     platform: str | None = None
-    of: ClassVar[str] = "device"
+    item: ClassVar[str] = "device"
 
     @classmethod
     def parse(cls, target: str | None, draft: str | None) -> Self:

@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # constants of Linux
 
 
 @contextlib.contextmanager
@@ -39,10 +39,10 @@ def new_file(
     Raises:
       OSError: the disk is full, or cannot be written; with the name of the file.
     """
-    partial = _beside(path, "partial")
+    partial = _temporary_name(path, "partial")
     try:
         opener = functools.partial(os.open, mode=mode)
-        with named(path), open(partial, "x+b", opener=opener) as file:
+        with errors_name_path(path), open(partial, "x+b", opener=opener) as file:
             yield file
             if durable:
                 file.flush()
@@ -78,32 +78,32 @@ def new_directory(directory: Path, *, durable: bool = False) -> Iterator[Path]:
     """
     directory = directory.resolve()
     _clear_abandoned(directory)
-    new = _beside(directory, "new")
+    new = _temporary_name(directory, "new")
     partial = new.with_suffix(".partial")
     new.mkdir(parents=True)
-    held = os.open(new, os.O_RDONLY)
-    _locked(held)  # until this writer ends, however it does
+    lock = os.open(new, os.O_RDONLY)
+    _try_lock(lock)  # until this writer ends, however it does
     new.rename(partial)  # which is never without its lock
     try:
-        with named(directory):
+        with errors_name_path(directory):
             yield partial
         if durable:
             for path in sorted(partial.rglob("*"), reverse=True):
                 _sync(path)
             _sync(partial)
         if not _exchange(partial, directory):
-            aside = _beside(directory, "old") if directory.exists() else None
-            if aside is not None:
-                directory.rename(aside)
+            old = _temporary_name(directory, "old") if directory.exists() else None
+            if old is not None:
+                directory.rename(old)
             try:
                 partial.rename(directory)
             except OSError:
-                if aside is not None:
-                    aside.rename(directory)
+                if old is not None:
+                    old.rename(directory)
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        os.close(held)
+        os.close(lock)
     if durable:
         _sync(directory.parent)
     _remove(directory.parent, rf"{re.escape(directory.name)}\.[0-9a-f]{{8}}\.old")
@@ -120,13 +120,13 @@ def _clear_abandoned(directory: Path) -> None:
         with contextlib.suppress(OSError):  # it has gone, or is another's
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                if _locked(descriptor):
+                if _try_lock(descriptor):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Whether this process has the lock now; some disks have no locks."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,15 +144,17 @@ def _remove(directory: Path, pattern: str) -> None:
             path.unlink()
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Swaps two names; returns False if one does not exist, or the system or disk cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    names = os.fsencode(one), os.fsencode(other)
-    return rename is not None and not rename(_HERE, names[0], _HERE, names[1], _EXCHANGE)
+    names = os.fsencode(first), os.fsencode(second)
+    return rename is not None and not rename(
+        _AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE
+    )
 
 
 @contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
+def errors_name_path(path: Path) -> Iterator[None]:
     """Gives errors of an open file, which have no name, that of its place."""
     try:
         yield
@@ -162,7 +164,7 @@ def named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _beside(path: Path, ending: str) -> Path:
+def _temporary_name(path: Path, ending: str) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}")
 
 

@@ -35,8 +35,8 @@ def cache_dir() -> Path:
         try:
             base = Path.home() / ".cache"
         except RuntimeError:
-            why = "there is no home directory; set HOME or XDG_CACHE_HOME"
-            raise FileNotFoundError(errno.ENOENT, why, "~/.cache") from None
+            reason = "there is no home directory; set HOME or XDG_CACHE_HOME"
+            raise FileNotFoundError(errno.ENOENT, reason, "~/.cache") from None
     return base / "ssd_jax"
 
 

@@ -13,9 +13,9 @@ from typing import ClassVar, Self
 
 from ssd_jax.errors import InputError
 
-_PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _pins: dict[object, Set[int]] = {}  # cores that this process is pinned to, latest last
-_given: dict[int, Set[int]] = {}  # cores of threads before; 0 is for threads to come
+_original_cores: dict[int, Set[int]] = {}  # cores of threads before; 0 is for threads to come
 _XLA_POOL = "tf_XLAEigen"  # the threads that run parts of loops on a processor, by name
 
 
@@ -25,7 +25,7 @@ class RoleNumbers:
 
     target: tuple[int, ...] | None
     draft: tuple[int, ...] | None
-    of: ClassVar[str]
+    item: ClassVar[str]
     """Name of one item, as in the settings target_*s and draft_*s."""
 
     @classmethod
@@ -35,24 +35,24 @@ class RoleNumbers:
         Raises:
           InputError: a setting is not a list of numbers, or both have a number.
         """
-        names = f"target_{cls.of}s", f"draft_{cls.of}s"
-        found = [
-            None if text is None else parse_numbers(name, text, cls.of)
+        names = f"target_{cls.item}s", f"draft_{cls.item}s"
+        numbers = [
+            None if text is None else parse_numbers(name, text, cls.item)
             for name, text in zip(names, (target, draft), strict=True)
         ]
-        shared = {*(found[0] or ())} & {*(found[1] or ())}
-        if shared:
+        common = {*(numbers[0] or ())} & {*(numbers[1] or ())}
+        if common:
             raise InputError(
-                f"{names[0]} = {target!r} and {names[1]} = {draft!r} share {shown(shared)}; "
-                f"give each {cls.of}s of its own"
+                f"{names[0]} = {target!r} and {names[1]} = {draft!r} share {shown(common)}; "
+                f"give each {cls.item}s of its own"
             )
-        return cls(target=found[0], draft=found[1])
+        return cls(target=numbers[0], draft=numbers[1])
 
 
 class Cores(RoleNumbers):
     """Cores of the two roles; None leaves the choice to the system."""
 
-    of = "core"
+    item = "core"
 
     def pin_target(self) -> tuple[tuple[int, ...] | None, Callable[[], None]]:
         """Pins this process to the target's cores.
@@ -72,9 +72,9 @@ class Cores(RoleNumbers):
         target, draft = self.target, self.draft
         if target is None and draft is None:
             return None, lambda: None
-        target = target or _others(draft)
+        target = target or _remaining(draft)
         restore = (lambda: None) if target is None else pin(target)
-        return draft or _others(target), restore
+        return draft or _remaining(target), restore
 
 
 def deal(cores: tuple[int, ...] | None, processes: int) -> list[tuple[int, ...] | None]:
@@ -85,7 +85,7 @@ def deal(cores: tuple[int, ...] | None, processes: int) -> list[tuple[int, ...] 
     return [tuple(cores[number::processes]) for number in range(processes)]
 
 
-def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
+def parse_numbers(name: str, text: str, item: str) -> tuple[int, ...]:
     """Numbers of cores or devices, ascending, from a list of numbers and ranges such as "0,2-3".
 
     Raises:
@@ -93,11 +93,12 @@ def parse_numbers(name: str, text: str, of: str) -> tuple[int, ...]:
     """
     numbers: set[int] = set()
     for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
+        match = _RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise InputError(
-                f"{name} = {text!r} is not understood; give {of} numbers and ranges, such as 0,2-3"
+                f"{name} = {text!r} is not understood; give {item} numbers and ranges, such as "
+                "0,2-3"
             )
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
@@ -134,27 +135,27 @@ def pin(cores: Iterable[int]) -> Callable[[], None]:
       thread that pinned first. Threads that were moved in the meantime stay where they are.
     """
     usable_cores()  # caches the given cores
-    own, wanted = object(), set(cores)
+    token, pinned = object(), set(cores)
     if not _pins:
-        _given.clear()
-        _given[0] = os.sched_getaffinity(0)
+        _original_cores.clear()
+        _original_cores[0] = os.sched_getaffinity(0)
     for thread in _threads():
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            had = os.sched_getaffinity(thread)
-            if had not in _pins.values():
-                _given[thread] = had
-            os.sched_setaffinity(thread, wanted)
-    _pins[own] = wanted
-    return functools.partial(_unpin, own)
+            current = os.sched_getaffinity(thread)
+            if current not in _pins.values():
+                _original_cores[thread] = current
+            os.sched_setaffinity(thread, pinned)
+    _pins[token] = pinned
+    return functools.partial(_unpin, token)
 
 
-def _unpin(own: object) -> None:
-    cores = _pins.pop(own)
+def _unpin(token: object) -> None:
+    cores = _pins.pop(token)
     for thread in _threads():
         with contextlib.suppress(ProcessLookupError):
             if os.sched_getaffinity(thread) == cores:
-                back = _given.get(thread, _given[0])
-                os.sched_setaffinity(thread, next(reversed(_pins.values()), back))
+                original = _original_cores.get(thread, _original_cores[0])
+                os.sched_setaffinity(thread, next(reversed(_pins.values()), original))
 
 
 def compiling_cores() -> int:
@@ -174,7 +175,7 @@ def _threads() -> list[int]:
     return [int(task.name) for task in Path("/proc/self/task").iterdir()]
 
 
-def _others(cores: Iterable[int] | None) -> tuple[int, ...] | None:
+def _remaining(cores: Iterable[int] | None) -> tuple[int, ...] | None:
     return tuple(sorted(usable_cores() - {*(cores or ())})) or None
 
 

@@ -47,25 +47,25 @@ def describe() -> dict[str, Any]:
 def headline(environment: Mapping[str, Any]) -> str:
     """One line to print above a table."""
     cpus, cores = environment["cpu_affinity"], environment["cpu_count"]
-    used = cores if cpus is None else len(cpus)
+    usable = cores if cpus is None else len(cpus)
     device = environment["device"]
     if environment["platform"] == "cpu":
         device = environment["cpu_model"] or device
     commit, versions = environment["commit"], environment["versions"]
     changes = "+changes" if environment["commit_modified"] else ""
-    ours = commit[:9] + changes if commit else versions["ssd_jax"] or "not installed"
-    return f"{device}, {used}/{cores} cores, jax {versions['jax']}, ssd_jax {ours}"
+    package = commit[:9] + changes if commit else versions["ssd_jax"] or "not installed"
+    return f"{device}, {usable}/{cores} cores, jax {versions['jax']}, ssd_jax {package}"
 
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of relevant packages; None if not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    result: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("ssd-jax", *PACKAGES):
         name = package.replace("-", "_")
-        found[name] = None
+        result[name] = None
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(package)
-    return found
+            result[name] = importlib.metadata.version(package)
+    return result
 
 
 def commit(root: Path) -> dict[str, Any]:
@@ -78,10 +78,11 @@ def commit(root: Path) -> dict[str, Any]:
         return unknown
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        found = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+        description = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or no commit yet
         return unknown
-    return {"commit": found.removesuffix("-dirty"), "commit_modified": found.endswith("-dirty")}
+    modified = description.endswith("-dirty")
+    return {"commit": description.removesuffix("-dirty"), "commit_modified": modified}
 
 
 def cpu_model() -> str | None:

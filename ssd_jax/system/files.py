@@ -1,8 +1,8 @@
 """Reads files that others wrote: only regular ones, of limited size, never trusted.
 
 Anything wrong with such a file is an `InputError` that names it: no caller sees an `OSError`,
-`UnicodeDecodeError` or `RecursionError`. Functions take the file's `path`, its most bytes (`most`;
-None is any number) and what to do about a bad file, for the error (`remedy`).
+`UnicodeDecodeError` or `RecursionError`. Functions take the file's `path`, the bytes that it
+may have (`max_bytes`; None is any number), and what to do about a bad file (`remedy`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ssd_jax.errors import InputError
 
 GET_AGAIN = "get the file again"
 
-MOST_JSON = 8 << 20
+MAX_JSON = 8 << 20
 """Bytes of a JSON document, which takes up to 25 times as many when decoded."""
 
-MOST_TEXT = 64 << 20
+MAX_TEXT = 64 << 20
 """Bytes of a text that is read whole."""
 
-MOST_UNPACKED = 128 << 20
+MAX_UNPACKED = 128 << 20
 """Bytes that a compressed text may unpack to."""
 
-MOST_LINES = 500_000
+MAX_LINES = 500_000
 """Lines of a file that is read line by line, empty ones included."""
 
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Nesting of objects and lists; deeper nesting would end in a `RecursionError` later."""
 
-_KINDS = {
+_FILE_TYPES = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -59,7 +59,7 @@ def open_regular(path: Path, *, remedy: str = GET_AGAIN) -> io.BufferedReader:
     with reading(path, remedy=remedy):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+            kind = _FILE_TYPES.get(stat.S_IFMT(mode), "no file")
             raise InputError(f"{path} is {kind}; give a regular file")
         return path.open("rb")
 
@@ -82,18 +82,18 @@ def reading(path: Path, *, remedy: str = GET_AGAIN) -> Iterator[None]:
         ) from None
 
 
-def read_bytes(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> bytes:
-    """All bytes of a regular file, which may have at most `most`."""
+def read_bytes(path: Path, *, max_bytes: int | None = None, remedy: str = GET_AGAIN) -> bytes:
+    """All bytes of a regular file, which may have at most `max_bytes`."""
     with open_regular(path, remedy=remedy) as file, reading(path, remedy=remedy):
-        data = file.read() if most is None else file.read(most + 1)
-    if most is not None and len(data) > most:
-        raise InputError(f"{path} has more than {most} bytes, which is the limit; {remedy}")
+        data = file.read() if max_bytes is None else file.read(max_bytes + 1)
+    if max_bytes is not None and len(data) > max_bytes:
+        raise InputError(f"{path} has more than {max_bytes} bytes, which is the limit; {remedy}")
     return data
 
 
-def read_text(path: Path, *, most: int | None = None, remedy: str = GET_AGAIN) -> str:
+def read_text(path: Path, *, max_bytes: int | None = None, remedy: str = GET_AGAIN) -> str:
     """A text file in UTF-8; every line ending becomes a newline."""
-    text = decode(read_bytes(path, most=most, remedy=remedy), path, remedy=remedy)
+    text = decode(read_bytes(path, max_bytes=max_bytes, remedy=remedy), path, remedy=remedy)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -112,25 +112,25 @@ def decode(data: bytes, path: Path, *, remedy: str, encoding: str = "utf-8") -> 
         ) from None
 
 
-def read_json(path: Path, *, most: int = MOST_JSON, remedy: str = GET_AGAIN) -> dict[str, Any]:
+def read_json(path: Path, *, max_bytes: int = MAX_JSON, remedy: str = GET_AGAIN) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-      InputError: see `read_text`; or it is not JSON, nested deeper than `MOST_DEPTH`, or no object.
+      InputError: see `read_text`; or it is not JSON, nested deeper than `MAX_DEPTH`, or no object.
     """
-    text = read_text(path, most=most, remedy=remedy)
+    text = read_text(path, max_bytes=max_bytes, remedy=remedy)
     try:
         value = parse_json(text)
     except ValueError as error:
         raise InputError(f"{path} is not readable JSON: {brief(error)}; {remedy}") from None
     if not isinstance(value, dict):
-        found = "null" if value is None else type(value).__name__
-        raise InputError(f"{path} holds a JSON {found}, expected an object; {remedy}")
+        kind = "null" if value is None else type(value).__name__
+        raise InputError(f"{path} holds a JSON {kind}, expected an object; {remedy}")
     return value
 
 
 def parse_json(text: str) -> Any:
-    """`json.loads` that refuses nesting deeper than `MOST_DEPTH`.
+    """`json.loads` that refuses nesting deeper than `MAX_DEPTH`.
 
     Raises:
       ValueError: the text is nested deeper, or is not JSON.
@@ -143,22 +143,22 @@ def parse_json(text: str) -> Any:
     return value
 
 
-_TOO_DEEP = f"nested too deeply, the limit is {MOST_DEPTH} levels"
+_TOO_DEEP = f"nested too deeply, the limit is {MAX_DEPTH} levels"
 
 
 def require_shallow(value: object) -> None:
-    """Refuses objects and lists nested deeper than `MOST_DEPTH`.
+    """Refuses objects and lists nested deeper than `MAX_DEPTH`.
 
     Raises:
       ValueError: they are nested deeper.
     """
     level = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [
             item
-            for holder in level
-            if isinstance(holder, dict | list)
-            for item in (holder.values() if isinstance(holder, dict) else holder)
+            for container in level
+            if isinstance(container, dict | list)
+            for item in (container.values() if isinstance(container, dict) else container)
             if isinstance(item, dict | list)
         ]
         if not level:
@@ -176,27 +176,27 @@ def read_lines(
     byte order mark are not part of the text.
 
     Raises:
-      InputError: see `open_regular`; or there are more than `MOST_LINES` lines, a line is longer
-        than `MOST_JSON` or not UTF-8, or gzip is damaged or unpacks to more than `MOST_UNPACKED`.
+      InputError: see `open_regular`; or there are more than `MAX_LINES` lines, a line is longer
+        than `MAX_JSON` or not UTF-8, or gzip is damaged or unpacks to more than `MAX_UNPACKED`.
     """
-    done = 0
+    unpacked_bytes = 0
     try:
-        opened = open_regular(path, remedy=remedy) if stream is None else nullcontext(stream)
-        with opened as packed:
+        context = open_regular(path, remedy=remedy) if stream is None else nullcontext(stream)
+        with context as packed:
             gzipped = stream is None and path.suffix == ".gz"
             file = GzipFile(fileobj=packed) if gzipped else packed
             for number in itertools.count(1):
-                line = file.readline(MOST_JSON + 1)
+                line = file.readline(MAX_JSON + 1)
                 if not line:
                     return
-                if number > MOST_LINES:
-                    raise InputError(f"{path} has more than {MOST_LINES} lines; split the file")
-                if len(line) > MOST_JSON:
-                    raise InputError(f"{path}:{number} is longer than {MOST_JSON} bytes; {remedy}")
-                done += len(line)
-                if gzipped and done > MOST_UNPACKED:
+                if number > MAX_LINES:
+                    raise InputError(f"{path} has more than {MAX_LINES} lines; split the file")
+                if len(line) > MAX_JSON:
+                    raise InputError(f"{path}:{number} is longer than {MAX_JSON} bytes; {remedy}")
+                unpacked_bytes += len(line)
+                if gzipped and unpacked_bytes > MAX_UNPACKED:
                     raise InputError(
-                        f"{path} unpacks to more than {MOST_UNPACKED} bytes, which is the limit; "
+                        f"{path} unpacks to more than {MAX_UNPACKED} bytes, which is the limit; "
                         "split it, or give it unpacked"
                     )
                 try:
@@ -222,7 +222,7 @@ def require_plain_name(name: object, where: Path) -> str:
         and name not in ("", ".", "..")
         and name.isprintable()
         and not set(name) & set("/\\")
-        and len(name.encode()) <= _LONGEST_NAME
+        and len(name.encode()) <= _MAX_NAME
     ):
         return name
     raise InputError(
@@ -231,13 +231,13 @@ def require_plain_name(name: object, where: Path) -> str:
     )
 
 
-_LONGEST_NAME = 200
+_MAX_NAME = 200
 """Bytes, leaving room for what is put around the name while the file is written."""
 
 
 def shown(value: object) -> str:
     """A value as one short line, for errors."""
-    return _SHORT.repr(value)
+    return _REPR.repr(value)
 
 
 def is_unicode(text: str) -> bool:
@@ -257,15 +257,15 @@ def brief(error: BaseException, *, end: bool = False) -> str:
       end: whether a long one's end says more than its beginning.
     """
     text = " ".join(str(error).split())
-    if len(text) <= _LONGEST_WORDS:
+    if len(text) <= _MAX_WORDS:
         return text
-    return f"...{text[-_LONGEST_WORDS:]}" if end else f"{text[:_LONGEST_WORDS]}..."
+    return f"...{text[-_MAX_WORDS:]}" if end else f"{text[:_MAX_WORDS]}..."
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_LONGEST_WORDS = 300
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
+_MAX_WORDS = 300
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
 
 
 def sha256_of(path: Path) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def owned(end: Callable[..., Any]) -> Callable[..., None]:
+def only_in_owner(function: Callable[..., Any]) -> Callable[..., None]:
     """Wraps a function to do nothing in forks of this process, which owns what the function ends,
     writes or waits for."""
     owner = os.getpid()
 
     def in_owner(*arguments: Any) -> None:
         if os.getpid() == owner:
-            end(*arguments)
+            function(*arguments)
 
     return in_owner

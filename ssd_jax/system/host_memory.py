@@ -14,8 +14,8 @@ def memory_limit(root: Path = Path("/")) -> tuple[int, str]:
     A group cannot have more than the groups that it is in. Inside a container the names of outer
     groups may lead nowhere.
     """
-    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [(present, "this machine")]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [(machine, "this machine")]
     for file in _limit_files(root):
         try:
             text = file.read_text().strip()
@@ -59,13 +59,13 @@ def _limit_files(root: Path) -> Iterator[Path]:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    mounted = root / "sys/fs/cgroup"
+    mount = root / "sys/fs/cgroup"
     for line in groups:
         _, controllers, name = line.split(":", 2)
         if not controllers:
-            top, file = mounted, "memory.max"
+            top, file = mount, "memory.max"
         elif "memory" in controllers.split(","):
-            top, file = mounted / "memory", "memory.limit_in_bytes"
+            top, file = mount / "memory", "memory.limit_in_bytes"
         else:
             continue
         path = PurePosixPath(name)

@@ -30,20 +30,20 @@ class HugePages:
         self._free = np.empty(0, np.uint8)
         self._changed = threading.Lock()
 
-    def room(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int) -> np.ndarray:
         """An array [nbytes] uint8, aligned to 64 bytes. Several threads may call it at once."""
         size = math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
         with self._changed:
             if size > self._free.size:
                 self._free = _chunk(max(size, _CHUNK))
-            room, self._free = self._free[:nbytes], self._free[size:]
-        return room
+            array, self._free = self._free[:nbytes], self._free[size:]
+        return array
 
     def copy(self, array: np.ndarray) -> np.ndarray:
-        """A copy of an array, in memory from `room`."""
-        placed = self.room(array.nbytes).view(array.dtype).reshape(array.shape)
-        placed[...] = array
-        return placed
+        """A copy of an array, in memory from `allocate`."""
+        copied = self.allocate(array.nbytes).view(array.dtype).reshape(array.shape)
+        copied[...] = array
+        return copied
 
 
 def _chunk(size: int) -> np.ndarray:
@@ -52,6 +52,6 @@ def _chunk(size: int) -> np.ndarray:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    first = -whole.ctypes.data % _PAGE
-    return whole[first : first + size]
+    buffer = np.frombuffer(memory, np.uint8)
+    offset = -buffer.ctypes.data % _PAGE
+    return buffer[offset : offset + size]

@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 """Signals that may raise in running code: Ctrl-C, a request to end, a time limit."""
 PATIENCE = 2.0
 """Seconds that a repeated interrupt waits: a round is shorter, unless something hangs."""
-_INSISTENT = 3  # times
+_INSISTENT_COUNT = 3  # times
 
 
 class Deferred:
@@ -38,29 +38,29 @@ class Deferred:
         self, *numbers: signal.Signals, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._numbers, self._clock = numbers or SIGNALS, clock
-        self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._noted: dict[int, FrameType | None] = {}
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._pending: dict[int, FrameType | None] = {}
         self._count, self._first = 0, 0.0
-        self._passing = False  # signals to their handlers, at once
+        self._run_at_once = False  # signals to their handlers, at once
         self.forced = False
 
     def __enter__(self) -> Deferred:
         """Returns: this object, or the one that it is within."""
-        found = self
+        active = self
         if threading.current_thread() is not threading.main_thread():
-            return found
+            return active
         try:
             for number in self._numbers:
                 handler = _signal.getsignal(number)
-                if isinstance(handler, Deferred) and not handler._passing:
-                    found = handler
+                if isinstance(handler, Deferred) and not handler._run_at_once:
+                    active = handler
                 elif callable(handler):
-                    self._before[number] = handler
+                    self._handlers[number] = handler
                     _signal.signal(number, self)
         except BaseException:  # from a signal that is not deferred yet
             self._restore()
             raise
-        return found
+        return active
 
     def __exit__(self, *_exception: object) -> None:
         try:
@@ -70,49 +70,49 @@ class Deferred:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal within the context."""
-        if self._passing:
-            self._before[number](number, frame)
+        if self._run_at_once:
+            self._handlers[number](number, frame)
             return
         now = self._clock()
         if not self._count:
             self._first = now
         self._count += 1
-        self._noted[number] = frame
-        if self._count >= _INSISTENT and now > self._first + PATIENCE:
+        self._pending[number] = frame
+        if self._count >= _INSISTENT_COUNT and now > self._first + PATIENCE:
             self.forced = True
             self._deliver()
 
     @property
-    def noted(self) -> bool:
+    def pending(self) -> bool:
         """Whether a signal waits."""
-        return bool(self._noted)
+        return bool(self._pending)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drops the noted signals, which have been handled."""
-        self._noted.clear()
+        self._pending.clear()
         self._count, self.forced = 0, False
 
     @contextlib.contextmanager
-    def delivered(self) -> Iterator[None]:
+    def immediate(self) -> Iterator[None]:
         """A context in which handlers run at once, for a wait that an interrupt may end."""
-        self._passing = True
+        self._run_at_once = True
         try:
             yield
         finally:
-            self._passing = False
+            self._run_at_once = False
 
     def _restore(self) -> None:
         try:
-            for number, handler in self._before.items():
+            for number, handler in self._handlers.items():
                 if _signal.getsignal(number) is self:
                     _signal.signal(number, handler)
         finally:
-            self._passing = True  # where one that was put back has kept others from it
+            self._run_at_once = True  # where one that was put back has kept others from it
 
     def _deliver(self) -> None:
-        while self._noted:
-            number, frame = self._noted.popitem()
+        while self._pending:
+            number, frame = self._pending.popitem()
             try:
-                self._before[number](number, frame)
+                self._handlers[number](number, frame)
             finally:
                 self._deliver()

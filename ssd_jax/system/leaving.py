@@ -11,19 +11,19 @@ import sys
 import threading
 from typing import NoReturn
 
-_FLUSHED = 0.5  # seconds that the reader of standard output has for the rest
+_FLUSH_SECONDS = 0.5  # seconds that the reader of standard output has for the rest
 
 
-def leave(why: str, status: int) -> NoReturn:
+def leave(message: str, status: int) -> NoReturn:
     """Ends this process even if programs wait on its devices for ever and its output is not
     read."""
     with contextlib.suppress(RuntimeError):  # Python starts no threads at exit
-        flushing = threading.Thread(target=flush, daemon=True)
-        flushing.start()
-        flushing.join(_FLUSHED)
+        thread = threading.Thread(target=flush, daemon=True)
+        thread.start()
+        thread.join(_FLUSH_SECONDS)
     with contextlib.suppress(OSError):
-        if why and select.select((), (2,), (), 0)[1]:
-            os.write(2, f"ssd-jax: {why}\n".encode())
+        if message and select.select((), (2,), (), 0)[1]:
+            os.write(2, f"ssd-jax: {message}\n".encode())
     os._exit(status)
 
 
@@ -35,14 +35,14 @@ def flush() -> None:
                 stream.flush()
 
 
-def end_with_starter() -> None:
+def end_with_parent() -> None:
     """Makes this process end with the one that started it by `multiprocessing`, however that ends;
     else it would work on for minutes."""
 
     def wait() -> None:
-        starter = multiprocessing.parent_process()
-        if starter is not None:
-            starter.join()
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

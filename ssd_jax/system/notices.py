@@ -6,23 +6,23 @@ import logging
 from collections.abc import Iterable
 
 _LOG = logging.getLogger(__name__)
-_said: dict[str, None] = {}
+_logged: dict[str, None] = {}
 
 
-def say(lines: Iterable[str]) -> None:
+def warn_once(lines: Iterable[str]) -> None:
     """Logs those lines, as warnings, that have not been logged yet."""
     for line in lines:
-        if line not in _said:
-            _said[line] = None
+        if line not in _logged:
+            _logged[line] = None
             _LOG.warning(line)
 
 
-def said() -> tuple[str, ...]:
+def logged_lines() -> tuple[str, ...]:
     """Lines that need not be logged again, for processes that this one starts and the one that
     started it."""
-    return tuple(_said)
+    return tuple(_logged)
 
 
-def count_as_said(lines: Iterable[str]) -> None:
+def mark_logged(lines: Iterable[str]) -> None:
     """Counts lines as logged that another process of the command has logged."""
-    _said.update(dict.fromkeys(lines))
+    _logged.update(dict.fromkeys(lines))

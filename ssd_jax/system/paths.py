@@ -33,7 +33,7 @@ def require_free(directory: Path) -> None:
         raise InputError(f"{directory} exists and is not empty; remove it or name another one")
 
 
-def require_writable(name: str, path: Path, *, replaced: bool = False) -> None:
+def require_writable(name: str, path: Path, *, atomic: bool = False) -> None:
     """Checks that a file or directory can be written, by trying before the work that makes its
     content; leaves nothing there.
 
@@ -42,7 +42,7 @@ def require_writable(name: str, path: Path, *, replaced: bool = False) -> None:
     Args:
       name: of the setting, for messages.
       path: file or directory to be written.
-      replaced: whether it is written beside its place and then moved there.
+      atomic: whether it is written beside its place and then moved there.
 
     Raises:
       InputError: the path is a device or the like, or nothing can be written there.
@@ -52,11 +52,11 @@ def require_writable(name: str, path: Path, *, replaced: bool = False) -> None:
             if not path.is_file():
                 raise InputError(f"{name} = '{path}' is a device or a pipe; give a file")
             path.open("ab").close()
-        place = path.absolute().parent if replaced else path.absolute()
-        while not place.exists():
-            place = place.parent
-        if replaced or not path.is_file():
-            tempfile.TemporaryFile(dir=place).close()
+        directory = path.absolute().parent if atomic else path.absolute()
+        while not directory.exists():
+            directory = directory.parent
+        if atomic or not path.is_file():
+            tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         raise InputError(
             f"{name} = '{path}' cannot be written: {error.strerror or error}; give another place"

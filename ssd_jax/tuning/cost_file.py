@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import write_file
-from ssd_jax.system.files import MOST_JSON, read_bytes
+from ssd_jax.system.files import MAX_JSON, read_bytes
 from ssd_jax.tuning.throughput import Costs, Guess
 
 _LOG = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class CostFile:
             # garbage is collected.
             if not self.path.exists():
                 return None
-            kept = msgspec.json.decode(read_bytes(self.path, most=MOST_JSON), type=_Kept)
+            kept = msgspec.json.decode(read_bytes(self.path, max_bytes=MAX_JSON), type=_Kept)
         except (InputError, OSError, ValueError, RecursionError) as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None

@@ -20,7 +20,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks
 from ssd_jax.llm.prompt_files import prompt_line, read_json_lines
-from ssd_jax.system.files import MOST_TEXT, read_text
+from ssd_jax.system.files import MAX_TEXT, read_text
 from ssd_jax.tools.bench.prompts import parse_line
 from ssd_jax.tools.chat.conversation import load
 from ssd_jax.tools.chat.terminal import HistoryFile
@@ -122,7 +122,8 @@ def _template(path: Path) -> None:
 
 def _text(path: Path) -> None:
     every(
-        lambda: read_text(path / "text.txt", most=MOST_TEXT), lambda: read_plain(path / "text.txt")
+        lambda: read_text(path / "text.txt", max_bytes=MAX_TEXT),
+        lambda: read_plain(path / "text.txt"),
     )
 
 

@@ -68,13 +68,13 @@ def test_a_file_that_is_missing_or_anothers_is_named_with_what_to_do(tmp_path, m
 def test_size_has_a_limit(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"12345")
-    assert files.read_bytes(path, most=5) == b"12345"
+    assert files.read_bytes(path, max_bytes=5) == b"12345"
     with pytest.raises(InputError, match="a has more than 4 bytes, which is the limit; mend it"):
-        files.read_bytes(path, most=4, remedy="mend it")
+        files.read_bytes(path, max_bytes=4, remedy="mend it")
 
 
 def test_depth_has_a_limit():
-    deepest = "[" * files.MOST_DEPTH + "]" * files.MOST_DEPTH
+    deepest = "[" * files.MAX_DEPTH + "]" * files.MAX_DEPTH
     assert files.parse_json(deepest) == json.loads(deepest)
     for text in (f"[{deepest}]", '{"a":' * 101 + "1" + "}" * 101, "[" * 10**6):
         with pytest.raises(ValueError, match="nested too deeply, the limit is 100 levels"):

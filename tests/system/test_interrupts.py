@@ -39,7 +39,7 @@ def test_an_interrupt_comes_when_the_block_has_ended():
     def block():
         with Deferred() as interrupts:
             press()
-            done.append(interrupts.noted)
+            done.append(interrupts.pending)
         done.append("never")
 
     assert interrupted(block)
@@ -83,17 +83,17 @@ def test_within_another_it_is_the_outer_one_that_delivers():
 def test_what_was_answered_is_forgotten():
     with Deferred(signal.SIGINT) as interrupts:
         press()
-        interrupts.forget()
-    assert not interrupts.noted
+        interrupts.clear()
+    assert not interrupts.pending
 
 
 def test_within_delivered_an_interrupt_comes_at_once_and_after_it_waits_again():
     with Deferred(signal.SIGINT) as interrupts:
-        with pytest.raises(KeyboardInterrupt), interrupts.delivered():
+        with pytest.raises(KeyboardInterrupt), interrupts.immediate():
             press()
         press()
-        assert interrupts.noted
-        interrupts.forget()
+        assert interrupts.pending
+        interrupts.clear()
 
 
 @pytest.mark.parametrize(("third_at", "forced"), [(PATIENCE / 2, False), (PATIENCE * 2, True)])

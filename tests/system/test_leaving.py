@@ -62,10 +62,10 @@ def test_a_process_ends_though_nobody_reads_its_errors_either():
 
 ORPHAN = """
 import multiprocessing, os, signal, time
-from ssd_jax.system.leaving import end_with_starter
+from ssd_jax.system.leaving import end_with_parent
 
 def serve(pipe):
-    end_with_starter()
+    end_with_parent()
     pipe.send(os.getpid())
     time.sleep(60)
 

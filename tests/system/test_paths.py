@@ -28,7 +28,7 @@ def test_what_can_be_written_is_left_as_it_is(tmp_path, replaced):
     there = tmp_path / "there"
     there.write_text("text")
     for path in (there, tmp_path, tmp_path / "new", tmp_path / "new" / "directory" / "file"):
-        require_writable("out", path, replaced=replaced)
+        require_writable("out", path, atomic=replaced)
     assert there.read_text() == "text"
     assert list(tmp_path.iterdir()) == [there]
 
@@ -44,7 +44,7 @@ def test_what_can_be_written_is_left_as_it_is(tmp_path, replaced):
 )
 def test_what_cannot_be_written_is_refused(path, message, replaced):
     with pytest.raises(InputError, match=message):
-        require_writable("out", Path(path), replaced=replaced)
+        require_writable("out", Path(path), atomic=replaced)
 
 
 def test_the_directory_is_asked_that_will_be_written(tmp_path, monkeypatch):
@@ -65,5 +65,5 @@ def test_the_directory_is_asked_that_will_be_written(tmp_path, monkeypatch):
         (tmp_path / "new" / "file", False, tmp_path),
     ):
         with pytest.raises(InputError, match="Permission denied; give another place"):
-            require_writable("out", path, replaced=replaced)
+            require_writable("out", path, atomic=replaced)
         assert tried.pop() == place

@@ -29,7 +29,7 @@ from ssd_jax.placement.hosts.start import (
 )
 from ssd_jax.roles.records import Outcomes, TopLogprobs
 from ssd_jax.sampling.params import Report
-from ssd_jax.system.forks import owned
+from ssd_jax.system.forks import only_in_owner
 from ssd_jax.system.leaving import flush, leave
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.frames import Frames
@@ -100,7 +100,7 @@ class Leader:
         self._hosts: dict[int, _Host] = {}
         self._refusals = Refusals("hosts: a connection")
         threading.Thread(target=self._make_all, daemon=True, name="devices").start()
-        self._at_exit = owned(self._end)
+        self._at_exit = only_in_owner(self._end)
         atexit.register(self._at_exit)
         try:
             self._listen(hosts)

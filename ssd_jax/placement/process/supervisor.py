@@ -23,7 +23,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.visible import PROCESSOR, Devices
 from ssd_jax.system.cache_dir import StoreSettings
-from ssd_jax.system.forks import owned
+from ssd_jax.system.forks import only_in_owner
 from ssd_jax.wire.messages import Hello
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
@@ -131,7 +131,7 @@ class Supervisor:
         self._settings, self._command, self._startup = settings, tuple(command), startup
         self.link = Link()
         self._state = _State()
-        self._end = weakref.finalize(self, owned(_end), self._state)
+        self._end = weakref.finalize(self, only_in_owner(_end), self._state)
 
     def start(self) -> None:
         """Starts the worker; returns at once."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit
 from ssd_jax.roles.records import Absence
-from ssd_jax.system.forks import owned
+from ssd_jax.system.forks import only_in_owner
 
 _LOOK = 0.1  # seconds
 _LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class WorkerStreams:
             self.current = self.connect()
             if self.current is not None:
                 # Needed even if no one calls `close`: the receiving thread keeps the stream alive.
-                self.close = end = weakref.finalize(self, owned(self.current.close))
+                self.close = end = weakref.finalize(self, only_in_owner(self.current.close))
                 end.atexit = False
             self.overdue = False
             self.counters["connections"] += self.current is not None

@@ -11,7 +11,7 @@ from collections import Counter
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process.connection import Connection, Link
 from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
-from ssd_jax.system.forks import owned
+from ssd_jax.system.forks import only_in_owner
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.messages import Wanted
 from ssd_jax.wire.security import Files
@@ -104,7 +104,7 @@ class FarWorker:
         made = Connection(self.address, settings.hello, settings.token, Counter(), self.link)
         # Needed even if no one calls `close`: the receiving thread keeps the stream alive.
         self._end.detach()
-        self._end = weakref.finalize(self, owned(made.close))
+        self._end = weakref.finalize(self, only_in_owner(made.close))
         self._end.atexit = False
         return made
 

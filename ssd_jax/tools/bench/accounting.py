@@ -28,7 +28,7 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import notices
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
-from ssd_jax.system.leaving import end_with_starter
+from ssd_jax.system.leaving import end_with_parent
 from ssd_jax.tools.bench.prompts import BenchPrompt
 from ssd_jax.tools.bench.report import speed_ratio, summarize
 from ssd_jax.tools.bench.run import BenchResult, Variant, joined, prompt_result, run_paired
@@ -88,7 +88,7 @@ class PinnedModel:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, config, params, tuple(ks), notices.said(), cache)
+            target=_serve, args=(theirs, config, params, tuple(ks), notices.logged_lines(), cache)
         )
         self._process.daemon = True
         self._process.start()
@@ -100,7 +100,7 @@ class PinnedModel:
         Raises:
           SsdError: it cannot be loaded.
         """
-        notices.count_as_said(self._answer())
+        notices.mark_logged(self._answer())
 
     def variant(self, mode: str, k: int | None) -> Variant:
         """A variant that runs prompts there in a mode of `LLM.engine_of`."""
@@ -144,11 +144,11 @@ def _serve(
 
     if cache is not None:
         os.environ["XDG_CACHE_HOME"] = str(cache)
-    notices.count_as_said(said)
-    end_with_starter()
+    notices.mark_logged(said)
+    end_with_parent()
     try:
         with LLM(config=config, ks=ks) as llm:
-            pipe.send(notices.said())
+            pipe.send(notices.logged_lines())
             while True:
                 prompt, mode, k = pipe.recv()
                 pipe.send(prompt_result(llm, prompt, params, mode, k))

@@ -19,7 +19,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.cores import usable_cores
-from ssd_jax.system.leaving import end_with_starter
+from ssd_jax.system.leaving import end_with_parent
 from ssd_jax.tools.bench.accounting import PinnedModel
 from ssd_jax.tools.bench.prompts import BenchPrompt
 from ssd_jax.tools.bench.run import BenchResult, joined, run_paired
@@ -134,7 +134,7 @@ def _other_work(runs: bool) -> Iterator[None]:
 
 def _work() -> None:
     """Copies memory for ever."""
-    end_with_starter()
+    end_with_parent()
     block = bytearray(_BLOCK)
     while True:
         block = bytearray(block)

@@ -18,7 +18,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import MOST_TEXT, parse_json, read_text
+from ssd_jax.system.files import MAX_TEXT, parse_json, read_text
 from ssd_jax.tools.chat.entry import COMMANDS, entries, is_open
 
 _KEPT = 1000
@@ -105,7 +105,7 @@ class HistoryFile(History):
     def load_history_strings(self) -> Iterable[str]:
         """The newest entries, newest first; a file of many entries is cut to these."""
         try:
-            lines = read_text(self._path, most=MOST_TEXT).split("\n")
+            lines = read_text(self._path, max_bytes=MAX_TEXT).split("\n")
         except InputError:
             return []
         entries = [entry for line in lines if (entry := _entry(line)) is not None]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import CHAT_KEYS, BadLine, PromptLine, message_text, string
-from ssd_jax.system.files import MOST_TEXT, decode, read_bytes
+from ssd_jax.system.files import MAX_TEXT, decode, read_bytes
 from ssd_jax.tools.bench.prompts import BUILT_IN, HUMANEVAL_REQUEST, parse_line, read_set
 from ssd_jax.tools.distill.prompt_settings import PLAIN_TEXT, PromptEntry
 
@@ -109,7 +109,7 @@ def read_plain(path: Path) -> str:
     Raises:
       InputError: it cannot be read, or is not UTF-8, with the line.
     """
-    data = read_bytes(path, most=MOST_TEXT, remedy="split it")
+    data = read_bytes(path, max_bytes=MAX_TEXT, remedy="split it")
     return decode(data, path, remedy="save it again as such", encoding="utf-8-sig")
 
 

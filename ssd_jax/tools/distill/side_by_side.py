@@ -20,7 +20,7 @@ from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.compile_cache import open_store, settings_in_use, use_store
 from ssd_jax.system.cores import pin, usable_cores
 from ssd_jax.system.host_memory import keep_freed_memory
-from ssd_jax.system.leaving import end_with_starter
+from ssd_jax.system.leaving import end_with_parent
 from ssd_jax.system.sums import check_sums
 from ssd_jax.tools.distill.completions import CompletionJob, Report
 
@@ -123,7 +123,7 @@ def _serve(
 ) -> None:
     """Sends the reports of the work, then None; an exception is sent, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too; its starter ends it
-    end_with_starter()
+    end_with_parent()
     try:
         pin(cores)  # before JAX starts, which has as many threads as cores
         keep_freed_memory()

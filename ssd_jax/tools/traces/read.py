@@ -68,7 +68,7 @@ def read_trace(path: Path) -> list[EngineLanes]:
     Raises:
       InputError: unreadable, no JSON, another program's trace, or damaged.
     """
-    document = read_json(path, most=MOST_BYTES, remedy="give a file that --trace wrote")
+    document = read_json(path, max_bytes=MOST_BYTES, remedy="give a file that --trace wrote")
     if not isinstance(document.get("traceEvents"), list):
         raise InputError(f"{path} has no traceEvents; give a file that --trace wrote")
     about = document.get("otherData")

@@ -157,7 +157,7 @@ def test_a_process_that_dies_is_an_error(tiny_checkpoint):
 
 @pytest.mark.more
 def test_what_a_process_has_said_no_later_one_says_again(tiny_checkpoint, capfd, monkeypatch):
-    monkeypatch.setattr(notices, "_said", {})
+    monkeypatch.setattr(notices, "_logged", {})
     of = {"mode": "sd", "draft": "ngram", "k": "1", "dtype": "float32", "context": 64}
     config = Config(target=str(tiny_checkpoint), compile_cache="off", **of)
     for _ in range(2):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.system.atomic import named, write_file
+from ssd_jax.system.atomic import errors_name_path, write_file
 from ssd_jax.system.files import parse_json, read_bytes
 from ssd_jax.tools.distill.training.losses import Sums
 
@@ -46,7 +46,7 @@ class Journal:
 
     def write(self, **entry: Any) -> None:
         """Adds a line."""
-        with named(self.path), self.path.open("a", encoding="utf-8") as file:
+        with errors_name_path(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.system.files import MOST_TEXT
+from ssd_jax.system.files import MAX_TEXT
 from ssd_jax.tools.distill.training.checkpoints import Checkpoints
 from ssd_jax.tools.distill.training.journal import Journal, read_journal
 
@@ -161,7 +161,7 @@ def test_a_journal_goes_on_after_the_step_that_was_kept(tmp_path):
 @pytest.mark.more
 def test_a_journal_of_any_length_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    Journal(path, step=0).write(step=1, held_out={"loss": 2.0}, much="x" * MOST_TEXT)
+    Journal(path, step=0).write(step=1, held_out={"loss": 2.0}, much="x" * MAX_TEXT)
     assert Journal(path, step=1).last_look() == {"loss": 2.0}
 
 
