@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -22,29 +21,22 @@ from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.sharing import Sharing
-from ssd_jax.engine.trace import Trace
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.arguments import check_callable, checked_config, checked_ks
 from ssd_jax.llm.calls import Calls
 from ssd_jax.llm.prompting import default_params, given_settings, sampling_line
+from ssd_jax.llm.resources import ProcessResources
 from ssd_jax.loading.context import cut_lines
 from ssd_jax.loading.load import Status, load
 from ssd_jax.loading.loaded import Loaded
 from ssd_jax.loading.memory import check_memory
 from ssd_jax.loading.resolve import resolve
 from ssd_jax.loading.resolved import Resolved
-from ssd_jax.placement.hosts.facts import of_model
 from ssd_jax.placement.hosts.follower import Follower
-from ssd_jax.placement.hosts.leader import Leader, lead
+from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.placement import Placement
 from ssd_jax.system import notices
-from ssd_jax.system.compile_cache import (
-    ProgramStore,
-    open_store,
-    say_unused,
-    use_no_cache,
-    use_store,
-)
+from ssd_jax.system.compile_cache import say_unused
 from ssd_jax.system.forks import only_in_owner
 
 if TYPE_CHECKING:
@@ -92,19 +84,10 @@ class LLM(Calls):
         others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        self._process = os.getpid()
         self.config = checked_config(target, config, settings)
         ks = checked_ks(ks)
         check_callable(progress=progress, status=status)
-        self._trace = None if self.config.trace is None else Trace(self.config.trace)
-        if self._trace is not None:
-            # Also when the program ends before `close`, for example by Ctrl-C.
-            self._at_end = weakref.finalize(self, only_in_owner(self._trace.write_at_the_end))
-        self._store = open_store(self.config.store)
-        # Before JAX counts the cores for its threads.
-        self._draft_cores, restore = self.config.cores.pin_target()
-        self._unpin = weakref.finalize(self, restore)
-        self._hosts = others
+        self._resources = ProcessResources(self.config, others)
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, only_in_owner(self._sharing.freeze))
@@ -113,33 +96,25 @@ class LLM(Calls):
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
         try:
-            if self.config.hosts is not None and others is None:
-                self._hosts = lead(self.config.hosts, self.config.host_timeout)
-                self._hosts.settle(dataclasses.asdict(self.config), ks)
-            with self._telling_hosts():
+            self._resources.lead_hosts(ks)
+            with self._resources.failing_together():
                 self.resolved = self._resolve(ks, progress)
             if load:
                 self.load(progress=progress, status=status)
         except BaseException:
-            self._unpin()  # a traceback that is kept keeps this object alive
+            self._resources.unpin()  # a traceback that is kept keeps this object alive
             raise
 
     def _resolve(self, ks: Sequence[int], progress: Progress | None) -> Resolved:
-        config, placement = self.config, self.config.place_draft()
-        used = _use_store(self._store, placement)
-        say_unused(self._store, config.store, used, placement.cacheable)
+        config, placement, store = self.config, self.config.place_draft(), self._resources.store
+        say_unused(store, config.store, placement.use_store(store), placement.cacheable)
         resolved = resolve(config, placement, ks, progress)
         self._default_params = default_params(config.generation_config, resolved.target.checkpoint)
         if config.generation_config == "auto":
             _LOG.info(sampling_line(given_settings(self._default_params)))
         self._notices = tuple(cut_lines(resolved))
         notices.warn_once(self._notices)
-        if self._hosts is not None:
-            facts = of_model("target", resolved.target)
-            if resolved.draft is not None:
-                facts |= of_model("draft", resolved.draft)
-            pages = None if resolved.paging is None else resolved.paging.total
-            self._hosts.agree(facts | {"context": resolved.context, "pages": pages})
+        self._resources.agree(resolved)
         return resolved
 
     @property
@@ -175,7 +150,7 @@ class LLM(Calls):
         with self._loading:
             self._sharing.check()
             if self._loaded is None:
-                with self._telling_hosts():
+                with self._resources.failing_together():
                     self._load(progress, status)
                 try:
                     self._sharing.check()
@@ -183,30 +158,21 @@ class LLM(Calls):
                     self._end_loaded()
                     raise
 
-    @contextlib.contextmanager
-    def _telling_hosts(self) -> Iterator[None]:
-        """Ends the other processes too if an error is raised within: they wait for this one."""
-        try:
-            yield
-        except BaseException as error:
-            if self._hosts is not None:
-                self._hosts.fail(error)
-            raise
-
     def _load(self, progress: Progress | None, status: Status | None) -> None:
         check_memory(self.resolved, self.resolved.engines, {})
-        _use_store(self._store, self.placement)
+        resources = self._resources
+        self.placement.use_store(resources.store)
         self._loaded = loaded = load(
             self.resolved,
-            store=self._store,
-            draft_cores=self._draft_cores,
-            hosts=self._hosts,
+            store=resources.store,
+            draft_cores=resources.draft_cores,
+            hosts=resources.hosts,
             progress=progress,
             status=status,
         )
         self._notices = tuple(dict.fromkeys((*self._notices, *loaded.fallbacks.lines)))
         notices.warn_once(self._notices)
-        if self.resolved.chooses and not isinstance(self._hosts, Follower):
+        if self.resolved.chooses and not isinstance(resources.hosts, Follower):
             from ssd_jax.tuning.chooser import open_chooser  # few need it
 
             try:
@@ -236,16 +202,12 @@ class LLM(Calls):
         Raises:
           OSError: the trace cannot be written.
         """
-        if os.getpid() != self._process:
+        if self._resources.inherited:
             return
         with contextlib.ExitStack() as ends:  # calls all of them, whatever one raises
-            if self._trace is not None and self._at_end.detach():
-                ends.callback(self._trace.write)
+            ends.callback(self._resources.close)
             if self._chooser is not None:
                 ends.callback(self._end_chooser)
-            ends.callback(self._unpin)
-            if self._hosts is not None:
-                ends.callback(self._hosts.close)
             ends.callback(self._end_loaded)
             ends.callback(self.tokenizer.close)
             ends.callback(self._sharing.close)
@@ -284,7 +246,7 @@ class LLM(Calls):
         Raises:
           InputError: other processes have parts of the programs.
         """
-        if self._hosts is not None:
+        if self._resources.hosts is not None:
             raise InputError("this runs programs by itself, and those of hosts only run together")
         return self.loaded
 
@@ -371,14 +333,16 @@ class LLM(Calls):
     def _new_engine(self, mode: str, k: int) -> Engine:
         engines = [*self._engines, (mode, k)]
         check_memory(self.resolved, engines, self.loaded.room(engines))
-        _use_store(
-            self._store, self.placement
+        self.placement.use_store(
+            self._resources.store
         )  # some programs are compiled when they are first asked for
         roles = self.loaded.roles(mode, k)
         trace = None
-        if self._trace is not None:
+        if self._resources.trace is not None:
             shared = roles.drafter is not None and roles.drafter.on_device
-            trace = self._trace.engine(f"{mode} k={k}" if k else mode, shared_device=shared)
+            trace = self._resources.trace.engine(
+                f"{mode} k={k}" if k else mode, shared_device=shared
+            )
         return Engine(
             roles.target,
             self.tokenizer.open_stream,
@@ -391,11 +355,3 @@ class LLM(Calls):
             timer=None if self._chooser is None else self._chooser.timer(mode, k),
             prepare=self.loaded.prepare,
         )
-
-
-def _use_store(store: ProgramStore | None, placement: Placement) -> Path | None:
-    """Keeps compiled programs where a model's are; returns that directory.
-
-    Another model may have changed it.
-    """
-    return use_store(store) if placement.cacheable else use_no_cache()

@@ -32,7 +32,6 @@ from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
-from ssd_jax.system.compile_cache import use_no_cache, use_store
 
 if TYPE_CHECKING:
     from ssd_jax.placement.parallel.part import Part
@@ -183,7 +182,7 @@ class Loaded:
     def load_report(self, report: Report) -> None:
         """Loads the programs of a report in this process."""
         with self._loading:
-            use_store(self.store) if self.resolved.placement.cacheable else use_no_cache()
+            self.resolved.placement.use_store(self.store)
             logprob_programs.load(self.programs, report)
 
     def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:

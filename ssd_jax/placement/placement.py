@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssd_jax.errors import InputError
@@ -19,6 +20,8 @@ from ssd_jax.wire.address import Address
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+
+    from ssd_jax.system.compile_cache import ProgramStore
 
 Kind = Literal["inline", "submesh", "process", "remote"]
 
@@ -73,6 +76,15 @@ class Placement:
         the first one end the process when they are read back (jax issue 38004)."""
         meshes = [mesh for mesh in (self.target, self.draft) if mesh is not None]
         return all(mesh.devices.flat[0].platform != "tpu" for mesh in meshes)
+
+    def use_store(self, store: ProgramStore | None) -> Path | None:
+        """Keeps compiled programs in the store, unless they are not cacheable; returns its path.
+
+        Another model of this process may have changed that.
+        """
+        from ssd_jax.system import compile_cache
+
+        return compile_cache.use_store(store) if self.cacheable else compile_cache.use_no_cache()
 
     def __str__(self) -> str:
         """One line for the user."""

@@ -131,8 +131,7 @@ def shallow(monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(owner, name, load)
     monkeypatch.setattr(cores, "pin", lambda _cores: lambda: None)
-    for owner in (llm, compile_cache):
-        monkeypatch.setattr(owner, "use_store", lambda _store: None)
+    monkeypatch.setattr(compile_cache, "use_store", lambda _store: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 

@@ -551,7 +551,7 @@ from ssd_jax.engine.trace import Event
 sharing._LONGEST = 1000.0
 target, path = sys.argv[1:]
 with LLM(target, load=False, trace=path, compile_cache="off") as llm:
-    llm._trace.add(Event(1, "host", "a round", 0.0, 1.0, {}))
+    llm._resources.trace.add(Event(1, "host", "a round", 0.0, 1.0, {}))
     llm._sharing._round.acquire()  # as another thread has it
     if os.fork() == 0:
         try:
