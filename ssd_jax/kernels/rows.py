@@ -289,8 +289,8 @@ def top_k(
 
 
 def _replicated(rows: Shaped[Array, "n m"]) -> Shaped[Array, "n m"]:
-    """The rows, whole on each device if several share columns: devices exchange a few short rows
-    once. To sort cut rows, they would exchange parts again and again."""
+    """The rows, replicated if several devices share their columns: these exchange a few short rows
+    once. To sort rows that are cut, they would exchange parts again and again."""
     if jax.sharding.get_abstract_mesh().empty:
         return rows
     return jax.lax.with_sharding_constraint(rows, PartitionSpec())

@@ -1,1 +1,1 @@
-"""Decoder families: configuration, layers, logical axes. Nothing here knows of engines."""
+"""Decoder families: configuration, layers, logical axes. They know of no engine."""

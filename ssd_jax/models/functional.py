@@ -171,7 +171,7 @@ class FunctionalModel:
 
     @property
     def replicated(self) -> Sharding | None:
-        """Sharding of arrays that every device of the mesh holds whole; None without a mesh."""
+        """Sharding of arrays that are replicated on the mesh; None without one."""
         return None if self.mesh is None else replicated(self.mesh)
 
     @property
@@ -189,7 +189,7 @@ class FunctionalModel:
         return arrays if self.mesh is None else put(arrays, self.slot_sharding)
 
     def replicate(self, arrays: Any) -> Any:
-        """Puts a tree of arrays whole on every device of the model; only dispatches."""
+        """Replicates a tree of arrays on the model's devices; only dispatches."""
         return arrays if self.mesh is None else put(arrays, self.replicated)
 
     def parameter_structs(self) -> list[jax.ShapeDtypeStruct]:
@@ -225,7 +225,7 @@ class FunctionalModel:
         return zeros(self.page_struct(count, page_size))
 
     def branch_struct(self, rows: int, depths: int, branches: int) -> jax.ShapeDtypeStruct:
-        """Struct of `AllBranches`: room for `depths` tokens of each branch of `rows` rows."""
+        """Struct of `AllBranches` for `depths` tokens of each branch of `rows` rows."""
         c, e = self.config, self.execution
         shape = (c.num_layers, rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
         return self._struct(shape, e.pages, ("slots", "kv_heads", None, None, None))

@@ -64,7 +64,7 @@ def _replicate(sharding: NamedSharding) -> StoredJit:
 
 
 def replicated(mesh: Any) -> NamedSharding:
-    """Sharding of arrays that each device has whole."""
+    """Sharding of arrays that are replicated on every device of a mesh."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -128,7 +128,7 @@ class ShardingRules:
 
     @property
     def replicated_axes(self) -> tuple[str, ...]:
-        """Logical axes that tensor parallelism would cut but that every device has whole."""
+        """Logical axes that tensor parallelism would split but that are replicated."""
         usual = dataclasses.asdict(ShardingRules())
         return tuple(name for name, axis in usual.items() if axis and not getattr(self, name))
 

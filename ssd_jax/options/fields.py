@@ -69,7 +69,7 @@ def check_keywords(hints: Mapping[str, str] | None = None) -> Callable[[T], T]:
 
 
 def canonical_names(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Settings by their names here; `aliases` maps other names to those.
+    """Settings by canonical names; `aliases` maps other names to those.
 
     Raises:
       InputError: a setting is given by both names.
@@ -82,7 +82,7 @@ def canonical_names(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> 
 
 def check_names(
     settings: Mapping[str, Any],
-    known: Collection[str],
+    allowed: Collection[str],
     where: str = "",
     *,
     hints: Mapping[str, str] | None = None,
@@ -93,9 +93,11 @@ def check_names(
       InputError: a name is unknown.
     """
     for key in settings:
-        if key not in known:
-            close = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+        if key not in allowed:
+            close = difflib.get_close_matches(key, sorted(allowed), n=1)
+            hint = (
+                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(allowed))}"
+            )
             hint = (hints or {}).get(key, hint)
             raise InputError(f"{where}unknown key {shown(key)}; {hint}")
 

@@ -24,7 +24,7 @@ class Translated(NamedTuple):
     """A name whose value means settings.
 
     Attributes:
-      settings: from the value and all settings of the caller, the settings here.
+      settings: canonical settings, from the value and all settings of the caller.
       help: what the value is, for completion.
     """
 
@@ -37,7 +37,7 @@ class Unsupported(NamedTuple):
 
     Attributes:
       remedy: what to do, in words.
-      accepted: values that mean what always holds here.
+      accepted: values that ask for nothing but what always holds.
     """
 
     remedy: str
@@ -55,7 +55,7 @@ def aliases_of(names: Names) -> dict[str, str]:
 def canonical_settings(
     settings: Settings, names: Names, where: str = "", *, context: Settings | None = None
 ) -> dict[str, Any]:
-    """Settings by their names here; names that are not in the table stay.
+    """Settings by canonical names; names that are not in the table stay.
 
     Args:
       where: begins errors.

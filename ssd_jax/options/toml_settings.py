@@ -24,7 +24,7 @@ _MAX_DOTS = 100
 """Most dots in a non-comment line: the time of `tomllib` for a key grows with their square."""
 
 
-def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
+def read_toml(path: Path, allowed: set[str]) -> dict[str, Any]:
     """Settings of a TOML file, one `name = value` a line, names as on the command line.
 
     Raises:
@@ -43,7 +43,7 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
         raise InputError(f"config {path}: nested too deeply; {remedy}") from None
     except ValueError as error:
         raise InputError(f"config {path}: not valid TOML: {brief(error)}") from None
-    check_names(settings, known, f"config {path}: ")
+    check_names(settings, allowed, f"config {path}: ")
     return settings
 
 

@@ -1,4 +1,4 @@
-"""Settings of a request that vLLM has and that are not here, with what to do instead."""
+"""Settings of a request that vLLM has and this package lacks, with what to do instead."""
 
 from __future__ import annotations
 

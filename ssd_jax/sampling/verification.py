@@ -53,7 +53,7 @@ class _Positions(NamedTuple):
 
     logits: Float32[Array, "n V"]
     row: Int32[Array, "n"]  # sequence of each
-    before: Int32[Array, "n"]  # proposed tokens before it
+    depth: Int32[Array, "n"]  # proposed tokens before it
     position: Int32[Array, "n"]  # of the token it predicts
     normalisation: _Normalisation | None = None
 
@@ -98,10 +98,12 @@ def verify(
     arguments = positions, allowed, proposal, sampling, start, rule
     if parts.sampled is None:
         accepted, bonus = _verify_with_cond(*arguments)
-        checked = positions.before <= accepted[positions.row]
+        checked = positions.depth <= accepted[positions.row]
         is_sound = soundness.sound_of(checked, positions.logits, tokens)
     else:
         (accepted, bonus), is_sound = _verify_in_few_passes(*arguments, parts, tokens)
+    # Tokens after the first position whose logits give no distribution cannot be accepted, and a
+    # bonus token that would come from such a position does not exist.
     sound = _count_leading_true(is_sound.reshape(accepted.shape[0], -1))
     bonus = jnp.where(sound > accepted, bonus, NO_TOKEN)
     return Outcome(jnp.minimum(accepted, sound), bonus)
@@ -136,7 +138,7 @@ def _verify_with_cond(
 
         def prob_of_proposed(block: _Positions, token: jax.Array) -> jax.Array:
             return jax.lax.cond(
-                jnp.any(block.before < jnp.asarray(proposal.length)[block.row]),
+                jnp.any(block.depth < jnp.asarray(proposal.length)[block.row]),
                 lambda: jnp.take_along_axis(probs_at(block), token[:, None], axis=-1)[:, 0],
                 lambda: jnp.zeros(token.shape),
             )
@@ -214,15 +216,15 @@ def _positions(
     """All positions, and the allowed logits [n, V] of a block of them."""
     batch, count, vocab = logits.shape
     row = jnp.repeat(jnp.arange(batch), count)
-    before = jnp.tile(jnp.arange(count), batch)
-    positions = _Positions(logits.reshape(-1, vocab), row, before, start[row] + 1 + before)
+    depth = jnp.tile(jnp.arange(count), batch)
+    positions = _Positions(logits.reshape(-1, vocab), row, depth, start[row] + 1 + depth)
 
     def allowed(block: _Positions) -> jax.Array:
         return allowed_logits(
             block.logits,
             sampling_of(sampling, block.row),
             block.position,
-            lambda: in_flight(history, proposal.tokens, block.row, block.before),
+            lambda: in_flight(history, proposal.tokens, block.row, block.depth),
             tokens,
             adjusted=parts.adjusted,
         )

@@ -252,8 +252,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_positions",
-                "in_flight(history, proposal.tokens, block.row, block.before)",
-                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.before))",
+                "in_flight(history, proposal.tokens, block.row, block.depth)",
+                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.depth))",
             ),
         ],
     ),
@@ -264,8 +264,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_positions",
-                "in_flight(history, proposal.tokens, block.row, block.before)",
-                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.before))",
+                "in_flight(history, proposal.tokens, block.row, block.depth)",
+                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.depth))",
             ),
         ],
     ),

@@ -129,8 +129,8 @@ FAULTS = {
     "the round's first position alone": (
         verification,
         "_positions",
-        "block.row, block.before)",
-        "block.row, 0 * block.before)",
+        "block.row, block.depth)",
+        "block.row, 0 * block.depth)",
     ),
     "one token late": (
         bad_words,

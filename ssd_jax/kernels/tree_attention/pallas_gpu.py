@@ -30,7 +30,7 @@ KERNELS = {"pallas_gpu": pallas_gpu_wgmma, "pallas_mma": pallas_gpu_mma}
 """Modules by the names of their backends."""
 
 _FEW_TILES = 6  # tiles; for fewer queries parts are as for one
-_MIN_PART = 1 << 15  # numbers of a part's keys, so that it returns little beside what it reads
+_MIN_PART = 1 << 15  # numbers of a part's keys, so that a part returns little against what it reads
 _MAX_MERGED, _FOLDS = 16, 8  # most parts merged at once; number of parts that more are folded into
 _CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
 

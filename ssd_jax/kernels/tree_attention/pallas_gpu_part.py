@@ -184,7 +184,7 @@ def mask_scores(scores: Tile, visible: Visible | None, index: jax.Array) -> Tile
 
 
 def softmax_weights(scores: Tile, maximum: Tile) -> tuple[Tile, Tile, Tile]:
-    """A block's weights, the new maximum, and what is left of earlier weights beside them."""
+    """A block's weights, the new maximum, and the factor of earlier weights under it."""
     new_maximum = jnp.maximum(maximum, scores.max(axis=1) * LOG2_E)
     rescale = jnp.exp2(maximum - new_maximum)
     weights = jnp.exp2(scores * LOG2_E - lax.broadcast_in_dim(new_maximum, scores.shape, [0]))

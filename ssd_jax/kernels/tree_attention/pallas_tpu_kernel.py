@@ -103,7 +103,7 @@ def kernel(
     total[...] = jnp.zeros_like(total)
     output[...] = jnp.zeros_like(output)
 
-    # The first block of every step was copied by the step before it; here, by nobody.
+    # A step copies the next step's first block; before the first step there is none to do so.
     @pl.when(step == 0)
     def _():
         next_slot[0] = 0
