@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int, Int32
+from jaxtyping import Int32
+from typing_extensions import override
 
 from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
@@ -16,13 +17,25 @@ from ssd_jax.devices.draft_programs import UNSEEN, Asked
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, SlotOpening, no_branches
+from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.records import (
+    IDLE,
+    BranchTokens,
+    ExpansionRequest,
+    Promotion,
+    RecordRequest,
+    Row,
+    SlotOpening,
+    no_branches,
+    record_request,
+)
 from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.stored_jit import create_arrays
 
 
-class _Branches:
+class _Menu:
     """The programs for one M, and the branches that they have made."""
 
     def __init__(self, programs: ExpansionPrograms) -> None:
@@ -33,16 +46,18 @@ class _Branches:
         )
 
 
-class BranchDraft(PagedRole):
-    """See `protocols.BranchingDraft`. Calls only dispatch, except those that read results.
+class BranchDraft(PagedRole, BranchingDraft):
+    """A draft that branches, on the devices of this process. Only what reads results waits.
 
-    An expansion runs the programs of `menu` with the fewest branches that hold its fan-outs. A
-    promotion is dispatched with what needs it, an expansion as a rule: the target's forward, which
-    is dispatched between the two, then does not wait for that.
+    An expansion runs the programs of `menu` with the fewest branches that hold its fan-outs.
 
     Args:
       menu: programs for one or more M, over the same base.
       parameters, temperature: see `PagedRole`.
+
+    Attributes:
+      variants: of the programs.
+      support: number of ids that a proposal's q is kept for.
     """
 
     def __init__(
@@ -59,94 +74,61 @@ class BranchDraft(PagedRole):
         self.variants = base.variants
         self._base = base
         self._record = base.model.place(create_arrays(lambda: base.records(self.slots)))
-        self._menu = [_Branches(programs) for programs in menu]
-        self._held = self._menu[-1]  # with the branches of the last expansion
-        self._told: Any = None  # `news` of the branches, on the device
-        self._heard: BranchTokens | None = None  # the same on the host
-        self._forwards = 0  # of the expansion
+        self.support = self._record.proposal.q.shape[-1]
+        self._menu = [_Menu(programs) for programs in menu]
+        self._active = self._menu[-1]  # with the branches of the last expansion
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
-        self._promotion: Promotion | None = None  # not dispatched yet
-        self._tokens: np.ndarray | None = None  # of the records; None where only the device knows
 
     @property
     def budgets(self) -> tuple[int, ...]:
         """All M of the menu, ascending."""
-        return tuple(each.programs.branches for each in self._menu)
+        return tuple(entry.programs.branches for entry in self._menu)
 
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs for fewer branches, at any time and from any thread."""
-        menu = [*self._menu, _Branches(programs)]
-        self._menu = sorted(menu, key=lambda each: each.programs.branches)
+        menu = [*self._menu, _Menu(programs)]
+        self._menu = sorted(menu, key=lambda entry: entry.programs.branches)
 
-    def open(self, opening: SlotOpening) -> None:
-        """See `protocols.BranchingDraft.open`."""
-        self._settle()
-        super().open(opening)
-
-    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.BranchingDraft.set_pages`."""
-        self._settle()
-        super().set_pages(slot, pages)
-
+    @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `protocols.BranchingDraft.prefill`."""
-        self._settle()
         self._run_prefill(slot, tokens, offset)
 
-    def promote(self, promotion: Promotion) -> None:
-        """See `protocols.BranchingDraft.promote`. Any number of tokens may have been committed."""
-        room, committed = self.k + 1, np.asarray(promotion.committed)
-        while committed.shape[1] > room:  # too many: count the first ones beforehand
-            self._settle()
+    @override
+    def record(self, request: RecordRequest) -> DeviceRecords:
+        """Dispatches the promotion, then the draft just in time, if its programs are there."""
+        promotion, most = request.promotion, self.k + 1
+        committed = promotion.committed
+        while committed.shape[1] > most:  # too many: count the first ones beforehand
             nothing = no_promotion(self.slots, self.k)
-            self._promotion = nothing._replace(committed=committed[:, :room])
-            committed = committed[:, room:]
-        self._settle()
-        padded = np.full((self.slots, room), -1, np.int32)
+            self._promote(nothing._replace(committed=committed[:, :most]))
+            committed = committed[:, most:]
+        padded = np.full((self.slots, most), -1, np.int32)
         padded[:, : committed.shape[1]] = committed
         self._position, self._pending = promotion.position, promotion.pending
-        self._tokens = self._known(promotion)
-        self._promotion = promotion._replace(committed=padded)
+        self._promote(promotion._replace(committed=padded))
+        drafts = request.drafts if self._base.drafts else np.zeros_like(request.drafts)
+        if drafts.any():
+            self._draft(drafts, request.lowered)
+        return DeviceRecords(self, drafts)
 
-    def _known(self, promotion: Promotion) -> Int32[np.ndarray, "B K"] | None:
-        """The tokens of the new records, as far as the host knows them; None if it does not."""
-        tokens, heard = promotion.tokens.copy(), self._heard
-        for slot, winner in enumerate(promotion.winner.tolist()):
-            if winner >= 0:
-                if heard is None:
-                    return None
-                tokens[slot] = heard.tokens[slot, winner]
-        return tokens
-
-    def _settle(self) -> None:
-        """Dispatches the promotion that was put off, if there is one."""
-        promotion, self._promotion = self._promotion, None
-        if promotion is None:
-            return
-        held = self._held
+    def _promote(self, promotion: Promotion) -> None:
+        active = self._active
         self._pages, self._history, self._record = device.run(
-            held.programs["promote"],
+            active.programs["promote"],
             *self._text()[1:],
-            held.scratch,
-            held.expansion,
+            active.scratch,
+            active.expansion,
             promotion,
         )
 
-    def draft(
-        self, limits: Int[np.ndarray, "B"], *, lowered: Int[np.ndarray, "B K"]
-    ) -> Callable[[], Int[np.ndarray, "B"]]:
-        """See `protocols.BranchingDraft.draft`; drafts nothing while its programs are missing."""
-        if not self._base.drafts:
-            return lambda: np.zeros_like(limits)
-        self._settle()
-        rows, self._tokens = limits > 0, None
+    def _draft(self, limits: Row, lowered: Int32[np.ndarray, "B K"]) -> None:
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._pending
         asked = Asked(
             committed=np.full((self.slots, self.k + 1), -1, np.int32),
             unseen=unseen,
             counts=np.ones(self.slots, np.int32),
-            lengths=np.where(rows, self._position, IDLE).astype(np.int32),
+            lengths=np.where(limits > 0, self._position, IDLE).astype(np.int32),
             limits=limits.astype(np.int32),
         )
         self._record, self._pages, self._history = device.run(
@@ -158,102 +140,144 @@ class BranchDraft(PagedRole):
             self._rows.on_device(),
             partial(self._rows.needed, asked.lengths),
         )
-        return lambda: limits
 
-    def tokens(self) -> Any:
-        """See `protocols.BranchingDraft.tokens`.
-
-        They are on the host, so that the target's forward does not wait for `promote`, except for
-        tokens that were drafted just in time.
-        """
-        return self.proposal().tokens if self._tokens is None else self._tokens
-
-    def proposal(self) -> Any:
-        """See `protocols.BranchingDraft.proposal`."""
-        self._settle()
+    def proposal(self) -> Proposal:
+        """The records' proposals, on the device."""
         return self._record.proposal
 
     def confidence(self) -> Int32[np.ndarray, "B K"]:
-        """See `protocols.BranchingDraft.confidence`."""
-        self._settle()
+        """Waits for the draft's confidence in the records' tokens."""
         return device.read(self._record.confidence)
 
-    def expand(
-        self,
-        counts: Int[np.ndarray, "B F"],
-        *,
-        follow: Bool[np.ndarray, "B"],
-        lowered: Int[np.ndarray, "B K"],
-        forwards: int,
-        skip: Int[np.ndarray, "B F"] | None = None,
-    ) -> None:
-        """See `protocols.BranchingDraft.expand`."""
-        self._settle()
-        skip = np.zeros_like(counts) if skip is None else skip
+    @override
+    def expand(self, request: ExpansionRequest) -> DeviceBranches:
+        counts, lowered = request.counts.astype(np.int32), request.lowered.astype(np.int32)
+        skip = np.zeros_like(counts) if request.skip is None else request.skip.astype(np.int32)
         sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
         most = counts.sum(axis=1).max()
-        held = self._held = next(each for each in self._menu if each.programs.branches >= most)
-        if follow.any():
+        active = next(entry for entry in self._menu if entry.programs.branches >= most)
+        self._active = active
+        if request.follow.any():
             self._pages, self._record = device.run(
-                held.programs.fitting("follow", self._position, needed),
+                active.programs.fitting("follow", self._position, needed),
                 *self._text(),
                 self._record,
-                follow,
+                request.follow,
                 sampling,
             )
-        self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs.fitting("expand", self._position, needed),
+        self._pages, active.scratch, active.expansion, news = device.run(
+            active.programs.fitting("expand", self._position, needed),
             *self._text(),
-            held.scratch,
+            active.scratch,
             self._record,
-            counts.astype(np.int32),
-            skip.astype(np.int32),
-            lowered.astype(np.int32),
+            counts,
+            skip,
+            lowered,
             sampling,
         )
-        self._forwards, self._heard = 1, None
-        for _ in range(1, forwards):
-            self.grow(lowered)
-        device.begin_read(self._told)
+        answer = DeviceBranches(self, lowered, news)
+        for _ in range(1, request.forwards):
+            answer.grow()
+        answer.begin_read()
+        return answer
 
-    def grow(self, lowered: Int[np.ndarray, "B K"]) -> None:
-        """Runs one more forward of all branches; see `protocols.BranchingDraft.expand`."""
-        self._forwards += 1
-        needed = partial(self._rows.needed, self._position)
-        held = self._held
-        self._pages, held.scratch, held.expansion, self._told = device.run(
-            held.programs.fitting("grow", self._position, needed),
+    def grow(self, lowered: Int32[np.ndarray, "B K"]) -> jax.Array:
+        """Runs one more forward of all branches; returns their tokens, see `news`."""
+        active = self._active
+        self._pages, active.scratch, active.expansion, news = device.run(
+            active.programs.fitting(
+                "grow", self._position, partial(self._rows.needed, self._position)
+            ),
             *self._text(),
-            held.scratch,
-            held.expansion,
-            lowered.astype(np.int32),
+            active.scratch,
+            active.expansion,
+            lowered,
             self._rows.on_device(),
         )
-
-    def ready(self) -> bool:
-        """Whether the branches are there, so that `branch_tokens` does not wait."""
-        return self._told is None or self._told.is_ready()
+        return news
 
     def finish(self) -> None:
         """Waits for all that was asked."""
-        self._settle()
         jax.block_until_ready(self._pages)
 
-    def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """See `protocols.BranchingDraft.branch_tokens`.
+    @override
+    def close(self) -> None:
+        """Devices free the arrays with the last reference to them."""
 
-        It waits for all that was dispatched: on the same devices the outcome comes after that.
-        """
-        if self._heard is None or self._heard.forwards != self._forwards:
-            told, places = device.read(self._told), 2 + self.k
-            heard = told[..., 0], told[..., 1], told[..., 2:places], told[..., places:]
-            self._heard = BranchTokens(*heard, self._forwards)
-            if told.shape[1] < self.branches:  # there is room for the most
-                room = no_branches(self.slots, self.branches, self.k, self._forwards)
-                for whole, few in zip(room[:4], heard, strict=True):
-                    whole[:, : told.shape[1]] = few
-                self._heard = room
-        return self._heard
+
+class DeviceRecords(RecordAnswer):
+    """Records on a draft's devices.
+
+    Args:
+      drafts: number of tokens drafted just in time.
+    """
+
+    def __init__(self, draft: BranchDraft, drafts: Row) -> None:
+        self._draft, self._drafts = draft, drafts
+
+    @override
+    def lengths(self) -> Row:
+        """At once: whatever is dispatched will be drafted."""
+        return self._drafts
+
+    @override
+    def tokens(self) -> Any:
+        return self.proposal().tokens
+
+    @override
+    def confidence(self) -> Int32[np.ndarray, "B K"]:
+        return self._draft.confidence()
+
+    @override
+    def proposal(self) -> Proposal:
+        return self._draft.proposal()
+
+
+class DeviceBranches(ExpansionAnswer):
+    """Branches on a draft's devices.
+
+    Args:
+      lowered: D of Saguaro sampling [B, K].
+      news: what the last forward has made of them, see `expansion_programs`.
+    """
+
+    def __init__(
+        self, draft: BranchDraft, lowered: Int32[np.ndarray, "B K"], news: jax.Array
+    ) -> None:
+        self._draft, self._lowered, self._news = draft, lowered, news
+        self._forwards = 1
+        self._on_host: BranchTokens | None = None
+
+    def grow(self) -> None:
+        """Runs one more forward of all branches."""
+        self._news = self._draft.grow(self._lowered)
+        self._forwards += 1
+
+    def begin_read(self) -> None:
+        """Begins to copy the branches to the host, as far as they were dispatched."""
+        device.begin_read(self._news)
+
+    def ready(self) -> bool:
+        """Whether the branches are there, so that `branches` does not wait."""
+        return self._news.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @override
+    def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
+        """Waits for all that was dispatched: on the target's devices the outcome comes behind."""
+        if self._on_host is None or self._on_host.forwards != self._forwards:
+            self._on_host = self._read()
+        return self._on_host
+
+    def _read(self) -> BranchTokens:
+        news, k = device.read(self._news), self._draft.k
+        arrays = news[..., 0], news[..., 1], news[..., 2 : 2 + k], news[..., 2 + k :]
+        count, most = news.shape[1], self._draft.branches
+        if count == most:
+            return BranchTokens(*arrays, self._forwards)
+        padded = no_branches(self._draft.slots, most, k, self._forwards)
+        for target, array in zip(padded[:4], arrays, strict=True):
+            target[:, :count] = array
+        return padded
 
 
 _SETTINGS = {
@@ -274,24 +298,23 @@ def run_once(draft: BranchDraft) -> None:
     """
     lowered = np.ones((draft.slots, draft.k), np.int32)
     everywhere = np.ones(draft.slots, bool)
-    begun, won, given = (no_promotion(draft.slots, draft.k) for _ in range(3))
-    for position, each in enumerate((begun, won, given)):
-        each.position[:] = min(position, 1)
-    won.winner[:], won.limit[:], given.limit[:] = 0, 1, draft.k
+    begin, hit, backup = (no_promotion(draft.slots, draft.k) for _ in range(3))
+    for position, promotion in enumerate((begin, hit, backup)):
+        promotion.position[:] = min(position, 1)
+    hit.winner[:], hit.limit[:], backup.limit[:] = 0, 1, draft.k
+    drafts = np.full(draft.slots, draft.k, np.int32)
     for variant in draft.variants:
         for slot in range(draft.slots):
             draft.open(SlotOpening(slot, _SETTINGS[variant], slot))
             draft.prefill(slot, [0], 0)
-        draft.promote(begun)
-        draft.draft(np.full(draft.slots, draft.k, np.int32), lowered=lowered)
+        draft.record(RecordRequest(begin, drafts, lowered))
         for budget in draft.budgets:
-            draft.expand(_counts(draft, budget), follow=~everywhere, lowered=lowered, forwards=2)
-            draft.branch_tokens(2)
-            draft.promote(won)
-            draft.promote(given)
+            counts = _counts(draft, budget)
+            draft.expand(ExpansionRequest(counts, ~everywhere, lowered, forwards=2)).branches(2)
+            draft.record(record_request(hit))
+            draft.record(record_request(backup))
         most = _counts(draft, draft.branches)
-        draft.expand(most, follow=everywhere, lowered=lowered, forwards=1)
-        draft.branch_tokens(1)
+        draft.expand(ExpansionRequest(most, everywhere, lowered, forwards=1)).branches(1)
 
 
 def _counts(draft: BranchDraft, budget: int) -> np.ndarray:

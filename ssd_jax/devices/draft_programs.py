@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,14 @@ from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.models.functional import FunctionalModel, Parameters
-from ssd_jax.roles.records import Array
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.settings import Sampling, greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, variant_name
+
+Array = Any
+"""On the host where a program is called, traced in it."""
 
 UNSEEN = 2
 """Most committed tokens whose keys and values a draft lacks after a round: the last token of a

@@ -56,6 +56,7 @@ class NgramDrafter(Drafter):
         self._proposal = Proposal(tokens, lengths, tokens[:, :, None], q)
         return Drafted(lengths, tokens)
 
-    def proposal(self) -> Proposal | None:
+    def proposal(self) -> Proposal:
         """See `protocols.Drafter.proposal`."""
+        assert self._proposal is not None, "asked behind `propose`"
         return self._proposal

@@ -14,9 +14,9 @@ from ssd_jax.devices import device, logprob_programs
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.handles import LogitsHandle, ProposalHandle, TokenArray
 from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.sampling.logprobs import Logprobs
-from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS, Needed
 from ssd_jax.system.stored_jit import create_arrays
 
@@ -131,7 +131,7 @@ class DeviceTarget(PagedRole):
 
     def forward(
         self,
-        pending: Int32[np.ndarray, "B"] | Int32[jax.Array, "B"],
+        pending: TokenArray,
         lengths: Int32[np.ndarray, "B"],
         drafted: Drafted | None = None,
     ) -> _Forward:
@@ -151,8 +151,11 @@ class DeviceTarget(PagedRole):
         )
         return _Forward(logits, lengths, width)
 
-    def accept(self, logits: _Forward, proposal: Proposal | None = None) -> PendingOutcome:
+    def accept(
+        self, logits: LogitsHandle, proposal: ProposalHandle | None = None
+    ) -> PendingOutcome:
         """See `protocols.Target.accept`."""
+        assert isinstance(logits, _Forward)
         return self._drawn(
             (self.slots, logits.width),
             partial(self._rows.needed, logits.lengths),
@@ -176,7 +179,7 @@ class DeviceTarget(PagedRole):
         needed: Needed,
         reported: bool,
         logits: jax.Array,
-        drafted: Proposal,
+        drafted: ProposalHandle,
         sampling: Any,
         start: np.ndarray,
         slot: int,

@@ -236,7 +236,7 @@ class Loaded:
         return SubmeshDraft(
             draft,
             self.programs.model.place,
-            support=draft.proposal().q.shape[-1],
+            support=draft.support,
             tokens=self.resolved.target.tokenizer.size,
             page_size=0 if self.programs.paging is None else self.programs.paging.size,
             patience=PATIENCE if patience is None else patience,

@@ -13,20 +13,27 @@ the copy of a proposal hangs the target too.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
-from ssd_jax.placement.process.proposals import HostProposals
-from ssd_jax.roles.protocols import BranchingDraft
-from ssd_jax.roles.records import Absence, BranchTokens, Promotion, SlotOpening
+from ssd_jax.placement.host_proposals import HostProposals, HostRecords
+from ssd_jax.roles.handles import ProposalHandle, TokenArray
+from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.records import (
+    Absence,
+    BranchTokens,
+    ExpansionRequest,
+    RecordRequest,
+    Row,
+    SlotOpening,
+)
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.speculation.filled_pages import FilledPages
-from ssd_jax.speculation.known_text import KnownText, promoted
+from ssd_jax.speculation.draft_texts import DraftTexts
 
 PATIENCE = 1.0
 """Seconds that a round waits for the branches."""
@@ -34,20 +41,24 @@ PATIENCE = 1.0
 _POLL, _LOOK = 5e-5, 5e-4  # seconds between looks: where a round waits, and before its outcome
 
 
-class DispatchingDraft(BranchingDraft, Protocol):
-    """A draft whose calls only dispatch, except `branch_tokens`."""
+class DispatchedBranches(ExpansionAnswer, Protocol):
+    """Branches that were dispatched; only reading them waits."""
 
     def ready(self) -> bool:
-        """Whether the branches of the last `expand` are ready: `branch_tokens` does not wait.
-
-        Once true for an expansion, it stays true; `SubmeshDraft.promote` relies on this in a round
-        without the draft.
-        """
+        """Whether `branches` would not wait. Once true, it stays true."""
         ...
 
 
-class SubmeshDraft:
-    """See `protocols.BranchingDraft`; every call but `branch_tokens` only dispatches.
+class DispatchingDraft(BranchingDraft, Protocol):
+    """A draft whose calls only dispatch."""
+
+    def expand(self, request: ExpansionRequest) -> DispatchedBranches:
+        """See `BranchingDraft.expand`."""
+        ...
+
+
+class SubmeshDraft(BranchingDraft):
+    """A draft on other devices of this process.
 
     Args:
       draft: the draft, on its devices.
@@ -76,122 +87,131 @@ class SubmeshDraft:
         self.patience = patience
         self.counters: Counter[str] = Counter()
         self._draft, self._send = draft, send
-        self._texts: dict[int, KnownText] = {}
-        self._openings: dict[int, SlotOpening] = {}
-        self._filled = FilledPages(page_size)
-        self._overdue = False  # the branches did not come within the limit
-        self._serving = True  # the draft has this round's records
-        self._awaited = False  # the draft is expanding them
-        # Proposals of rounds without the draft.
-        self._alone = HostProposals(draft.slots, draft.k, support, tokens)
-        self._sent: Any = None  # this round's proposal on the target's devices
+        self._support, self._tokens = support, tokens
+        self._texts = DraftTexts(page_size)
+        self._records: SubmeshRecords | None = None  # of this round; None if the draft has none
+        self._overdue: DispatchedBranches | None = None  # branches that did not come in time
 
+    @override
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.BranchingDraft.open`."""
-        text = KnownText(most=opening.prompt)
-        self._texts[opening.slot], self._openings[opening.slot] = text, opening
-        self._filled.open(opening)
-        self._draft.open(self._filled.known(opening))
+        self._texts.open(opening)
+        self._draft.open(self._texts.reusable(opening.slot))
 
+    @override
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.BranchingDraft.set_pages`."""
-        opening = self._openings[slot]
-        self._filled.lose(pages[len(opening.pages) :])
-        self._openings[slot] = dataclasses.replace(opening, pages=pages)
+        self._texts.set_pages(slot, pages)
         self._draft.set_pages(slot, pages)
 
+    @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `protocols.BranchingDraft.prefill`."""
         self._texts[slot].prefill(tokens, offset)
         if self._usable():
             self._teach(slot)
 
-    def promote(self, promotion: Promotion) -> None:
-        """See `protocols.BranchingDraft.promote`."""
-        self._serving, self._awaited, self._sent = self._usable(), False, None
-        told = promoted(self._texts, promotion, self._teach if self._serving else None)
-        if self._serving:
-            self._draft.promote(told)
-        else:
-            self._alone.put(promotion.tokens, promotion.limit)
+    @override
+    def record(self, request: RecordRequest) -> RecordAnswer:
+        usable = self._usable()
+        promotion = self._texts.record(request.promotion, self._teach if usable else None)
+        if not usable:
+            self._records = None
+            alone = HostProposals(self.slots, self.k, self._support, self._tokens)
+            alone.put(promotion.tokens, promotion.limit)
+            return HostRecords(alone)
+        answer = self._draft.record(request._replace(promotion=promotion))
+        # On its way before the draft is busy with branches.
+        self._records = SubmeshRecords(answer, self._send(answer.proposal()))
+        return self._records
 
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
-        """See `protocols.BranchingDraft.draft`."""
-        if not self._serving:
-            return lambda: np.zeros(self.slots, np.int32)
-        return self._draft.draft(limits, lowered=lowered)
+    @override
+    def expand(self, request: ExpansionRequest) -> ExpansionAnswer:
+        if self._records is None:
+            return SubmeshBranches(self, None)
+        self._texts.expand(np.flatnonzero(request.counts.any(axis=1)).tolist())
+        return SubmeshBranches(self, self._draft.expand(request))
 
-    def confidence(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.confidence`: unknown, since reading it would wait."""
-        return np.full((self.slots, self.k), UNKNOWN, np.int32)
+    @override
+    def close(self) -> None:
+        self._draft.close()
 
-    def tokens(self) -> Any:
-        """See `protocols.BranchingDraft.tokens`, on the host or on the way to the target."""
-        tokens = self._draft.tokens() if self._serving else self._alone.tokens
-        return tokens if isinstance(tokens, np.ndarray) else self.proposal().tokens
-
-    def proposal(self) -> Any:
-        """See `protocols.BranchingDraft.proposal`: what is on the way; nothing is waited for."""
-        if self._sent is None:
-            self._sent = self._send(self._draft.proposal()) if self._serving else self._alone.now()
-        return self._sent
-
-    def expand(
-        self,
-        counts: np.ndarray,
-        *,
-        follow: np.ndarray,
-        lowered: np.ndarray,
-        forwards: int,
-        skip: np.ndarray | None = None,
-    ) -> None:
-        """See `protocols.BranchingDraft.expand`."""
-        if not self._serving:
-            return
-        self.proposal()  # on its way before the draft is busy
-        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards, skip=skip)
-        self._awaited = True
-        for slot in np.flatnonzero(counts.any(axis=1)):
-            self._texts[int(slot)].whole = True
-
-    def branch_tokens(
-        self, forwards: int, until: Callable[[], bool] | None = None
-    ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`; waits for all forwards: until
-        `until` is true or, without it, for its patience."""
-        if not self._awaited:
-            self.counters["stale"] += 1
-            return "stale"
-        if until is not None:
-            while not self._draft.ready():
-                if until():
-                    return None
-                time.sleep(_LOOK)
-        if self._come():
-            return self._draft.branch_tokens(forwards)
-        self._overdue = True
-        self.counters["late"] += 1
-        return "late"
-
-    def _come(self) -> bool:
-        """Waits for the branches; returns False if they do not come in time."""
-        if self._draft.ready():
-            return True
-        self.counters["waited"] += 1
-        end = time.monotonic() + self.patience
-        while time.monotonic() < end:
-            time.sleep(_POLL)
-            if self._draft.ready():
-                return True
-        return False
+    def overdue(self, branches: DispatchedBranches) -> None:
+        """Notes branches behind which nothing may be dispatched until they are ready."""
+        self._overdue = branches
 
     def _usable(self) -> bool:
         """Whether the draft's devices have finished what was expected of them."""
-        self._overdue = self._overdue and not self._draft.ready()
-        return not self._overdue
+        if self._overdue is not None and self._overdue.ready():
+            self._overdue = None
+        return self._overdue is None
 
     def _teach(self, slot: int) -> None:
         """Gives the draft the tokens of a text that it lacks."""
-        text = self._texts[slot]
-        text.teach(lambda tokens, offset: self._draft.prefill(slot, tokens, offset))
-        self._filled.taught(self._openings[slot], len(text.tokens))
+        self._texts.teach(slot, lambda tokens, offset: self._draft.prefill(slot, tokens, offset))
+
+
+class SubmeshRecords(RecordAnswer):
+    """Records on the draft's devices.
+
+    Args:
+      answer: of the draft.
+      sent: its proposal, on the way to the target's devices.
+    """
+
+    def __init__(self, answer: RecordAnswer, sent: ProposalHandle) -> None:
+        self._answer, self._sent = answer, sent
+
+    @override
+    def lengths(self) -> Row:
+        return self._answer.lengths()
+
+    @override
+    def tokens(self) -> TokenArray:
+        return self._sent.tokens
+
+    @override
+    def confidence(self) -> np.ndarray:
+        """Unknown, since reading it would wait."""
+        return np.full(self._sent.tokens.shape, UNKNOWN, np.int32)
+
+    @override
+    def proposal(self) -> ProposalHandle:
+        """What is on the way; nothing is waited for."""
+        return self._sent
+
+
+class SubmeshBranches(ExpansionAnswer):
+    """Branches on the draft's devices; None if none were asked for."""
+
+    def __init__(self, draft: SubmeshDraft, branches: DispatchedBranches | None) -> None:
+        self._draft, self._branches = draft, branches
+
+    @override
+    def branches(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """Waits for all forwards: until `until` is true or, without it, for the patience."""
+        draft, branches = self._draft, self._branches
+        if branches is None:
+            draft.counters["stale"] += 1
+            return "stale"
+        if until is not None:
+            while not branches.ready():
+                if until():
+                    return None
+                time.sleep(_LOOK)
+        if self._come(branches):
+            return branches.branches(forwards)
+        draft.overdue(branches)
+        draft.counters["late"] += 1
+        return "late"
+
+    def _come(self, branches: DispatchedBranches) -> bool:
+        """Waits for the branches; returns False if they do not come in time."""
+        if branches.ready():
+            return True
+        self._draft.counters["waited"] += 1
+        end = time.monotonic() + self._draft.patience
+        while time.monotonic() < end:
+            time.sleep(_POLL)
+            if branches.ready():
+                return True
+        return False

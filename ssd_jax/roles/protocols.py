@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int, Int32
+from jaxtyping import Int32
 
+from ssd_jax.roles.handles import LogitsHandle, ProposalHandle, TokenArray
 from ssd_jax.roles.records import (
     Absence,
     BranchTokens,
     DraftBatch,
     Drafted,
+    ExpansionRequest,
     Outcomes,
-    Promotion,
+    RecordRequest,
+    Row,
     SlotOpening,
     TopLogprobs,
 )
 
 
 class Pending(Protocol):
-    """The outcomes of a dispatched program.
+    """The outcomes of a dispatched program."""
 
-    Attributes:
-      bonus: [B] int32, the bonus tokens, which may still be computing: the pending tokens of the
-        next round. `Target.forward` takes them unread.
-    """
+    @property
+    def bonus(self) -> TokenArray:
+        """The bonus tokens [B], which may still be computing: the pending ones of the next round.
 
-    bonus: Any
+        `Target.forward` takes them unread.
+        """
+        ...
 
     def read(self) -> Outcomes:
         """Waits for the outcomes."""
@@ -96,10 +100,50 @@ class Drafter(Protocol):
         that if it `asks_first`.
         """
 
-    def proposal(self) -> Any:
-        """The proposal that `propose` made, as `sampling.proposal.Proposal`.
+    def proposal(self) -> ProposalHandle:
+        """The proposal that `propose` made.
 
         Waits for each q that is still on its way. Called once a round, after `speculate`.
+        """
+        ...
+
+
+class RecordAnswer(Protocol):
+    """What a draft answers to a `RecordRequest`; no part of it waits for the parts behind."""
+
+    def lengths(self) -> Row:
+        """Waits for tokens drafted just in time, and returns their number a slot.
+
+        That is `RecordRequest.drafts`, or 0 where the draft did not answer.
+        """
+        ...
+
+    def tokens(self) -> TokenArray:
+        """Tokens of all records [B, K], known after `lengths` or on their way."""
+        ...
+
+    def confidence(self) -> Int32[np.ndarray, "B K"]:
+        """Waits for the draft's confidence in tokens drafted just in time; -1 means unknown."""
+        ...
+
+    def proposal(self) -> ProposalHandle:
+        """The records' proposals; waits for each q that is still on its way."""
+        ...
+
+
+class ExpansionAnswer(Protocol):
+    """What a draft answers to an `ExpansionRequest`."""
+
+    def branches(
+        self, forwards: int, until: Callable[[], bool] | None = None
+    ) -> BranchTokens | Absence | None:
+        """Waits until that many forwards have made the branches, or returns why there are none.
+
+        It may be called again for more forwards; it returns the same object if nothing has come
+        since.
+
+        Args:
+          until: once it is true, ends the wait with None: the branches may still come.
         """
         ...
 
@@ -108,7 +152,8 @@ class BranchingDraft(Protocol):
     """A draft that speculates for several verification outcomes at once.
 
     It holds a record of each slot, which is the speculation that the target verifies, and branches
-    of the record.
+    of the record. A round asks it twice: for new records, and to expand them. The same slots,
+    records and branches are meant wherever the draft runs: here, on other devices, in a worker.
 
     Attributes:
       slots: rows of every call.
@@ -125,76 +170,23 @@ class BranchingDraft(Protocol):
         ...
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `Drafter.set_pages`."""
+        """Gives a slot more pages behind those of its opening; `pages` are all its pages."""
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         """Takes tokens of the text so far, including the last one; see `SlotOpening`."""
         ...
 
-    def promote(self, promotion: Promotion) -> None:
-        """Gives slots new records; idle slots get none. All branches are dropped."""
+    def record(self, request: RecordRequest) -> RecordAnswer:
+        """Gives slots new records, and drafts tokens just in time; does not wait."""
         ...
 
-    def draft(
-        self, limits: Int[np.ndarray, "B"], *, lowered: Int[np.ndarray, "B K"]
-    ) -> Callable[[], Int[np.ndarray, "B"]]:
-        """Drafts records of `limits` tokens just in time; 0 leaves a record as it is.
-
-        `lowered`: D of Saguaro sampling for each token.
-
-        Returns: a function that waits for the draft, if need be, and returns the number of tokens
-          a slot: `limits`, or 0 where the draft did not answer. It is called before anything else
-          is.
-        """
+    def expand(self, request: ExpansionRequest) -> ExpansionAnswer:
+        """Branches off every record; does not wait. The answer to the last `record` stays valid."""
         ...
 
-    def tokens(self) -> Any:
-        """The records' tokens [B, K], for the target's forward."""
-        ...
-
-    def proposal(self) -> Any:
-        """The records' proposals; waits for each q that is on its way.
-
-        Called once a round, after `expand`, if that is called.
-        """
-        ...
-
-    def confidence(self) -> Int32[np.ndarray, "B K"]:
-        """Waits for the draft's confidence in tokens drafted just in time; -1 means unknown."""
-        ...
-
-    def expand(
-        self,
-        counts: Int[np.ndarray, "B F"],
-        *,
-        follow: Bool[np.ndarray, "B"],
-        lowered: Int[np.ndarray, "B K"],
-        forwards: int,
-        skip: Int[np.ndarray, "B F"] | None = None,
-    ) -> None:
-        """Branches off every record.
-
-        Args:
-          counts: F_0..F_L of each slot.
-          skip: number of ranks of each k that other drafts have branches for; None is none.
-          follow: slots whose record has tokens that the draft did not make.
-          lowered: D of Saguaro sampling for each token of the branches.
-          forwards: number of forwards; the first gives branches of k < L a token, branches of k = L
-            start with the second.
-        """
-        ...
-
-    def branch_tokens(
-        self, forwards: int, until: Callable[[], bool] | None = None
-    ) -> BranchTokens | Absence | None:
-        """Waits until that many forwards have made the branches, or returns why there are none.
-
-        It may be called again for more forwards of the same expansion.
-
-        Args:
-          until: once it is true, ends the wait with None: the branches may still come.
-        """
+    def close(self) -> None:
+        """Ends the draft, which nobody needs any more."""
         ...
 
 
@@ -236,8 +228,8 @@ class Target(Protocol):
         ...
 
     def forward(
-        self, pending: Any, lengths: Int32[np.ndarray, "B"], drafted: Drafted | None = None
-    ) -> Any:
+        self, pending: TokenArray, lengths: Row, drafted: Drafted | None = None
+    ) -> LogitsHandle:
         """Runs each row's pending token [B] at position `lengths`, then the proposed tokens.
 
         Args:
@@ -247,7 +239,7 @@ class Target(Protocol):
         """
         ...
 
-    def accept(self, logits: Any, proposal: Any = None) -> Pending:
+    def accept(self, logits: LogitsHandle, proposal: ProposalHandle | None = None) -> Pending:
         """Verifies what `forward` has run.
 
         Without a proposal it draws the token after the pending one.

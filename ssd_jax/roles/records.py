@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int, Int32
 
 from ssd_jax.roles.activity import Activity
+from ssd_jax.roles.handles import TokenArray
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 
 Row = Int32[np.ndarray, "B"]
-Array = Any
-"""A NumPy array on the host, or a JAX array on its way."""
 
 IDLE = -1
 """Length of a slot that a batched forward must leave alone."""
@@ -120,7 +119,7 @@ class Drafted:
     """
 
     lengths: Row
-    tokens: Array
+    tokens: TokenArray
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
     lookup: CacheLookup | None = None
     activity: Activity | None = None
@@ -167,17 +166,17 @@ class Promotion(NamedTuple):
       pending: that token.
       committed: output tokens since the last promotion, including the pending one, padded with -1.
       winner: the branch that becomes the record; -1 where none does.
-      tokens: proposed tokens that the draft did not make, where no branch wins.
-      limit: number of tokens of the record: of the branch, no more than it is known to have, or of
-        `tokens`.
+      tokens: of the record: the branch's, or, where no branch wins, tokens that the draft did not
+        make.
+      limit: number of tokens of the record, no more than the branch is known to have.
     """
 
-    position: Int32[Array, "B"]
-    pending: Int32[Array, "B"]
-    committed: Int32[Array, "B W"]
-    winner: Int32[Array, "B"]
-    tokens: Int32[Array, "B K"]
-    limit: Int32[Array, "B"]
+    position: Row
+    pending: Row
+    committed: Int32[np.ndarray, "B W"]
+    winner: Row
+    tokens: Int32[np.ndarray, "B K"]
+    limit: Row
 
 
 def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
@@ -190,6 +189,44 @@ def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
         tokens=np.zeros((slots, k), np.int32),
         limit=np.zeros(slots, np.int32),
     )
+
+
+class RecordRequest(NamedTuple):
+    """New records of a draft; all branches of the records before are dropped.
+
+    Attributes:
+      promotion: of every slot; idle slots get no record.
+      drafts: number of tokens to draft just in time; 0 leaves a record as the promotion has it.
+      lowered: D of Saguaro sampling for each of these tokens.
+    """
+
+    promotion: Promotion
+    drafts: Row
+    lowered: Int32[np.ndarray, "B K"]
+
+
+def record_request(promotion: Promotion) -> RecordRequest:
+    """Records of these promotions, with nothing to draft just in time."""
+    return RecordRequest(promotion, np.zeros_like(promotion.limit), np.zeros_like(promotion.tokens))
+
+
+class ExpansionRequest(NamedTuple):
+    """Branches off every record.
+
+    Attributes:
+      counts: F_0..F_L of each slot.
+      follow: slots whose record has tokens that the draft did not make.
+      lowered: D of Saguaro sampling for each token of the branches.
+      forwards: number of forwards; the first gives branches of k < L a token, branches of k = L
+        start with the second.
+      skip: number of ranks of each k that other drafts have branches for; None is none.
+    """
+
+    counts: Int[np.ndarray, "B F"]
+    follow: Bool[np.ndarray, "B"]
+    lowered: Int32[np.ndarray, "B K"]
+    forwards: int
+    skip: Int[np.ndarray, "B F"] | None = None
 
 
 def no_branches(slots: int, branches: int, k: int, forwards: int = 0) -> BranchTokens:

@@ -2,10 +2,12 @@
 
 Pure host code over integers, in arrays [B, ...] of a batch. A round takes these forms: the outcome
 (`DraftBatch`), its look-up in the cache (`CacheLookup`), the promotion of the branches that came
-true (`Promotion`), and the proposal (`Drafted`). While the target verifies it, branches of its
-outcomes are expanded (`speculate`), and their tokens fill the cache (`gather`). Work that no
-proposal waits for is deferred: what the policies learn until branches are asked for (`_catch_up`);
-the report of the draft's work and the plan of later rounds until the target is busy (`proposal`).
+true (`Promotion`), and the proposal (`Drafted`). The proposal has the branches' tokens from the
+cache, so the draft is asked for the new records (`RecordRequest`) beside the verification, unless
+it is to draft some just in time; then for branches of their outcomes (`ExpansionRequest`), whose
+tokens fill the cache (`gather`). Work that no proposal waits for is deferred: what the policies
+learn until branches are asked for (`_catch_up`); the report of the draft's work and the plan of
+later rounds until the target is busy (`proposal`).
 """
 
 from __future__ import annotations
@@ -14,23 +16,26 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
 from ssd_jax.roles.activity import Activity
-from ssd_jax.roles.protocols import BranchingDraft
+from ssd_jax.roles.handles import ProposalHandle
+from ssd_jax.roles.protocols import BranchingDraft, Drafter, ExpansionAnswer, RecordAnswer
 from ssd_jax.roles.records import (
     IDLE,
     Absence,
     BranchTokens,
     DraftBatch,
     Drafted,
+    ExpansionRequest,
     Promotion,
+    RecordRequest,
     Row,
     SlotOpening,
     promotion,
+    record_request,
 )
 from ssd_jax.speculation.backup import BackupKind, make
 from ssd_jax.speculation.cache import SpeculationCache
@@ -42,8 +47,8 @@ from ssd_jax.speculation.sequence_state import RoundState, SequenceState
 from ssd_jax.speculation.tuner import FixedTuner, Tuner, teaches
 
 
-class Controller:
-    """See `protocols.Drafter`.
+class Controller(Drafter):
+    """The drafter of SSD.
 
     Args:
       draft: runs the branches.
@@ -100,6 +105,9 @@ class Controller:
         self._expanded: set[int] = set()  # slots with a record whose branches were asked for
         self._lengths = np.zeros(rows, np.int32)  # L of the records
         self._forwards = 0  # planned for the last expansion
+        self._unasked: RecordRequest | None = None  # the records of a proposal, to be asked for
+        self._records: RecordAnswer | None = None
+        self._branches: ExpansionAnswer | None = None
         self._later: deque[Callable[[], None]] = deque()
         self._pace, self._order, self._clock = pace or Pace(), order or Order(first=False), clock
         self.asks_first = self._order.first
@@ -126,6 +134,7 @@ class Controller:
         self._prompted.pop(slot, None)
         self._live.clear()
         self._expanded.discard(slot)
+        self._unasked = None
         self._work.forget()
         self._draft.open(opening)
 
@@ -146,36 +155,39 @@ class Controller:
 
     def gather(self, until: Callable[[], bool]) -> None:
         """See `protocols.Drafter.gather`."""
-        if self._expanded:
-            self._fill(self._draft.branch_tokens(1, until))
+        if self._expanded and self._branches is not None:
+            self._fill(self._branches.branches(1, until))
 
     def propose(self, batch: DraftBatch) -> Drafted:
         """See `protocols.Drafter.propose`."""
         began = self._clock()
-        if self._absent is None and self._expanded:
-            self._fill(self._draft.branch_tokens(1))
+        if self._absent is None and self._expanded and self._branches is not None:
+            self._fill(self._branches.branches(1))
         this = self._take(batch, began)
         missed = [slot for slot, source in this.sources.items() if source != "hit"]
         self._wait(this)
-        drafting, tokens = self._just_in_time(this, missed), 0
-        self._promote(this, missed)
-        asked = self._clock()
-        if drafting is not None:
-            waited, lowered = drafting
-            found, tokens = self._draft.draft(waited, lowered=lowered)(), int(waited.max())
-            this.lengths = np.where(waited > 0, found, this.lengths)
-        self._lengths = this.lengths
-        drafted = Drafted(this.lengths, self._draft.tokens(), this.sources, this.lookup)
+        request, began_draft = self._request(this, missed), self._clock()
+        tokens, most = request.promotion.tokens, int(request.drafts.max())
+        # Even if the draft fails, the branches are gone.
+        self._drop_branches()
+        if most:
+            records = self._ask_records(request)
+            this.lengths = np.where(request.drafts > 0, records.lengths(), this.lengths)
+            self._lengths, tokens = this.lengths, records.tokens()
+        else:
+            self._lengths, self._unasked = this.lengths, request
+        drafted = Drafted(this.lengths, tokens, this.sources, this.lookup)
         self._ready = self._clock()
-        seconds = self._ready - asked
-        self._behind = functools.partial(self._work_behind, this, drafted, tokens, seconds)
+        seconds = self._ready - began_draft
+        self._behind = functools.partial(self._work_behind, this, drafted, most, seconds)
         return drafted
 
-    def proposal(self) -> Any:
+    def proposal(self) -> ProposalHandle:
         """See `protocols.Drafter.proposal`."""
         if self.asks_first:
             self._order.delayed(self._clock() - self._ready)
-        proposal, behind = self._draft.proposal(), self._behind
+        assert self._records is not None
+        proposal, behind = self._records.proposal(), self._behind
         self._behind = None
         if behind is not None:
             behind()
@@ -183,16 +195,19 @@ class Controller:
 
     def speculate(self) -> None:
         """See `protocols.Drafter.speculate`."""
-        if self._prompted:
-            self._begin(promotion(self._draft.slots, self._draft.k))
+        if self._unasked is not None:
+            self._ask_records(self._unasked)
+        elif self._prompted:
+            self._drop_branches()
+            self._ask_records(record_request(promotion(self._draft.slots, self._draft.k)))
         self._catch_up()
         if not self._live:
             return
         live = {slot: self._states[slot] for slot in sorted(self._live)}
         self._plan = self._next_plan
         asking = {slot: each for slot, each in live.items() if each.asks_confidence}
-        if asking:
-            confidence = self._draft.confidence()
+        if asking and self._records is not None:
+            confidence = self._records.confidence()
             for slot, each in asking.items():
                 each.confidence = tuple(confidence[slot, : each.length].tolist())
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
@@ -210,7 +225,8 @@ class Controller:
             return
         forwards = self._forwards = min(self._plan.forwards, most)
         self._order.asked(self._clock(), forwards)
-        self._draft.expand(counts, follow=follow, lowered=self._lowered("hit"), forwards=forwards)
+        lowered = self._lowered("hit")
+        self._branches = self._draft.expand(ExpansionRequest(counts, follow, lowered, forwards))
         self._ready = self._clock()
         self._cache.prepare(counts)
         self._work.expands(self._plan.budget)
@@ -277,22 +293,30 @@ class Controller:
             if each.teaches:
                 self._taught.append(verified)
 
-    def _promote(self, this: RoundState, missed: list[int]) -> None:
-        """Makes records of the branches that came true, and of backups in all other rows."""
+    def _request(self, this: RoundState, missed: list[int]) -> RecordRequest:
+        """Records of the branches that came true, and of backups in all other rows.
+
+        `committed` is still empty.
+        """
+        drafts, lowered = self._just_in_time(this, missed)
         batch, branches = this.batch, self._cache.branches
         slots, k = self._draft.slots, self._draft.k
         tokens, committed = np.zeros((slots, k), np.int32), np.full((slots, k + 1), -1, np.int32)
-        given: dict[int, int] = {}
-        for slot in missed:
-            backup = this.states[slot].backup
-            found = backup.propose(int(batch.position[slot]), int(this.limit[slot]))
-            this.lengths[slot] = given[slot] = len(found)
-            tokens[slot, : len(found)] = found
-        self._later.append(functools.partial(self._begin_records, this, branches, given))
+        backups: dict[int, int] = {}
+        for slot in this.states:
+            if slot in missed:
+                backup = this.states[slot].backup
+                proposed = backup.propose(int(batch.position[slot]), int(this.limit[slot]))
+                this.lengths[slot] = backups[slot] = len(proposed)
+                tokens[slot, : len(proposed)] = proposed
+            elif branches is not None:
+                length = this.lengths[slot]
+                tokens[slot, :length] = branches.tokens[slot, this.lookup.branch[slot], :length]
+        self._later.append(functools.partial(self._begin_records, this, branches, backups))
         for slot in this.states if self._prompted else ():
             self._prompted.pop(slot, None)
-        told = (batch.position, batch.pending, committed, this.lookup.branch, tokens)
-        self._begin(Promotion(*told, limit=this.lengths))
+        rows = batch.position, batch.pending, committed, this.lookup.branch, tokens
+        return RecordRequest(Promotion(*rows, limit=this.lengths), drafts, lowered)
 
     def _begin_records(
         self, this: RoundState, branches: BranchTokens | None, given: Mapping[int, int]
@@ -306,33 +330,34 @@ class Controller:
                 confidence = branches.confidence[slot, winner, :length].tolist()
                 each.begin(length, "hit", confidence, made=True)
 
-    def _begin(self, told: Promotion) -> None:
-        """Hands all new records to the draft, including those of finished prompts.
+    def _drop_branches(self) -> None:
+        """Drops the branches of the records before, and those records."""
+        self._cache.branches = self._absent = self._unasked = None
+        self._live.clear()
+        self._expanded.clear()
 
-        It fills `committed`, which has no tokens yet.
-        """
+    def _ask_records(self, request: RecordRequest) -> RecordAnswer:
+        """Asks the draft for new records, those of finished prompts among them."""
+        moves = request.promotion
         if self._prompted:
-            told = told._replace(position=told.position.copy(), pending=told.pending.copy())
+            moves = moves._replace(position=moves.position.copy(), pending=moves.pending.copy())
             self._lengths = self._lengths.copy()
         for slot, token in self._prompted.items():
-            told.position[slot], told.pending[slot] = self._known[slot], token
+            moves.position[slot], moves.pending[slot] = self._known[slot], token
             self._lengths[slot] = 0
             state = self._states[slot]
             self._later.append(functools.partial(state.begin, 0, "miss", (), made=True))
-        moved = [slot for slot, at in enumerate(told.position.tolist()) if at != IDLE]
-        for slot in moved:
+        slots = [slot for slot, position in enumerate(moves.position.tolist()) if position != IDLE]
+        for slot in slots:
             tokens = self._untold.get(slot, ())
-            told.committed[slot, : len(tokens)] = tokens
-        # Even if the call fails, the branches are gone.
-        self._cache.branches = None
-        self._absent = None
-        self._live.clear()
-        self._expanded.clear()
-        self._draft.promote(told)
+            moves.committed[slot, : len(tokens)] = tokens
+        self._unasked = None
+        self._records = self._draft.record(request._replace(promotion=moves))
         self._prompted.clear()
-        for slot in moved:
+        for slot in slots:
             self._untold.pop(slot, None)
-        self._live.update(moved)
+        self._live.update(slots)
+        return self._records
 
     def _lowered(self, after: After) -> Int32[np.ndarray, "B K"]:
         """D of Saguaro sampling; see `SequenceState.lowered`."""
@@ -366,7 +391,8 @@ class Controller:
         forwards = self._pace.worth("branches", expected, usual, underway=underway)
         if not forwards:
             return
-        self._fill(self._draft.branch_tokens(branches.forwards + forwards))
+        assert self._branches is not None
+        self._fill(self._branches.branches(branches.forwards + forwards))
         if self._absent is not None:  # the tokens that came before will do
             self._absent = None
             return
@@ -384,19 +410,22 @@ class Controller:
                 length = min(branches.lengths[slot, winner], this.limit[slot])
                 this.lengths[slot] = length
 
-    def _just_in_time(self, this: RoundState, missed: list[int]) -> tuple[Row, np.ndarray] | None:
-        """Number of tokens to wait for in each row, and their D; None to wait for none."""
+    def _just_in_time(
+        self, this: RoundState, missed: list[int]
+    ) -> tuple[Row, Int32[np.ndarray, "B K"]]:
+        """Number of tokens to wait for in each row, and their D."""
+        drafts = np.zeros(self._draft.slots, np.int32)
+        nothing = drafts, np.zeros((self._draft.slots, self._draft.k), np.int32)
         if not missed or self._backup not in ("auto", "draft"):
-            return None
+            return nothing
         forwards = int(this.limit[missed].max())
         if self._backup == "auto":
             worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]
             forwards = self._pace.worth("record", worth, self._usual(this))
         if not forwards:
-            return None
-        waited = np.zeros(self._draft.slots, np.int32)
-        waited[missed] = np.minimum(forwards, this.limit[missed])
-        return waited, self._lowered("miss")
+            return nothing
+        drafts[missed] = np.minimum(forwards, this.limit[missed])
+        return drafts, self._lowered("miss")
 
     def _usual(self, this: RoundState) -> float:
         """Tokens that a round of these rows commits in all, by their recent rounds."""

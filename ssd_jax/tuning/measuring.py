@@ -21,7 +21,15 @@ from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import Loaded, Roles
 from ssd_jax.models.sharding import spans_processes
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Pending, Target
-from ssd_jax.roles.records import Drafted, SlotOpening, draft_batch, promotion
+from ssd_jax.roles.records import (
+    Drafted,
+    ExpansionRequest,
+    RecordRequest,
+    SlotOpening,
+    draft_batch,
+    promotion,
+    record_request,
+)
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning.engine_rounds import EngineRounds
 from ssd_jax.tuning.throughput import Costs, contention
@@ -304,18 +312,18 @@ class Branches:
         _open(draft, slots, pages=pages)
         for slot in slots:
             draft.prefill(slot, [_TOKEN] * (position + 1), 0)
-        self._begun = promotion(draft.slots, draft.k)
-        self._begun.position[:], self._begun.pending[:] = position, _TOKEN
+        self._begin = promotion(draft.slots, draft.k)
+        self._begin.position[:], self._begin.pending[:] = position, _TOKEN
 
     def just_in_time(self) -> float:
         """Seconds to draft a token just in time, until the proposal is ready."""
         few = min(self._draft.k, _JUST_IN_TIME)
 
         def drafted() -> bool:
-            self._draft.promote(self._begun)
-            limits = np.full(self._draft.slots, few, np.int32)
-            lengths = self._draft.draft(limits, lowered=self._lowered)()
-            jax.block_until_ready(self._draft.proposal())
+            drafts = np.full(self._draft.slots, few, np.int32)
+            answer = self._draft.record(RecordRequest(self._begin, drafts, self._lowered))
+            lengths = answer.lengths()
+            jax.block_until_ready(answer.proposal())
             return bool(lengths.all())
 
         return self._seconds(drafted) / few
@@ -332,11 +340,11 @@ class Branches:
         counts[:, 0] = budget
 
         def expanded() -> bool:
-            self._draft.promote(self._begun)
-            self._draft.expand(counts, follow=follow, lowered=self._lowered, forwards=k)
+            self._draft.record(record_request(self._begin))
+            answer = self._draft.expand(ExpansionRequest(counts, follow, self._lowered, k))
             beside()
             deadline = self._clock() + PATIENCE
-            while not isinstance(made := self._draft.branch_tokens(k), str):
+            while not isinstance(made := answer.branches(k), str):
                 if made is not None and made.forwards >= k:
                     return True
                 if self._clock() > deadline:

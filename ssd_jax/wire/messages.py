@@ -237,20 +237,17 @@ class Prefill(DraftMessage, frozen=True):
             raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {about.context}")
 
 
-class Round(DraftMessage, frozen=True):
-    """New records of all slots that go on, and their expansion.
+class RecordMessage(DraftMessage, frozen=True):
+    """New records of all slots that go on: a `roles.RecordRequest`.
 
-    If every slot is idle the records stay; if `forwards` is 0 they are not expanded.
+    It is answered by `RecordTokens`, if tokens are drafted just in time or a q is needed.
 
     Attributes:
       epochs: epochs of the slots; 0 for a slot that the message says nothing about.
       position, pending, committed, winner, tokens, limit: see `roles.Promotion`; `committed` are
         all tokens since the worker was last told, however many.
-      drafts: number of tokens to draft just in time.
+      drafts, lowered: see `roles.RecordRequest`.
       sampled: whether the verification needs the q of tokens that the draft made.
-      lowered: D of Saguaro sampling for each drafted token.
-      counts, skip, follow, forwards: see `roles.BranchingDraft.expand`.
-      due: seconds from arrival during which no one asks for incomplete branches.
     """
 
     number: Number
@@ -262,21 +259,40 @@ class Round(DraftMessage, frozen=True):
     tokens: Annotated[np.ndarray, Entries("B K", 0, "V")]
     limit: Annotated[np.ndarray, Entries("B", 0, "K+1")]
     drafts: Annotated[np.ndarray, Entries("B", 0, "K+1")]
-    sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
     lowered: Annotated[np.ndarray, Entries("B K")]
-    counts: Annotated[np.ndarray, Entries("B K+1", 0, "M+1")]
-    skip: Annotated[np.ndarray, Entries("B K+1", 0, "V")]
-    follow: Annotated[np.ndarray, Entries("B", 0, 2)]
-    forwards: Count
-    due: Seconds = 0.0
+    sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
 
     def check(self, about: Hello) -> None:
         """See `DraftMessage.check`."""
         if self.drafts.any() and (self.drafts * ((self.winner >= 0) | (self.limit > 0))).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
         _within("committed", self.committed.shape[1], about.context + 1)
+
+
+class ExpandMessage(DraftMessage, frozen=True):
+    """Branches off the records: a `roles.ExpansionRequest`. A `BranchMessage` answers it, always.
+
+    Attributes:
+      epochs: as of `RecordMessage`.
+      counts, skip, follow, lowered, forwards: see `roles.ExpansionRequest`.
+      due: seconds from arrival during which no one asks for incomplete branches.
+    """
+
+    number: Number
+    epochs: Annotated[np.ndarray, Entries("B")]
+    counts: Annotated[np.ndarray, Entries("B K+1", 0, "M+1")]
+    skip: Annotated[np.ndarray, Entries("B K+1", 0, "V")]
+    follow: Annotated[np.ndarray, Entries("B", 0, 2)]
+    lowered: Annotated[np.ndarray, Entries("B K")]
+    forwards: Count
+    due: Seconds = 0.0
+
+    def check(self, about: Hello) -> None:
+        """See `DraftMessage.check`."""
         _within("number of branches", int(self.counts.sum(axis=1).max()), about.branches + 1)
         _within("forwards", self.forwards, about.k + 2)
+        if not self.forwards:
+            raise ProtocolError("an expansion without forwards")
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -288,12 +304,12 @@ class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class RoundAnswer(DraftMessage, frozen=True):
-    """Answers a round.
+    """Answers a `RecordMessage` or an `ExpandMessage`.
 
     Attributes:
-      number: number of the round.
+      number: of the message that it answers.
       work: what the worker has done since its last answer.
-      received, sent: when the round came, and when this answer was made, on the worker's clock.
+      received, sent: when that message came, and when this answer was made, on the worker's clock.
       slots, epochs: of the rows that the answer covers.
     """
 
@@ -317,7 +333,7 @@ class RoundAnswer(DraftMessage, frozen=True):
             until = span.end
 
 
-class Winner(RoundAnswer, frozen=True):
+class RecordTokens(RoundAnswer, frozen=True):
     """Tokens of records that the draft made, with their q.
 
     Attributes:
@@ -334,7 +350,7 @@ class Winner(RoundAnswer, frozen=True):
     q: Annotated[np.ndarray, Entries("S K N", dtype="f4")]
 
 
-class Speculations(RoundAnswer, frozen=True):
+class BranchMessage(RoundAnswer, frozen=True):
     """The branches after `forwards`; see `roles.BranchTokens`. No more follow after `complete`."""
 
     complete: bool
@@ -350,7 +366,19 @@ class Speculations(RoundAnswer, frozen=True):
         _within("forwards", self.forwards, about.k + 2)
 
 
-MESSAGES = Hello, Wanted, Welcome, Refused, Open, MorePages, Prefill, Round, Winner, Speculations
+MESSAGES = (
+    Hello,
+    Wanted,
+    Welcome,
+    Refused,
+    Open,
+    MorePages,
+    Prefill,
+    RecordMessage,
+    ExpandMessage,
+    RecordTokens,
+    BranchMessage,
+)
 
 
 def _check_pages(pages: Sequence[int], about: Hello) -> None:

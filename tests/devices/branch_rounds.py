@@ -12,7 +12,7 @@ import numpy as np
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.record import Record
-from ssd_jax.roles.records import BranchTokens, SlotOpening
+from ssd_jax.roles.records import BranchTokens, ExpansionRequest, RecordRequest, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.by_row import Promoted, promotion_of
 
@@ -111,7 +111,7 @@ class Rounds:
         ran: list[int],
     ) -> None:
         self._draft, self._fan_out, self._forwards, self._ran = draft, fan_out, forwards, ran
-        row = np.array([*lowered, *[1] * draft.k][: draft.k])
+        row = np.array([*lowered, *[1] * draft.k][: draft.k], np.int32)
         self._lowered = np.tile(row, (draft.slots, 1))
         self._texts: dict[int, list[int]] = {}
         self._requests: dict[int, Request] = {}
@@ -135,10 +135,9 @@ class Rounds:
                 )
         self._texts = {slot: self._texts[slot] for slot in moves}
         self._forwards_since()  # prefills
-        self._draft.promote(promotion_of(moved, self._draft.slots, self._draft.k))
-        if limits.any():
-            self._draft.draft(limits, lowered=self._lowered)
-        drafting, proposed = self._forwards_since(), self._draft.tokens()
+        promotion = promotion_of(moved, self._draft.slots, self._draft.k)
+        answer = self._draft.record(RecordRequest(promotion, limits, self._lowered))
+        drafting, proposed = self._forwards_since(), answer.tokens()
         record, pages = copied(self._draft._record), layered(self._draft._pages, self._draft.slots)
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int64)
         for slot in moves:
@@ -148,7 +147,8 @@ class Rounds:
         most = counts.sum(axis=1).max()
         asked[[slot not in moves for slot in range(self._draft.slots)], 0] = most
         follow = np.array([sources.get(slot) == "host" for slot in range(self._draft.slots)])
-        self._draft.expand(asked, follow=follow, lowered=self._lowered, forwards=self._forwards)
+        request = ExpansionRequest(asked, follow, self._lowered, self._forwards)
+        branches = self._draft.expand(request)
         self.seen.append(
             Seen(
                 texts={slot: tuple(text) for slot, text in self._texts.items()},
@@ -162,8 +162,8 @@ class Rounds:
                 followed=copied(self._draft._record),
                 output=np.array(self._draft._history.output),
                 counts=counts,
-                expansion=copied(self._draft._held.expansion),
-                told=self._draft.branch_tokens(1),
+                expansion=copied(self._draft._active.expansion),
+                told=branches.branches(1),
                 forwards=(drafting, self._forwards_since()),
             )
         )
@@ -209,7 +209,7 @@ class Rounds:
     def _forwards_since(self) -> list[int]:
         """Forwards that ran since the last call."""
         self._draft.finish()
-        jax.block_until_ready(self._draft._held.expansion)
+        jax.block_until_ready(self._draft._active.expansion)
         jax.effects_barrier()
         since = list(self._ran)
         self._ran.clear()

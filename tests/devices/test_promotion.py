@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import branch_draft
-from ssd_jax.devices.paged_role import PagedRole
-from ssd_jax.roles.records import SlotOpening
-from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Seen
 from tests.devices.branch_script import (
@@ -42,21 +39,6 @@ def test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill(script):
         for pages, count in ((seen.moved, known), (seen.grown, start + size + 1)):
             ours = pages[:, one.index, :, :count]
             np.testing.assert_allclose(ours, run.kv[:, :, :count], rtol=1e-3, atol=1e-5)
-
-
-def test_the_host_knows_the_tokens_of_records_but_of_those_drafted_just_in_time(script):
-    """The target's forward, which needs them, does not wait for the promotion."""
-    _, rounds, _ = script
-    known = 0
-    for seen in rounds:
-        drafted = "draft" in seen.sources.values()
-        assert isinstance(seen.proposed, np.ndarray) != drafted
-        known += not drafted and "hit" in seen.sources.values()
-        for slot in seen.texts:
-            size = length(seen, slot)
-            theirs = np.asarray(seen.record.proposal.tokens)[slot, :size]
-            assert np.asarray(seen.proposed)[slot, :size].tolist() == theirs.tolist()
-    assert known
 
 
 def test_tokens_that_the_draft_did_not_make_are_point_masses(script):
@@ -153,7 +135,7 @@ def test_a_slot_does_not_depend_on_the_others_to_the_bit(draft):
 
 
 PROMOTED = "\n        self._pages, self._history,"
-GROWN = "\n        self._pages, held.scratch"
+GROWN = "\n        self._pages, active.scratch"
 FLAWS = {
     "promotes from the most branches": ("self._menu[-1]", PROMOTED),
     "promotes from the fewest": ("self._menu[0]", PROMOTED),
@@ -164,7 +146,9 @@ FLAWS = {
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_taking_the_branches_of_another_budget_is_caught(scanned_draft, flaw):
     wrong, what = FLAWS[flaw]
-    edit = Edit(branch_draft, "BranchDraft", f"held = self._held{what}", f"held = {wrong}{what}")
+    edit = Edit(
+        branch_draft, "BranchDraft", f"active = self._active{what}", f"active = {wrong}{what}"
+    )
     with edited([edit]), pytest.raises(AssertionError):
         check_rounds_of_two_budgets(scanned_draft)
 
@@ -194,28 +178,3 @@ def test_at_the_end_of_the_context_nothing_is_written_elsewhere(draft):
         for one, run in zip(whole, draft.plain([one.whole for one in whole]), strict=True):
             assert_as_plain(one, run, lowered=LOWERED, c=draft.c)
     assert start == CONTEXT - 1
-
-
-def check_an_earlier_promotion_leaves_a_new_request_alone(draft):
-    rounds, slot = draft.rounds(), 0
-    seen = rounds.run({slot: REQUESTS[slot]})
-    own, prompt = rounds._draft, REQUESTS[slot].prompt
-    told = no_promotion(SLOTS, K)
-    told.position[slot], told.pending[slot] = len(prompt), seen.told.bonus[slot, 0]
-    told.committed[slot, 0], told.winner[slot], told.limit[slot] = told.pending[slot], 0, 1
-    own.promote(told)
-    own.open(SlotOpening(slot, REQUESTS[slot].params, slot))
-    own.prefill(slot, prompt[:2], 0)
-    own.finish()
-    assert not np.array(own._history.output)[slot].any()
-
-
-def test_a_promotion_that_was_put_off_comes_before_the_slots_next_request(draft):
-    check_an_earlier_promotion_leaves_a_new_request_alone(draft)
-
-
-def test_a_promotion_that_comes_after_it_is_caught(draft, monkeypatch):
-    monkeypatch.setattr(branch_draft.BranchDraft, "open", PagedRole.open)
-    monkeypatch.setattr(branch_draft.BranchDraft, "prefill", PagedRole._run_prefill)
-    with pytest.raises(AssertionError):
-        check_an_earlier_promotion_leaves_a_new_request_alone(draft)

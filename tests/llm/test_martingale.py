@@ -13,7 +13,8 @@ import pytest
 
 from ssd_jax import LLM
 from ssd_jax.devices.sampling_rows import SamplingRows
-from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.placement.host_proposals import HostProposals
+from ssd_jax.placement.process.client import RemoteDraft, RemoteRecords
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_pair
@@ -141,6 +142,18 @@ KEYED_BY_SLOT = [
 ]
 Q_OF_BEFORE = [
     Edit(HostProposals, "put", "self._probs = None", "pass"),
+    Edit(
+        RemoteDraft,
+        "record",
+        "proposals = HostProposals(",
+        "proposals = self.__dict__.get('_before') or HostProposals(",
+    ),
+    Edit(
+        RemoteDraft,
+        "record",
+        "proposals.put(",
+        "self._before = proposals\n    proposals.put(",
+    ),
 ]
 
 
@@ -160,18 +173,20 @@ def test_draws_keyed_by_slot_are_caught(checkpoints, inline):
 
 
 @pytest.mark.slow  # `test_proposals.py` sees it in a single round
-def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(checkpoints, process):
+def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(
+    checkpoints, process, monkeypatch
+):
     """Where a round misses, and where a q never comes."""
     with edited(Q_OF_BEFORE), policy(process, backup="random"):
         assert process.engine
-        draft = process.loaded.worker.drafts[-1]
-        take, rng = draft._take_q, np.random.default_rng(5)
+        take, rng = RemoteRecords._take_q, np.random.default_rng(5)
 
-        def lossy():
-            draft._asked_q = draft._asked_q[rng.random(draft._asked_q.size) < 0.5]
-            take()
+        def lossy(records):
+            asked = records._asked_q
+            records._asked_q = asked[rng.random(asked.size) < 0.5]
+            take(records)
 
-        draft._take_q = lossy
+        monkeypatch.setattr(RemoteRecords, "_take_q", lossy)
         said = say(process, 900, names=FEW_IDS)
     assert_caught(sums(said, *checkpoints), 8)
 

@@ -10,6 +10,7 @@ import numpy as np
 from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, padded
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.testing.by_row import Promoted, promoted
+from tests.speculation.answers import StepwiseDraft
 
 Script = Callable[[Sequence[int], int], int]
 FILLER = 1000
@@ -45,7 +46,7 @@ class Expansion:
     forwards: int
 
 
-class FakeBranchingDraft:
+class FakeBranchingDraft(StepwiseDraft):
     """See `protocols.BranchingDraft`; it refuses whatever the protocol does not allow.
 
     It drafts the script's own tokens, one above them where `wrong(position)` says so, whatever came
@@ -119,7 +120,7 @@ class FakeBranchingDraft:
     def _moved(self, moved: Promoted) -> Record:
         slot = moved.slot
         text = self._texts[slot]
-        text += moved.committed
+        text[moved.position + 1 - len(moved.committed) :] = moved.committed  # perhaps once more
         assert (moved.position, moved.pending) == (len(text) - 1, text[-1])
         if slot in self._new:
             assert moved.winner < 0
@@ -176,7 +177,7 @@ class FakeBranchingDraft:
                 found[slot, place] = self._confidence(record.start + 1 + place)
         return found
 
-    def expand(
+    def branch_off(
         self,
         counts: np.ndarray,
         *,

@@ -225,6 +225,21 @@ def test_a_fan_out_is_told_the_drafts_confidence_in_the_tokens_under_verificatio
     assert parts.draft.calls.count("confidence") == (drafts if backup == "draft" else 0)
 
 
+def test_the_targets_forward_gets_tokens_that_the_host_knows_without_the_draft():
+    """It does not wait for a promotion, but for tokens that are drafted just in time."""
+    asked = []
+
+    class Silent(FakeBranchingDraft):
+        def tokens(self):
+            asked.append(self.calls[-1])
+            return super().tokens()
+
+    _, parts = write(draft=Silent, backup="draft", rank=only(3, 6))
+    assert {"hit", "miss"} <= set(parts.controller.sources())
+    asked = [call for call in asked if call != "proposal"]
+    assert asked == ["draft"] * parts.draft.calls.count("draft")
+
+
 def test_confidence_is_asked_for_only_where_the_fan_out_reads_it():
     _, parts = write(fan_out="measured", budget=6, backup="draft", rank=only(3, 6))
     assert "draft" in parts.draft.calls

@@ -30,11 +30,11 @@ class Obedient(FakeBranchingDraft):
 
     tuner: Restless
 
-    def expand(self, counts, *, follow, lowered, forwards, skip=None):
+    def branch_off(self, counts, *, follow, lowered, forwards, skip=None):
         plan = self.tuner.plans[-1]
         self._budget = plan.budget
         assert forwards <= plan.forwards
-        super().expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+        super().branch_off(counts, follow=follow, lowered=lowered, forwards=forwards)
 
 
 def restless(text=script, *, seed=0, **settings):

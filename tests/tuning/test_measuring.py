@@ -24,6 +24,7 @@ from ssd_jax.tuning.measuring import (
     timed,
     verifying,
 )
+from tests.speculation.answers import StepwiseDraft
 
 SLOTS, CONTEXT, K = 2, 64, 4
 
@@ -146,7 +147,7 @@ def test_a_drafted_token_is_timed_until_it_is_there():
     assert measure_draft(made, CONTEXT, clock=watch) == pytest.approx(0.2)
 
 
-class Draft:
+class Draft(StepwiseDraft):
     """A forward of M branches takes M hundredths of a second, a drafted token 0.3 s.
 
     `late` answers do not come in time.
@@ -177,12 +178,12 @@ class Draft:
     def proposal(self):
         self.watch.now += self.elsewhere
 
-    def expand(self, counts, *, follow, lowered, forwards):
+    def branch_off(self, counts, *, follow, lowered, forwards):
         assert not follow.any()
         assert set(counts.sum(axis=1)) <= {4, 8, 16}
         self.expanded = counts.sum(axis=1).max(), forwards
 
-    def branch_tokens(self, forwards):
+    def branch_tokens(self, forwards, until=None):
         budget, made = self.expanded
         assert forwards <= made
         self.watch.now += 0.01 * budget * forwards
@@ -226,11 +227,11 @@ def test_proposals_that_come_from_elsewhere_are_timed_until_they_are_there():
 class Hidden(Draft):
     """Its forwards run while nobody waits for them."""
 
-    def expand(self, counts, *, follow, lowered, forwards, skip=None):
-        super().expand(counts, follow=follow, lowered=lowered, forwards=forwards)
+    def branch_off(self, counts, *, follow, lowered, forwards):
+        super().branch_off(counts, follow=follow, lowered=lowered, forwards=forwards)
         self.ready = self.watch.now + 0.01 * self.expanded[0] * forwards
 
-    def branch_tokens(self, forwards):
+    def branch_tokens(self, forwards, until=None):
         self.watch.now = max(self.watch.now, self.ready)
         return BranchTokens(*(np.zeros(0),) * 4, forwards)
 

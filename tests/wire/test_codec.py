@@ -13,23 +13,23 @@ from msgspec.structs import replace
 
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
+    BranchMessage,
     Hello,
     MorePages,
     ProtocolError,
+    RecordTokens,
     Refused,
-    Speculations,
     Wanted,
     Welcome,
-    Winner,
     Work,
 )
 from tests.placement.process.script import HELLO
-from tests.placement.process.test_session import OPEN, PREFILL, ROUND, UNEXPANDED
+from tests.placement.process.test_session import EXPAND, OPEN, PREFILL, RECORDS
 
 ABOUT = replace(HELLO, slots=4, k=3, branches=2, support=4, tokens=2**31 - 1)
 """What the answers here fit."""
 RNG = np.random.default_rng(7)
-WINNER = Winner(
+WINNER = RecordTokens(
     number=2**40,
     work=(),
     slots=np.array([0, 3], np.int32),
@@ -43,7 +43,7 @@ WINNER = Winner(
     support=RNG.integers(-1, 9, (1, 3, 4)).astype(np.int32),
     q=RNG.random((1, 3, 4), np.float32),
 )
-SPECULATIONS = Speculations(
+SPECULATIONS = BranchMessage(
     number=8,
     work=(),
     complete=True,
@@ -72,8 +72,8 @@ MESSAGES = [
         "xla",
     ),
     PREFILL,
-    ROUND,
-    UNEXPANDED,
+    RECORDS,
+    EXPAND,
     WINNER,
     replace(WINNER, work=(Work("grow", 0.1, 0.2), Work("grow", 0.2, 1e9))),
     replace(WINNER, sampled=WINNER.sampled[:0], support=WINNER.support[:0], q=WINNER.q[:0]),
@@ -84,7 +84,7 @@ MESSAGES = [
 def about(message):
     if isinstance(message, MorePages):
         return replace(HELLO, page_size=64, pages=8)
-    return ABOUT if isinstance(message, Winner | Speculations) else HELLO
+    return ABOUT if isinstance(message, RecordTokens | BranchMessage) else HELLO
 
 
 def again(message):
@@ -147,7 +147,9 @@ def test_garbage_is_refused_or_is_a_message_and_never_anything_else(message):
     assert refused > 30
 
 
-@pytest.mark.parametrize("message", [WINNER, SPECULATIONS, ROUND], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "message", [WINNER, SPECULATIONS, RECORDS, EXPAND], ids=lambda m: type(m).__name__
+)
 def test_arrays_of_any_shape_in_any_place_are_refused(message):
     names = [n for n in message.__struct_fields__ if isinstance(getattr(message, n), np.ndarray)]
     shapes = [(), (0,), (1,), (0, 2**40), (1, 1), (1, 0, 3), (2, 3, 4, 1)]
@@ -159,7 +161,7 @@ def test_arrays_of_any_shape_in_any_place_are_refused(message):
 
 
 @pytest.mark.parametrize(
-    "message", [PREFILL, WINNER, SPECULATIONS, ROUND], ids=lambda m: type(m).__name__
+    "message", [PREFILL, WINNER, SPECULATIONS, RECORDS, EXPAND], ids=lambda m: type(m).__name__
 )
 def test_a_number_out_of_range_is_refused_with_the_name_of_its_array(message):
     for name in message.__struct_fields__:
@@ -179,7 +181,7 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_array(message):
 
 def test_no_more_is_committed_than_a_slot_holds():
     for width in (HELLO.context, HELLO.context + 1):
-        longer = replace(ROUND, committed=np.full((HELLO.slots, width), -1, np.int32))
+        longer = replace(RECORDS, committed=np.full((HELLO.slots, width), -1, np.int32))
         if width <= HELLO.context:
             assert again(longer).committed.shape[1] == width
             continue
@@ -250,7 +252,7 @@ def long_list(of, count):
     return b"\xdd" + struct.pack(">I", count) + of * count
 
 
-WINNING = msgspec.msgpack.encode(["Winner", 1])[1:]
+WINNING = msgspec.msgpack.encode(["RecordTokens", 1])[1:]
 SHAPE = msgspec.msgpack.encode(["Prefill", 1, 0, 1, 0, ["i4"]])[1:-4] + b"\x93\xa2i4"
 SPAN = msgspec.msgpack.encode(["grow", 1, 1])
 OPENING = msgspec.msgpack.encode(["Open", 1, 1])[1:] + b"\x82\xa4slot\0\xa6banned"

@@ -103,8 +103,9 @@ class _Engine:
         drafted = None
         if counts is not None:
             drafted = self._drafted if tokens is None else Drafted(counts, tokens)
-        pending = self._bonus if pending is None else pending
-        self._logits = self._roles.target.forward(pending, lengths, drafted)
+        tokens_in = self._bonus if pending is None else pending
+        assert tokens_in is not None  # the leader looks ahead of a round that it has begun
+        self._logits = self._roles.target.forward(tokens_in, lengths, drafted)
 
     def _target_accept(self, arrays: Sequence[np.ndarray] | None, drafted: bool) -> Pending:
         proposal = None if arrays is None else Proposal(*arrays)

@@ -10,52 +10,56 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from typing_extensions import override
 
-from ssd_jax.placement.parallel.part import DraftOfParts, Part, joined, present
+from ssd_jax.placement.parallel.part import (
+    BranchesOfParts,
+    HostRecordAnswer,
+    Part,
+    joined,
+    present,
+)
 from ssd_jax.roles.activity import Activity
+from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer
 from ssd_jax.roles.records import (
     Absence,
     BranchTokens,
-    Promotion,
+    ExpansionRequest,
+    RecordRequest,
+    Row,
     SlotOpening,
     no_branches,
-    promotion,
+    record_request,
 )
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import divide
 
 
-class DraftByBranches(DraftOfParts):
-    """See `protocols.BranchingDraft`.
+class DraftByBranches(BranchingDraft):
+    """Drafts that share the branches.
 
     Args:
       parts: with the same slots, K and M; their records have candidates for the branches of all.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        super().__init__(parts)
         first = parts[0]
+        self._parts = tuple(parts)
         self.slots, self.k, self.page_size = first.slots, first.k, first.page_size
         self._size = first.branches
         # A part without an outcome of k = L still has a branch there.
         self.branches = len(parts) * self._size - (len(parts) - 1)
         self._drafter = 0  # number of the part that drafts just in time
-        self._owner = np.zeros(self.slots, np.int64)  # for each record, the part that made it
-        self._promotion = promotion(self.slots, self.k)  # with the tokens of all records
-        self._winner = self._promotion.winner  # in the part's own numbers
-        self._untold: set[int] = set()  # parts that have not been given the records
-        # For each branch, the part that makes it (-1 for none) and its number there.
-        self._whose = self._own = np.full((self.slots, self.branches), -1)
+        self._records: SharedRecords | None = None
+        self._expansion: SharedBranches | None = None
 
+    @override
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.BranchingDraft.open`."""
-        self._tell_all()
         for part in self._parts:
             part.open(opening)
 
+    @override
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.BranchingDraft.set_pages`."""
-        self._tell_all()
         for part in self._parts:
             part.set_pages(slot, pages)
 
@@ -64,125 +68,181 @@ class DraftByBranches(DraftOfParts):
         for part in self._parts:
             part.lose(pages)
 
+    @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """See `protocols.BranchingDraft.prefill`."""
-        self._tell_all()
         for part in self._parts:
             part.prefill(slot, tokens, offset)
 
-    def promote(self, promotion: Promotion) -> None:
-        """See `protocols.BranchingDraft.promote`. The parts are told once the tokens of the
-        records are known: with `expand`, unless some are drafted just in time."""
-        self._tell_all()
-        rows, won = np.arange(self.slots), promotion.winner >= 0
-        tokens, self._owner[:] = promotion.tokens, self._drafter
-        self._winner = promotion.winner
+    @override
+    def record(self, request: RecordRequest) -> SharedRecords:
+        winner, rows = request.promotion.winner, np.arange(self.slots)
+        won, owner = winner >= 0, np.full(self.slots, self._drafter)
         if won.any():
-            assert self._branches is not None
-            winner = np.maximum(promotion.winner, 0)
-            self._owner = np.where(won, self._whose[rows, winner], self._drafter)
-            self._winner = np.where(won, self._own[rows, winner], -1).astype(np.int32)
-            tokens = np.where(won[:, None], self._branches.tokens[rows, winner], tokens)
-        self._promotion = promotion._replace(tokens=tokens)
-        self._untold = set(range(len(self._parts)))
-        self._branches = None
+            expansion, number = self._expansion, np.maximum(winner, 0)
+            assert expansion is not None
+            owner = np.where(won, expansion.part[rows, number], owner)
+            winner = np.where(won, expansion.number[rows, number], -1).astype(np.int32)
+        request = request._replace(promotion=request.promotion._replace(winner=winner))
+        self._records = SharedRecords(
+            self._parts, request, owner, self._drafter, self._draft_elsewhere
+        )
+        return self._records
 
-    def _tell_all(self) -> None:
-        for number in sorted(self._untold):
-            self._tell(number)
+    def _draft_elsewhere(self) -> None:
+        """The next part drafts just in time from now on, since this one does not answer."""
+        self._drafter = (self._drafter + 1) % len(self._parts)
 
-    def _tell(self, number: int) -> None:
-        """Gives a part the records, its own branches among them."""
-        if number in self._untold:
-            winner = np.where(self._owner == number, self._winner, -1)
-            self._parts[number].promote(self._promotion._replace(winner=winner))
-            self._untold.discard(number)
-
-    def draft(self, limits: np.ndarray, *, lowered: np.ndarray) -> Callable[[], np.ndarray]:
-        """See `protocols.BranchingDraft.draft`. One part drafts; if it does not answer, the next
-        one drafts the next time."""
-        number = self._drafter
-        self._tell(number)
-        wait = self._parts[number].draft(limits, lowered=lowered)
-
-        def drafted() -> np.ndarray:
-            found, rows = wait(), limits > 0
-            tokens = np.where(rows[:, None], self._parts[number].tokens(), self._promotion.tokens)
-            limit = np.where(rows, found, self._promotion.limit)
-            self._promotion = self._promotion._replace(tokens=tokens, limit=limit)
-            if not found.any():
-                self._drafter = (number + 1) % len(self._parts)
-            return found
-
-        return drafted
-
-    def tokens(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.tokens`."""
-        used = np.arange(self.k) < self._promotion.limit[:, None]
-        return np.where(used, self._promotion.tokens, 0)
-
-    def proposal(self) -> Proposal:
-        """See `protocols.BranchingDraft.proposal`: the q from the parts that made the records."""
-        self._tell_all()
-        found = [part.proposal() for part in self._parts]
-        return Proposal(*(self._of_owners(arrays) for arrays in zip(*found, strict=True)))
-
-    def confidence(self) -> np.ndarray:
-        """See `protocols.BranchingDraft.confidence`."""
-        return self._of_owners([part.confidence() for part in self._parts])
-
-    def expand(
-        self,
-        counts: np.ndarray,
-        *,
-        follow: np.ndarray,
-        lowered: np.ndarray,
-        forwards: int,
-        skip: np.ndarray | None = None,
-    ) -> None:
-        """See `protocols.BranchingDraft.expand`."""
-        assert skip is None, "branches are divided once"
-        away = [isinstance(each, str) for each in self._told] or [False] * len(self._parts)
-        here = [n for n in range(len(self._parts)) if all(away) or not away[n]]
-        division = divide(counts, len(here), self._size)
-        shares = dict(zip(here, zip(*division, strict=True), strict=True))
+    @override
+    def expand(self, request: ExpansionRequest) -> SharedBranches:
+        assert request.skip is None, "branches are divided once"
+        assert self._records is not None
+        counts, records, count = request.counts, self._records, len(self._parts)
+        away = self._expansion.away if self._expansion else [False] * count
+        asked = [number for number in range(count) if all(away) or not away[number]]
+        division = divide(counts, len(asked), self._size)
+        shares = dict(zip(asked, zip(*division, strict=True), strict=True))
         nothing = np.zeros_like(counts), None, np.full((self.slots, self._size), -1)
-        whose = np.full((self.slots, self.branches), -1)
-        numbers = np.full_like(whose, -1)
+        part_of = np.full((self.slots, self.branches), -1)
+        number_of, answers = np.full_like(part_of, -1), []
         for number, part in enumerate(self._parts):
             # A part that is away is asked too, and may answer.
-            own, skip, places = shares.get(number, nothing)
+            share, skip, places = shares.get(number, nothing)
             rows, branches = np.nonzero(places >= 0)
-            whose[rows, places[rows, branches]] = number
-            numbers[rows, places[rows, branches]] = branches
-            made = (self._promotion.limit > 0) & own.any(axis=1)
-            self._tell(number)
-            part.expand(
-                own,
-                follow=made & (follow | (self._owner != number)),
-                lowered=lowered,
-                forwards=forwards,
-                skip=skip,
-            )
-        self._whose, self._own = whose, numbers
-        self._told, self._branches = [], None
-
-    def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
-        forwards = min(each.forwards for each in present(told))
-        joined = no_branches(self.slots, self.branches, self.k, forwards)
-        for number, each in enumerate(told):
-            if isinstance(each, str):
-                continue
-            rows, there = np.nonzero(self._whose == number)
-            own = self._own[rows, there]
-            for array, of_part in zip(joined[:4], each[:4], strict=True):
-                array[rows, there] = of_part[rows, own]
-        return joined
-
-    def _of_owners(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Each row from the part that made its record."""
-        return np.stack(arrays)[self._owner, np.arange(self.slots)]
+            part_of[rows, places[rows, branches]] = number
+            number_of[rows, places[rows, branches]] = branches
+            made = (records.limit > 0) & share.any(axis=1)
+            follow = made & (request.follow | (records.owner != number))
+            answers.append(part.expand(request._replace(counts=share, follow=follow, skip=skip)))
+        self._expansion = SharedBranches(answers, (self.slots, self.k), part_of, number_of)
+        return self._expansion
 
     def activity(self) -> Activity:
         """What the parts have done since the last call."""
         return joined([part.activity() for part in self._parts])
+
+    @override
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+class SharedRecords(HostRecordAnswer):
+    """Records that every part has, each made by one of them, its owner.
+
+    One part drafts just in time; the others get the records once its tokens are known.
+
+    Args:
+      parts: all of them.
+      request: with the winners in their owners' numbers.
+      owner: number of the part that makes each record [B].
+      drafter: number of the part that drafts just in time.
+      unanswered: called if it does not answer.
+
+    Attributes:
+      owner: see above.
+      limit: number of tokens of each record [B].
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        request: RecordRequest,
+        owner: np.ndarray,
+        drafter: int,
+        unanswered: Callable[[], None],
+    ) -> None:
+        self._parts, self.owner, self._unanswered = parts, owner, unanswered
+        self._promotion, self._drafts = request.promotion, request.drafts
+        self._drafter = drafter
+        self._lengths: Row | None = None
+        self._answers: dict[int, HostRecordAnswer] = {}
+        self._record(drafter, request)
+        if not self._drafts.any():
+            self._lengths = np.zeros_like(self._drafts)
+            self._record_others()
+
+    @property
+    def limit(self) -> Row:
+        """See above."""
+        return self._promotion.limit
+
+    def _record(self, number: int, request: RecordRequest) -> None:
+        """Gives a part the records, those of its own branches among them."""
+        winner = np.where(self.owner == number, request.promotion.winner, -1)
+        promotion = request.promotion._replace(winner=winner)
+        self._answers[number] = self._parts[number].record(request._replace(promotion=promotion))
+
+    def _record_others(self) -> None:
+        for number in range(len(self._parts)):
+            if number != self._drafter:
+                self._record(number, record_request(self._promotion))
+
+    @override
+    def lengths(self) -> Row:
+        if self._lengths is None:
+            answer, drafted = self._answers[self._drafter], self._drafts > 0
+            lengths, promotion = answer.lengths(), self._promotion
+            self._promotion = promotion._replace(
+                tokens=np.where(drafted[:, None], answer.tokens(), promotion.tokens),
+                limit=np.where(drafted, lengths, promotion.limit),
+            )
+            if not lengths.any():
+                self._unanswered()
+            self._lengths = lengths
+            self._record_others()
+        return self._lengths
+
+    @override
+    def tokens(self) -> np.ndarray:
+        tokens, limit = self._promotion.tokens, self._promotion.limit
+        return np.where(np.arange(tokens.shape[1]) < limit[:, None], tokens, 0)
+
+    @override
+    def proposal(self) -> Proposal:
+        """The q from the parts that made the records."""
+        proposals = [answer.proposal() for _, answer in sorted(self._answers.items())]
+        return Proposal(*(self._of_owners(arrays) for arrays in zip(*proposals, strict=True)))
+
+    @override
+    def confidence(self) -> np.ndarray:
+        answers = sorted(self._answers.items())
+        return self._of_owners([answer.confidence() for _, answer in answers])
+
+    def _of_owners(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Each row from the part that made its record."""
+        return np.stack(arrays)[self.owner, np.arange(len(self.owner))]
+
+
+class SharedBranches(BranchesOfParts):
+    """Branches of every sequence, divided over the parts.
+
+    Args:
+      answers: of the parts.
+      sizes: B and K.
+      part, number: for each branch [B, M], the part that makes it (-1 for none) and its number
+        there.
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[ExpansionAnswer],
+        sizes: tuple[int, int],
+        part: np.ndarray,
+        number: np.ndarray,
+    ) -> None:
+        super().__init__(answers)
+        self._sizes, self.part, self.number = sizes, part, number
+
+    @override
+    def joined(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
+        slots, k = self._sizes
+        forwards = min(part.forwards for part in present(latest))
+        branches = no_branches(slots, self.part.shape[1], k, forwards)
+        for number, part in enumerate(latest):
+            if isinstance(part, str):
+                continue
+            rows, places = np.nonzero(self.part == number)
+            numbers = self.number[rows, places]
+            for array, of_part in zip(branches[:4], part[:4], strict=True):
+                array[rows, places] = of_part[rows, numbers]
+        return branches

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.roles.activity import Activity
-from ssd_jax.roles.protocols import BranchingDraft
-from ssd_jax.roles.records import Absence, BranchTokens
+from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.records import Absence, BranchTokens, RecordRequest
 from ssd_jax.sampling.proposal import Proposal
+
+
+class HostRecordAnswer(RecordAnswer, Protocol):
+    """An answer whose tokens and proposals are on the host."""
+
+    def tokens(self) -> np.ndarray:
+        """See `RecordAnswer.tokens`."""
+        ...
+
+    def proposal(self) -> Proposal:
+        """See `RecordAnswer.proposal`."""
+        ...
 
 
 class Part(BranchingDraft, Protocol):
@@ -28,24 +41,16 @@ class Part(BranchingDraft, Protocol):
         """These pages went to a slot of another part."""
         ...
 
-    def tokens(self) -> np.ndarray:
-        """See `BranchingDraft.tokens`."""
-        ...
-
-    def proposal(self) -> Proposal:
-        """See `BranchingDraft.proposal`."""
+    def record(self, request: RecordRequest) -> HostRecordAnswer:
+        """See `BranchingDraft.record`."""
         ...
 
     def activity(self) -> Activity:
         """What the draft has done since the last call."""
         ...
 
-    def close(self) -> None:
-        """Ends the draft, which is no longer needed."""
-        ...
 
-
-def joined(told: Sequence[Activity], slots: int = 0) -> Activity:
+def joined(activities: Sequence[Activity], slots: int = 0) -> Activity:
     """Joins the activity of parallel drafts, ordered by when each span ended.
 
     Args:
@@ -54,71 +59,64 @@ def joined(told: Sequence[Activity], slots: int = 0) -> Activity:
     spans = [
         span._replace(
             slots=[number * slots + slot for slot in span.slots],
-            worker=span.worker * len(told) + number,
+            worker=span.worker * len(activities) + number,
         )
-        for number, each in enumerate(told)
-        for span in each.spans
+        for number, activity in enumerate(activities)
+        for span in activity.spans
     ]
+    trips = [activity.round_trip for activity in activities if activity.round_trip is not None]
     return Activity(
         tuple(sorted(spans, key=lambda span: span.end)),
-        sum(each.bytes for each in told),
-        max((each.round_trip for each in told if each.round_trip is not None), default=None),
+        sum(activity.bytes for activity in activities),
+        max(trips, default=None),
     )
 
 
-class DraftOfParts(ABC):
-    """A draft whose parts share the branches, or the sequences.
+class BranchesOfParts(ExpansionAnswer):
+    """The branches of several parts.
 
-    If a part no longer answers, its previous answer counts.
+    If a part no longer answers, its previous answer counts; without one it has no branches.
 
     Args:
-      parts: all of them.
+      answers: of the parts.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = tuple(parts)
-        # Of this expansion, by the parts that have it.
-        self._told: list[BranchTokens | Absence] = []
+    def __init__(self, answers: Sequence[ExpansionAnswer]) -> None:
+        self._answers = tuple(answers)
+        self._latest: list[BranchTokens | Absence] = []  # by part
         self._branches: BranchTokens | None = None  # the same, joined
 
-    def branch_tokens(
+    @override
+    def branches(
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
-        """See `protocols.BranchingDraft.branch_tokens`. A part that does not answer has no
-        branches; those of the others are returned. A part that is ahead of the others is asked for
-        as many additional forwards as they are."""
-        here = present(self._told)
-        more = forwards - min(each.forwards for each in here) if here else 0
-        told: list[BranchTokens | Absence] = []
-        for number, part in enumerate(self._expanding()):
-            before = self._told[number] if self._told else "late"
-            ahead = forwards if isinstance(before, str) else before.forwards + more
-            answer = part.branch_tokens(ahead, until)
-            if answer is None:
+        """Asks a part that is ahead of the others for as many additional forwards as they are."""
+        before = present(self._latest)
+        more = forwards - min(part.forwards for part in before) if before else 0
+        latest: list[BranchTokens | Absence] = []
+        for number, answer in enumerate(self._answers):
+            last = self._latest[number] if self._latest else "late"
+            ahead = forwards if isinstance(last, str) else last.forwards + more
+            part = answer.branches(ahead, until)
+            if part is None:
                 return None
-            told.append(
-                before if isinstance(answer, str) and not isinstance(before, str) else answer
-            )
-        if not present(told):
-            return told[0]
-        if self._branches is None or not all(map(operator.is_, told, self._told)):
-            self._told, self._branches = told, self._joined(told)
+            latest.append(last if isinstance(part, str) and not isinstance(last, str) else part)
+        if not present(latest):
+            return latest[0]
+        if self._branches is None or not all(map(operator.is_, latest, self._latest)):
+            self._latest, self._branches = latest, self.joined(latest)
         return self._branches
 
-    def close(self) -> None:
-        """Closes all parts."""
-        for part in self._parts:
-            part.close()
-
-    def _expanding(self) -> Sequence[Part]:
-        """The parts that have the expansion."""
-        return self._parts
+    @property
+    def away(self) -> list[bool]:
+        """Which parts had no branches when last asked; none if nobody has asked."""
+        return [isinstance(part, str) for part in self._latest] or [False] * len(self._answers)
 
     @abstractmethod
-    def _joined(self, told: Sequence[BranchTokens | Absence]) -> BranchTokens:
-        """The branches of all parts, from what those with the expansion have told."""
+    def joined(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
+        """The branches of all parts."""
 
 
-def present(told: Sequence[BranchTokens | Absence]) -> list[BranchTokens]:
+def present(latest: Sequence[BranchTokens | Absence]) -> list[BranchTokens]:
     """The answers that have branches."""
-    return [each for each in told if not isinstance(each, str)]
+    return [part for part in latest if not isinstance(part, str)]

@@ -15,17 +15,18 @@ from ssd_jax.roles.records import BranchTokens, no_branches
 from ssd_jax.system.files import printable
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
+    BranchMessage,
     DraftMessage,
+    ExpandMessage,
     Hello,
     ProtocolError,
+    RecordMessage,
+    RecordTokens,
     Refused,
-    Round,
     RoundAnswer,
-    Speculations,
     VersionError,
     Wanted,
     Welcome,
-    Winner,
 )
 from ssd_jax.wire.stream import OpenStream, Stream, StreamError, message_size
 
@@ -42,8 +43,8 @@ _LOOK = 1e-3  # seconds
 _LATELY = 64  # answers
 
 
-class Told(NamedTuple):
-    """The last answer to a round that asked for an expansion.
+class OwnedBranches(NamedTuple):
+    """The last answer to an expansion.
 
     Attributes:
       epochs: [B] int32, epochs of the requests that own the branches; -1 where a slot has none.
@@ -113,10 +114,10 @@ class Connection:
         self._sent = self._received = 0  # bytes; each is changed by one thread only
         self._counted = 0
         self._changed = threading.Condition()
-        self._asked = 0
+        self._record_number = self._expand_number = 0  # of the last messages that ask
         self._due = 0.0  # time before which no outcome is looked for
-        self._told: Told | None = None
-        self._winner: Winner | None = None
+        self._branches: OwnedBranches | None = None
+        self._record_tokens: RecordTokens | None = None
         self.alive, self.ready, self.refused = True, False, False
         self.trouble = ""
         self.stream = link.open(address, token, message_size(hello))
@@ -135,33 +136,42 @@ class Connection:
         self._sent += len(data)
         self.stream.send(data)
 
-    def ask(self, message: Round) -> None:
-        """Sends a round; answers to earlier ones are no longer kept."""
+    def ask_records(self, message: RecordMessage) -> None:
+        """Sends new records; answers to earlier messages are no longer kept."""
         with self._changed:
-            self._asked, self._told, self._winner = message.number, None, None
-        self._clock.asked()
+            self._record_number, self._expand_number = message.number, 0
+            self._branches = self._record_tokens = None
+        self._clock.asked(message.number, first=True)
+        self.send(message)
+
+    def ask_branches(self, message: ExpandMessage) -> None:
+        """Sends an expansion of the last records."""
+        with self._changed:
+            self._expand_number = message.number
+        self._clock.asked(message.number)
         self._due = time.perf_counter() + message.due
         self.send(message)
 
     @property
     def answered(self) -> bool:
-        """Whether the worker has reached the last round that was sent."""
-        return not self._asked or self._told is not None or self._winner is not None
+        """Whether the worker has answered since the last records were sent, if it was asked."""
+        answers = self._branches, self._record_tokens
+        return not self._record_number or any(answer is not None for answer in answers)
 
-    def told(
+    def branches(
         self, forwards: int, timeout: float, until: Callable[[], bool] | None = None
-    ) -> Told | None:
-        """The answer to the last round after `forwards` forwards, or the complete one.
+    ) -> OwnedBranches | None:
+        """The answer to the last expansion after `forwards` forwards, or the complete one.
 
         Args:
           timeout: seconds to wait, after which the latest answer is returned.
           until: checked in place of the timeout; None is returned once it is true.
         """
 
-        def enough() -> Told | None:
-            told = self._told
-            done = told is not None and (told.complete or told.branches.forwards >= forwards)
-            return told if done else None
+        def enough() -> OwnedBranches | None:
+            latest = self._branches
+            done = latest is not None and (latest.complete or latest.branches.forwards >= forwards)
+            return latest if done else None
 
         if until is None and enough() is None:
             self._wait(enough, timeout)
@@ -169,11 +179,11 @@ class Connection:
             if until():
                 return None
             self._wait(enough, max(_LOOK, self._due - time.perf_counter()))
-        return self._told
+        return self._branches
 
-    def winner(self, timeout: float) -> Winner | None:
-        """The records requested by the last round; None if they do not come in time."""
-        return self._wait(lambda: self._winner, timeout)
+    def record_tokens(self, timeout: float) -> RecordTokens | None:
+        """The answer to the last records; None if it does not come in time."""
+        return self._wait(lambda: self._record_tokens, timeout)
 
     def activity(self, epochs: np.ndarray) -> Activity:
         """What the worker has done since the last call, for the requests of these `epochs`."""
@@ -240,21 +250,24 @@ class Connection:
             self.ready = True
         elif isinstance(message, RoundAnswer):
             self._take_work(message)
-            if message.number < self._asked:
+            asked = (
+                self._record_number if isinstance(message, RecordTokens) else self._expand_number
+            )
+            if message.number < max(asked, self._record_number):
                 self.counters["overtaken"] += 1
-            elif message.number > self._asked or self._replayed(message):
+            elif message.number > asked or self._replayed(message):
                 self.counters["ignored"] += 1
-            elif isinstance(message, Winner):
-                self._winner = message
-            elif isinstance(message, Speculations):
-                self._told = self._arranged(message)
+            elif isinstance(message, RecordTokens):
+                self._record_tokens = message
+            elif isinstance(message, BranchMessage):
+                self._branches = self._arranged(message)
         else:
             raise ProtocolError(f"a {type(message).__name__}, which is not for an engine")
 
     def _take_work(self, message: RoundAnswer) -> None:
         """Keeps the work that an answer reports; repeated reports count once."""
         now = time.perf_counter()  # work ended before it was reported, whatever it says
-        later = self._clock.answered(message, now, last=message.number == self._asked)
+        later = self._clock.answered(message, now)
         for each in message.work:
             if each.begin >= self._worked_until:
                 begin, end = min(each.begin + later, now), min(each.end + later, now)
@@ -264,22 +277,22 @@ class Connection:
 
     def _replayed(self, message: RoundAnswer) -> bool:
         """Whether the same answer came before: what has been used must not change."""
-        if isinstance(message, Winner):
-            return self._winner is not None
-        return self._told is not None and self._told.complete
+        if isinstance(message, RecordTokens):
+            return self._record_tokens is not None
+        return self._branches is not None and self._branches.complete
 
-    def _arranged(self, message: Speculations) -> Told:
+    def _arranged(self, message: BranchMessage) -> OwnedBranches:
         """An answer arranged by slots, ready to be used."""
-        about, slots, forwards = self._hello, message.slots, message.forwards
-        if slots.tolist() == [*range(about.slots)]:
-            of_all = message.bonus, message.lengths, message.tokens, message.confidence
-            return Told(message.epochs, BranchTokens(*of_all, forwards), message.complete)
-        branches = no_branches(about.slots, about.branches, about.k, forwards)
-        epochs = np.full(about.slots, -1, np.int32)
+        hello, slots, forwards = self._hello, message.slots, message.forwards
+        if slots.tolist() == [*range(hello.slots)]:
+            arrays = message.bonus, message.lengths, message.tokens, message.confidence
+            return OwnedBranches(message.epochs, BranchTokens(*arrays, forwards), message.complete)
+        branches = no_branches(hello.slots, hello.branches, hello.k, forwards)
+        epochs = np.full(hello.slots, -1, np.int32)
         epochs[slots] = message.epochs
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)
-        return Told(epochs, branches, message.complete)
+        return OwnedBranches(epochs, branches, message.complete)
 
 
 class _FarClock:
@@ -294,20 +307,22 @@ class _FarClock:
 
     def __init__(self, *, shared: bool) -> None:
         self._shared = shared
-        self._asked = 0.0
+        self._asked: dict[int, float] = {}  # when messages of this round were sent, by number
         self._later: deque[float] = deque(maxlen=_LATELY)
         self._trips: deque[float] = deque(maxlen=_LATELY)
 
-    def asked(self) -> None:
-        """Records that a round is sent now."""
-        self._asked = time.perf_counter()
+    def asked(self, number: int, *, first: bool = False) -> None:
+        """Records that a message is sent now (`first`: of a round)."""
+        self._asked = {} if first else dict(self._asked)
+        self._asked[number] = time.perf_counter()
 
-    def answered(self, message: RoundAnswer, now: float, *, last: bool) -> float:
-        """Records an answer (`last`: to the last round). Returns what to add to its times."""
+    def answered(self, message: RoundAnswer, now: float) -> float:
+        """Records an answer. Returns what to add to its times."""
         self._later.append(now - message.sent)
-        self._shared &= message.sent <= now and not (last and message.received < self._asked)
-        if last:
-            self._trips.append(max(now - self._asked - (message.sent - message.received), 0.0))
+        asked = self._asked.get(message.number)
+        self._shared &= message.sent <= now and (asked is None or message.received >= asked)
+        if asked is not None:
+            self._trips.append(max(now - asked - (message.sent - message.received), 0.0))
         return 0.0 if self._shared else min(self._later)
 
     @property

@@ -13,10 +13,11 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
     DraftMessage,
+    ExpandMessage,
     Hello,
     ProtocolError,
+    RecordMessage,
     Refused,
-    Round,
     Wanted,
     shortened,
 )
@@ -120,7 +121,7 @@ class _Inbox:
         self.about, self.refusals = about, refusals
         """What messages must fit, and the log of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
-        self._read, self._handled = 0, 0  # rounds; each is changed by one thread only
+        self._read, self._handled = 0, 0  # requests of rounds; each is changed by one thread only
         self._waiting = 0  # messages from before a draft was loaded
         self.ended = threading.Event()
         """Set once the engine has left."""
@@ -137,7 +138,7 @@ class _Inbox:
                 if self.about is not _NOTHING and len(data) > most:
                     raise ProtocolError(f"a message of {len(data)} bytes, of {most} at most")
                 message = codec.decode(data, self.about)
-                self._read += isinstance(message, Round)
+                self._read += isinstance(message, RecordMessage | ExpandMessage)
                 self._waiting += self.about is _NOTHING
                 if self._waiting > _EARLY:
                     raise ProtocolError("more messages before it was welcome")
@@ -152,7 +153,7 @@ class _Inbox:
         self._items.put(None)
 
     def called(self) -> bool:
-        """Whether another round waits."""
+        """Whether a request of another round waits."""
         return self._read > self._handled
 
     def messages(self, greeting: float) -> Iterator[DraftMessage]:
@@ -171,7 +172,7 @@ class _Inbox:
                 return
             if isinstance(message, ProtocolError):
                 raise message
-            self._handled += isinstance(message, Round)
+            self._handled += isinstance(message, RecordMessage | ExpandMessage)
             limit = None
             yield message
 

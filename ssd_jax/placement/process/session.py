@@ -9,33 +9,62 @@ from typing import Protocol
 
 import numpy as np
 
-from ssd_jax.roles.protocols import BranchingDraft
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
+from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.records import (
+    IDLE,
+    BranchTokens,
+    ExpansionRequest,
+    Promotion,
+    RecordRequest,
+    no_branches,
+)
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.wire.messages import (
     MAX_WORK,
+    BranchMessage,
     DraftMessage,
+    ExpandMessage,
     Hello,
     MorePages,
     Open,
     Prefill,
     ProtocolError,
-    Round,
-    Speculations,
+    RecordMessage,
+    RecordTokens,
     Welcome,
-    Winner,
     Work,
 )
 
 
-class GrowingDraft(BranchingDraft, Protocol):
-    """A draft whose expansion can run one forward at a time."""
+class HeldRecords(RecordAnswer, Protocol):
+    """Records whose proposals can be read."""
 
-    def grow(self, lowered: np.ndarray) -> None:
-        """Runs one more forward of all branches; see `protocols.BranchingDraft.expand`."""
+    def proposal(self) -> Proposal:
+        """See `RecordAnswer.proposal`."""
         ...
 
-    def branch_tokens(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
+
+class GrowingBranches(ExpansionAnswer, Protocol):
+    """Branches that can be run one forward at a time."""
+
+    def grow(self) -> None:
+        """Runs one more forward of all branches."""
+        ...
+
+    def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
         """Waits for the branches as dispatched so far."""
+        ...
+
+
+class GrowingDraft(BranchingDraft, Protocol):
+    """A draft whose expansions can run one forward at a time."""
+
+    def record(self, request: RecordRequest) -> HeldRecords:
+        """See `BranchingDraft.record`."""
+        ...
+
+    def expand(self, request: ExpansionRequest) -> GrowingBranches:
+        """See `BranchingDraft.expand`."""
         ...
 
     def finish(self) -> None:
@@ -73,7 +102,7 @@ class DraftSession:
         self._epochs = np.zeros(about.slots, np.int32)  # of the slots' requests, from 1
         self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
         self._last = 0  # number of the last message
-        self._received = 0.0  # when the last round came
+        self._received = 0.0  # when the last request of a round came
 
     def handle(self, message: DraftMessage) -> Iterator[DraftMessage]:
         """Executes a valid message; yields the answers as they become known.
@@ -86,7 +115,7 @@ class DraftSession:
             return
         if self._draft is None:
             raise ProtocolError("a stream begins with a Hello")
-        if not isinstance(message, Open | MorePages | Prefill | Round):
+        if not isinstance(message, Open | MorePages | Prefill | RecordMessage | ExpandMessage):
             raise ProtocolError(f"a {type(message).__name__} is not for a worker")
         if message.number <= self._last:
             self.counters["stale"] += 1
@@ -100,8 +129,10 @@ class DraftSession:
                     self._draft.set_pages(message.slot, message.pages)
             case Prefill():
                 self._prefill(self._draft, message)
-            case Round():
-                yield from self._round(self._draft, message)
+            case RecordMessage():
+                yield from self._record(self._draft, message)
+            case ExpandMessage():
+                yield from self._expand(self._draft, message)
 
     def _greet(self, hello: Hello) -> Welcome:
         for name in Hello.__struct_fields__:
@@ -137,26 +168,17 @@ class DraftSession:
         draft.finish()  # so that its time is not counted for other work
         self._end("prefill")
 
-    def _round(self, draft: GrowingDraft, message: Round) -> Iterator[DraftMessage]:
+    def _current(self, message: RecordMessage | ExpandMessage, rows: np.ndarray) -> np.ndarray:
+        """Those of these rows [B] whose request is still the slot's; others count as stale."""
         self._received = self._clock()
         current = (message.epochs > 0) & (message.epochs == self._epochs)
-        promoted, forked = message.position != IDLE, message.counts.any(axis=1)
-        self.counters["stale"] += int(((promoted | forked) & ~current).sum())
-        promoted, forked = promoted & current, forked & current
-        if promoted.any():
-            yield from self._promote(draft, message, promoted)
-        if not message.forwards:
-            return
-        if not forked.any():  # every round that asks for branches gets an answer
-            about = self._about
-            none = no_branches(about.slots, about.branches, about.k, message.forwards)
-            yield self._speculations(message, forked, none, complete=True)
-            return
-        if not promoted.any():
-            self._begin()
-        yield from self._expand(draft, message, forked)
+        self.counters["stale"] += int((rows & ~current).sum())
+        return rows & current
 
-    def _promote(self, draft: GrowingDraft, message: Round, rows: np.ndarray) -> Iterator[Winner]:
+    def _record(self, draft: GrowingDraft, message: RecordMessage) -> Iterator[RecordTokens]:
+        rows = self._current(message, np.asarray(message.position != IDLE))
+        if not rows.any():
+            return
         known = self._known + (message.committed >= 0).sum(axis=1)
         gaps = rows & (message.position >= known)
         if gaps.any():
@@ -167,27 +189,24 @@ class DraftSession:
         self._known = np.where(rows, message.position + 1, self._known)
         drafts = np.where(rows, message.drafts, 0)
         self._begin()
-        draft.promote(
-            Promotion(
-                position=np.where(rows, message.position, IDLE),
-                pending=message.pending,
-                committed=np.where(rows[:, None], message.committed, -1),
-                winner=message.winner,
-                tokens=message.tokens,
-                limit=message.limit,
-            )
+        promotion = Promotion(
+            position=np.where(rows, message.position, IDLE),
+            pending=message.pending,
+            committed=np.where(rows[:, None], message.committed, -1),
+            winner=message.winner,
+            tokens=message.tokens,
+            limit=message.limit,
         )
-        if drafts.any():
-            draft.draft(drafts, lowered=message.lowered)()
+        answer = draft.record(RecordRequest(promotion, drafts, message.lowered))
         sampled = message.sampled > 0
         wanted = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
         if not wanted.any():
             return
-        tokens, lengths, support, q = map(np.asarray, draft.proposal())  # waits for the arrays
-        confidence = draft.confidence()
+        tokens, lengths, support, q = map(np.asarray, answer.proposal())  # waits for the arrays
+        confidence = answer.confidence()
         self._end("draft" if drafts.any() else "promote")
         slots, of_q = np.flatnonzero(wanted), np.flatnonzero(wanted & sampled)
-        yield Winner(
+        yield RecordTokens(
             number=message.number,
             work=self._take_work(),
             slots=slots,
@@ -201,17 +220,27 @@ class DraftSession:
             support=support[of_q],
             q=q[of_q],
         )
-        self._begin()
 
-    def _expand(
-        self, draft: GrowingDraft, message: Round, rows: np.ndarray
-    ) -> Iterator[Speculations]:
-        counts = np.where(rows[:, None], message.counts, 0)
-        follow = rows & (message.follow > 0)
-        draft.expand(counts, follow=follow, lowered=message.lowered, forwards=1, skip=message.skip)
+    def _expand(self, draft: GrowingDraft, message: ExpandMessage) -> Iterator[BranchMessage]:
+        rows = self._current(message, np.asarray(message.counts.any(axis=1)))
+        if not rows.any():
+            hello = self._about
+            none = no_branches(hello.slots, hello.branches, hello.k, message.forwards)
+            yield self._branches(message, rows, none, complete=True)
+            return
+        self._begin()
+        answer = draft.expand(
+            ExpansionRequest(
+                counts=np.where(rows[:, None], message.counts, 0),
+                follow=rows & (message.follow > 0),
+                lowered=message.lowered,
+                forwards=1,
+                skip=message.skip,
+            )
+        )
         done, what = 1, "expand"
         while True:
-            branches = draft.branch_tokens(done)
+            branches = answer.branches(done)
             self._end(what)
             complete = done == message.forwards
             if not complete and self._called():
@@ -220,25 +249,25 @@ class DraftSession:
             # The next forward begins before the branches are sent, so that the draft hardly idles,
             # but only after the previous one has ended: the next round must not wait for two.
             if not complete:
-                draft.grow(message.lowered)
+                answer.grow()
             if complete or self._is_due(message):
-                yield self._speculations(message, rows, branches, complete=complete)
+                yield self._branches(message, rows, branches, complete=complete)
             if complete:
                 self.counters += Counter(rounds=1, forwards=done)
                 return
             done, what = done + 1, "grow"
 
-    def _is_due(self, message: Round) -> bool:
+    def _is_due(self, message: ExpandMessage) -> bool:
         """Whether the branches may be asked for before the next forward ends."""
         last = self._work[-1]  # it has just ended
         return last.end + (last.end - last.begin) >= self._received + message.due
 
-    def _speculations(
-        self, message: Round, rows: np.ndarray, branches: BranchTokens, *, complete: bool
-    ) -> Speculations:
+    def _branches(
+        self, message: ExpandMessage, rows: np.ndarray, branches: BranchTokens, *, complete: bool
+    ) -> BranchMessage:
         slots = np.flatnonzero(rows)
         bonus, lengths, tokens, confidence, forwards, _ = branches
-        return Speculations(
+        return BranchMessage(
             number=message.number,
             work=self._take_work(),
             slots=slots,

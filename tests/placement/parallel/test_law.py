@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssd_jax.placement.parallel.by_branches import DraftByBranches
+from ssd_jax.placement.parallel.by_branches import DraftByBranches, SharedBranches
 from ssd_jax.placement.parallel.by_slots import DraftBySlots
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import share
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
 from tests.speculation.enumeration.host import Host
-from tests.speculation.enumeration.host_roles import ToyDraft
+from tests.speculation.enumeration.host_roles import Proposed, ToyDraft
 from tests.speculation.enumeration.laws import autoregressive
 from tests.speculation.enumeration.test_host import FAIR, GAME, law_of, of_row, seconds
 from tests.speculation.enumeration.toys import PROMPT
@@ -54,12 +54,23 @@ class ForToys:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
 
+    def record(self, request: Any) -> RecordsForToys:
+        return RecordsForToys(self._draft.record(request))
+
+
+class RecordsForToys:
+    """An answer whose proposals are what the toys' target takes."""
+
+    def __init__(self, answer: Any) -> None:
+        self.lengths, self.confidence = answer.lengths, answer.confidence
+        self._answer = answer
+
     def tokens(self) -> None:
         """See `ToyDraft.tokens`."""
 
     def proposal(self) -> dict[int, Any]:
-        found = self._draft.proposal().q
-        return {slot: each for slot, each in enumerate(found) if each is not None}
+        found = self._answer.proposal().q
+        return {slot: each for slot, each in enumerate(found) if isinstance(each, Proposed)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +159,11 @@ def test_drafts_that_share_slots_keep_the_law(parts):
 
 # A worker keeps to itself what it has drafted like the bonus token.
 SELECTIVE = Edit(
-    DraftByBranches,
-    "_joined",
-    "np.nonzero(self._whose == number)",
-    "np.nonzero((self._whose == number) & np.take_along_axis("
-    "each.tokens[..., 0] != each.bonus, self._own, axis=1))",
+    SharedBranches,
+    "joined",
+    "np.nonzero(self.part == number)",
+    "np.nonzero((self.part == number) & np.take_along_axis("
+    "part.tokens[..., 0] != part.bonus, self.number, axis=1))",
 )
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from ssd_jax.placement.parallel.by_branches import DraftByBranches
-from ssd_jax.placement.parallel.by_slots import DraftBySlots
+from ssd_jax.placement.parallel.by_branches import DraftByBranches, SharedBranches, SharedRecords
+from ssd_jax.placement.parallel.by_slots import DraftBySlots, _Shares
 from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
 from ssd_jax.placement.parallel.part import joined
 from ssd_jax.placement.process.connection import Connection
@@ -20,6 +20,7 @@ from tests.placement.process.script import SLOTS, ScriptedDraft
 from tests.placement.process.scripted import only_misses, request
 from tests.placement.process.serving import served
 from tests.sampling.edits import Edit, edited
+from tests.speculation.answers import asked_records
 
 LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(1, 3), Layout(2, 2)]
 WAYS = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -47,32 +48,32 @@ def proposed(run):
 
 @pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2)], ids=str)
 def test_a_worker_that_hangs_is_waited_for_once_a_round(layout, monkeypatch):
-    go_on, rounds, made, told = threading.Event(), 0, [], Connection.told
+    go_on, rounds, made, branches = threading.Event(), 0, [], Connection.branches
     waits = Counter()
 
     def draft(hello):
         class Hangs(ScriptedDraft):
             about, last = hello, bool(made)
 
-            def expand(self, *args, **settings):
+            def branch_off(self, *args, **settings):
                 if self.last and rounds >= 8:
                     go_on.wait(60)
-                super().expand(*args, **settings)
+                super().branch_off(*args, **settings)
 
-            def grow(self, lowered):
+            def grow(self):
                 time.sleep(3e-3)
-                super().grow(lowered)
+                super().grow()
 
         made.append(Hangs)
         return Hangs
 
     def counted(link, forwards, timeout, until=None):
-        found = told(link, forwards, timeout, until)
+        found = branches(link, forwards, timeout, until)
         if timeout and until is None and found is None:
-            waits[link, link._asked] += 1
+            waits[link, link._expand_number] += 1
         return found
 
-    monkeypatch.setattr(Connection, "told", counted)
+    monkeypatch.setattr(Connection, "branches", counted)
     with sharing(layout, draft, patience=0.1) as shared:
         shared.run.generate()
         for index in range(2):
@@ -115,15 +116,15 @@ class Told:
     def lose(self, pages):
         self.lost += pages
 
-    def promote(self, promotion):
-        self.positions += promotion.position.tolist()
+    def record(self, request):
+        self.positions += request.promotion.position.tolist()
 
 
 def test_workers_that_slots_do_not_reach_are_idle():
     workers = [Told() for _ in range(4)]
     told = promotion(5, Told.k)
     told.position[:] = range(5)
-    DraftBySlots(workers, slots=5).promote(told)
+    asked_records(DraftBySlots(workers, slots=5), told)
     assert [worker.positions for worker in workers] == [[0, 1], [2, 3], [4, IDLE], []]
 
 
@@ -157,19 +158,24 @@ def test_a_worker_that_is_gone_costs_its_own_share(layout):
 FAULTS = {
     "the winner's number is that among all": (
         Layout(1, 2),
-        Edit(DraftByBranches, "promote", "self._own[rows, winner]", "winner"),
+        Edit(DraftByBranches, "record", "expansion.number[rows, number]", "number"),
     ),
     "q is the first worker's": (
         Layout(1, 2),
-        Edit(DraftByBranches, "_of_owners", "[self._owner,", "[0 * self._owner,"),
+        Edit(SharedRecords, "_of_owners", "[self.owner,", "[0 * self.owner,"),
     ),
     "the others are not told what was drafted": (
         Layout(1, 2),
-        Edit(DraftByBranches, "draft", "_replace(tokens=tokens, limit=limit)", "_replace()"),
+        Edit(
+            SharedRecords,
+            "lengths",
+            "limit=np.where(drafted, lengths, promotion.limit)",
+            "limit=promotion.limit",
+        ),
     ),
     "branches are somebody else's": (
         Layout(1, 2),
-        Edit(DraftByBranches, "_joined", "of_part[rows, own]", "of_part[rows, own - 1]"),
+        Edit(SharedBranches, "joined", "of_part[rows, numbers]", "of_part[rows, numbers - 1]"),
     ),
     "slots are another's": (
         Layout(2, 1),
@@ -177,7 +183,7 @@ FAULTS = {
     ),
     "rows are the first group's": (
         Layout(2, 1),
-        Edit(DraftBySlots, "_rows", "in (number,", "in (0,"),
+        Edit(_Shares, "rows", "in (number,", "in (0,"),
     ),
 }
 

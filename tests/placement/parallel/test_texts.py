@@ -95,9 +95,11 @@ def test_parts_have_the_branches_of_one_draft(inline, alone, parts):
 
 
 FAULTS = {
-    "every part makes the same branches": Edit(DraftByBranches, "expand", "skip=skip", "skip=None"),
+    "every part makes the same branches": Edit(
+        DraftByBranches, "expand", "skip=skip)", "skip=None)"
+    ),
     "the others do not follow": Edit(
-        DraftByBranches, "expand", "(follow | (self._owner != number))", "follow"
+        DraftByBranches, "expand", "(request.follow | (records.owner != number))", "request.follow"
     ),
 }
 

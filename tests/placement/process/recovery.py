@@ -42,16 +42,24 @@ class Patient:
         self._engine = llm.engine
         self._draft = self._worker.drafts[-1]
         self._answered_by: object = None
-        told = self._draft.branch_tokens
+        expand = self._draft.expand
 
-        def branch_tokens(forwards: int, until=None):
-            found = told(forwards, until)
+        def watched(request):
+            answer = expand(request)
+            answer.branches = self._noting(answer.branches, getattr(answer, "_link", None))
+            return answer
+
+        self._draft.expand = watched
+        self.texts = 0
+
+    def _noting(self, branches, link):
+        def noted(forwards: int, until=None):
+            found = branches(forwards, until)
             if isinstance(found, BranchTokens):
-                self._answered_by = self._draft._link
+                self._answered_by = link
             return found
 
-        self._draft.branch_tokens = branch_tokens
-        self.texts = 0
+        return noted
 
     def step(self) -> None:
         """One round; a text that is complete must be the expected one."""

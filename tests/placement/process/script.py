@@ -12,6 +12,7 @@ from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.wire.messages import Hello
+from tests.speculation.answers import StepwiseDraft
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5
@@ -73,7 +74,7 @@ class Record:
     host: bool
 
 
-class ScriptedDraft:
+class ScriptedDraft(StepwiseDraft):
     """See `session.GrowingDraft`; fails where what it is told is not the text, or not all of it."""
 
     about = HELLO
@@ -148,7 +149,7 @@ class ScriptedDraft:
         q[..., 0], q[..., 1] = Q
         return Proposed(tokens, length, support, q)
 
-    def expand(self, counts, *, follow, lowered, forwards, skip) -> None:
+    def branch_off(self, counts, *, follow, lowered, forwards, skip) -> None:
         assert forwards == 1
         assert not self._branches
         self._forwards = 1
@@ -171,7 +172,7 @@ class ScriptedDraft:
                     if k < last:
                         self._more(record, branch)
 
-    def grow(self, lowered) -> None:
+    def grow(self) -> None:
         self._forwards += 1
         for slot, branches in self._branches.items():
             for branch in branches:

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from ssd_jax.placement.process import server
+from ssd_jax.placement.process.client import RemoteBranches
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.wire.messages import ProtocolError, Speculations
+from ssd_jax.wire.messages import BranchMessage, ProtocolError
 from ssd_jax.wire.refusals import Refusals
 from tests.placement.process.script import HELLO, K, Q, ScriptedDraft
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import rogue, served
-from tests.placement.process.test_session import OPEN, PREFILL, ROUND
+from tests.placement.process.test_session import OPEN, PREFILL, RECORDS
 from tests.speculation.paces import Hasty, Moody, Patient
 
 
@@ -63,11 +64,11 @@ class Stuck(ScriptedDraft):
         super().__init__()
         self.left = 5
 
-    def expand(self, *arguments, **more):
+    def branch_off(self, *arguments, **more):
         self.left -= 1
         if not self.left:
             self.go.wait(60)
-        super().expand(*arguments, **more)
+        super().branch_off(*arguments, **more)
 
 
 class StuckInDraft(Stuck):
@@ -83,7 +84,7 @@ class StuckInDraft(Stuck):
             self.go.wait(60)
         return super().draft(*arguments, **more)
 
-    expand = ScriptedDraft.expand
+    branch_off = ScriptedDraft.branch_off
 
 
 @pytest.mark.parametrize(("draft", "backup"), [(Stuck, "none"), (StuckInDraft, "draft")])
@@ -104,12 +105,12 @@ def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers(draft, 
 class SlowToGrow(ScriptedDraft):
     """What it has grown takes its time to come, as from a device."""
 
-    def expand(self, *arguments, **more):
-        super().expand(*arguments, **more)
+    def branch_off(self, *arguments, **more):
+        super().branch_off(*arguments, **more)
         self.grown = False
 
-    def grow(self, lowered):
-        super().grow(lowered)
+    def grow(self):
+        super().grow()
         self.grown = True
 
     def branch_tokens(self, forwards, until=None):
@@ -169,28 +170,28 @@ LIE = 9
 
 def lie_again(answer, said):
     """The answer, and then another to the same round."""
-    if isinstance(answer, Speculations) and answer.complete:
+    if isinstance(answer, BranchMessage) and answer.complete:
         return [answer, msgspec.structs.replace(answer, tokens=answer.tokens * 0 + LIE)]
     return [answer]
 
 
 def of_another_request(answer, said):
-    if isinstance(answer, Speculations):
+    if isinstance(answer, BranchMessage):
         other = msgspec.structs.replace(answer, epochs=answer.epochs - 1, complete=False)
         return [other, answer]
     return [answer]
 
 
 @pytest.mark.parametrize("change", [replay, lie_again, of_another_request])
-def test_stale_and_replayed_answers_are_ignored(change):
+def test_stale_and_replayed_answers_are_ignored(change, monkeypatch):
     with served(rogue(change)) as run:
-        told = run.draft.branch_tokens
+        branches = RemoteBranches.branches
 
-        def branch_tokens(forwards, until=None):
+        def after_all(answer, forwards, until=None):
             time.sleep(0.005)  # whatever was said twice has come
-            return told(forwards, until)
+            return branches(answer, forwards, until)
 
-        run.draft.branch_tokens = branch_tokens
+        monkeypatch.setattr(RemoteBranches, "branches", after_all)
         causes = run.generate(count=4)
         # Branches of another request are none of this one's: its cache then has nothing in it.
         assert {*causes} <= ({"miss", "cold"} if change is of_another_request else {"miss"})
@@ -203,7 +204,7 @@ def test_stale_and_replayed_answers_are_ignored(change):
 
 def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
     def old(answer, said):
-        if isinstance(answer, Speculations):
+        if isinstance(answer, BranchMessage):
             return [msgspec.structs.replace(answer, epochs=answer.epochs - 1)]
         return [answer]
 
@@ -217,13 +218,13 @@ def test_only_a_round_calls_the_draft_away_from_its_branches():
     inbox = server._Inbox(HELLO, Refusals())
     inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
     assert not inbox.called()
-    inbox.fill(iter([server.codec.encode(ROUND)]))
+    inbox.fill(iter([server.codec.encode(RECORDS)]))
     assert inbox.called()
     messages = inbox.messages(1.0)
     assert [type(next(messages)) for _ in range(2)] == [type(OPEN), type(PREFILL)]
     assert list(messages) == []  # the first of two streams has ended
     assert inbox.called()
-    assert type(next(inbox.messages(1.0))) is type(ROUND)
+    assert type(next(inbox.messages(1.0))) is type(RECORDS)
     assert not inbox.called()
 
 

@@ -9,14 +9,14 @@ import pytest
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.wire import codec
-from ssd_jax.wire.messages import Speculations, Winner
+from ssd_jax.wire.messages import BranchMessage, RecordTokens
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import rogue, served
 
 
 def garbage(**changes):
     def change(answer, said):
-        if isinstance(answer, Speculations) and len(said) == 20:
+        if isinstance(answer, BranchMessage) and len(said) == 20:
             fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
             return [msgspec.structs.replace(answer, **fields)]
         return [answer]
@@ -56,7 +56,7 @@ NOISE = [
     b"\0" * 40,
     b"SSD\x63\0\0\0\0",
     codec._START + b"\xff\xff",
-    hollow("Winner", 0, 2**63),
+    hollow("RecordTokens", 0, 2**63),
 ]
 
 
@@ -81,7 +81,7 @@ def test_bytes_that_are_no_message_end_the_stream(monkeypatch, data):
 
 def q_with(**changes):
     def change(answer, said):
-        if isinstance(answer, Winner):
+        if isinstance(answer, RecordTokens):
             fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
             return [msgspec.structs.replace(answer, **fields)]
         return [answer]
@@ -112,7 +112,7 @@ def test_rows_whose_q_is_malformed_are_verified_as_point_masses(change):
 
 def test_rows_whose_q_does_not_come_are_verified_as_point_masses():
     def drop(answer, said):
-        return [] if isinstance(answer, Winner) else [answer]
+        return [] if isinstance(answer, RecordTokens) else [answer]
 
     with served(rogue(drop), patience=0.05) as run:
         run.generate(count=1, size=20, temperature=1.0)

@@ -8,44 +8,51 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ssd_jax.placement.host_proposals import HostProposals
 from ssd_jax.placement.process import connection, placement
-from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import Connection, Told
-from ssd_jax.placement.process.proposals import HostProposals
+from ssd_jax.placement.process.client import RemoteBranches, RemoteDraft, RemoteRecords
+from ssd_jax.placement.process.connection import Connection, OwnedBranches
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening, no_branches, promotion
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.known_text import KnownText
-from ssd_jax.wire.messages import Open, Prefill, Round
+from ssd_jax.speculation.draft_texts import DraftTexts
+from ssd_jax.wire.messages import Open, Prefill, RecordMessage
 from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import served
-from tests.selection import cases
+from tests.speculation.answers import asked_branches, asked_records
 
 PLACES = [
     (RemoteDraft, "prefill"),
-    (RemoteDraft, "promote"),
+    (RemoteDraft, "record"),
     (RemoteDraft, "expand"),
-    (RemoteDraft, "branch_tokens"),
-    (RemoteDraft, "tokens"),
-    (RemoteDraft, "proposal"),
-    (RemoteDraft, "_take_q"),
+    (RemoteBranches, "branches"),
+    (RemoteRecords, "proposal"),
+    (RemoteRecords, "_take_q"),
     (HostProposals, "put"),
     (HostProposals, "now"),
-    (KnownText, "teach"),
-    (KnownText, "promoted"),
+    (DraftTexts, "teach"),
+    (DraftTexts, "record"),
     (Connection, "send"),
-    (Connection, "ask"),
-    (Connection, "told"),
-    (Connection, "winner"),
+    (Connection, "ask_records"),
+    (Connection, "ask_branches"),
+    (Connection, "branches"),
+    (Connection, "record_tokens"),
 ]
+JUST_IN_TIME = [(RemoteRecords, "lengths"), (RemoteRecords, "tokens")]
 
 
-@pytest.mark.parametrize("backup", cases(["none", "draft"], "draft"))
+def interruptions():
+    """Places by backup; CI runs those without a backup, too."""
+    for backup, places in (("none", PLACES), ("draft", [*PLACES, *JUST_IN_TIME])):
+        marks = [pytest.mark.more] if backup == "none" else []
+        for where, call in places:
+            name = f"{where.__name__}.{call}-{backup}"
+            yield pytest.param(where, call, backup, id=name, marks=marks)
+
+
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(
-    ("where", "call"), PLACES, ids=[f"{where.__name__}.{call}" for where, call in PLACES]
-)
+@pytest.mark.parametrize(("where", "call", "backup"), interruptions())
 def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, after, backup):
     works, left, interrupts = getattr(where, call), [0], []
 
@@ -97,19 +104,19 @@ class Link:
     def send(self, message):
         self.sent.append(message)
 
-    ask = send
+    ask_records = ask_branches = send
 
-    def winner(self, timeout):
+    def record_tokens(self, timeout):
         return None
 
     def close(self):
         self.alive = False
 
-    def told(self, forwards, timeout, until=None):
+    def branches(self, forwards, timeout, until=None):
         branches = no_branches(SLOTS, M, K, K)
         branches.bonus[0, 0], branches.lengths[0, 0] = 50, K
         branches.tokens[0] = 40
-        return Told(np.array([1, -1]), branches, complete=True)
+        return OwnedBranches(np.array([1, -1]), branches, complete=True)
 
 
 def drafting(connect):
@@ -124,6 +131,7 @@ def records(*rows):
         told.position[slot], told.pending[slot] = position, [3, *committed][-1]
         told.committed[slot, : len(committed)] = committed
         told.winner[slot], told.limit[slot] = winner, K * (winner >= 0)
+        told.tokens[slot] = 40 * (winner >= 0)
     return told
 
 
@@ -132,23 +140,19 @@ def test_a_row_whose_round_was_not_expanded_is_taught_its_text_again(late):
     """Another row waited in vain for tokens, so nothing of that round was expanded."""
     link = Link()
     draft = drafting(lambda: link)
-    lowered, counts = np.zeros((SLOTS, K), np.int32), np.zeros((SLOTS, K + 1), np.int32)
+    counts = np.zeros((SLOTS, K + 1), np.int32)
     counts[:, 0] = M
     for slot in range(SLOTS):
         draft.open(SlotOpening(slot, SamplingParams(), slot))
         draft.prefill(slot, [1, 2, 3], 0)
-    draft.promote(records((2, [], -1), (2, [], -1)))
-    draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=lowered, forwards=K)
-    draft.branch_tokens(K)
-    draft.promote(records((3, [50], 0), (3, [9], -1)))
-    if late:
-        assert not draft.draft(np.array([0, K], np.int32), lowered=lowered)().any()
-    draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=lowered, forwards=K)
-    draft.proposal()
-    draft.branch_tokens(K)
+    asked_records(draft, records((2, [], -1), (2, [], -1)))
+    asked_branches(draft, counts, K).branches(K)
+    answer = asked_records(draft, records((3, [50], 0), (3, [9], -1)), [0, K * late])
+    assert not answer.lengths().any()
+    answer.proposal()
+    asked_branches(draft, counts, K).branches(K)
     before = len(link.sent)
-    draft.promote(records((4 + K, [*[40] * K, 60], -1), (4, [8], -1)))
-    draft.proposal()
+    asked_records(draft, records((4 + K, [*[40] * K, 60], -1), (4, [8], -1)))
     taught = {m.slot: m.tokens.tolist() for m in link.sent[before:] if isinstance(m, Prefill)}
     assert taught == ({0: [50, *[40] * K, 60], 1: [9, 8]} if late else {})
     assert draft.counters["late"] == int(late)
@@ -162,30 +166,27 @@ def test_a_stream_that_is_there_at_once_is_told_all_of_a_text():
     counts[0, 0] = M
     draft.open(SlotOpening(0, SamplingParams()))
     draft.prefill(0, [1, 2, 3], 0)
-    draft.promote(records((2, [], -1)))
-    draft.expand(counts, follow=np.zeros(SLOTS, bool), lowered=counts[:, 1:], forwards=K)
-    draft.branch_tokens(K)
+    asked_records(draft, records((2, [], -1)))
+    asked_branches(draft, counts, K).branches(K)
     links[0].close()
-    draft.promote(records((3, [50], 0)))
-    draft.proposal()
-    opened, prefilled, told = links[1].sent
+    asked_records(draft, records((3, [50], 0)))
+    opened, prefilled, message = links[1].sent
     assert isinstance(opened, Open)
     assert prefilled.tokens.tolist() == [1, 2, 3, 50]
-    assert told.winner[0] == -1
-    assert told.tokens[0, : told.limit[0]].tolist() == [40] * K
+    assert message.winner[0] == -1
+    assert message.tokens[0, : message.limit[0]].tolist() == [40] * K
 
 
-def test_records_that_nobody_expands_are_of_the_request_that_they_were_made_for():
-    """They are sent with the next ones; another request may be in their slot then."""
+def test_records_that_nobody_expands_are_sent_all_the_same():
+    """A text near its end has no branches."""
     link = Link()
     draft = drafting(lambda: link)
     for prompt in ([1, 2, 3], [4, 5]):
         draft.open(SlotOpening(0, SamplingParams()))
         draft.prefill(0, prompt, 0)
-        draft.promote(records((len(prompt) - 1, [], -1)))
-    draft.proposal()
-    rounds = [message for message in link.sent if isinstance(message, Round)]
-    assert [(each.position[0], each.epochs[0]) for each in rounds] == [(2, 1), (1, 2)]
+        asked_records(draft, records((len(prompt) - 1, [], -1)))
+    sent = [message for message in link.sent if isinstance(message, RecordMessage)]
+    assert [(message.position[0], message.epochs[0]) for message in sent] == [(2, 1), (1, 2)]
 
 
 def test_an_interrupt_while_a_worker_is_greeted_leaves_no_stream(monkeypatch):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.placement.process import loading
+from ssd_jax.roles.records import promotion
+from tests.speculation.answers import asked_records
 
 
 class Programs:
@@ -63,7 +64,7 @@ def test_a_draft_drafts_nothing_just_in_time_before_it_has_the_programs():
     base.drafting, base._compiled = SimpleNamespace(k=3), {("prefill", 32): None}
     draft = object.__new__(BranchDraft)
     draft._base = base
-    limits = np.array([3, 0], np.int32)
-    assert draft.draft(limits, lowered=np.ones((2, 3), np.int32))().tolist() == [0, 0]
+    draft.slots, draft.k, draft._promote = 2, 3, lambda promotion: None
+    assert asked_records(draft, promotion(2, 3), [3, 0]).lengths().tolist() == [0, 0]
     base._compiled = {("start", 3): None}
     assert base.drafts

@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from ssd_jax.llm.llm import LLM
-from ssd_jax.wire.messages import Winner
+from ssd_jax.placement.host_proposals import HostProposals
+from ssd_jax.placement.process.client import RemoteRecords
+from ssd_jax.wire.messages import RecordTokens
 from tests.llm import law
 from tests.sampling.evidence import ALPHA
 from tests.speculation.paces import Moody
@@ -43,18 +45,20 @@ def llm(checkpoints):
         yield opened
 
 
-def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(checkpoints, llm):
+def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(
+    checkpoints, llm, monkeypatch
+):
     engine = llm.engine
     (draft,) = llm.loaded.worker.drafts
-    take, rng, lost = draft._take_q, np.random.default_rng(5), []
+    take, rng, lost = RemoteRecords._take_q, np.random.default_rng(5), []
 
-    def lossy():
-        lost.append(draft._asked_q.size > 0 and rng.random() < 0.2)
+    def lossy(records):
+        lost.append(records._asked_q.size > 0 and rng.random() < 0.2)
         if lost[-1]:
-            draft._asked_q = draft._asked_q[:0]
-        take()
+            records._asked_q = records._asked_q[:0]
+        take(records)
 
-    draft._take_q = lossy
+    monkeypatch.setattr(RemoteRecords, "_take_q", lossy)
     engine._drafter._pace = Moody()
     metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine, law.MANY)
     assert sum(lost) > 50
@@ -82,7 +86,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     take = link._take
 
     def spoilt(message):
-        if isinstance(message, Winner) and message.sampled.size and rng.random() < 0.2:
+        if isinstance(message, RecordTokens) and message.sampled.size and rng.random() < 0.2:
             broken.append(len(message.sampled))
             message = replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
         take(message)
@@ -94,17 +98,16 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     assert {*draft.counters} <= {"connections", "q malformed", "overtaken"}
 
 
-def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm):
+def test_another_q_than_was_drawn_from_is_caught(checkpoints, llm, monkeypatch):
     engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
-    proposals = llm.loaded.worker.drafts[-1]._proposals
-    put = proposals.put_q
+    put = HostProposals.put_q
 
-    def put_mixed(slots, winner):
-        both = (winner.q > 0).all(axis=-1, keepdims=True)
-        mixed = np.where(both, winner.q[..., ::-1], winner.q)
-        return put(slots, replace(winner, q=mixed))
+    def put_mixed(proposals, slots, answer):
+        both = (answer.q > 0).all(axis=-1, keepdims=True)
+        mixed = np.where(both, answer.q[..., ::-1], answer.q)
+        return put(proposals, slots, replace(answer, q=mixed))
 
-    proposals.put_q = put_mixed
+    monkeypatch.setattr(HostProposals, "put_q", put_mixed)
     outputs, _ = law.run(engine, law.requests(llm, law.MANY))
     found = law.p_values(law.laws_of(checkpoints[0]), outputs)
     assert min(found.values()) <= ALPHA

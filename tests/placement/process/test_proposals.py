@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.rows import row_sum
-from ssd_jax.placement.process.proposals import HostProposals
-from ssd_jax.wire.messages import Winner
+from ssd_jax.placement.host_proposals import HostProposals
+from ssd_jax.wire.messages import RecordTokens
 from tests.sampling.edits import Edit, edited
 
 IDS = 60_000
@@ -19,7 +19,7 @@ def winner(q):
     """A worker's answer: two tokens with this q [n], or these [2, n], over the first n ids each."""
     q = np.broadcast_to(np.float32(q), (1, 2, np.shape(q)[-1]))
     support = np.broadcast_to(np.arange(q.shape[-1], dtype=np.int32), q.shape)
-    return Winner(
+    return RecordTokens(
         number=1,
         slots=np.array([0]),
         epochs=np.array([1]),

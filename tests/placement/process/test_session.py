@@ -16,13 +16,14 @@ from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
+    BranchMessage,
+    ExpandMessage,
     Open,
     Prefill,
     ProtocolError,
-    Round,
-    Speculations,
+    RecordMessage,
+    RecordTokens,
     Welcome,
-    Winner,
 )
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
@@ -46,7 +47,7 @@ def rows(value, nothing=0):
     return np.stack([np.full_like(row, nothing), row])
 
 
-ROUND = Round(
+RECORDS = RecordMessage(
     number=3,
     epochs=rows(1),
     position=rows(PROMPT - 1, IDLE),
@@ -56,14 +57,19 @@ ROUND = Round(
     tokens=rows([0] * K),
     limit=rows(0),
     drafts=rows(0),
-    sampled=rows(1),
     lowered=np.full((SLOTS, K), 2, np.int32),
+    sampled=rows(1),
+)
+EXPAND = ExpandMessage(
+    number=4,
+    epochs=rows(1),
     counts=rows([M, 0, 0, 0]),
     skip=rows([0] * (K + 1)),
     follow=rows(0),
+    lowered=np.full((SLOTS, K), 2, np.int32),
     forwards=K,
 )
-UNEXPANDED = replace(ROUND, counts=rows([0] * (K + 1)), forwards=0)
+ROUND = RECORDS, EXPAND
 
 
 class Talk:
@@ -87,12 +93,12 @@ class Talk:
 
 
 def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
-    welcome, *found = Talk(HELLO, OPEN, PREFILL, ROUND).answers
+    welcome, *found = Talk(HELLO, OPEN, PREFILL, *ROUND).answers
     assert welcome == Welcome()
     assert [(answer.number, answer.complete) for answer in found] == [
-        (3, False),
-        (3, False),
-        (3, True),
+        (4, False),
+        (4, False),
+        (4, True),
     ]
     # The tail rule: branches of k = L start with the second forward.
     assert [answer.lengths.max() for answer in found] == [0, 1, 2]
@@ -101,15 +107,15 @@ def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
     np.testing.assert_array_equal(found[-1].slots, [1])
 
 
-@pytest.mark.parametrize(("due", "told"), [(0, 3), (6, 3), (6.1, 2), (7, 2), (7.1, 1), (99, 1)])
+@pytest.mark.parametrize(("due", "told"), [(0, 3), (8, 3), (8.1, 2), (9, 2), (9.1, 1), (99, 1)])
 def test_what_nobody_asks_for_yet_is_not_told(due, told):
-    """The last answer always is. Looks at the clock: the first forward ends at 5, a second would at
-    6; where it is not told of, that one does, and a third would at 7."""
+    """The last answer always is. Looks at the clock: the first forward ends at 7, a second would at
+    8; where it is not told of, that one does, and a third would at 9."""
     ticks = itertools.count(1)
     session = DraftSession(HELLO, ScriptedDraft, lambda: False, clock=lambda: float(next(ticks)))
-    for message in (HELLO, OPEN, PREFILL):
+    for message in (HELLO, OPEN, PREFILL, RECORDS):
         list(session.handle(message))
-    *_, last = found = list(session.handle(replace(ROUND, due=max(due - 3.0, 0.0))))  # comes at 3
+    *_, last = found = list(session.handle(replace(EXPAND, due=max(due - 5.0, 0.0))))  # comes at 5
     assert len(found) == told
     assert last.complete
     assert last.lengths.max() == K - 1
@@ -123,9 +129,9 @@ class Watched(ScriptedDraft):
         super().__init__()
         self.asked = []
 
-    def grow(self, lowered):
+    def grow(self):
         self.asked.append("grow")
-        super().grow(lowered)
+        super().grow()
 
     def branch_tokens(self, forwards, until=None):
         self.asked.append("read")
@@ -135,7 +141,7 @@ class Watched(ScriptedDraft):
 @pytest.mark.parametrize("forwards", [1, 2, K])
 def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forwards):
     calls = iter([False] * (forwards - 1) + [True] * 9)
-    talk = Talk(HELLO, OPEN, PREFILL, ROUND, called=lambda: next(calls))
+    talk = Talk(HELLO, OPEN, PREFILL, *ROUND, called=lambda: next(calls))
     assert len(talk.answers) == 1 + forwards
     assert talk.answers[-1].complete
     assert (talk.counters["forwards"], talk.counters["cut"]) == (forwards, int(forwards < K))
@@ -146,7 +152,7 @@ def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
     """The next round would wait for it."""
     calls = iter([False] * (forwards - 1) + [True] * 9)
     session, draft = DraftSession(HELLO, lambda: draft, lambda: next(calls)), Watched()
-    for message in (HELLO, OPEN, PREFILL, ROUND):
+    for message in (HELLO, OPEN, PREFILL, *ROUND):
         list(session.handle(message))
     assert draft.asked == (["read", "grow"] * forwards)[:-1]
 
@@ -154,49 +160,49 @@ def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
 def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_it_is_told_of():
     """Or the next round, which comes in the middle of one, would wait for two."""
     session, draft = DraftSession(HELLO, lambda: draft, lambda: False), Watched()
-    for message in (HELLO, OPEN, PREFILL):
+    for message in (HELLO, OPEN, PREFILL, RECORDS):
         list(session.handle(message))
-    for told, _ in enumerate(session.handle(ROUND), 1):
+    for told, _ in enumerate(session.handle(EXPAND), 1):
         assert draft.asked == (["read", "grow"] * told)[: 2 * K - 1]
     assert told == K
 
 
 def test_q_is_sent_for_sampled_rows_alone():
     for sampled in (False, True):
-        asked = replace(UNEXPANDED, drafts=rows(2), sampled=rows(sampled))
+        asked = replace(RECORDS, drafts=rows(2), sampled=rows(sampled))
         (winner,) = Talk(HELLO, OPEN, PREFILL, asked).answers[1:]
-        assert isinstance(winner, Winner)
+        assert isinstance(winner, RecordTokens)
         assert winner.lengths == [2]
         assert winner.tokens[0, :2].tolist() == [said_at(PROMPT), said_at(PROMPT + 1)]
         assert winner.q.shape == (int(sampled), K, 2)
 
 
 def test_messages_that_were_executed_already_are_not_executed_again():
-    talk = Talk(HELLO, OPEN, PREFILL, ROUND)
-    assert talk.say(OPEN, PREFILL, ROUND, replace(ROUND, number=2)) == []
-    assert (talk.counters["stale"], talk.counters["rounds"]) == (4, 1)
+    talk = Talk(HELLO, OPEN, PREFILL, *ROUND)
+    assert talk.say(OPEN, PREFILL, *ROUND, replace(RECORDS, number=2)) == []
+    assert (talk.counters["stale"], talk.counters["rounds"]) == (5, 1)
 
 
 def test_messages_for_an_earlier_request_of_a_slot_are_not_executed():
-    newer = replace(OPEN, number=4, epoch=7)
-    talk = Talk(HELLO, OPEN, PREFILL, ROUND, newer)
+    newer = replace(OPEN, number=5, epoch=7)
+    talk = Talk(HELLO, OPEN, PREFILL, *ROUND, newer)
     late = [
-        replace(OPEN, number=5, epoch=6),
-        replace(PREFILL, number=6),
-        replace(ROUND, number=7),
+        replace(OPEN, number=6, epoch=6),
+        replace(PREFILL, number=7),
+        replace(RECORDS, number=8),
+        replace(EXPAND, number=9),
     ]
     (answer,) = talk.say(*late)
-    assert isinstance(answer, Speculations)  # a round is always answered
+    assert isinstance(answer, BranchMessage)  # an expansion is always answered
     assert answer.complete
     assert answer.slots.size == 0
-    assert talk.counters["stale"] == 3
+    assert talk.counters["stale"] == 4
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[1:])
 def test_messages_in_another_order_change_no_text(order):
     """What is answered is what was to be answered, or nothing; the draft checks its texts."""
-    later = replace(ROUND, number=4, position=rows(IDLE, IDLE), counts=rows([0] * (K + 1)))
-    messages = [OPEN, PREFILL, ROUND, later]
+    messages = [OPEN, PREFILL, *ROUND]
     right = {answer.number: answer for answer in Talk(HELLO, *messages).answers[1:]}
     talk = Talk(HELLO)
     with contextlib.suppress(ProtocolError):  # the stream ends, and the engine tells all anew
@@ -245,32 +251,34 @@ def params(**changes):
         replace(PREFILL, tokens=np.zeros((2, 2), np.int32)),
         replace(PREFILL, tokens=np.zeros(3, np.float32)),
         replace(PREFILL, tokens=np.ones(HELLO.context + 1, np.int32)),
-        replace(ROUND, epochs=np.ones(SLOTS + 1)),
-        replace(ROUND, epochs=rows(-1)),
-        replace(ROUND, position=rows(HELLO.context, IDLE)),
-        replace(ROUND, position=rows(PROMPT + 3, IDLE)),
-        replace(ROUND, position=rows(-2, IDLE)),
-        replace(ROUND, pending=rows(128)),
-        replace(ROUND, committed=rows([-2] * 3, -1)),
-        replace(ROUND, committed=rows([128] * 3, -1)),
-        replace(ROUND, winner=rows(M, -1)),
-        replace(ROUND, winner=rows(-2, -1)),
-        replace(ROUND, winner=rows(1, -1), drafts=rows(1)),
-        replace(ROUND, limit=rows(1), drafts=rows(1)),
-        replace(ROUND, limit=rows(K + 1)),
-        replace(ROUND, tokens=rows([1] * (K + 1))),
-        replace(ROUND, tokens=rows([128] * K)),
-        replace(ROUND, drafts=rows(K + 1)),
-        replace(ROUND, sampled=rows(2)),
-        replace(ROUND, forwards=-1),
-        replace(ROUND, forwards=K + 2),
-        replace(ROUND, lowered=ROUND.lowered[:, 1:]),
-        replace(ROUND, lowered=ROUND.lowered - 3),
-        replace(ROUND, counts=rows([M + 1, 0, 0, 0])),
-        replace(ROUND, counts=rows([M, 1, 0, 0])),
-        replace(ROUND, counts=rows([M, 0])),
-        replace(ROUND, counts=rows([M, -1, 0, 0])),
-        replace(ROUND, follow=rows(2)),
+        replace(RECORDS, epochs=np.ones(SLOTS + 1)),
+        replace(RECORDS, epochs=rows(-1)),
+        replace(RECORDS, position=rows(HELLO.context, IDLE)),
+        replace(RECORDS, position=rows(PROMPT + 3, IDLE)),
+        replace(RECORDS, position=rows(-2, IDLE)),
+        replace(RECORDS, pending=rows(128)),
+        replace(RECORDS, committed=rows([-2] * 3, -1)),
+        replace(RECORDS, committed=rows([128] * 3, -1)),
+        replace(RECORDS, winner=rows(M, -1)),
+        replace(RECORDS, winner=rows(-2, -1)),
+        replace(RECORDS, winner=rows(1, -1), drafts=rows(1)),
+        replace(RECORDS, limit=rows(1), drafts=rows(1)),
+        replace(RECORDS, limit=rows(K + 1)),
+        replace(RECORDS, tokens=rows([1] * (K + 1))),
+        replace(RECORDS, tokens=rows([128] * K)),
+        replace(RECORDS, drafts=rows(K + 1)),
+        replace(RECORDS, sampled=rows(2)),
+        replace(EXPAND, forwards=-1),
+        replace(EXPAND, forwards=0),
+        replace(EXPAND, forwards=K + 2),
+        replace(EXPAND, lowered=EXPAND.lowered[:, 1:]),
+        replace(RECORDS, lowered=RECORDS.lowered - 3),
+        replace(EXPAND, lowered=EXPAND.lowered - 3),
+        replace(EXPAND, counts=rows([M + 1, 0, 0, 0])),
+        replace(EXPAND, counts=rows([M, 1, 0, 0])),
+        replace(EXPAND, counts=rows([M, 0])),
+        replace(EXPAND, counts=rows([M, -1, 0, 0])),
+        replace(EXPAND, follow=rows(2)),
         Welcome(),
     ],
     ids=lambda message: type(message).__name__,

@@ -16,18 +16,21 @@ from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.roles.records import ALL, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.filled_pages import FilledPages
+from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
+    ExpandMessage,
     Hello,
     MorePages,
     Open,
     Prefill,
     ProtocolError,
-    Round,
+    RecordMessage,
 )
+from tests.speculation.answers import asked_branches, asked_records
 
 SIZE = 4
+ROUND = RecordMessage, ExpandMessage
 HELLO = Hello("tiny", slots=2, context=64, tokens=128, k=2, branches=4, support=1, rule="coupled",
               page_size=SIZE, pages=16)  # fmt: skip
 PROMPT = [*range(10)]
@@ -48,8 +51,7 @@ class Link:
     def send(self, message):
         self.sent.append(codec.decode(codec.encode(message), HELLO))
 
-    def ask(self, message):
-        self.send(message)
+    ask_records = ask_branches = send
 
     def close(self):
         self.alive = False
@@ -121,7 +123,7 @@ def test_a_worker_that_answers_late_was_not_given_the_pages():
 
 
 def test_a_draft_that_forgets_to_forget_is_seen(monkeypatch):
-    monkeypatch.setattr(FilledPages, "forget", lambda self: None)
+    monkeypatch.setattr(DraftTexts, "forget_pages", lambda self: None)
     draft, links = remote()
     started_again(draft, links)
     assert links[1].reused() != {1: 0}
@@ -145,9 +147,8 @@ def no_record(slot, position):
 
 def rounds(draft, position):
     """One that promotes and expands a record in slot 0."""
-    draft.promote(no_record(0, position))
-    counts = np.array([[1, 0, 0], [0, 0, 0]], np.int32)
-    draft.expand(counts, follow=np.zeros(2, bool), lowered=np.zeros((2, 2), np.int32), forwards=1)
+    asked_records(draft, no_record(0, position))
+    asked_branches(draft, np.array([[1, 0, 0], [0, 0, 0]], np.int32), 1)
 
 
 def kinds(link):
@@ -161,8 +162,8 @@ def test_a_worker_is_told_of_more_pages_before_the_round_that_writes_to_them():
     draft.set_pages(0, (0, 1, 2, 3, 7))
     rounds(draft, 10)
     rounds(draft, 11)
-    assert kinds(links[0]) == [Open, Prefill, Round, MorePages, Round, Round]
-    assert links[0].sent[3].pages == (0, 1, 2, 3, 7)
+    assert kinds(links[0]) == [Open, Prefill, *ROUND, MorePages, *ROUND, *ROUND]
+    assert links[0].sent[4].pages == (0, 1, 2, 3, 7)
 
 
 def test_a_worker_that_was_started_again_is_told_of_all_pages_at_once():
@@ -171,7 +172,7 @@ def test_a_worker_that_was_started_again_is_told_of_all_pages_at_once():
     links[0].close()
     draft.set_pages(0, (0, 1, 2, 3, 7))
     rounds(draft, 9)
-    assert kinds(links[1]) == [Open, Prefill, Round]
+    assert kinds(links[1]) == [Open, Prefill, *ROUND]
     assert tuple(links[1].sent[0].opening.pages) == (0, 1, 2, 3, 7)
 
 
@@ -181,7 +182,7 @@ def test_a_text_that_goes_on_is_counted_once():
     draft.open(dataclasses.replace(FIRST, prompt=6))
     draft.prefill(0, PROMPT, 0)
     rounds(draft, 9)
-    opened, _, asked = links[0].sent
+    opened, _, asked, _ = links[0].sent
     assert opened.opening.prompt == ALL
     assert asked.committed[0].tolist() == PROMPT[6:]
 
@@ -229,7 +230,7 @@ class Devices:
 def test_devices_that_are_late_were_not_given_the_pages(late):
     devices = Devices()
     draft = SubmeshDraft(devices, lambda x: x, support=1, tokens=128, page_size=SIZE)
-    draft._overdue, devices.done = late, not late
+    draft._overdue, devices.done = devices if late else None, not late
     enter(draft, FIRST)
     devices.done = True
     enter(draft, SECOND)

@@ -27,7 +27,7 @@ from ssd_jax.wire.stream import Stream, StreamError, message_size
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import connecting, served
-from tests.placement.process.test_session import ROUND
+from tests.placement.process.test_session import RECORDS
 from tests.waiting import eventually
 
 
@@ -117,7 +117,7 @@ def test_the_largest_messages_fit():
     most = message_size(HELLO)
     assert len(codec.encode(large)) < most
     whole = np.full((SLOTS, HELLO.context), 1, np.int32)
-    assert len(codec.encode(msgspec.structs.replace(ROUND, committed=whole))) < most
+    assert len(codec.encode(msgspec.structs.replace(RECORDS, committed=whole))) < most
 
 
 def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):

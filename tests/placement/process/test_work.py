@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from ssd_jax.placement.process import due
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.activity import WORK, Busy
-from ssd_jax.wire.messages import Speculations, Work
+from ssd_jax.wire.messages import BranchMessage, Work
 from tests.placement.process.script import HELLO, K
 from tests.placement.process.serving import rogue, served
-from tests.placement.process.test_session import OPEN, PREFILL, ROUND, UNEXPANDED, Talk, rows
+from tests.placement.process.test_session import OPEN, PREFILL, RECORDS, ROUND, Talk, rows
 from tests.placement.process.test_supervisor import linux, working
 
 
@@ -36,14 +36,14 @@ def work_of(*messages):
 
 
 def test_a_session_tells_of_its_work_piece_by_piece():
-    # Looks at the clock: prefill 1, 2; the round comes 3; promotion 4; after each forward 5, 7, 9,
-    # and when that is sent.
-    assert work_of(PREFILL, ROUND) == [
-        (Work("prefill", 1, 2), Work("expand", 4, 5)),
-        (Work("grow", 5, 7),),
+    # Looks at the clock: prefill 1, 2; the records come 3, promotion 4; the expansion comes 5 and
+    # begins 6; after each forward 7, 9, 11, and when that is sent.
+    assert work_of(PREFILL, *ROUND) == [
+        (Work("prefill", 1, 2), Work("expand", 6, 7)),
         (Work("grow", 7, 9),),
+        (Work("grow", 9, 11),),
     ]
-    drafted = replace(UNEXPANDED, drafts=rows(2))
+    drafted = replace(RECORDS, drafts=rows(2))
     assert work_of(PREFILL, drafted)[0][1] == Work("draft", 4, 5)
 
 
@@ -112,7 +112,7 @@ def test_work_for_an_earlier_request_is_nobodys():
     with served() as run:
         run.generate(count=1)
         run.draft.activity()
-        link, epochs = run.draft.streams.current, run.draft._epochs.copy()
+        link, epochs = run.draft.streams.current, run.draft.epochs.copy()
         told = SimpleNamespace(slots=np.array([0]), epochs=epochs[:1])
         for current in (True, False):
             link._work.append((Busy("grow", 1.0, 2.0), told))
@@ -144,7 +144,7 @@ def test_an_engine_is_told_little_before_its_outcome(monkeypatch):
             connection, messages = run.draft.streams.current, []
             monkeypatch.setattr(connection, "_take", tee(messages, connection._take))
             run.generate(count=1, size=60)
-            said = [each for each in messages if isinstance(each, Speculations)]
+            said = [each for each in messages if isinstance(each, BranchMessage)]
             assert {each.forwards for each in said if each.complete} <= {K, K + 1}
             told[share] = len(said)
             assert run.draft.counters == {"connections": 1}

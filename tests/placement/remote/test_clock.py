@@ -16,15 +16,17 @@ from tests.placement.process.scripted import run_of
 from tests.placement.remote.scripted import FAR, serving
 
 
-def answer(sent, received=None):
-    return SimpleNamespace(sent=sent, received=sent if received is None else received)
+def answer(sent, received=None, number=7):
+    return SimpleNamespace(
+        number=number, sent=sent, received=sent if received is None else received
+    )
 
 
 def test_times_are_those_of_the_fastest_answer_lately():
     clock = _FarClock(shared=False)
-    assert clock.answered(answer(100.0), 3.0, last=False) == -97
-    assert clock.answered(answer(110.0), 12.5, last=False) == -97.5
-    assert clock.answered(answer(120.0), 23.0, last=False) == -97.5
+    assert clock.answered(answer(100.0), 3.0) == -97
+    assert clock.answered(answer(110.0), 12.5) == -97.5
+    assert clock.answered(answer(120.0), 23.0) == -97.5
 
 
 def test_a_clock_is_shared_until_an_answer_contradicts_it(monkeypatch):
@@ -32,8 +34,8 @@ def test_a_clock_is_shared_until_an_answer_contradicts_it(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 2.0)
     for sent, received, contradicts in ((2.9, 2.1, False), (3.1, 2.1, True), (2.9, 1.9, True)):
         clock = _FarClock(shared=True)
-        clock.asked()
-        later = clock.answered(answer(sent, received), 3.0, last=True)
+        clock.asked(7)
+        later = clock.answered(answer(sent, received), 3.0)
         assert later == (pytest.approx(3.0 - sent) if contradicts else 0)
 
 
@@ -42,8 +44,9 @@ def test_a_round_trip_leaves_out_what_the_worker_did(monkeypatch):
     assert clock.round_trip is None
     for asked, received, sent, now in ((1.0, 50.0, 53.0, 4.5), (5.0, 60.0, 60.5, 5.75)):
         monkeypatch.setattr(time, "perf_counter", lambda asked=asked: asked)
-        clock.asked()
-        clock.answered(answer(sent, received), now, last=True)
+        clock.asked(7, first=True)
+        clock.answered(answer(sent, received), now)
+        clock.answered(answer(sent, received, number=6), now)  # of an earlier round
     assert clock.round_trip == pytest.approx(0.25)
 
 

@@ -136,9 +136,10 @@ def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
         run = run_of(draft, backup="none")
         expand, forward = run.draft.expand, run.target.forward
 
-        def expanding(*arguments, **more):
-            expand(*arguments, **more)
-            asked.append(run.draft._link)
+        def expanding(request):
+            answer = expand(request)
+            asked.append(answer._link)
+            return answer
 
         def forwarding(*arguments):
             left.append([link.stream.flush(0) for link in asked])

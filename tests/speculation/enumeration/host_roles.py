@@ -19,6 +19,7 @@ from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, BranchTokens, Drafted, Outcomes, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.testing.by_row import promoted
+from tests.speculation.answers import StepwiseDraft
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
 from tests.speculation.enumeration.rounds import Game, Record, State
@@ -129,7 +130,7 @@ class Proposed:
             yield point(int(self.speculation.tokens[step]), len(law)) if certain else law
 
 
-class ToyDraft:
+class ToyDraft(StepwiseDraft):
     """See `protocols.BranchingDraft`: a draft elsewhere, as slow as it is said to be.
 
     Args:
@@ -234,7 +235,7 @@ class ToyDraft:
                 found[slot, : len(record.tokens)] = record.confidence()
         return found
 
-    def expand(
+    def branch_off(
         self,
         counts: np.ndarray,
         *,

@@ -21,6 +21,7 @@ from ssd_jax.speculation.fan_out import (
 )
 from ssd_jax.testing.by_row import promoted
 from tests.selection import cases
+from tests.speculation.answers import StepwiseDraft
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table
@@ -32,7 +33,7 @@ GAME = Game(target=TARGET, draft=DRAFT, k=3)
 NAMES = [(seed, index) for seed in (1, 2) for index in (0, 1)]
 
 
-class Watched:
+class Watched(StepwiseDraft):
     """A branching draft, and what a controller asks of it.
 
     Args:
@@ -78,10 +79,10 @@ class Watched:
         self.asked[-1].append(("draft", limits.tolist(), lowered.tolist()))
         return self._draft.draft(limits, lowered=lowered)
 
-    def expand(self, counts, *, follow, lowered, forwards, skip=None):
+    def branch_off(self, counts, *, follow, lowered, forwards, skip=None):
         self.asked[-1].append(("expand", forwards, follow.tolist(), lowered.tolist()))
         self.asked[-1].append(("fan-out", counts.tolist()))
-        self._draft.expand(counts, follow=follow, lowered=lowered, forwards=forwards, skip=skip)
+        self._draft.branch_off(counts, follow=follow, lowered=lowered, forwards=forwards, skip=skip)
 
 
 def play(host: Host, **exchanged: Any) -> Watched:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.kernels.rows import LONG
+from ssd_jax.roles.protocols import RecordAnswer
+from ssd_jax.roles.records import Row
+from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.wire.messages import Winner
+from ssd_jax.wire.messages import RecordTokens
 
 _HALF_ULP = 2.0**-24  # largest relative error of a float32 operation
 
@@ -45,21 +49,21 @@ class HostProposals:
             self._probs = support, q
         return self._probs
 
-    def put_q(self, slots: np.ndarray, winner: Winner) -> int:
+    def put_q(self, slots: np.ndarray, answer: RecordTokens) -> int:
         """Takes the q of these slots' tokens; returns the number of rows in which it is malformed.
 
         From the first token with a malformed q on, a row's tokens are point masses. Tokens before
         it keep their q: the rule that verifies a token may not depend on later draws.
         """
-        rows, places = _where(slots, winner.slots), _where(slots, winner.sampled)
+        rows, places = _where(slots, answer.slots), _where(slots, answer.sampled)
         told = (rows >= 0) & (places >= 0)
         taken, rows, places = slots[told], rows[told], places[told]
         tokens, lengths = self.tokens[taken], self.lengths[taken]
         used = np.arange(self._shape[1]) < lengths[:, None]
-        support = np.where(used[..., None], winner.support[places], -1)
-        q = np.where(used[..., None], winner.q[places], 0)
-        fits = (winner.tokens[rows] == tokens) & self._are_probs(tokens, support, q)
-        right = (winner.lengths[rows] >= lengths)[:, None] & (fits | ~used)
+        support = np.where(used[..., None], answer.support[places], -1)
+        q = np.where(used[..., None], answer.q[places], 0)
+        fits = (answer.tokens[rows] == tokens) & self._are_probs(tokens, support, q)
+        right = (answer.lengths[rows] >= lengths)[:, None] & (fits | ~used)
         right = np.logical_and.accumulate(right, axis=1)
         all_support, all_q = self._known()
         kept = right[..., None]
@@ -85,6 +89,29 @@ class HostProposals:
             & (drawn.sum(axis=-1) > 0)
             & (np.diff(ordered, axis=-1) > 0).all(axis=-1)
         )
+
+
+class HostRecords(RecordAnswer):
+    """Records of a draft that does not answer: point masses, and nothing drafted just in time."""
+
+    def __init__(self, proposals: HostProposals) -> None:
+        self._proposals = proposals
+
+    @override
+    def lengths(self) -> Row:
+        return np.zeros_like(self._proposals.lengths)
+
+    @override
+    def tokens(self) -> np.ndarray:
+        return self._proposals.tokens
+
+    @override
+    def confidence(self) -> np.ndarray:
+        return np.full(self._proposals.tokens.shape, UNKNOWN, np.int32)
+
+    @override
+    def proposal(self) -> Proposal:
+        return self._proposals.now()
 
 
 def _where(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
