@@ -47,7 +47,7 @@ class Flags(flags.FlagValues):
     Iterating gives all but those of `translated`.
 
     Attributes:
-      choices: possible values of flags by name, as help and completion list them.
+      choices: possible values of flags by name, as help lists them.
       translated: names of vLLM whose values are translated into those of other flags.
     """
 

@@ -36,7 +36,6 @@ COMMANDS = {
     "draft-worker": "serve a draft to engines on other hosts",
     "plan-mesh": "show which devices target and draft get, and what each holds",
     "models": "list the models cached on this machine",
-    "completion": "print a script that completes commands, flags and values in bash, zsh or fish",
 }
 _INTERRUPTED = 130
 _UNUSABLE = {
@@ -125,7 +124,8 @@ def _run(arguments: Sequence[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
         raise InputError(f"unknown command {arguments[0]!r}; {hint}")
-    return module_of(arguments[0]).run(arguments[1:])
+    name = arguments[0].replace("-", "_")
+    return importlib.import_module(f"ssd_jax.cli.{name}").run(arguments[1:])
 
 
 def _is_of_device(error: RuntimeError) -> bool:
@@ -167,11 +167,6 @@ def _open_missing_streams() -> None:
         if getattr(sys, name) is None:
             empty = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 (stays open)
             setattr(sys, name, empty)
-
-
-def module_of(command: str) -> Any:
-    """The module of one of `COMMANDS`."""
-    return importlib.import_module(f"ssd_jax.cli.{command.replace('-', '_')}")
 
 
 def _usage() -> str:

@@ -27,14 +27,6 @@ from ssd_jax.system.paths import user_path
 T = TypeVar("T", Config, SamplingParams)
 
 
-class HelpShown(SystemExit):
-    """Ends a command that has shown its help; `listed` are the names of `flags` in it."""
-
-    def __init__(self, flags: Flags, listed: Sequence[str]) -> None:
-        super().__init__(0)
-        self.flags, self.listed = flags, listed
-
-
 class ConfigFile(str):
     """The path of a TOML file, and the names of the settings taken from it."""
 
@@ -55,7 +47,7 @@ def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
     values = own_flags(every)
     for name in TRANSLATED.keys() - every.keys():
         values.translated.add(name)
-        flags.DEFINE_string(name, None, TRANSLATED[name].help, flag_values=values)
+        flags.DEFINE_string(name, None, "", flag_values=values)
     return values
 
 
@@ -94,7 +86,7 @@ def parse(
     Raises:
       InputError: an unknown flag, a value of the wrong type, stray or missing arguments, or a bad
         configuration file.
-      HelpShown: `--help`.
+      SystemExit: `--help`, with status 0.
     """
     flags.DEFINE_boolean("help", False, "show this help", flag_values=values)
     values.set_gnu_getopt()  # flags may come after files
@@ -103,7 +95,7 @@ def parse(
     if values["help"].value:
         listed = [name for name in values if name != "help" and name not in hidden]
         print(f"usage: {usage}\n\n{wrapped(COMMANDS[command])}\n\n{help_of(values, listed)}")
-        raise HelpShown(values, listed)
+        raise SystemExit(0)
     if len(rest) > len(files):
         stray = rest[len(files)]
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")

@@ -92,9 +92,9 @@ _SPECULATIVE: Names = {
         "give ngram, or draft_model with a model", (None, "draft_model", "ngram")
     ),
     "quantization": Translated(
-        lambda value, _: _quantized("speculative_config: quantization", "draft_dtype", value), ""
+        lambda value, _: _quantized("speculative_config: quantization", "draft_dtype", value)
     ),
-    "draft_tensor_parallel_size": Translated(_draft_devices, ""),
+    "draft_tensor_parallel_size": Translated(_draft_devices),
     "prompt_lookup_max": Unsupported(
         "ngram continues the longest earlier match, of 1 to 32 tokens; leave it out", (None, 32)
     ),
@@ -167,14 +167,12 @@ NAMES: Names = {
     "enable_prefix_caching": SameAs("prefix_caching"),
     "block_size": SameAs("page_size"),
     "kv_cache_memory_bytes": SameAs("kv_memory"),
-    "speculative_config": Translated(
-        _speculation, 'draft, k and mode sd, as {"model": ..., "num_speculative_tokens": ...}'
-    ),
-    "speculative_model": Translated(_speculative_model, "draft, with mode sd"),
-    "tensor_parallel_size": Translated(_mesh, "number N of devices; mesh is then tensor=N"),
-    "gpu_memory_utilization": Translated(_kv_memory, "a share as kv_memory, such as 0.9"),
-    "quantization": Translated(_dtype, "gguf is dtype native"),
-    "logprobs_mode": Translated(_logprobs_of, "raw_logprobs or processed_logprobs: logprobs_of"),
+    "speculative_config": Translated(_speculation),
+    "speculative_model": Translated(_speculative_model),
+    "tensor_parallel_size": Translated(_mesh),
+    "gpu_memory_utilization": Translated(_kv_memory),
+    "quantization": Translated(_dtype),
+    "logprobs_mode": Translated(_logprobs_of),
     # Which model.
     "revision": Unsupported("write it as target = 'hf:org/name@REVISION'"),
     "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE}"),

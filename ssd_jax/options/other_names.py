@@ -25,11 +25,9 @@ class Translated(NamedTuple):
 
     Attributes:
       settings: canonical settings, from the value and all settings of the caller.
-      help: what the value is, for completion.
     """
 
     settings: Callable[[Any, Settings], dict[str, Any]]
-    help: str
 
 
 class Unsupported(NamedTuple):

@@ -44,14 +44,13 @@ OWN = {
     "plan-mesh": ["devices", "platform"],
     "aot": ["draft", "chip", "devices", "target_devices", "draft_devices"],
     "models": ["json"],
-    "completion": ["help"],
     "follower": ["hosts", "host_timeout", "target_cores", "compile_cache", "compile_cache_secret"],
     "draft-worker": [
         *("listen", "draft", "target", "token_file", "tls_cert", "tls_key", "tls_client_ca"),
         *("engines", "draft_cores", "compile_cache", "compile_cache_secret"),
     ],
 }
-NO_MODEL = ("trace", "distill", "models", "completion", "follower", "draft-worker")
+NO_MODEL = ("trace", "distill", "models", "follower", "draft-worker")
 FILES = {
     "good.jsonl": b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n',
     "long.jsonl": json.dumps({"prompt": "a" * 3000}).encode(),
@@ -160,7 +159,6 @@ def starts(command, place, target):
         "plan-mesh": [[], ["--mesh=tensor=2"]],
         "aot": [["--draft=llama-3.2-1b", "--chip=v5e", "--devices=4"]],
         "models": [[]],
-        "completion": [["bash"], ["zsh"], ["csh"]],
         "follower": [[], ["--hosts=auto"]],
         "draft-worker": [["--listen=127.0.0.1:0", f"--draft={target}"]],
     }[command]

@@ -1,8 +1,6 @@
-"""What the command line says of itself: help, other spellings of flags, completion, models."""
+"""What the command line says of itself: help, other spellings of flags, models."""
 
 import json
-import shutil
-import subprocess
 
 import pytest
 
@@ -44,7 +42,7 @@ def test_the_list_of_commands_fits_80_columns_and_is_one_column_beside_another(c
         assert f"  {name:20}{text.split()[0]} " in "\n".join(lines)
 
 
-@pytest.mark.parametrize("command", ["generate", "completion"])
+@pytest.mark.parametrize("command", ["generate", "convert"])
 def test_help_of_a_command_is_its_own(command, capsys):
     own = helped(command, capsys)
     with pytest.raises(SystemExit):
@@ -183,83 +181,6 @@ def test_a_file_of_settings_has_one_name_of_each(tmp_path):
 def test_another_spelling_of_a_flag_that_is_none_gets_a_hint(capsys):
     assert main(["generate", "--max-token=3"]) == 2
     assert "did you mean --max_tokens?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["ssd-jax", "gen"], ["generate"]),
-        (["ssd-jax", "chat", "--sys"], ["--system="]),
-        (
-            ["ssd-jax", "convert", "--"],
-            ["--out=", "--config=", "--target=", "--dtype=", "--help", "--model="],
-        ),
-        (["ssd-jax", "generate", "--tensor"], ["--tensor_parallel_size="]),
-        (["ssd-jax", "generate", "--max-t"], ["--max-tokens="]),
-        (["ssd-jax", "generate", "--max_num"], ["--max_num_seqs="]),
-        (["ssd-jax", "generate", "--nojson"], ["--nojson"]),
-        (["ssd-jax", "generate", "--mode", "s"], ["sd", "ssd"]),
-        (["ssd-jax", "generate", "--draft-dtype", "w"], ["w8a8"]),
-        (["ssd-jax", "generate", "--draft", "="], ["default", "ngram"]),
-        (["ssd-jax", "generate", "--compare", "=", "s"], ["sd", "ssd"]),
-        (["ssd-jax", "generate", "--draft_temperature", "=", "-"], []),
-        (["ssd-jax", "bench", "--suite", "=", "s"], ["starts", "step", "support"]),
-        (["ssd-jax", "bench", "--modes", "=", "a"], ["ar", "auto"]),
-        (["ssd-jax", "distill", "--stage", "=", "ma"], ["magpie"]),
-        (["ssd-jax", "convert", "--dtype", "="], ["float32", "bfloat16"]),
-        (["ssd-jax", "completion", ""], ["bash", "zsh", "fish"]),
-        (["ssd-jax", "help", "ge"], ["generate"]),
-        (["ssd-jax", "bench", "--mode", "=", "s"], ["sd", "ssd"]),
-        (["ssd-jax", "bench", "--mode", "="], ["ar", "sd", "ssd", "auto"]),
-    ],
-)
-def test_bash_completes_commands_flags_and_choices(words, found, completions):
-    shown = " ".join(f"'{word}'" for word in words)
-    ask = f"compopt() {{ :; }}; COMP_WORDS=({shown}); COMP_CWORD={len(words) - 1}; _ssd_jax"
-    script = f'{completions("bash")}\n{ask}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == found
-
-
-@pytest.fixture(scope="module")
-def completions():
-    """Scripts by shell."""
-    import contextlib
-    import functools
-    import io
-
-    @functools.cache
-    def script(shell):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert main(["completion", shell]) == 0
-        return out.getvalue()
-
-    return script
-
-
-@pytest.mark.parametrize(
-    ("shell", "command", "flag"),
-    [
-        ("bash", "generate)", "--max_tokens="),
-        ("zsh", "'generate:complete prompts'", "'--json[one JSON line per text"),
-        ("zsh", "'distill:train a small draft", "'--stage=[stage to run alone]:stage:(magpie "),
-        ("zsh", "help) _arguments '1:word:(generate ", "completion) _arguments '1:word:(bash "),
-        ("fish", "-a generate -d 'complete prompts'", "-l mode -x -a 'ar sd ssd auto'"),
-        ("fish", "from completion' -a 'bash zsh fish'", "-l draft -r -a 'default ngram'"),
-    ],
-)
-def test_a_script_has_every_command_and_is_one_of_its_shell(shell, command, flag, completions):
-    script = completions(shell)
-    assert command in script
-    assert flag in script
-    assert all(name in script for name in COMMANDS)
-    if shutil.which(shell):
-        subprocess.run([shell, "-n", "-c", script], check=True)
-
-
-def test_a_shell_without_a_script_is_refused(capsys):
-    assert main(["completion", "csh"]) == 2
-    assert "SHELL = 'csh' is unknown; one of" in capsys.readouterr().err
 
 
 @pytest.fixture
