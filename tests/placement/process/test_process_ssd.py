@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.config import config
+from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
@@ -252,7 +253,7 @@ def test_sd_is_there_beside_it(many):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("when", ["Programs", "find_fallbacks"])
+@pytest.mark.parametrize("when", ["compiling", "loading"])
 def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, when):
     """To compile and load a large target takes minutes."""
     workers, called = [], []
@@ -263,7 +264,7 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
             workers.append(self)
 
     def wait(*_, **__):
-        called.append("Programs")
+        called.append(when)
         with pytest.raises(InputError):
             workers[0].supervisor.wait_ready()
 
@@ -271,12 +272,12 @@ def test_a_worker_that_fails_is_reported_before_more_is_done(made, monkeypatch, 
         called.append("later")
 
     monkeypatch.setattr(placement, "DraftWorker", Failing)
-    monkeypatch.setattr(loading, "Programs", wait if when == "Programs" else lambda *_, **__: None)
-    monkeypatch.setattr(loading, "_inline", never if when == "Programs" else wait)
+    monkeypatch.setattr(loading, "Programs", wait if when == "compiling" else lambda *_, **__: None)
+    monkeypatch.setattr(OpenedModel, "load", wait if when == "loading" else lambda *_: None)
     monkeypatch.setattr(loading, "find_fallbacks", never)
     with pytest.raises(InputError, match="no room for the draft"):
         opened(made, draft_placement="process")
-    assert called == ["Programs"]
+    assert called == [when]
 
 
 @pytest.mark.slow
