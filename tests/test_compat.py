@@ -106,6 +106,5 @@ def test_a_wrong_sum_is_refused_before_weights_load_here_and_in_a_worker(
     check_sums.cache_clear()
     with pytest.raises(SsdError, match="wrong sums"):
         LLM(str(tiny_checkpoint), dtype="float32", compile_cache="off")
-    settings = type("Settings", (), {"store": None})
     with pytest.raises(SsdError, match="wrong sums"):
-        loading.load_sessions(settings)
+        loading.load_sessions(None, type("Resources", (), {"store": None}))

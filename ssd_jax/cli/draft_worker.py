@@ -55,21 +55,21 @@ def run(arguments: Sequence[str]) -> int:
         require_usable("draft_cores", cores)
         pin(cores)  # before JAX counts them
 
-    from ssd_jax.placement.remote.serving import Own, devices_of, own_models, serve
+    from ssd_jax.placement.process.supervisor import WorkerResources
+    from ssd_jax.placement.remote.serving import devices_of, own_models, serve
     from ssd_jax.system.compile_cache import open_store
     from ssd_jax.system.leaving import leave
 
     store = open_store(StoreSettings(given["compile_cache"], given["compile_cache_secret"]))
     devices = devices_of(given["draft_devices"])
     draft, target = own_models(given["draft"], given["target"])
-    own = Own(
-        draft=draft,
+    resources = WorkerResources(
+        source=draft,
         target=target,
         store=None if store is None else store.settings,
-        engines=given["engines"],
         devices=devices,
     )
-    server = serve(own, address, token, tls)
+    server = serve(resources, given["engines"], address, token, tls)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     how = "TLS" if tls is not None else "plain text, this host alone"

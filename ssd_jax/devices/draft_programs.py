@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
@@ -29,30 +29,6 @@ Array = Any
 UNSEEN = 2
 """Most committed tokens whose keys and values a draft lacks after a round: the last token of a
 speculation that was fully accepted, and the bonus token."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Drafting:
-    """What a draft's programs are compiled for.
-
-    Attributes:
-      k: tokens of a proposal.
-      support: most ids of a proposal's q; as many as the model has outputs keeps all.
-      rule: of the verification, "ratio" or "coupled"; coupled proposals ship no q.
-      branches: M, most branches a sequence; 0 for programs without branches.
-      saguaro_c: C of Saguaro sampling; 1 is plain sampling.
-      predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's probabilities,
-        "noise" also by the noise of their verification.
-      confident: whether draws report the draft's probability of their tokens.
-    """
-
-    k: int
-    support: int
-    rule: str
-    branches: int = 0
-    saguaro_c: float = 1.0
-    predict: str = "plain"
-    confident: bool = False
 
 
 class Asked(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.opened import OpenedModel
@@ -27,10 +27,11 @@ from ssd_jax.placement.hosts.connect import connect
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.placement import Placement
-from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.process.supervisor import WorkerResources, WorkerSettings
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.system.cores import deal
 from ssd_jax.system.sums import check_sums
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 from ssd_jax.wire.security import OF_ENGINE
 
 if TYPE_CHECKING:
@@ -195,10 +196,10 @@ def _workers(
         ]
     else:
         dealt = zip(placement.workers, deal(cores, len(placement.workers)), strict=True)
-        made = [
-            DraftWorker(msgspec.structs.replace(about, devices=devices, cores=own))
-            for devices, own in dealt
-        ]
+        made = []
+        for devices, own in dealt:
+            resources = msgspec.structs.replace(about.resources, devices=devices)
+            made.append(DraftWorker(msgspec.structs.replace(about, resources=resources, cores=own)))
     if len(made) == 1:
         return made[0]
     from ssd_jax.placement.process.workers import DraftWorkers
@@ -245,28 +246,20 @@ def _worker_settings(
     """Settings of each worker, except its cores and devices."""
     config, layout = resolved.config, resolved.placement.layout
     size, pages = resolved.paging or (0, 0)
-    drafting = dataclasses.asdict(_drafting(resolved))
-    budgets = tuple(layout.branches_each(budget) for budget in resolved.budgets)
-    hello = Hello(
+    spec = DraftSpec(
         model=draft.identity,
         **{**_shape(resolved), "slots": layout.slots_each(config.slots)},
-        k=drafting.pop("k"),
-        branches=max(budgets),
-        support=_shipped_support(resolved),
-        rule=drafting.pop("rule"),
+        drafting=_drafting(resolved),
+        budgets=tuple(layout.branches_each(budget) for budget in resolved.budgets),
+        dtype=resolved.draft_dtype or resolved.dtype,
+        attention=resolved.placement.asked_of_worker(config.attention),
+        draft_temperature=config.draft_temperature,
         page_size=size,
         pages=pages,
     )
-    return WorkerSettings(
-        token=secrets.token_hex(),
-        hello=hello,
+    resources = WorkerResources(
         source=draft.source,
         target=None if draft.checkpoint.target_digest is None else config.target,
-        dtype=resolved.draft_dtype or resolved.dtype,
-        drafting=drafting,
-        draft_temperature=config.draft_temperature,
         store=None if store is None else store.settings,
-        cores=None,
-        budgets=budgets,
-        attention=resolved.placement.asked_of_worker(config.attention),
     )
+    return WorkerSettings(token=secrets.token_hex(), spec=spec, resources=resources)

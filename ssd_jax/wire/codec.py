@@ -20,8 +20,8 @@ from ssd_jax.wire.handshake import VERSION
 from ssd_jax.wire.messages import (
     MESSAGES,
     DraftMessage,
+    DraftSpec,
     Entries,
-    Hello,
     PackedArray,
     ProtocolError,
     VersionError,
@@ -66,7 +66,7 @@ def encode(message: DraftMessage) -> bytes:
     return _START + _ENCODER.encode(message)
 
 
-def decode(data: bytes, about: Hello) -> Any:
+def decode(data: bytes, about: DraftSpec) -> Any:
     """The message in these bytes of `encode`, if it fits what both sides agreed on.
 
     Raises:

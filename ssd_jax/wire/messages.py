@@ -1,23 +1,26 @@
 """The messages between an engine and its draft worker; docs/protocol.md says when each is sent.
 
 Types, constraints and the arrays' `Entries` define what a message may be; `codec.decode` checks all
-of it against the `Hello` that both sides agreed on. Anything that does not fit is a
-`ProtocolError`, never an index out of range. B, M, K, N, V and C are `Hello`'s slots, branches, k,
+of it against the `DraftSpec` that both sides agreed on. Anything that does not fit is a
+`ProtocolError`, never an index out of range. B, M, K, N, V and C are its slots, branches, k,
 support, tokens and context.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from typing_extensions import override
 
 from ssd_jax.roles.activity import WORK
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_IDS
@@ -56,7 +59,7 @@ class Entries(NamedTuple):
     """What an array of a message must be.
 
     Attributes:
-      shape: sizes or their names; a name that is not in the `Hello` is one size within a message.
+      shape: sizes or their names; any other name is one size within a message.
       low, high: entries are at least `low` and less than `high`, a number or the name of a size.
       dtype: "i4" or "f4"; entries of the latter are not checked.
     """
@@ -91,18 +94,23 @@ class DraftMessage(
 ):
     """Base of all messages."""
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """Raises: ProtocolError: the parts fit, but not each other."""
 
 
-class Hello(DraftMessage, frozen=True):
-    """Opens a stream, with what the engine expects of the draft.
+class DraftSpec(DraftMessage, frozen=True, kw_only=True):
+    """What a draft is, and what it is loaded with; the same at both ends. Opens a stream.
+
+    A worker that the engine has started is told it at its start, too, and must be equal.
 
     Attributes:
       model: `OpenedModel.identity` of the draft.
       slots, context, tokens: B, most positions of a sequence, number of token ids.
-      k, branches, support: K, M and N of the worker's programs.
-      rule: rule of verification, "ratio" or "coupled".
+      drafting: K, and the rest that its programs are compiled for; its `branches` are those of all
+        workers that share a slot.
+      budgets: numbers of branches to load programs for; the largest is M.
+      dtype: the dtype that the draft computes in.
+      attention, draft_temperature: see `Config`.
       page_size, pages: positions of a page, and number of pages that slots share; 0 where each slot
         has one page.
     """
@@ -111,12 +119,33 @@ class Hello(DraftMessage, frozen=True):
     slots: Count
     context: Count
     tokens: Count
-    k: Count
-    branches: Count
-    support: Count
-    rule: Text
+    drafting: Drafting
+    budgets: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=32)]
+    dtype: Text
+    attention: Text = "auto"
+    draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     page_size: Count = 0
     pages: Count = 0
+
+    @property
+    def k(self) -> int:
+        """K: most tokens of a record or branch."""
+        return self.drafting.k
+
+    @property
+    def branches(self) -> int:
+        """M: most branches a slot."""
+        return max(self.budgets)
+
+    @property
+    def support(self) -> int:
+        """N: number of ids of q that a proposal ships; coupled proposals ship no q."""
+        return 1 if self.rule == "coupled" else self.drafting.support
+
+    @property
+    def rule(self) -> str:
+        """Rule of verification, "ratio" or "coupled"."""
+        return self.drafting.rule
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -132,36 +161,27 @@ class Hello(DraftMessage, frozen=True):
             "N": self.support,
         }
 
+    @override
+    def check(self, about: DraftSpec) -> None:
+        for name in ("k", "support", "branches"):
+            _within(name, getattr(self.drafting, name), _MOST)
 
-class Wanted(DraftMessage, frozen=True):
-    """What a worker that was started by itself is to load; comes before the `Hello`.
+    def difference(self, other: DraftSpec) -> str | None:
+        """The first field in which another spec differs, and both values; None if none does."""
+        theirs, ours = other.fields(), self.fields()
+        for name, value in ours.items():
+            if theirs[name] != value:
+                return f"{name} is another: {value!r}, not {theirs[name]!r}"
+        return None
 
-    Attributes:
-      hello: the `Hello` that will follow.
-      dtype: the dtype that the draft computes in.
-      drafting: fields of a `draft_programs.Drafting` that are not in `hello`.
-      draft_temperature: see `Config.draft_temperature`.
-      budgets: numbers of branches to load programs for; the largest is that of `hello`.
-      attention: see `Config.attention`.
-    """
-
-    hello: Hello
-    dtype: Text
-    drafting: Annotated[dict[Text, int | float | bool | str], Meta(max_length=32)]
-    draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None
-    budgets: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=32)]
-    attention: Text
-
-    def check(self, about: Hello) -> None:
-        """See `DraftMessage.check`."""
-        if max(self.budgets) != self.hello.branches:
-            raise ProtocolError(
-                f"budgets up to {max(self.budgets)}, and {self.hello.branches} branches"
-            )
+    def fields(self) -> dict[str, Any]:
+        """All fields by name, those of `drafting` among them."""
+        fields = msgspec.structs.asdict(self)
+        return fields | dataclasses.asdict(fields.pop("drafting"))
 
 
 class Welcome(DraftMessage, frozen=True):
-    """Answers a `Hello` that fits."""
+    """Answers a `DraftSpec` that fits."""
 
 
 def shortened(reason: object) -> str:
@@ -183,7 +203,7 @@ class Open(DraftMessage, frozen=True):
     epoch: Annotated[int, Meta(ge=1, lt=_MOST)]
     opening: SlotOpening
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`. Sampling parameters check themselves."""
         opening = self.opening
         _within("slot", opening.slot, about.slots)
@@ -214,7 +234,7 @@ class MorePages(DraftMessage, frozen=True):
     epoch: Count
     pages: tuple[Count, ...]
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""
         _within("slot", self.slot, about.slots)
         _check_pages(self.pages, about)
@@ -229,7 +249,7 @@ class Prefill(DraftMessage, frozen=True):
     offset: Count
     tokens: Annotated[np.ndarray, Entries("n", 0, "V")]
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""
         _within("slot", self.slot, about.slots)
         end = self.offset + self.tokens.size
@@ -262,7 +282,7 @@ class RecordMessage(DraftMessage, frozen=True):
     lowered: Annotated[np.ndarray, Entries("B K")]
     sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""
         if self.drafts.any() and (self.drafts * ((self.winner >= 0) | (self.limit > 0))).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
@@ -287,7 +307,7 @@ class ExpandMessage(DraftMessage, frozen=True):
     forwards: Count
     due: Seconds = 0.0
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""
         _within("number of branches", int(self.counts.sum(axis=1).max()), about.branches + 1)
         _within("forwards", self.forwards, about.k + 2)
@@ -320,7 +340,7 @@ class RoundAnswer(DraftMessage, frozen=True):
     received: Seconds
     sent: Seconds
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""
         if self.received > self.sent:
             raise ProtocolError(f"sent at {self.sent}, received at {self.received}")
@@ -360,15 +380,14 @@ class BranchMessage(RoundAnswer, frozen=True):
     tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
     confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
 
-    def check(self, about: Hello) -> None:
+    def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""
         super().check(about)
         _within("forwards", self.forwards, about.k + 2)
 
 
 MESSAGES = (
-    Hello,
-    Wanted,
+    DraftSpec,
     Welcome,
     Refused,
     Open,
@@ -381,7 +400,7 @@ MESSAGES = (
 )
 
 
-def _check_pages(pages: Sequence[int], about: Hello) -> None:
+def _check_pages(pages: Sequence[int], about: DraftSpec) -> None:
     if not about.pages:
         raise ProtocolError("pages, where slots share none")
     for page in pages:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from ssd_jax.wire import handshake
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.listener import Limits, Listener
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.sockets import Listening, connect, host_of
 from ssd_jax.wire.tls import Tls
@@ -223,7 +223,7 @@ def _messages(frames: Frames) -> Iterator[bytes]:
             yield frame
 
 
-def message_size(about: Hello) -> int:
+def message_size(about: DraftSpec) -> int:
     """Most bytes of any useful message."""
     rows = about.slots * (about.context + 4 * (about.k + 4))
     branches = about.slots * about.branches * (2 * about.k + 2)

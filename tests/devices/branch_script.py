@@ -12,12 +12,13 @@ import pytest
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices import branch_draft
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.kernels import rows
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.devices.branch_rounds import ALL, Outcome, Request, Rounds, Seen

@@ -34,7 +34,7 @@ from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.testing import tiny
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 from tests.llm import law
 from tests.llm.test_engine_law import FEW_BRANCHES
 from tests.loading.variation import varied
@@ -225,15 +225,14 @@ def llm(checkpoints):
 def remote(llm, session=DraftSession):
     """A draft behind a worker's server, in this process, with the programs that there are."""
     inline, drafting = llm.loaded.inline, llm.loaded.inline.branching()[0].base.drafting
-    hello = Hello(
+    hello = DraftSpec(
         model="tiny",
         slots=llm.config.slots,
         context=llm.context,
         tokens=llm.tokenizer.size,
-        k=drafting.k,
-        branches=drafting.branches,
-        support=drafting.support,
-        rule=drafting.rule,
+        drafting=drafting,
+        budgets=(drafting.branches,),
+        dtype="float32",
     )
 
     def draft():

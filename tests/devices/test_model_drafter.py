@@ -8,9 +8,10 @@ import pytest
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices import passes
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny

@@ -18,7 +18,7 @@ import pytest
 
 from ssd_jax import LLM
 from ssd_jax.devices import program_lookup
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import ProgramSpec
@@ -27,6 +27,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.system import stored_jit
 from ssd_jax.system.compile_cache import ProgramStore, use_store
 from ssd_jax.testing import tiny

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import expansion_programs, passes, program_spec
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import dense
 from ssd_jax.testing import tiny

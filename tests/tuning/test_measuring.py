@@ -325,7 +325,7 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
     monkeypatch.setattr(placement.WorkerStreams, "wait_ready", lambda self, timeout, until: True)
     supervisor = SimpleNamespace(end=None, link=None, take_stream=lambda: None)
     monkeypatch.setattr(placement, "Supervisor", lambda *_: supervisor)
-    settings = SimpleNamespace(hello=None, token="", draft_temperature=None)
+    settings = SimpleNamespace(spec=SimpleNamespace(draft_temperature=None), token="")
     worker = placement.DraftWorker(settings, patience=2.0)
     worker.draft()
     worker.draft(60.0)

@@ -14,19 +14,17 @@ from msgspec.structs import replace
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
     BranchMessage,
-    Hello,
     MorePages,
     ProtocolError,
     RecordTokens,
     Refused,
-    Wanted,
     Welcome,
     Work,
 )
-from tests.placement.process.script import HELLO
+from tests.placement.process.script import HELLO, drafting
 from tests.placement.process.test_session import EXPAND, OPEN, PREFILL, RECORDS
 
-ABOUT = replace(HELLO, slots=4, k=3, branches=2, support=4, tokens=2**31 - 1)
+ABOUT = replace(drafting(HELLO, k=3, support=4), slots=4, budgets=(2,), tokens=2**31 - 1)
 """What the answers here fit."""
 RNG = np.random.default_rng(7)
 WINNER = RecordTokens(
@@ -63,13 +61,11 @@ MESSAGES = [
     Refused(reason="ünlike"),
     OPEN,
     MorePages(number=2, slot=1, epoch=1, pages=(0, 7)),
-    Wanted(
-        HELLO,
-        "float32",
-        {"predict": "plain", "saguaro_c": 0.5, "confident": True},
-        0.5,
-        (4, 6),
-        "xla",
+    replace(
+        drafting(HELLO, predict="plain", saguaro_c=0.5, confident=True),
+        draft_temperature=0.5,
+        budgets=(4, 6),
+        attention="xla",
     ),
     PREFILL,
     RECORDS,
@@ -316,13 +312,41 @@ def test_times_that_cannot_be_are_refused(message, work):
         again(replace(message, work=work))
 
 
-@pytest.mark.parametrize("budgets", [(), (4,), (4, 7)], ids=str)
-def test_the_most_branches_that_are_wanted_are_those_of_the_hello(budgets):
-    wanted = next(message for message in MESSAGES if isinstance(message, Wanted))
-    with pytest.raises(ProtocolError, match=r"budgets|length"):
-        again(replace(wanted, budgets=budgets))
+@pytest.mark.parametrize(
+    "spec",
+    [
+        drafting(HELLO, k=-1),
+        drafting(HELLO, k=2**31),
+        drafting(HELLO, support=-1),
+        drafting(HELLO, branches=-2),
+        drafting(HELLO, k="3"),
+        drafting(HELLO, rule=3),
+        replace(HELLO, budgets=()),
+        replace(HELLO, budgets=(-1,)),
+        replace(HELLO, draft_temperature=-1.0),
+        replace(HELLO, drafting={}),
+    ],
+    ids=range(10),
+)
+def test_a_draft_that_cannot_be_is_refused(spec):
+    with pytest.raises(ProtocolError):
+        again(spec)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (drafting(HELLO, k=4), "k is another: 3, not 4"),
+        (replace(HELLO, dtype="bfloat16"), "dtype is another: 'float32', not 'bfloat16'"),
+        (replace(HELLO, budgets=(2, 6)), "budgets is another: (6,), not (2, 6)"),
+        (replace(HELLO), None),
+    ],
+    ids=str,
+)
+def test_what_differs_between_two_specs_is_named(other, words):
+    assert HELLO.difference(other) == words
 
 
 def test_a_vocabulary_of_any_size_fits_its_hello():
-    large = Hello(**{**msgspec.structs.asdict(HELLO), "tokens": 2**31 - 1})
+    large = replace(HELLO, tokens=2**31 - 1)
     assert codec.decode(codec.encode(large), HELLO) == large

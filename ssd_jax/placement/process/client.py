@@ -34,7 +34,7 @@ from ssd_jax.roles.records import (
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.draft_texts import DraftTexts
-from ssd_jax.wire.messages import ExpandMessage, Hello, MorePages, Open, Prefill, RecordMessage
+from ssd_jax.wire.messages import DraftSpec, ExpandMessage, MorePages, Open, Prefill, RecordMessage
 
 PATIENCE = 1.0
 """Seconds that a round waits for an answer."""
@@ -58,7 +58,7 @@ class RemoteDraft(BranchingDraft):
 
     def __init__(
         self,
-        hello: Hello,
+        hello: DraftSpec,
         streams: WorkerStreams,
         *,
         greedy: bool = False,

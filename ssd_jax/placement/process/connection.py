@@ -17,15 +17,14 @@ from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
     BranchMessage,
     DraftMessage,
+    DraftSpec,
     ExpandMessage,
-    Hello,
     ProtocolError,
     RecordMessage,
     RecordTokens,
     Refused,
     RoundAnswer,
     VersionError,
-    Wanted,
     Welcome,
 )
 from ssd_jax.wire.stream import OpenStream, Stream, StreamError, message_size
@@ -72,12 +71,10 @@ class Link(NamedTuple):
 
     Attributes:
       open: opens a stream.
-      wanted: what the worker is to load; None for a worker process of this engine, which knows.
       clock: whether its clock is this host's.
     """
 
     open: OpenStream = Stream
-    wanted: Wanted | None = None
     clock: bool = True
 
 
@@ -94,7 +91,7 @@ class Connection:
       counters: see above.
       stream: carries the messages.
       alive: whether the connection has not failed; a failure is final.
-      ready: whether the worker has agreed to the `Hello`.
+      ready: whether the worker has agreed to the `DraftSpec`.
       refused: whether it failed because the worker did not agree.
       trouble: why it failed.
     """
@@ -102,7 +99,7 @@ class Connection:
     def __init__(
         self,
         address: str,
-        hello: Hello,
+        hello: DraftSpec,
         token: str,
         counters: Counter[str],
         link: Link = Link(),  # noqa: B008 (immutable)
@@ -121,9 +118,7 @@ class Connection:
         self.alive, self.ready, self.refused = True, False, False
         self.trouble = ""
         self.stream = link.open(address, token, message_size(hello))
-        for message in (link.wanted, hello):
-            if message is not None:
-                self.send(message)
+        self.send(hello)
         try:
             threading.Thread(target=self._receive, name="draft answers", daemon=True).start()
         except RuntimeError as error:  # the host has none left
@@ -201,7 +196,7 @@ class Connection:
         )
 
     def wait_ready(self, timeout: float) -> bool:
-        """Waits for the worker to agree to the `Hello`."""
+        """Waits for the worker to agree to the `DraftSpec`."""
         self._wait(lambda: self.ready or None, timeout)
         return self.ready
 
@@ -332,7 +327,7 @@ class _FarClock:
 
 
 def connector(
-    hello: Hello,
+    hello: DraftSpec,
     token: str,
     address: Callable[[], str | None],
     counters: Counter[str],

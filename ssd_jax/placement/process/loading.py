@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.devices.branch_draft import BranchDraft, run_once
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.opened import OpenedModel, check_paging, open_model
 from ssd_jax.devices.paged_programs import Paging
@@ -23,14 +23,17 @@ from ssd_jax.models.sharding import mesh_of
 from ssd_jax.placement.process.memory import check_memory
 from ssd_jax.placement.process.server import MakeSession
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.system.compile_cache import open_store, use_store
 from ssd_jax.system.sums import check_sums
+from ssd_jax.wire.messages import DraftSpec
 
 _BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
-def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedModel:
+def open_draft(
+    spec: DraftSpec, resources: WorkerResources, mesh: Mesh | None = None
+) -> OpenedModel:
     """Opens a draft, and checks that it is the one that the engine expects.
 
     Args:
@@ -39,67 +42,73 @@ def open_draft(settings: WorkerSettings, mesh: Mesh | None = None) -> OpenedMode
     Raises:
       InputError: the checkpoint cannot be used or is another, or the attention is not possible.
     """
-    target = None if settings.target is None else open_checkpoint(settings.target)
+    target = None if resources.target is None else open_checkpoint(resources.target)
     opened = open_model(
-        settings.source,
-        settings.dtype,
-        attention=settings.attention,
+        resources.source,
+        spec.dtype,
+        attention=spec.attention,
         mesh=mesh,
-        page_size=settings.hello.page_size or None,
+        page_size=spec.page_size or None,
         target=target,
     )
-    if opened.identity != settings.hello.model:
+    if opened.identity != spec.model:
         raise InputError(
-            f"{settings.source} is another draft than the target's side has opened (or has changed "
-            "since): name the same files at both ends, and start again"
+            f"{resources.source} is another draft than the target's side has opened (or has "
+            "changed since): name the same files at both ends, and start again"
         )
     return opened
 
 
-def load_sessions(settings: WorkerSettings, *, engines: int = 1, copies: int = 1) -> MakeSession:
+def load_sessions(
+    spec: DraftSpec,
+    resources: WorkerResources,
+    *,
+    engines: int = 1,
+    copies: int = 1,
+    urgent: bool = False,
+) -> MakeSession:
     """Compiles and loads a draft, and runs it once, so that the first rounds are not late.
 
     Args:
       engines, copies: see `check_memory`.
+      urgent: see `WorkerSettings`.
 
     Raises:
       InputError: the checkpoint cannot be used, the devices are not the requested ones, or there
         is too little memory.
     """
-    if settings.store is not None:
-        use_store(open_store(settings.store))
+    if resources.store is not None:
+        use_store(open_store(resources.store))
     check_sums()
-    about, mesh = settings.hello, None
-    if settings.devices is not None:
-        devices = settings.devices.start()
-        mesh = None if settings.devices.usual else mesh_of(devices)
-    opened = open_draft(settings, mesh)
-    paging = Paging(about.page_size, about.pages) if about.pages else None
+    mesh = None
+    if resources.devices is not None:
+        devices = resources.devices.start()
+        mesh = None if resources.devices.usual else mesh_of(devices)
+    opened = open_draft(spec, resources, mesh)
+    paging = Paging(spec.page_size, spec.pages) if spec.pages else None
     if paging is not None:
-        check_paging(opened.model, paging.size, slots=about.slots, context=about.context)
-    check = functools.partial(
-        check_memory, opened, about, settings.budgets, engines=engines, copies=copies
-    )
+        check_paging(opened.model, paging.size, slots=spec.slots, context=spec.context)
+    check = functools.partial(check_memory, opened, spec, engines=engines, copies=copies)
     check()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
         base = DraftPrograms(
             opened.model,
-            slots=about.slots,
-            context=about.context,
-            tokens=about.tokens,
-            drafting=Drafting(k=about.k, rule=about.rule, **settings.drafting),
+            slots=spec.slots,
+            context=spec.context,
+            tokens=spec.tokens,
+            drafting=spec.drafting,
             paging=paging,
-            late=settings.urgent,
+            late=urgent,
         )
-        *fewer, most = sorted(settings.budgets)
-        menu = ExpansionPrograms.menu(base, [most] if settings.urgent else settings.budgets)
+        *fewer, most = sorted(spec.budgets)
+        menu = ExpansionPrograms.menu(base, [most] if urgent else spec.budgets)
         check(programs=max(programs.room for programs in menu))
         parameters = loading.result()
-    drafts = _Drafts(menu, parameters, settings.draft_temperature)
-    if settings.urgent:
+    drafts = _Drafts(menu, parameters, spec.draft_temperature)
+    if urgent:
         threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
-    return lambda called: DraftSession(about, drafts.new, called)
+    return lambda called: DraftSession(spec, drafts.new, called)
 
 
 class _Drafts:

@@ -67,9 +67,11 @@ def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
     from ssd_jax.placement.process.loading import load_sessions
     from ssd_jax.placement.process.server import serve
 
-    if settings.devices is not None:
-        settings.devices.claim()
-    server = serve(load_sessions(settings), settings.hello, settings.token)
+    spec, resources = settings.spec, settings.resources
+    if resources.devices is not None:
+        resources.devices.claim()
+    sessions = load_sessions(spec, resources, urgent=settings.urgent)
+    server = serve(sessions, spec, settings.token)
     return server, WorkerReport(address=server.address, devices=seen())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ssd_jax.devices.fit import ModelBytes, Need
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.paged_programs import Paging, page_size
@@ -16,13 +14,12 @@ from ssd_jax.devices.sizes import (
 )
 from ssd_jax.errors import InputError
 from ssd_jax.system.host_memory import memory_limit
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 
 
 def check_memory(
     opened: OpenedModel,
-    about: Hello,
-    budgets: Sequence[int],
+    about: DraftSpec,
     *,
     engines: int,
     copies: int,
@@ -32,7 +29,7 @@ def check_memory(
 
     Args:
       opened: the draft, on the devices that it will have.
-      about, budgets: what the engine wants.
+      about: what the engine wants.
       engines: most engines at a time, which share the memory of the draft's devices.
       copies: copies of the weights, this one included: engines that want other things have their
         own.
@@ -47,7 +44,7 @@ def check_memory(
     paging = Paging(about.page_size or page_size(about.context), about.pages or slots)
     held = ModelBytes(model=opened.model, slots=slots, paging=paging, size_of=size_of)
     branches = branch_structs(
-        opened, slots=slots, k=about.k, budgets=budgets, support=about.support
+        opened, slots=slots, k=about.k, budgets=about.budgets, support=about.support
     )
     parts = {
         "keys and values": held.pages,
@@ -65,8 +62,8 @@ def check_memory(
         shared, fewer = f"each of {engines} engines", ", or start it with fewer --engines"
     raise InputError(
         f"{slots} slots of context = {about.context} with budget = "
-        f"{' and '.join(map(str, budgets))} and k = {about.k} need {_mib(need.total)} of the draft "
-        f"worker's memory ({each}), and there are {_mib(need.limit)} for {shared} ({whose}: "
+        f"{' and '.join(map(str, about.budgets))} and k = {about.k} need {_mib(need.total)} of the "
+        f"draft worker's memory ({each}), and there are {_mib(need.limit)} for {shared} ({whose}: "
         f"{_mib(limit)}, weights {_mib(weights)}); lower one of them{fewer}"
     )
 

@@ -110,7 +110,7 @@ class DraftWorker:
         Raises:
           InputError: the worker refuses.
         """
-        hello, token, counters = self._settings.hello, self._settings.token, Counter()
+        hello, token, counters = self._settings.spec, self._settings.token, Counter()
         supervisor = self.supervisor  # keeps it alive as long as this draft
 
         def address() -> str | None:
@@ -122,7 +122,7 @@ class DraftWorker:
         draft = RemoteDraft(
             hello,
             streams,
-            greedy=self._settings.draft_temperature == 0,
+            greedy=hello.draft_temperature == 0,
             patience=self.patience if patience is None else patience,
         )
         try:

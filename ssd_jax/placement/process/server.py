@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.session import DraftSession
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
     DraftMessage,
+    DraftSpec,
     ExpandMessage,
-    Hello,
     ProtocolError,
     RecordMessage,
     Refused,
-    Wanted,
     shortened,
 )
 from ssd_jax.wire.refusals import Refusals
@@ -28,8 +29,8 @@ from ssd_jax.wire.stream import Answers, StreamServer, message_size
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
 GREETING = 10.0
-"""Seconds until a stream without a `Hello` is ended."""
-_EARLY = 4  # most messages of an engine before its draft is loaded
+"""Seconds until a stream without a `DraftSpec` is ended."""
+_EARLY = 1  # messages of an engine before its draft is loaded
 _LEAVING = 2.0  # seconds that a stream waits for one that is just ending
 _TRACEBACK = 4000  # characters of a traceback that an engine is sent
 _LOG = logging.getLogger(__name__)
@@ -38,13 +39,13 @@ MakeSession = Callable[[Callable[[], bool]], DraftSession]
 """Makes a session, given a function that returns whether another round waits."""
 Gone = Callable[[], bool]
 """Whether the engine of a stream has left, as far as is known."""
-Load = Callable[[Wanted, Gone], MakeSession]
+Load = Callable[[DraftSpec, Gone], MakeSession]
 """Loads what an engine wants; an `SsdError` is reported to the engine."""
 
 
 def serve(
     session: MakeSession,
-    about: Hello,
+    about: DraftSpec,
     token: str,
     *,
     streams: int = STREAMS,
@@ -60,7 +61,7 @@ def serve(
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
         inbox = _Inbox(about, refusals)
         inbox.start(requests)
-        return _answers(session(inbox.called), inbox, greeting)
+        return _answers(session(inbox.called), inbox.messages(greeting), refusals)
 
     limited = _at_most(streams, start, refusals)
     return StreamServer(limited, listen_here(), token, message_size(about), refusals)
@@ -85,7 +86,15 @@ def wanted_sessions(
     return _at_most(streams, start, refusals)
 
 
-_NOTHING = Hello("", slots=0, context=0, tokens=0, k=0, branches=0, support=0, rule="")
+_NOTHING = DraftSpec(
+    model="",
+    slots=0,
+    context=0,
+    tokens=0,
+    drafting=Drafting(k=0, support=0, rule=""),
+    budgets=(0,),
+    dtype="",
+)
 
 
 def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
@@ -117,7 +126,7 @@ class _SilentError(ProtocolError):
 class _Inbox:
     """Messages of one stream, read ahead; the last item is None."""
 
-    def __init__(self, about: Hello, refusals: Refusals) -> None:
+    def __init__(self, about: DraftSpec, refusals: Refusals) -> None:
         self.about, self.refusals = about, refusals
         """What messages must fit, and the log of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
@@ -167,7 +176,7 @@ class _Inbox:
             try:
                 message = self._items.get(timeout=limit)
             except queue.Empty:
-                raise _SilentError(f"no Hello within {greeting:.0f} s") from None
+                raise _SilentError(f"no message within {greeting:.0f} s") from None
             if message is None:
                 return
             if isinstance(message, ProtocolError):
@@ -181,14 +190,16 @@ def _refusal(reason: object, where: str = "") -> bytes:
     return codec.encode(Refused(reason=shortened(reason) + where))
 
 
-def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[bytes]:
+def _answers(
+    session: DraftSession, messages: Iterable[DraftMessage], refusals: Refusals
+) -> Iterator[bytes]:
     """Answers one stream; a breach of the protocol ends this stream only."""
     try:
-        for message in inbox.messages(greeting):
+        for message in messages:
             for answer in session.handle(message):
                 yield codec.encode(answer)
     except ProtocolError as error:
-        inbox.refusals.say(type(error).__name__, error)
+        refusals.say(type(error).__name__, error)
         yield _refusal(error)
     except Exception as error:
         _LOG.exception("a stream failed")
@@ -199,22 +210,22 @@ def _answers(session: DraftSession, inbox: _Inbox, greeting: float) -> Iterator[
 
 
 def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[bytes]:
-    """Answers one stream, beginning with what its engine wants."""
-    session = None
+    """Answers one stream, once the draft is loaded that its engine wants."""
+    messages = inbox.messages(greeting)
     try:
-        wanted = next(inbox.messages(greeting), None)
-        if wanted is None:
+        spec = next(messages, None)
+        if spec is None:
             return
-        if not isinstance(wanted, Wanted):
-            raise ProtocolError(f"a {type(wanted).__name__} before it was said what is wanted")
-        if message_size(wanted.hello) > size:
+        if not isinstance(spec, DraftSpec):
+            raise ProtocolError(f"a {type(spec).__name__} before it was said what is wanted")
+        if message_size(spec) > size:
             raise ProtocolError(
-                f"messages of up to {message_size(wanted.hello)} bytes, and {size} are allowed; "
+                f"messages of up to {message_size(spec)} bytes, and {size} are allowed; "
                 "lower `slots`, `context` or `budget`"
             )
-        make = load(wanted, inbox.ended.is_set)  # keeps what was loaded as long as it is referenced
+        make = load(spec, inbox.ended.is_set)  # keeps what was loaded as long as it is referenced
         session = make(inbox.called)
-        inbox.about = wanted.hello
+        inbox.about = spec
     except LeftError as error:
         _LOG.info("%s", error)
     except ProtocolError as error:
@@ -225,5 +236,5 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
         _LOG.warning("an engine is refused: %s", error, exc_info=not known)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         yield _refusal(reason)
-    if session is not None:
-        yield from _answers(session, inbox, greeting)
+    else:
+        yield from _answers(session, itertools.chain([spec], messages), inbox.refusals)

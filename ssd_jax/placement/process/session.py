@@ -23,8 +23,8 @@ from ssd_jax.wire.messages import (
     MAX_WORK,
     BranchMessage,
     DraftMessage,
+    DraftSpec,
     ExpandMessage,
-    Hello,
     MorePages,
     Open,
     Prefill,
@@ -76,8 +76,8 @@ class DraftSession:
     """One stream's slots, records and branches.
 
     Args:
-      about: what the worker is; a `Hello` must be equal.
-      draft: makes the draft, once a `Hello` was right.
+      about: what the worker is; a `DraftSpec` must be equal.
+      draft: makes the draft, once a `DraftSpec` was right.
       called: whether another round waits; an expansion is then not grown any further.
       clock: seconds, monotonic and the same for all processes of a host.
 
@@ -88,7 +88,7 @@ class DraftSession:
 
     def __init__(
         self,
-        about: Hello,
+        about: DraftSpec,
         draft: Callable[[], GrowingDraft],
         called: Callable[[], bool],
         *,
@@ -110,11 +110,11 @@ class DraftSession:
         Raises:
           ProtocolError: the message does not fit earlier ones.
         """
-        if isinstance(message, Hello):
+        if isinstance(message, DraftSpec):
             yield self._greet(message)
             return
         if self._draft is None:
-            raise ProtocolError("a stream begins with a Hello")
+            raise ProtocolError("a stream begins with a DraftSpec")
         if not isinstance(message, Open | MorePages | Prefill | RecordMessage | ExpandMessage):
             raise ProtocolError(f"a {type(message).__name__} is not for a worker")
         if message.number <= self._last:
@@ -134,11 +134,10 @@ class DraftSession:
             case ExpandMessage():
                 yield from self._expand(self._draft, message)
 
-    def _greet(self, hello: Hello) -> Welcome:
-        for name in Hello.__struct_fields__:
-            asked, here = getattr(hello, name), getattr(self._about, name)
-            if asked != here:
-                raise ProtocolError(f"the worker's {name} is another: {here!r}, not {asked!r}")
+    def _greet(self, hello: DraftSpec) -> Welcome:
+        difference = self._about.difference(hello)
+        if difference is not None:
+            raise ProtocolError(f"the worker's {difference}")
         self._draft = self._draft or self._new()
         return Welcome()
 

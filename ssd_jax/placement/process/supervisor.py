@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.visible import PROCESSOR, Devices
 from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.forks import only_in_owner
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
 """Command of a worker, which imports nothing from the current directory."""
@@ -39,33 +39,36 @@ _REMINDER = 60.0  # seconds between warnings while a worker starts
 _ROOT = str(Path(__file__).parents[3])  # the directory that this package is in
 
 
+class WorkerResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker loads a draft from, and with.
+
+    Attributes:
+      source: of the draft.
+      target: source of the target, if the draft takes tensors from it; else None.
+      store: where programs are stored; None keeps none.
+      devices: devices that JAX is to start with, see `visible.Devices`; None is its default.
+    """
+
+    source: str
+    target: str | None = None
+    store: StoreSettings | None = None
+    devices: Devices | None = PROCESSOR
+
+
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    token: secret that opening a stream requires.
-    hello: what the worker must be; see also `config.Config` for the others.
-    target: source of the target, if the draft takes tensors from it; else None.
-    drafting: fields of a `draft_programs.Drafting` that are not in `hello`; that class is imported
-      once the cores are set.
-    cores: cores to run on; None leaves the choice to the system.
-    devices: devices that JAX is to start with, see `visible.Devices`; None is its default.
-    attention: see `Config.attention`.
-    budgets: numbers of branches to load programs for; the largest is that of `hello`.
-    urgent: whether an engine waits: the programs for the most branches are then loaded first, those
-      for fewer and for just-in-time drafts once the worker is ready.
+    """What a worker process is started with.
+
+    Attributes:
+      token: secret that opening a stream requires.
+      cores: cores to run on; None leaves the choice to the system.
+      urgent: whether an engine waits: the programs for the most branches are then loaded first,
+        those for fewer and for just-in-time drafts once the worker is ready.
     """
 
     token: str
-    hello: Hello
-    source: str
-    target: str | None
-    dtype: str
-    drafting: dict[str, Any]
-    draft_temperature: float | None
-    store: StoreSettings | None
-    cores: tuple[int, ...] | None
-    budgets: tuple[int, ...]
-    devices: Devices | None = PROCESSOR
-    attention: str = "auto"
+    spec: DraftSpec
+    resources: WorkerResources
+    cores: tuple[int, ...] | None = None
     urgent: bool = False
 
 
@@ -269,7 +272,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(settings.devices),
+                env=_environment(settings.resources.devices),
                 start_new_session=True,  # an interrupt from the terminal is meant for this process
             )
         except OSError as error:

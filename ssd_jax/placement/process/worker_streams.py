@@ -83,7 +83,7 @@ class WorkerStreams:
         return None
 
     def wait_ready(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Waits for a worker that agrees to the `Hello`, even if it restarts meanwhile; at most
+        """Waits for a worker that agrees to the `DraftSpec`, even if it restarts meanwhile; at most
         until `until` is true."""
         end = time.monotonic() + timeout
         while time.monotonic() < end and not self.refused and not until():
@@ -97,7 +97,7 @@ class WorkerStreams:
 
     @property
     def refused(self) -> bool:
-        """Whether the worker does not agree to the `Hello`."""
+        """Whether the worker does not agree to the `DraftSpec`."""
         return self.current is not None and self.current.refused
 
     @property

@@ -13,7 +13,6 @@ from ssd_jax.placement.process.connection import Connection, Link
 from ssd_jax.placement.process.supervisor import STARTUP, WorkerSettings
 from ssd_jax.system.forks import only_in_owner
 from ssd_jax.wire.address import Address
-from ssd_jax.wire.messages import Wanted
 from ssd_jax.wire.security import Files
 from ssd_jax.wire.stream import Stream
 
@@ -45,7 +44,6 @@ class FarWorker:
         self._settings, self._where, self._files = settings, address, files
         self.link = Link(
             open=functools.partial(Stream, tls=files.of_engine()),
-            wanted=Wanted(*(getattr(settings, name) for name in Wanted.__struct_fields__)),
             clock=address.loopback,
         )
         self._first: Connection | None = None
@@ -101,7 +99,7 @@ class FarWorker:
 
     def _connect(self) -> Connection:
         settings = self._settings
-        made = Connection(self.address, settings.hello, settings.token, Counter(), self.link)
+        made = Connection(self.address, settings.spec, settings.token, Counter(), self.link)
         # Needed even if no one calls `close`: the receiving thread keeps the stream alive.
         self._end.detach()
         self._end = weakref.finalize(self, only_in_owner(made.close))

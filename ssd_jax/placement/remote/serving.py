@@ -8,7 +8,7 @@ import logging
 import ssl
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -22,11 +22,10 @@ from ssd_jax.placement.process.server import (
     MakeSession,
     wanted_sessions,
 )
-from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.visible import Devices, count_gpus
-from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.wire.address import Address
-from ssd_jax.wire.messages import Wanted
+from ssd_jax.wire.messages import DraftSpec
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.sockets import listen
 from ssd_jax.wire.stream import Answers, StreamServer
@@ -41,23 +40,6 @@ _LOOK = 0.5  # seconds between two looks whether an engine still waits
 _LOG = logging.getLogger(__name__)
 
 
-class Own(NamedTuple):
-    """What a worker is started with.
-
-    Attributes:
-      draft, target: sources; a draft that takes tensors from a target needs both.
-      store: of compiled programs; None stores none.
-      engines: most engines at a time.
-      devices: devices that share the draft; None is JAX's default device.
-    """
-
-    draft: str
-    target: str | None
-    store: StoreSettings | None
-    engines: int
-    devices: Devices | None = None
-
-
 class Drafts:
     """Drafts as engines want them.
 
@@ -65,25 +47,26 @@ class Drafts:
     wanted.
 
     Args:
-      own: what the worker was started with.
+      resources: what they are loaded from, and with.
+      engines: most engines at a time.
     """
 
-    def __init__(self, own: Own) -> None:
-        self._own = own
+    def __init__(self, resources: WorkerResources, engines: int) -> None:
+        self._resources, self._engines = resources, engines
         self._lock = threading.Lock()
         self._loaded: weakref.WeakValueDictionary[bytes, MakeSession] = (
             weakref.WeakValueDictionary()
         )
         self._last: MakeSession | None = None
 
-    def load(self, wanted: Wanted, gone: Gone = lambda: False) -> MakeSession:
+    def load(self, spec: DraftSpec, gone: Gone = lambda: False) -> MakeSession:
         """See `server.Load`.
 
         Raises:
           InputError: another draft is wanted, or more memory than an engine's share.
           LeftError: the engine has left while others' drafts were loaded.
         """
-        key = msgspec.msgpack.encode(wanted)
+        key = msgspec.msgpack.encode(spec)
         found = self._loaded.get(key)  # waits for no other's
         if found is not None:
             self._last = found
@@ -99,19 +82,9 @@ class Drafts:
                 self._last = None
                 gc.collect()
                 _LOG.warning("loading for an engine: %s slots, context %s, k %s, %s branches",
-                             wanted.hello.slots, wanted.hello.context, wanted.hello.k,
-                             wanted.hello.branches)  # fmt: skip
-                settings = WorkerSettings(
-                    **msgspec.structs.asdict(wanted),
-                    token="",
-                    source=self._own.draft,
-                    target=self._own.target,
-                    store=self._own.store,
-                    cores=None,
-                    devices=self._own.devices,
-                )
+                             spec.slots, spec.context, spec.k, spec.branches)  # fmt: skip
                 copies = len(self._loaded) + 1
-                found = load_sessions(settings, engines=self._own.engines, copies=copies)
+                found = load_sessions(spec, self._resources, engines=self._engines, copies=copies)
                 self._loaded[key] = found
             self._last = found
             return found
@@ -119,11 +92,17 @@ class Drafts:
             self._lock.release()
 
 
-def serve(own: Own, address: Address, token: str, tls: ssl.SSLContext | None) -> StreamServer:
+def serve(
+    resources: WorkerResources,
+    engines: int,
+    address: Address,
+    token: str,
+    tls: ssl.SSLContext | None,
+) -> StreamServer:
     """Starts a worker.
 
     Args:
-      own: what it was started with.
+      resources, engines: see `Drafts`.
       token: secret that engines must know.
       tls: its certificate; None is plain text.
 
@@ -131,7 +110,8 @@ def serve(own: Own, address: Address, token: str, tls: ssl.SSLContext | None) ->
       InputError: the address cannot be listened on.
     """
     refusals = Refusals()
-    answers = wanted_sessions(Drafts(own).load, MESSAGE, refusals, own.engines, GREETING)
+    drafts = Drafts(resources, engines)
+    answers = wanted_sessions(drafts.load, MESSAGE, refusals, engines, GREETING)
     return server_at(address, answers, token, tls, size=MESSAGE, refusals=refusals)
 
 

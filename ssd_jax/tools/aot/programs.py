@@ -10,12 +10,13 @@ from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config.settings import SUPPORT
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.roles.drafting import Drafting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

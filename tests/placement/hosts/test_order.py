@@ -11,11 +11,12 @@ import jax
 import pytest
 
 from ssd_jax.devices import logprob_programs, paged_programs, passes
-from ssd_jax.devices.draft_programs import Drafting, DraftPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_programs import Programs, Verification
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling.params import Report
 from ssd_jax.testing import tiny
 from ssd_jax.tools.aot import hlo

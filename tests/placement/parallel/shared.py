@@ -17,7 +17,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import connector
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft, scripted
 from tests.placement.process.scripted import Run, run_of
 
@@ -37,17 +37,17 @@ class Shared(NamedTuple):
     workers: list[Worker]
 
 
-def about(layout: Layout) -> Hello:
+def about(layout: Layout) -> DraftSpec:
     """What each worker is."""
     return msgspec.structs.replace(
-        HELLO, slots=layout.slots_each(SLOTS), branches=layout.branches_each(M)
+        HELLO, slots=layout.slots_each(SLOTS), budgets=(layout.branches_each(M),)
     )
 
 
 @contextmanager
 def sharing(
     layout: Layout,
-    draft: Callable[[Hello], type[ScriptedDraft]] = scripted,
+    draft: Callable[[DraftSpec], type[ScriptedDraft]] = scripted,
     *,
     by_branches: type[DraftByBranches] = DraftByBranches,
     by_slots: type[DraftBySlots] = DraftBySlots,
@@ -68,7 +68,7 @@ def sharing(
 
 
 @contextmanager
-def _worker(hello: Hello, draft: type[ScriptedDraft], patience: float):
+def _worker(hello: DraftSpec, draft: type[ScriptedDraft], patience: float):
     sessions: list[DraftSession] = []
 
     def make(called):

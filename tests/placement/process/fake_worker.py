@@ -11,7 +11,7 @@ from ssd_jax.placement.process.main import run
 from ssd_jax.placement.process.server import serve
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerReport
-from tests.placement.process.script import ScriptedDraft
+from tests.placement.process.script import ScriptedDraft, drafting
 
 _ROOT = Path(__file__).parents[3]
 
@@ -35,11 +35,10 @@ def main(how: list[str]) -> None:
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(7)
         if "other" in how:
-            hello = msgspec.structs.replace(settings.hello, support=3)
-            settings = msgspec.structs.replace(settings, hello=hello)
+            settings = msgspec.structs.replace(settings, spec=drafting(settings.spec, support=3))
         server = serve(
-            lambda called: DraftSession(settings.hello, ScriptedDraft, called),
-            settings.hello,
+            lambda called: DraftSession(settings.spec, ScriptedDraft, called),
+            settings.spec,
             settings.token,
         )
         return server, WorkerReport(address=server.address)

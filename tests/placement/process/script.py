@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from ssd_jax.placement.process.supervisor import WorkerSettings
+from ssd_jax.placement.process.supervisor import WorkerResources, WorkerSettings
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.wire.messages import Hello
+from ssd_jax.wire.messages import DraftSpec
 from tests.speculation.answers import StepwiseDraft
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -19,29 +21,24 @@ PROMPT = 5
 Q = tuple(np.float32([0.7, 0.3]).tolist())
 """Of a token and the one after it: in fewer bits than float32 has they do not sum to 1."""
 TOKEN = "secret"
-HELLO = Hello(
+HELLO = DraftSpec(
     model="scripted",
     slots=SLOTS,
     context=512,
     tokens=128,
-    k=K,
-    branches=M,
-    support=N,
-    rule="ratio",
+    drafting=Drafting(k=K, support=N, rule="ratio", branches=M),
+    budgets=(M,),
+    dtype="float32",
 )
 
-SETTINGS = WorkerSettings(
-    token=TOKEN,
-    hello=HELLO,
-    source="scripted",
-    target=None,
-    dtype="float32",
-    drafting={},
-    draft_temperature=None,
-    store=None,
-    cores=None,
-    budgets=(HELLO.branches,),
-)
+
+def drafting(spec, **fields):
+    """A spec with other fields of its `drafting`."""
+    other = dataclasses.replace(spec.drafting, **fields)
+    return msgspec.structs.replace(spec, drafting=other)
+
+
+SETTINGS = WorkerSettings(token=TOKEN, spec=HELLO, resources=WorkerResources(source="scripted"))
 
 
 def said_at(position: int) -> int:
@@ -199,6 +196,6 @@ class ScriptedDraft(StepwiseDraft):
         pass
 
 
-def scripted(about: Hello) -> type[ScriptedDraft]:
+def scripted(about: DraftSpec) -> type[ScriptedDraft]:
     """One that is this."""
     return type("Scripted", (ScriptedDraft,), {"about": about})

@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
-from ssd_jax.placement.process.supervisor import COMMAND, Supervisor
+from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerResources
 from ssd_jax.placement.visible import Devices
 from tests.checkpoints import tiny_pair
 from tests.llm.test_speculative import outputs, requests
@@ -72,7 +72,8 @@ def test_a_worker_without_its_devices_says_so_before_it_looks_for_a_model(
     monkeypatch, devices, command, words
 ):
     monkeypatch.setenv("XLA_FLAGS", "")
-    settings = msgspec.structs.replace(SETTINGS, source="no model", devices=devices)
+    resources = WorkerResources(source="no model", devices=devices)
+    settings = msgspec.structs.replace(SETTINGS, resources=resources)
     supervisor = Supervisor(settings, command)
     supervisor.start()
     try:

@@ -15,7 +15,7 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.wire.messages import BranchMessage, ProtocolError
 from ssd_jax.wire.refusals import Refusals
-from tests.placement.process.script import HELLO, K, Q, ScriptedDraft
+from tests.placement.process.script import HELLO, K, Q, ScriptedDraft, drafting
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import rogue, served
 from tests.placement.process.test_session import OPEN, PREFILL, RECORDS
@@ -237,12 +237,19 @@ def test_a_message_that_is_longer_than_any_of_use_ends_its_stream():
         next(inbox.messages(1.0))
 
 
-@pytest.mark.parametrize("field", ["model", "k", "branches", "support", "rule", "context"])
-def test_a_worker_refuses_an_engine_that_expects_another(field):
-    value = getattr(HELLO, field)
-    other = msgspec.structs.replace(
-        HELLO, **{field: value + ("x" if isinstance(value, str) else 1)}
-    )
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("model", msgspec.structs.replace(HELLO, model="another")),
+        ("context", msgspec.structs.replace(HELLO, context=HELLO.context + 1)),
+        ("budgets", msgspec.structs.replace(HELLO, budgets=(7,))),
+        ("k", drafting(HELLO, k=K + 1)),
+        ("support", drafting(HELLO, support=3)),
+        ("rule", drafting(HELLO, rule="coupled")),
+        ("predict", drafting(HELLO, predict="noise")),
+    ],
+)
+def test_a_worker_refuses_an_engine_that_expects_another(field, other):
     with served(hello=other) as run:
         assert f"the worker's {field} is another" in run.draft.streams.trouble
 

@@ -292,5 +292,5 @@ def test_what_does_not_fit_is_refused_before_the_draft_sees_it(message):
 
 
 def test_a_stream_begins_with_a_greeting():
-    with pytest.raises(ProtocolError, match="begins with a Hello"):
+    with pytest.raises(ProtocolError, match="begins with a DraftSpec"):
         Talk(OPEN)

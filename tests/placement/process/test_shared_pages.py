@@ -14,13 +14,14 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.submesh import SubmeshDraft
+from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import ALL, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
+    DraftSpec,
     ExpandMessage,
-    Hello,
     MorePages,
     Open,
     Prefill,
@@ -31,8 +32,17 @@ from tests.speculation.answers import asked_branches, asked_records
 
 SIZE = 4
 ROUND = RecordMessage, ExpandMessage
-HELLO = Hello("tiny", slots=2, context=64, tokens=128, k=2, branches=4, support=1, rule="coupled",
-              page_size=SIZE, pages=16)  # fmt: skip
+HELLO = DraftSpec(
+    model="tiny",
+    slots=2,
+    context=64,
+    tokens=128,
+    drafting=Drafting(k=2, support=1, rule="coupled"),
+    budgets=(4,),
+    dtype="float32",
+    page_size=SIZE,
+    pages=16,
+)
 PROMPT = [*range(10)]
 FIRST = SlotOpening(0, SamplingParams(), pages=[0, 1, 2, 3])
 SECOND = SlotOpening(1, SamplingParams(), pages=[0, 1, 4, 5], reused=2 * SIZE)

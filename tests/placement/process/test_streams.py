@@ -75,7 +75,7 @@ def test_a_stream_without_a_hello_is_ended():
     with serving(greeting=0.2, streams=1) as connect:
         (answer,) = talk(connect.address)
         assert isinstance(answer, Refused)
-        assert "no Hello within" in answer.reason
+        assert "no message within" in answer.reason
         eventually(lambda: connect().wait_ready(60))
 
 

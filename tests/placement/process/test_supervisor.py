@@ -17,7 +17,7 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import supervisor as supervisor_module
 from ssd_jax.placement.process.placement import DraftWorker
-from ssd_jax.placement.process.supervisor import Supervisor
+from ssd_jax.placement.process.supervisor import Supervisor, WorkerResources
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, request, run_of, text
@@ -314,7 +314,8 @@ def test_an_interrupt_is_not_for_the_worker():
 def test_a_worker_imports_nothing_from_the_directory_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise SystemExit('this is the wrong numpy')")
     monkeypatch.chdir(tmp_path)
-    worker = DraftWorker(msgspec.structs.replace(SETTINGS, source=str(tmp_path / "no-model")))
+    resources = WorkerResources(source=str(tmp_path / "no-model"))
+    worker = DraftWorker(msgspec.structs.replace(SETTINGS, resources=resources))
     worker.supervisor.start()
     with pytest.raises(InputError, match=r"the draft worker cannot start: .*no-model"):
         worker.supervisor.wait_ready()

@@ -64,15 +64,16 @@ def no_programs(monkeypatch):
 
 def test_attention_asked_for_by_name_is_the_workers_too(asked):
     about = asked(attention="xla", page_size=16)
-    assert open_draft(about).model.execution.attention == "xla"
+    assert open_draft(about.spec, about.resources).model.execution.attention == "xla"
 
 
 @pytest.mark.skipif(why_not("cpu", "cpu") is not None, reason="there is no kernel here")
 def test_a_worker_that_was_not_told_of_it_refuses_such_pages(asked, no_programs):
     """The planted fault."""
-    about = msgspec.structs.replace(asked(attention="xla", page_size=16), attention="auto")
+    about = asked(attention="xla", page_size=16)
+    spec = msgspec.structs.replace(about.spec, attention="auto")
     with pytest.raises(InputError, match="page_size = 16 is no multiple of 64, which attention"):
-        load_sessions(about)
+        load_sessions(spec, about.resources)
 
 
 def test_a_platform_other_than_the_targets_has_its_own_attention():
@@ -98,7 +99,7 @@ def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypa
         rf"engine \({whose}: 1 MiB, weights 0 MiB\); lower one of them$"
     )
     with pytest.raises(InputError, match=words):
-        load_sessions(about)
+        load_sessions(about.spec, about.resources)
 
 
 def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs, monkeypatch):
@@ -110,15 +111,15 @@ def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs
     with pytest.raises(
         InputError, match=r"branches \d+ MiB, programs 64 MiB\), and there are 63 M"
     ):
-        load_sessions(about)
+        load_sessions(about.spec, about.resources)
 
 
 def test_what_fits_is_loaded(asked, no_programs, monkeypatch):
     """And a worker that does not look would load in any case."""
     about = asked()
     with pytest.raises(AssertionError, match="compiles"):
-        load_sessions(about)
+        load_sessions(about.spec, about.resources)
     monkeypatch.setattr(memory, "memory_limit", lambda: (MOST // 4, "this host"))
     monkeypatch.setattr(loading, "check_memory", lambda *_, **_more: None)
     with pytest.raises(AssertionError, match="compiles"):
-        load_sessions(about)
+        load_sessions(about.spec, about.resources)

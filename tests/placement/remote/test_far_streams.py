@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from ssd_jax.errors import InputError
@@ -13,7 +12,6 @@ from ssd_jax.placement.process import client, placement
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import connector
 from ssd_jax.placement.process.session import DraftSession
-from ssd_jax.placement.process.supervisor import WorkerSettings
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.remote import far_worker
 from ssd_jax.placement.remote.far_worker import FarWorker
@@ -21,17 +19,10 @@ from ssd_jax.wire import handshake
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.security import Files
-from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
+from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import run_of
-from tests.placement.remote.scripted import FAR, WANTED, serving
+from tests.placement.remote.scripted import FAR, serving
 from tests.waiting import eventually
-
-
-def settings_of_nothing() -> WorkerSettings:
-    return WorkerSettings(
-        token="", hello=HELLO, source="", target=None, dtype="float32", drafting={},
-        draft_temperature=None, store=None, cores=None, budgets=(), attention="auto",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("tls", [True, False])
@@ -46,7 +37,7 @@ def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
     ca = tmp_path / "ca.pem"
     pytest.importorskip("trustme").CA().cert_pem.write_to_path(str(ca))
     files = Files(ca=str(ca)) if tls else Files()
-    worker = FarWorker(settings_of_nothing(), Address.parse("127.0.0.1:1", "here"), files)
+    worker = FarWorker(SETTINGS, Address.parse("127.0.0.1:1", "here"), files)
     worker.start()
     words = (
         f"; with TLS its certificate must be for 127.0.0.1, still good, and signed by one in {ca}"
@@ -58,13 +49,12 @@ def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
 
 def test_a_worker_of_another_version_is_reported_as_one_at_once(monkeypatch):
     running = serving()
-    settings = msgspec.structs.replace(settings_of_nothing(), token=TOKEN)
     newer = handshake.VERSION + 1
     with monkeypatch.context() as other:
         other.setattr(handshake, "VERSION", newer)
         hello = handshake.hello()
     monkeypatch.setattr(handshake, "hello", lambda: hello)
-    worker = FarWorker(settings, Address.parse(running.address, "here"), Files())
+    worker = FarWorker(SETTINGS, Address.parse(running.address, "here"), Files())
     worker.start()
     both = f"version {newer} of the protocol, and version {handshake.VERSION} here"
     words = f"the draft worker at {running.address}: the worker refused: {both}"
@@ -81,10 +71,9 @@ def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
         return SimpleNamespace(counters=counters, wait_ready=lambda timeout, until: True)
 
     monkeypatch.setattr(placement, "WorkerStreams", streams)
-    settings = settings_of_nothing()
-    far = FarWorker(settings, Address.parse("127.0.0.1:1", "here"), Files())
-    placement.DraftWorker(settings, elsewhere=far).draft()
-    placement.DraftWorker(settings).draft()
+    far = FarWorker(SETTINGS, Address.parse("127.0.0.1:1", "here"), Files())
+    placement.DraftWorker(SETTINGS, elsewhere=far).draft()
+    placement.DraftWorker(SETTINGS).draft()
     assert ends[0] is None
     assert ends[1] is not None
 
@@ -93,16 +82,12 @@ def test_the_first_draft_takes_the_stream_over_which_its_worker_was_waited_for()
     """Without a stream, the worker would drop the draft for what another engine wants."""
     streams = []
 
-    def load(wanted, _gone):
-        return lambda called: (
-            streams.append(called) or DraftSession(wanted.hello, ScriptedDraft, called)
-        )
+    def load(spec, _gone):
+        return lambda called: streams.append(called) or DraftSession(spec, ScriptedDraft, called)
 
     running = serving(load)
-    about = {name: getattr(WANTED, name) for name in WANTED.__struct_fields__}
-    settings = msgspec.structs.replace(settings_of_nothing(), token=TOKEN, **about)
     worker = placement.DraftWorker(
-        settings, elsewhere=FarWorker(settings, Address.parse(running.address, "here"), Files())
+        SETTINGS, elsewhere=FarWorker(SETTINGS, Address.parse(running.address, "here"), Files())
     )
     try:
         worker.start()

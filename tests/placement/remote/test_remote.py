@@ -18,6 +18,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import memory
 from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.remote import far_worker, serving
 from tests.llm.test_speculative import outputs, requests
 from tests.placement.process.script import HELLO
@@ -211,23 +212,23 @@ def test_more_engines_than_it_serves_are_refused(root):
 
 @pytest.mark.more
 def test_a_need_of_more_than_the_share_is_refused_with_figures(root, llm, monkeypatch):
-    wanted = llm.loaded.worker.supervisor.link.wanted
+    wanted = llm.loaded.worker._settings.spec
     monkeypatch.setattr(memory, "memory_limit", lambda: (2**18, "this machine"))
     words = (
         r"4 slots of context = 320 with budget = 8 and k = 3 need \d+ MiB of .* 0 MiB for each "
         r"of 3 engines \(this machine: 0 MiB, weights 0 MiB\); lower one of them, or start it"
     )
     with pytest.raises(InputError, match=words):
-        serving.Drafts(serving.Own(str(root / "draft"), None, None, 3)).load(wanted)
+        serving.Drafts(WorkerResources(source=str(root / "draft"), devices=None), 3).load(wanted)
 
 
 @pytest.mark.more
 def test_attention_that_the_worker_cannot_have_is_refused(root, llm):
-    wanted = llm.loaded.worker.supervisor.link.wanted
+    wanted = llm.loaded.worker._settings.spec
     assert wanted.attention == "auto"
     asked = msgspec.structs.replace(wanted, attention="pallas_tpu")
     with pytest.raises(InputError, match="'pallas_tpu' is not possible: it needs a TPU"):
-        serving.Drafts(serving.Own(str(root / "draft"), None, None, 1)).load(asked)
+        serving.Drafts(WorkerResources(source=str(root / "draft"), devices=None), 1).load(asked)
 
 
 @pytest.mark.more
@@ -235,13 +236,13 @@ def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
     """What an engine asks for is of no platform."""
     loaded = []
 
-    def load_sessions(settings, **_):
-        loaded.append(settings)
+    def load_sessions(_spec, resources, **_):
+        loaded.append(resources)
         return lambda called: None
 
     monkeypatch.setattr(serving, "load_sessions", load_sessions)
-    wanted = llm.loaded.worker.supervisor.link.wanted
-    serving.Drafts(serving.Own(str(root / "draft"), None, None, 1)).load(wanted)
+    wanted = llm.loaded.worker._settings.spec
+    serving.Drafts(WorkerResources(source=str(root / "draft"), devices=None), 1).load(wanted)
     assert loaded[0].devices is None
 
 

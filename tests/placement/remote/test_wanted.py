@@ -15,13 +15,14 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.server import LeftError
+from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.wire import codec, refusals
 from ssd_jax.wire.messages import ProtocolError, Refused, Welcome
 from ssd_jax.wire.stream import Stream, StreamError
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.test_session import OPEN
-from tests.placement.remote.scripted import FAR, SIZE, WANTED, serving
+from tests.placement.remote.scripted import FAR, SIZE, serving
 from tests.waiting import eventually
 
 
@@ -61,44 +62,39 @@ def refused(address, *messages):
     return answer.reason
 
 
-def test_what_is_wanted_and_a_hello_are_welcome(worker):
+def test_what_can_be_loaded_is_welcome_and_another_after_it_is_not(worker):
     stream = Stream(worker, TOKEN, SIZE)
-    stream.send(codec.encode(WANTED))
     stream.send(codec.encode(HELLO))
-    assert codec.decode(next(stream.answers()), HELLO) == Welcome()
+    answers = stream.answers()
+    assert codec.decode(next(answers), HELLO) == Welcome()
+    stream.send(codec.encode(msgspec.structs.replace(HELLO, slots=HELLO.slots + 1)))
+    assert "slots is another" in codec.decode(next(answers), HELLO).reason
     stream.close()
 
 
 def test_others_first_are_refused(worker):
-    assert refused(worker, HELLO) == "a Hello before it was said what is wanted"
+    assert refused(worker, Welcome()) == "a Welcome before it was said what is wanted"
     assert refused(worker, OPEN).startswith(("page", "slot", "a "))
     assert "no message of this protocol" in refused(worker, b"GET / HTTP/1.1")
-    assert "version" in refused(worker, b"SSD\x01" + codec.encode(WANTED)[4:])
-    assert "no message" in refused(worker, codec.encode(WANTED)[:40])
-
-
-def test_a_hello_that_is_another_than_was_said_is_refused(worker):
-    other = msgspec.structs.replace(HELLO, slots=HELLO.slots + 1)
-    reason = refused(worker, WANTED, other)
-    assert "slots" in reason
+    assert "version" in refused(worker, b"SSD\x01" + codec.encode(HELLO)[4:])
+    assert "no message" in refused(worker, codec.encode(HELLO)[:40])
 
 
 def test_one_that_is_silent_is_ended(worker):
     began = time.monotonic()
     (answer,) = talk(worker, [])
-    assert "no Hello within" in answer.reason
+    assert "no message within" in answer.reason
     assert time.monotonic() < began + 5
 
 
 def test_who_does_not_know_the_token_is_not_read(worker):
     with pytest.raises(StreamError, match="its token is another"):
-        talk(worker, [codec.encode(WANTED)], token="another")
+        talk(worker, [codec.encode(HELLO)], token="another")
 
 
 def test_messages_larger_than_any_are_refused_before_they_are_sent_and_when_they_come(worker):
     huge = msgspec.structs.replace(HELLO, context=2**24)
-    wanted = msgspec.structs.replace(WANTED, hello=huge)
-    assert "are allowed; lower `slots`" in refused(worker, wanted)
+    assert "are allowed; lower `slots`" in refused(worker, huge)
     assert talk(worker, [b"\0" * (SIZE + 1)]) == []
 
 
@@ -115,7 +111,7 @@ def test_each_kind_of_refusal_is_logged_once_and_no_secret_with_it(worker, caplo
         "not know the token",
         "no message of this protocol",
         "broke off before its first message",
-        "no Hello",
+        "no message within",
     )
     assert len(said) == len(whys)
     for why in whys:
@@ -130,7 +126,7 @@ def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
 
     running = serving(load)
     try:
-        reason = refused(running.address, WANTED)
+        reason = refused(running.address, HELLO)
         assert reason == ("no such file" if known else "MemoryError: out of memory")
     finally:
         running.stop()
@@ -154,8 +150,8 @@ def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
     """Each want has weights and programs of its own; a worker serves for weeks."""
     told, alive = [], weakref.WeakSet()
 
-    def load_sessions(settings, *, engines, copies):
-        told.append((settings.hello.context, copies))
+    def load_sessions(spec, resources, *, engines, copies):
+        told.append((spec.context, copies))
 
         def make(called):
             return None
@@ -164,12 +160,10 @@ def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
         return make
 
     monkeypatch.setattr(serving_module, "load_sessions", load_sessions)
-    drafts = serving_module.Drafts(serving_module.Own("draft", None, None, 4))
+    drafts = serving_module.Drafts(WorkerResources(source="draft"), 4)
 
     def wanted(context):
-        return msgspec.structs.replace(
-            WANTED, hello=msgspec.structs.replace(HELLO, context=context)
-        )
+        return msgspec.structs.replace(HELLO, context=context)
 
     for context in (64, 80, 96):
         drafts.load(wanted(context))
@@ -185,21 +179,21 @@ def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
 def test_nothing_is_loaded_for_an_engine_that_left_while_it_waited(monkeypatch):
     begun, goes_on, told = threading.Event(), threading.Event(), []
 
-    def load_sessions(settings, *, engines, copies):
-        told.append(settings.hello.context)
+    def load_sessions(spec, resources, *, engines, copies):
+        told.append(spec.context)
         begun.set()
         assert goes_on.wait(30)
         return lambda _called: None
 
     monkeypatch.setattr(serving_module, "load_sessions", load_sessions)
-    drafts = serving_module.Drafts(serving_module.Own("draft", None, None, 4))
+    drafts = serving_module.Drafts(WorkerResources(source="draft"), 4)
     other = msgspec.structs.replace(HELLO, context=2 * HELLO.context)
-    loading = threading.Thread(target=drafts.load, args=(WANTED,))
+    loading = threading.Thread(target=drafts.load, args=(HELLO,))
     loading.start()
     assert begun.wait(30)
     looks = iter([False, True])
     with pytest.raises(LeftError, match="has left before"):
-        drafts.load(msgspec.structs.replace(WANTED, hello=other), lambda: next(looks))
+        drafts.load(other, lambda: next(looks))
     goes_on.set()
     loading.join(30)
     assert told == [HELLO.context]
@@ -217,7 +211,7 @@ def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered(caplog):
 
     running = serving(load)
     stream = Stream(running.address, TOKEN, SIZE)
-    stream.send(codec.encode(WANTED))
+    stream.send(codec.encode(HELLO))
     threading.Thread(target=lambda: [*_until_closed(stream)], daemon=True).start()
     assert begun.wait(30)
     stream.close()
@@ -240,7 +234,7 @@ def test_who_is_not_welcome_yet_leaves_no_heap_of_messages(monkeypatch):
 
     monkeypatch.setattr(server.codec, "decode", decode)
     inbox = server._Inbox(server._NOTHING, refusals.Refusals())
-    inbox.fill(iter([codec.encode(WANTED)] * 99))
+    inbox.fill(iter([codec.encode(HELLO)] * 99))
     assert inbox.ended.is_set()
     assert len(decoded) == server._EARLY + 1
     with pytest.raises(ProtocolError, match="before it was welcome"):
@@ -250,22 +244,21 @@ def test_who_is_not_welcome_yet_leaves_no_heap_of_messages(monkeypatch):
 def test_a_draft_that_is_loaded_is_found_while_another_loads(monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
 
-    def load_sessions(settings, *, engines, copies):
-        if settings.hello.context != HELLO.context:
+    def load_sessions(spec, resources, *, engines, copies):
+        if spec.context != HELLO.context:
             begun.set()
             assert goes_on.wait(30)
         return lambda _called: None
 
     monkeypatch.setattr(serving_module, "load_sessions", load_sessions)
-    drafts = serving_module.Drafts(serving_module.Own("draft", None, None, 4))
-    loaded = drafts.load(WANTED)
+    drafts = serving_module.Drafts(WorkerResources(source="draft"), 4)
+    loaded = drafts.load(HELLO)
     other = msgspec.structs.replace(HELLO, context=2 * HELLO.context)
-    wanted = msgspec.structs.replace(WANTED, hello=other)
-    loading = threading.Thread(target=drafts.load, args=(wanted,))
+    loading = threading.Thread(target=drafts.load, args=(other,))
     loading.start()
     assert begun.wait(30)
     found = []
-    asking = threading.Thread(target=lambda: found.append(drafts.load(WANTED)), daemon=True)
+    asking = threading.Thread(target=lambda: found.append(drafts.load(HELLO)), daemon=True)
     asking.start()
     asking.join(10)
     goes_on.set()
