@@ -20,7 +20,6 @@ from ssd_jax.tools.bench.accounting import core_groups
 from ssd_jax.tools.bench.perplexity import WINDOW, count_windows
 from ssd_jax.tools.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.tools.bench.step import WIDTHS
-from ssd_jax.tools.bench.support import SUPPORTS
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
@@ -43,11 +42,6 @@ _FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = 
         "tokens per forward in the step suite, including 1",
     ),
     "step_repeats": ("int", 30, "forwards per width"),
-    "supports": (
-        "list",
-        list(map(str, SUPPORTS)),
-        "values of N in the support suite, besides the full q",
-    ),
     "text": ("str", None, "text file of the perplexity suite"),
     "window": ("int", WINDOW, "tokens per perplexity window"),
     "windows": ("int", None, "perplexity windows, from the start; default: all"),
@@ -75,8 +69,6 @@ def run(arguments: Sequence[str]) -> int:
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, given)
-        if suite == "overhead":
-            suites.check_overhead(llm)
         if not apart:
             load(llm)
         environment = describe()
@@ -111,7 +103,7 @@ def _check(given: dict[str, Any]) -> list[int]:
     suite = given["suite"]
     if suite not in suites.SUITES:
         raise InputError(f"suite = {suite!r} is unknown; one of {', '.join(suites.SUITES)}")
-    if given["trace"] is not None and suite not in ("prompts", "overhead", "support"):
+    if given["trace"] is not None and suite != "prompts":
         raise InputError(f"trace is for decoding; suite = {suite!r} does none; leave it out")
     if given["hosts"] is not None and suite != "prompts":
         raise InputError(
@@ -124,8 +116,6 @@ def _check(given: dict[str, Any]) -> list[int]:
         given["modes"] = given["modes"] or ["ar", "sd", "ssd"]
     if suite == "starts":
         _check_starts(given)
-    if suite == "support":
-        _check_support(given)
     if suite == "step":
         _check_widths(given)
     for name in _FLAGS.keys() - settings.names_from_file(given):
@@ -206,30 +196,6 @@ def _check_starts(given: dict[str, Any]) -> None:
             "beside the default cache of programs; leave it out"
         )
     given["mode"] = "auto"
-
-
-def _check_support(given: dict[str, Any]) -> None:
-    if given["draft"] in (None, "ngram"):
-        raise InputError("suite = 'support' compares a draft model's q; give --draft=SOURCE")
-    if not given["temperature"]:
-        raise InputError(
-            "temperature = 0.0: suite = 'support' is about sampled proposals, greedy ones have one "
-            "token; give --temperature=1"
-        )
-    if given["draft_temperature"] == 0:
-        raise InputError(
-            "draft_temperature = 0.0: such a draft proposes one token, whatever N is; leave it out"
-        )
-    if given["verify"] == "coupled":
-        raise InputError("verify = 'coupled' has no q; suite = 'support' is about --verify=ratio")
-    if given["modes"] or given["mode"] not in ("ar", "sd"):
-        asked = given["modes"] or [given["mode"]]
-        raise InputError(
-            f"mode = {','.join(asked)!r}: suite = 'support' compares target and draft, in no mode; "
-            "leave it out"
-        )
-    suites.numbers(given, "supports")
-    given["mode"] = "sd"  # its draft is in this process
 
 
 def _check_widths(given: Mapping[str, Any]) -> None:

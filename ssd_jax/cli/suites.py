@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ssd_jax.cli.loading import failure, progress_bar
+from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.tools.bench import accounting, costs, perplexity, report, starts, support
+from ssd_jax.tools.bench import accounting, costs, perplexity, report, starts
 from ssd_jax.tools.bench.acceptance import acceptance, acceptance_table
 from ssd_jax.tools.bench.bandwidth import measure_bandwidth
 from ssd_jax.tools.bench.prompts import BenchPrompt
@@ -24,7 +24,6 @@ from ssd_jax.tools.bench.table import Page
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
 
-_OVERHEAD_PROMPT = [1] * 40
 _POSITIVE = re.compile("[1-9][0-9]{0,8}")
 
 
@@ -199,57 +198,6 @@ def steps(job: BenchJob) -> SuiteReport:
     return SuiteReport([step_table(result, memory)], document)
 
 
-def check_overhead(llm: LLM) -> None:
-    """Raises: InputError: the context is too short for suite overhead."""
-    try:
-        llm.request(_OVERHEAD_PROMPT)
-    except InputError as error:
-        raise InputError(f"suite = 'overhead': {error}") from None
-
-
-def overheads(job: BenchJob) -> SuiteReport:
-    """Times the engine's decode step in mode ar against its own programs in a bare loop."""
-    from ssd_jax.devices.sampling_rows import SamplingRows
-
-    llm, engine = job.llm, job.llm.engine_of("ar")
-    programs, parameters = llm.alone.programs, llm.alone.parameters
-    pages, table, prompt = programs.new_pages(), programs.any_table(), len(_OVERHEAD_PROMPT)
-    length = prompt  # of the engine's sequences; the bare loop works at the same length
-    settings = SamplingRows(programs.slots, programs.model.config.vocab_size)
-    forward = programs["forward", 0]
-    accept = programs.fitting(
-        ("accept", programs.slots, 0), lambda: settings.needed(np.full(programs.slots, length))
-    )
-    nothing, rows = programs.verification.blank(programs.slots), settings.on_device()
-    history = programs.new_history()
-    pending = np.zeros(programs.slots, np.int32)
-    endless = SamplingParams(max_tokens=programs.context, ignore_eos=True)
-
-    def engine_step() -> None:
-        nonlocal length
-        length += 1
-        if not engine.has_work:
-            length = prompt
-            for slot in range(programs.slots):
-                engine.add(llm.request(_OVERHEAD_PROMPT, endless, slot))
-            for _ in range(2 * programs.slots):
-                engine.step()
-        engine.step()
-
-    def bare_step() -> None:
-        nonlocal pages, history
-        lengths = np.full(programs.slots, length, np.int32)
-        logits, pages = forward(parameters, pages, table, pending, nothing.tokens, lengths)
-        outcome, _, history, _ = accept(logits, nothing, rows, lengths, history, np.int32(0))
-        np.asarray(outcome)
-
-    for _ in range(3):
-        engine_step()
-        bare_step()
-    result = costs.time_overhead(engine_step, bare_step)
-    return SuiteReport([costs.overhead_table(result)], job.document(**dataclasses.asdict(result)))
-
-
 def perplexities(job: BenchJob) -> SuiteReport:
     """Measures how well the model predicts a text."""
     llm, window = job.llm, job.given["window"]
@@ -262,47 +210,6 @@ def perplexities(job: BenchJob) -> SuiteReport:
     about = {"perplexity": result.value, "predicted": result.predicted}
     document = job.document(**about, **dataclasses.asdict(result))
     return SuiteReport([perplexity.perplexity_table(result, dtype=llm.resolved.dtype)], document)
-
-
-def supports(job: BenchJob) -> SuiteReport:
-    """Measures the cost of cutting q to its likeliest tokens, on texts that the target writes."""
-    llm, sizes = job.llm, numbers(job.given, "supports")
-    requests = [llm.request(each.content, job.params, i) for i, each in enumerate(job.prompts)]
-    texts, failed = {}, []
-    with progress_bar("texts", unit="texts") as progress:
-        for event in llm.run(requests, "ar"):
-            if event.output is not None and event.output.finish_reason == "error":
-                failed.append(f"prompt {event.prompt_index}")
-            elif event.output is not None and event.output.token_ids:
-                index = event.output.prompt_index
-                prompt = requests[index].prompt_ids
-                tokens = np.array([*prompt, *event.output.token_ids], np.int32)
-                texts[index] = support.TargetText(tokens, len(prompt))
-                progress(len(texts), len(requests))
-    if len(failed) == len(requests):
-        raise failure(failed, len(requests), "texts")
-    if not texts:
-        raise InputError("every text ended at its first token; give other prompts or settings")
-    loaded, draft = llm.alone, llm.draft
-    assert loaded.inline is not None
-    assert draft is not None
-    overlaps = support.Overlaps(
-        (loaded.programs.model, loaded.parameters),
-        (draft.model, loaded.inline.parameters()),
-        tokens=llm.tokenizer.size,
-        longest=max(len(text.tokens) for text in texts.values()),
-        supports=sizes,
-        params=job.params,
-        draft_temperature=llm.config.draft_temperature,
-    )
-    with progress_bar("acceptance", unit="texts") as progress:
-        found = support.measure_supports(
-            overlaps, [texts[index] for index in sorted(texts)], sizes, progress
-        )
-    judged = sum(len(text.tokens) - text.prompt for text in texts.values())
-    table = support.supports_table(found, judged=judged)
-    document = job.document(judged=judged, supports=found)
-    return SuiteReport([table], document, failed, len(requests))
 
 
 def numbers(given: Mapping[str, Any], name: str) -> list[int]:
@@ -328,7 +235,5 @@ SUITES = {
     "accounting": Suite(accountings, ("modes", "ks", "prompts", "warmup")),
     "starts": Suite(starting, ("prompts", "starts")),
     "step": Suite(steps, ("widths", "step_repeats")),
-    "overhead": Suite(overheads),
     "perplexity": Suite(perplexities, ("text", "window", "windows")),
-    "support": Suite(supports, ("prompts", "supports")),
 }

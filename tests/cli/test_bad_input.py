@@ -158,7 +158,6 @@ def test_compare_names_the_prompt_that_cannot_be(refused, tmp_path, prompts):
         (["--suite=starts", "--starts=0"], "starts = 0 is out of range; give 1 or more"),
         (["--starts=2"], "starts = 2 is for --suite=starts"),
         (["--window=64"], "window = 64 is for --suite=perplexity"),
-        (["--supports=4"], "supports = '4' is for --suite=support"),
         (["--suite=step", "--widths=2,3"], "widths = '2,3': give different numbers from 1 to 17"),
         (["--suite=step", "--widths=1,1"], "widths = '1,1': give different numbers"),
         (["--suite=step", "--widths=1,18"], "widths = '1,18': give different numbers"),
@@ -168,7 +167,7 @@ def test_compare_names_the_prompt_that_cannot_be(refused, tmp_path, prompts):
         (["--ks=2"], "ks = '2': no mode of 'ar' proposes so many tokens"),
         (["--ks=2,3", "--mode=auto", "--draft=ngram"], "no mode of 'ar,auto' proposes"),
         (["--ks=2,x"], "ks = '2,x': each is 1 to 16"),
-        (["--suite=overhead", "--context=40"], "'overhead': the prompt has 40 tokens"),
+        (["--suite=support"], "suite = 'support' is unknown; one of prompts, accounting, starts,"),
         (["--prompts=mt_bench:0"], "N must be at least 1"),
         (["--slots=99999999999"], "slots = 99999999999 is out of range"),
         (["--max_tokens=0"], "max_tokens = 0 is out of range"),
@@ -182,11 +181,6 @@ def test_bench_checks_that_its_text_has_a_window(refused, tmp_path):
     (tmp_path / "text.txt").write_text("too short")
     flags = ["--suite=perplexity", f"--text={tmp_path / 'text.txt'}", "--window=64"]
     assert "the text has 9 tokens, window = 64" in refused("bench", *NO_LOAD, *flags)
-
-
-def test_support_checks_its_numbers_of_ids(refused):
-    flags = ["--suite=support", "--draft=x", "--temperature=1", f"--supports={'9' * 5000}"]
-    assert "give numbers from 1" in refused("bench", *NO_LOAD, *flags)
 
 
 @pytest.mark.parametrize(

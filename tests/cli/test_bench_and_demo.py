@@ -135,16 +135,6 @@ def test_step_suite_counts_the_weights_of_one_device(tiny_checkpoint, capsys):
     assert one / 2 <= half < 0.6 * one
 
 
-@pytest.mark.slow
-def test_overhead_suite_compares_the_engine_with_its_own_programs(tiny_checkpoint, capsys):
-    out, _ = run(
-        capsys, "bench", "--suite=overhead", f"--target={tiny_checkpoint}", "--json", *SMALL
-    )
-    result = json.loads(out)
-    assert result["engine"]["value"] > 0
-    assert result["bare"]["value"] > 0
-
-
 def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("All work and no play makes Jack a dull boy. " * 8)
@@ -156,61 +146,6 @@ def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
     assert "needs a text" in capsys.readouterr().err
     assert main([*arguments, f"--text={text}", "--window=301"]) == 2
     assert "window = 301 is more than the context of 300" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_support_suite_finds_no_loss_with_every_token_kept(tiny_checkpoint, prompts, capsys):
-    out, err = run(
-        capsys,
-        "bench",
-        "--suite=support",
-        f"--target={tiny_checkpoint}",
-        f"--draft={tiny_checkpoint}",
-        f"--prompts={prompts}",
-        "--supports=1,100000",
-        "--temperature=1",
-        "--ignore_eos",
-        "--json",
-        *SMALL,
-    )
-    result = json.loads(out)
-    one, every, full = result["supports"]
-    assert result["judged"] == 3 * 4
-    assert [entry["n"] for entry in (one, every, full)] == [1, 100000, None]
-    assert full["acceptance"] == pytest.approx(1, abs=1e-5)  # of its own weights
-    assert one["acceptance"] < 0.9
-    assert every["lost"] == pytest.approx(0, abs=1e-5)
-    assert "12 tokens that the target wrote" in err
-
-
-def test_support_suite_needs_a_text(tiny_checkpoint, prompts, capsys):
-    flags = [f"--target={tiny_checkpoint}", f"--draft={tiny_checkpoint}", f"--prompts={prompts}"]
-    flags += ["--temperature=1", *SMALL]
-    with mock.patch.multiple(LLM, run=mock.Mock(return_value=[]), load=mock.Mock()):
-        assert main(["bench", "--suite=support", *flags]) == 2
-    assert "every text ended at its first token" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--temperature=1"], "compares a draft model's q; give --draft=SOURCE"),
-        (["--temperature=1", "--draft=ngram"], "compares a draft model's q"),
-        (["--draft=x"], "give --temperature=1"),
-        (
-            ["--draft=x", "--temperature=1", "--supports=16,all"],
-            "supports = '16,all': give numbers",
-        ),
-        (["--draft=x", "--temperature=1", "--supports=0"], "supports = '0': give numbers"),
-        (["--draft=x", "--temperature=1", "--draft_temperature=0"], "draft_temperature = 0.0"),
-        (["--draft=x", "--temperature=1", "--verify=coupled"], "verify = 'coupled'"),
-        (["--draft=x", "--temperature=1", "--mode=ssd"], "mode = 'ssd': suite = 'support'"),
-        (["--draft=x", "--temperature=1", "--modes=ar,sd"], "mode = 'ar,sd': suite"),
-    ],
-)
-def test_support_suite_refuses_what_it_cannot_compare(flags, message, capsys):
-    assert main(["bench", "--suite=support", "--target=t", *flags]) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -144,13 +144,6 @@ def test_bench_leaves_failed_runs_out_of_its_figures(fake, prompts):
     assert "3 of 3 runs ended with finish_reason error" in err
 
 
-def test_bench_scores_no_text_that_failed(fake, prompts, tiny_checkpoint):
-    flags = (f"--prompts={prompts}", f"--draft={tiny_checkpoint}", "--temperature=1")
-    status, _, err = fake(["error"] * 3, "bench", "--suite=support", *flags)
-    assert status == 1
-    assert "3 of 3 texts ended with finish_reason error" in err
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -34,7 +34,7 @@ OWN = {
     "chat": ["system", "history"],
     "compare": ["prompt_file", "json"],
     "bench": [
-        *("suite", "modes", "ks", "prompts", "warmup", "repeats", "step_repeats", "supports"),
+        *("suite", "modes", "ks", "prompts", "warmup", "repeats", "step_repeats"),
         *("text", "window", "windows", "json"),
     ],
     "convert": ["out"],
@@ -80,7 +80,6 @@ WORDS = [
         "uniform",
         "full",
         "step",
-        "support",
         "prompts",
     ),
 ]
@@ -146,9 +145,7 @@ def starts(command, place, target):
         "bench": [
             ["--prompts=mt_bench:1"],
             ["--suite=step"],
-            ["--suite=overhead"],
             ["--suite=perplexity", f"--text={place}/text.txt", "--window=64"],
-            ["--suite=support", "--temperature=1", *draft],
             ["--suite=accounting", *draft],
             ["--suite=starts", *draft],
         ],

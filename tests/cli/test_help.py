@@ -60,7 +60,7 @@ def test_help_of_a_command_is_its_own(command, capsys):
         ("generate", "ignore_eos", "(default false)"),
         ("generate", "draft_dtype", "default: dtype"),
         ("generate", "dtype", "native"),
-        ("bench", "supports", "(default 16,64,256)"),
+        ("bench", "prompts", "(default mt_bench:4,humaneval:4,gsm8k:4)"),
         ("chat", "max_tokens", "(default 1024)"),
         ("demo", "mode", "default: sd with --draft; without it every mode"),
     ],

@@ -1,4 +1,4 @@
-"""The cost of a decode step by its parts: drafting, verifying, and the engine on the host.
+"""The cost of a decode step by its parts: drafting and verifying.
 
 In decoding, drafting and verifying are dispatched without waiting. Here they are timed one after
 the other, which gives the ceiling of hiding the draft: 1 + t, where t = t_draft / t_verify (paper,
@@ -19,14 +19,11 @@ from ssd_jax.tools.bench.table import (
     Page,
     build_table,
     estimate_cell,
-    interval,
     number_cell,
 )
 
 _WARM_UP, _ROUNDS = 2, 12
 """Rounds of warm-up, and rounds that count."""
-_BLOCKS, _STEPS = 20, 20
-"""Blocks of decode steps, and steps in one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,46 +65,3 @@ def costs_table(costs: Mapping[str, RoundCosts]) -> Page:
     if any(each.gain is not None for each in costs.values()):
         notes.append("ssd / sd: what SSD gained in tokens/s, hits, misses and waits included")
     return build_table(columns, list(costs.items()), title="a round by its parts", notes=notes)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OverheadResult:
-    """Milliseconds of one decode step.
-
-    Attributes:
-      engine: through `Engine.step`, medians of blocks.
-      bare: the same compiled programs called in a loop, their outcome read each time.
-      added: engine minus bare, paired by block.
-    """
-
-    engine: Estimate
-    bare: Estimate
-    added: Estimate
-    steps: int
-
-
-def time_overhead(
-    engine_step: Callable[[], object], bare_step: Callable[[], object]
-) -> OverheadResult:
-    """Alternates blocks of both kinds of step; see `in_turns`."""
-    engine, bare = in_turns((engine_step, bare_step), rounds=_BLOCKS, times=_STEPS)
-    added = [with_it - without for with_it, without in zip(engine, bare, strict=True)]
-    return OverheadResult(
-        engine=estimate_of(engine), bare=estimate_of(bare), added=estimate_of(added), steps=_STEPS
-    )
-
-
-def overhead_table(result: OverheadResult) -> Page:
-    """Three lines: engine, bare, added."""
-    rows = [
-        ("engine step", result.engine),
-        ("bare programs", result.bare),
-        ("added by the engine", result.added),
-    ]
-    columns: list[Column[tuple[str, Estimate]]] = [
-        Column("decode step", lambda row: row[0], "left"),
-        Column("ms", lambda row: f"{row[1].value:.3f}"),
-        Column("of the step", lambda row: f"{row[1].value / result.bare.value:.1%}"),
-        Column("95% interval", lambda row: interval(row[1], "{:.3f}", " to ")),
-    ]
-    return build_table(columns, rows, title=f"host overhead, blocks of {result.steps} steps")

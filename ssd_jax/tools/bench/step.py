@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -48,7 +47,6 @@ def in_turns(
     runs: Sequence[Callable[[], object]],
     *,
     rounds: int,
-    times: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> list[list[float]]:
@@ -56,19 +54,15 @@ def in_turns(
 
     Args:
       rounds: over all of them.
-      times: runs of each in a round, whose median counts.
 
     Returns: for each, the milliseconds by round.
     """
     ms: list[list[float]] = [[] for _ in runs]
     for turn in range(rounds):
         for place in range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs))):
-            found = []
-            for _ in range(times):
-                start = clock()
-                runs[place]()
-                found.append(1e3 * (clock() - start))
-            ms[place].append(statistics.median(found))
+            start = clock()
+            runs[place]()
+            ms[place].append(1e3 * (clock() - start))
         if progress is not None:
             progress(turn + 1, rounds)
     return ms
@@ -133,7 +127,7 @@ def step_table(result: StepResult, memory: Bandwidth) -> Page:
     columns: list[Column[StepRow]] = [
         Column("tokens", lambda row: str(row.width)),
         Column("ms", lambda row: f"{row.ms.value:.2f}"),
-        Column("95% interval", lambda row: interval(row.ms, "{:.2f}", "-")),
+        Column("95% interval", lambda row: interval(row.ms, "{:.2f}")),
         Column("dispatch", lambda row: f"{row.dispatch_ms.value:.2f}"),
         Column("/ 1 token", lambda row: f"{row.ratio.value:.2f}x"),
         Column("weights GB/s", lambda row: f"{row.gb_per_s:.1f}"),

@@ -128,15 +128,15 @@ def estimate_cell(estimate: Estimate | None, form: str) -> Text | None:
     """The median in a format such as "{:.1f}", and its interval on a second line, if any."""
     if estimate is None:
         return None
-    text, ends = Text(form.format(estimate.value)), interval(estimate, form.rstrip("x"), "-")
+    text, ends = Text(form.format(estimate.value)), interval(estimate, form.rstrip("x"))
     return text if ends is None else text.append(f"\n{ends}", style="dim")
 
 
-def interval(estimate: Estimate, form: str, between: str) -> str | None:
+def interval(estimate: Estimate, form: str) -> str | None:
     """The ends of an estimate's interval; None where there is none."""
     if estimate.low is None or estimate.high is None:
         return None
-    return form.format(estimate.low) + between + form.format(estimate.high)
+    return f"{form.format(estimate.low)}-{form.format(estimate.high)}"
 
 
 def number_cell(value: float | None, form: str) -> str | None:

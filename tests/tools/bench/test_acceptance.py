@@ -1,10 +1,9 @@
-"""Acceptance over the rounds of a variant, and what the engine costs, by hand."""
+"""Acceptance over the rounds of a variant, by hand."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax.tools.bench import costs
 from ssd_jax.tools.bench.acceptance import acceptance
 from tests.tools.bench import fakes
 
@@ -23,10 +22,3 @@ def test_rounds_of_all_prompts_are_joined_by_tokens_and_by_position():
     assert (found.variant, found.rounds, found.histogram) == ("sd", 7, (3, 2, 2))
     assert found.length == pytest.approx((3 * 1 + 2 * 2 + 2 * 3) / 7)
     assert found.by_position == ((5, 7), (2, 3))
-
-
-def test_what_the_engine_adds_is_its_time_beyond_that_of_its_programs(monkeypatch):
-    ms = [[7.0, 5.0, 9.0], [1.0, 2.0, 3.0]]
-    monkeypatch.setattr(costs, "in_turns", lambda _runs, **_how: ms)
-    found = costs.time_overhead(lambda: None, lambda: None)
-    assert (found.engine.value, found.bare.value, found.added.value) == (7, 2, 6)
