@@ -23,14 +23,14 @@ from tests.models.test_golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
 
 packs = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
-KINDS = [pytest.param("of_bytes", marks=packs), "of_rows"]
+KINDS = [pytest.param("bundle_bytes", marks=packs), "bundle_rows"]
 
 
-def packed_model(name, dtype="bfloat16", kind="of_bytes"):
+def packed_model(name, dtype="bfloat16", kind="bundle_bytes"):
     """A model whose layers lie in bytes, or in rows as on a GPU."""
     checkpoint = open_checkpoint(str(GOLDENS / name))
     execution = Execution.for_platform("cpu", dtype, linear="cpu")
-    if kind == "of_rows":
+    if kind == "bundle_rows":
         execution = Execution.for_platform("gpu", dtype)
     return checkpoint, FunctionalModel(checkpoint.config, execution)
 
@@ -70,7 +70,7 @@ def test_a_layer_has_one_array_for_all_products(name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu_a_layer_has_an_array_for_each_type_and_width(name, dtype):
-    checkpoint, model = packed_model(name, dtype, "of_rows")
+    checkpoint, model = packed_model(name, dtype, "bundle_rows")
     c = checkpoint.config
     widths = {c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim}
     vectors = 1  # norms, biases and scales
