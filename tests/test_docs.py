@@ -142,14 +142,14 @@ def _all_flags() -> frozenset[str]:
     found = {field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)}
     for path in (ROOT / "ssd_jax/cli").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            found |= {*_own_flags(node)}
+            found |= {*_make_flags(node)}
     for script in (ROOT / "launch").rglob("*.sh"):
         text = script.read_text(encoding="utf-8")
         found |= {*re.findall(r"^ +--(\w+)", text, re.MULTILINE)}
     return frozenset({*found, *SAME_AS, *TRANSLATED, "help", "version"})
 
 
-def _own_flags(node: ast.AST) -> Iterator[str]:
+def _make_flags(node: ast.AST) -> Iterator[str]:
     """Names in tables of flags, and those that absl is given one by one."""
     if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -18,7 +18,7 @@ _USED = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
     *("target_devices", "draft_devices", "config"),
 )
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "chip": (
         "str",
         None,

@@ -71,11 +71,11 @@ def _by_name(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
         if argument == "--":
             yield from (argument, *rest)
             return
-        found = _FLAG.fullmatch(argument)
-        if found is None:
+        flag = _FLAG.fullmatch(argument)
+        if flag is None:
             yield argument
             continue
-        name, value = _underscored(found[1]), found[2]
+        name, value = _underscored(flag[1]), flag[2]
         other = name.removeprefix("no").removeprefix("_")
         name, positive = _OTHER_NAMES.get(name, name), _OTHER_NAMES.get(other, other)
         if name in values:
@@ -91,10 +91,10 @@ def _by_name(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
 def _with_value(values: Flags, name: str, value: str | None) -> Iterator[str]:
     """A flag with its value, in which numbers in brackets, as Python writes lists, are as flags
     take them: one text with commas, or the flag repeated."""
-    found = None if value is None else _BRACKETED.fullmatch(value)
+    bracketed = None if value is None else _BRACKETED.fullmatch(value)
     kind = values[name].flag_type()
-    if found is not None:
-        numbers = "".join(found[1].split())
+    if bracketed is not None:
+        numbers = "".join(bracketed[1].split())
         if kind == "multi int" or name == "logit_bias":
             yield from (f"--{name}={number}" for number in numbers.split(","))
             return

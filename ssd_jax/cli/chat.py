@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ssd_jax.tools.chat.terminal import TerminalReader
 
 _REPORTS = ("logprobs", "prompt_logprobs", "logprobs_of")
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "system": "system message of the chat",
     "history": (
         "str",

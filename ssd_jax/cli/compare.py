@@ -24,7 +24,7 @@ from ssd_jax.tools.compare.pairs import Pair, pair_up, read_outputs
 from ssd_jax.tools.compare.report import Comparison, compare, comparison_json, comparison_table
 
 _FILES = ("A.jsonl", "B.jsonl")
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "prompt_file": "prompts of both runs; with the runs' settings, adds margins and verdicts",
     "json": ("bool", False, "one JSON object on standard output"),
 }

@@ -50,7 +50,7 @@ _MODE = (
     "mode to compare with ar: sd, ssd or auto, with --draft, or ar alone; default: sd with "
     "--draft; without it every mode, with a draft that the demo chooses"
 )
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "prompt": "prompt to use instead of the demo's own",
     "full": ("bool", False, "also show tables of every mode, with cores counted in two ways"),
     "replay": "play the answers in this file of --trace instead, without a model",

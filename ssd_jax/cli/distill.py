@@ -14,7 +14,7 @@ STOPPED = 3
 """Exit status of a command that stopped early on request and can be continued."""
 
 _STAGES = ("magpie", "prompts", "generate", "train", "evaluate")
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "config": "TOML configuration; configs/distill has examples",
     "out": "directory of the results; default: distill/NAME in the user's cache directory",
     "data": "directory of the prompt files; default: as in the configuration",
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns: exit status; 0 if all is done, `STOPPED` if the same command has to be run again.
     """
-    given = settings.parse(settings.own_flags(_FLAGS), "distill", arguments, config_of_flags=False)
+    given = settings.parse(settings.make_flags(_FLAGS), "distill", arguments, config_of_flags=False)
     stage, draft = given["stage"], given["draft"]
     if stage not in (None, *_STAGES):
         raise InputError(f"stage = {stage!r} is unknown; one of {', '.join(_STAGES)}")

@@ -15,7 +15,7 @@ from ssd_jax.system.cores import Cores, pin, require_usable
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.security import OF_WORKER, Files
 
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "listen": "address to listen on, such as 10.0.0.7:4711; 127.0.0.1 serves only this host, "
     "port 0 is any free port",
     "draft": "draft to serve: as in the other commands",
@@ -39,7 +39,7 @@ _FLAGS: settings.OwnFlags = {
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command until an interrupt or SIGTERM, then ends the process."""
-    given = settings.parse(settings.own_flags(_FLAGS), "draft-worker", arguments)
+    given = settings.parse(settings.make_flags(_FLAGS), "draft-worker", arguments)
     for name in ("listen", "draft"):
         if not given[name]:
             raise InputError(

@@ -36,7 +36,7 @@ _DEFINE = {
     "tuple[tuple[int, float], ...]": flags.DEFINE_multi_string,
 }
 
-OwnFlags = Mapping[str, str | tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]]
+FlagSpecs = Mapping[str, str | tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]]
 """Flags of a command by name: type of the values (see `_DEFINE`), default, help, and perhaps the
 possible values; for a text without a default, the help alone."""
 
@@ -71,11 +71,11 @@ class Flags(flags.FlagValues):
         return list(argv)
 
 
-def own_flags(own: OwnFlags) -> Flags:
+def make_flags(specs: FlagSpecs) -> Flags:
     """A flag set with these flags alone."""
     values = Flags()
-    for name, about in own.items():
-        kind, default, text, *choices = ("str", None, about) if isinstance(about, str) else about
+    for name, spec in specs.items():
+        kind, default, text, *choices = ("str", None, spec) if isinstance(spec, str) else spec
         _DEFINE[kind](name, default, text, flag_values=values)
         values.choices[name] = choices[0] if choices else ()
         values[name].allow_overwrite = name not in ONCE

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _COMPARED = [mode for mode in MODES if mode != "auto"]
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "prompt": "text to complete",
     "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} per line, perhaps with '
     "sampling settings, which override the flags; - is standard input",

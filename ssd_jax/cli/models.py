@@ -34,8 +34,8 @@ class CachedModel(NamedTuple):
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    flags: settings.OwnFlags = {"json": ("bool", False, "one JSON object on standard output")}
-    given = settings.parse(settings.own_flags(flags), "models", arguments)
+    flags: settings.FlagSpecs = {"json": ("bool", False, "one JSON object on standard output")}
+    given = settings.parse(settings.make_flags(flags), "models", arguments)
     found = [_described(*each) for each in (*_of_wheels(), *_of_the_hub())]
     if given["json"]:
         print(json.dumps({"models": [model._asdict() for model in found]}))

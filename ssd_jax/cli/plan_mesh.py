@@ -43,7 +43,7 @@ class Share:
     kv: int
 
 
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "devices": (
         *("int", None),
         "plan for this many devices not present; default: those of this host",

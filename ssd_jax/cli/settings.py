@@ -13,7 +13,7 @@ from absl import flags
 from ssd_jax.cli.argv import parse_argv, wrong_type
 from ssd_jax.cli.entries import wrapped
 from ssd_jax.cli.flag_help import help_of
-from ssd_jax.cli.flags import Flags, OwnFlags, own_flags
+from ssd_jax.cli.flags import Flags, FlagSpecs, make_flags
 from ssd_jax.cli.main import COMMANDS
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import MEANINGLESS
@@ -34,18 +34,18 @@ class ConfigFile(str):
     names: frozenset[str]
 
 
-def new_flags(own: OwnFlags | None = None, **defaults: Any) -> Flags:
+def new_flags(specs: FlagSpecs | None = None, **defaults: Any) -> Flags:
     """A flag set with a command's own flags, every engine and sampling setting, and `--config`.
 
     `defaults` replace those of engine and sampling settings.
     """
-    every = dict(own or {})
-    every["config"] = "TOML file of settings; flags override it"
+    flag_specs = dict(specs or {})
+    flag_specs["config"] = "TOML file of settings; flags override it"
     for field in (*fields(Config), *fields(SamplingParams)):
         if field.name != "n":
-            every[field.name] = _flag_of(field, defaults.get(field.name, field.default))
-    values = own_flags(every)
-    for name in TRANSLATED.keys() - every.keys():
+            flag_specs[field.name] = _flag_of(field, defaults.get(field.name, field.default))
+    values = make_flags(flag_specs)
+    for name in TRANSLATED.keys() - flag_specs.keys():
         values.translated.add(name)
         flags.DEFINE_string(name, None, "", flag_values=values)
     return values

@@ -10,7 +10,7 @@ from ssd_jax.system.paths import require_writable, user_path
 from ssd_jax.tools.traces.picture import ROUNDS, WARM_UP, choose, draw, title, window
 from ssd_jax.tools.traces.read import read_trace
 
-_FLAGS: settings.OwnFlags = {
+_FLAGS: settings.FlagSpecs = {
     "output": "image file; default: FILE.png",
     "from": ("int", None, f"first round to draw; default: {WARM_UP} behind the last prefill"),
     "rounds": ("int", ROUNDS, "rounds to draw"),
@@ -20,7 +20,7 @@ _FLAGS: settings.OwnFlags = {
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    given = settings.parse(settings.own_flags(_FLAGS), "trace", arguments, files=["FILE"])
+    given = settings.parse(settings.make_flags(_FLAGS), "trace", arguments, files=["FILE"])
     path = user_path(given["FILE"])
     if given["output"] == "":
         raise InputError("output is empty; give a file such as trace.png, or leave it out")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from ssd_jax.checkpoints.native import check_source
 from ssd_jax.config.keywords import ConfigSettings
+from ssd_jax.config.kv_memory import bytes_of, share_of
 from ssd_jax.config.settings import (
     AUTO_BUDGETS,
     AUTO_K,
@@ -34,11 +34,6 @@ from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.cores import Cores
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.security import OF_ENGINE, Files
-
-_MEMORY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*(KiB|MiB|GiB|TiB)?")
-_SHARE = re.compile(r"(?:([0-9]{1,2}(?:\.[0-9]{1,6})?|100)%|(0\.[0-9]{1,17}|1\.0))")
-AUTO_SHARE = Fraction(9, 10)
-"""Share of a memory that is used with `kv_memory = auto`."""
 
 
 @accept_names(NAMES)
@@ -140,25 +135,13 @@ class Config(EngineSettings):
     @property
     def kv_share(self) -> Fraction | None:
         """The share of a memory that is filled by keys and values beside all else; None where
-        `kv_memory` is bytes or not given."""
-        if self.kv_memory == "auto":
-            return AUTO_SHARE
-        found = _SHARE.fullmatch(str(self.kv_memory))
-        if found is None:
-            return None
-        return Fraction(found[2]) if found[1] is None else Fraction(found[1]) / 100
+        `kv_memory` is a size or not given."""
+        return share_of(self.kv_memory)
 
     @property
     def kv_bytes(self) -> int:
         """`kv_memory` in bytes; 0 where it is not given."""
-        found = _MEMORY.fullmatch(str(self.kv_memory or 0))
-        if found is None or (found[2] is None and "." in found[1]):
-            raise InputError(
-                f"kv_memory = {self.kv_memory!r} is not understood; give bytes, a number with MiB "
-                "or GiB, such as 4GiB, a share of the memory, such as 90%, or auto"
-            )
-        units = ["", "KiB", "MiB", "GiB", "TiB"]
-        return int(Fraction(found[1]) * 1024 ** units.index(found[2] or ""))
+        return bytes_of(self.kv_memory)
 
     @property
     def grid(self) -> Grid | None:

@@ -219,8 +219,8 @@ class LLM(Calls):
             loaded.close()
 
     def __repr__(self) -> str:
-        given = given_settings(self.config)
-        return f"LLM({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        settings = given_settings(self.config)
+        return f"LLM({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def __enter__(self) -> LLM:
         self._sharing.check()
@@ -280,7 +280,7 @@ class LLM(Calls):
         """
         if self._chooser is None or self.config.mode != "auto":
             return {}
-        return {mode: found.rate for mode, found in self._chooser.predicted.items()}
+        return {mode: plan.rate for mode, plan in self._chooser.predicted.items()}
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -317,9 +317,9 @@ class LLM(Calls):
             )
         usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self.resolved.ks])
         k = usual if k is None else k
-        whole = isinstance(k, Integral) and not isinstance(k, bool)
-        if not whole or k not in ks:
-            remedy = f"; open with ks=[{k}]" if usual and whole and k > 0 else ""
+        is_integer = isinstance(k, Integral) and not isinstance(k, bool)
+        if not is_integer or k not in ks:
+            remedy = f"; open with ks=[{k}]" if usual and is_integer and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         k = int(k)
         engine = self._engines.get((mode, k))
@@ -332,7 +332,7 @@ class LLM(Calls):
 
     def _new_engine(self, mode: str, k: int) -> Engine:
         engines = [*self._engines, (mode, k)]
-        check_memory(self.resolved, engines, self.loaded.room(engines))
+        check_memory(self.resolved, engines, self.loaded.program_bytes(engines))
         self.placement.use_store(
             self._resources.store
         )  # some programs are compiled when they are first asked for

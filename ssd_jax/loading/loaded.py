@@ -185,21 +185,21 @@ class Loaded:
             self.resolved.placement.use_store(self.store)
             logprob_programs.load(self.programs, report)
 
-    def room(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
+    def program_bytes(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
         """Most bytes that the programs of each role take on a device while they run.
 
         The draft's are included if one of `engines`, as (mode, K), has it in this process; they are
         compiled if need be.
         """
-        found, modes = {"target": self.programs.room}, {mode for mode, _ in engines}
+        by_role, modes = {"target": self.programs.room}, {mode for mode, _ in engines}
         menus: list[Sequence[DraftPrograms | ExpansionPrograms]] = []
         if self.inline is not None and "sd" in modes:
             menus.append([self.inline.plain()])
         if self.inline is not None and "ssd" in modes and self.worker is None:
             menus.append(self.inline.branching())
         if menus:
-            found["draft"] = max(programs.room for menu in menus for programs in menu)
-        return found
+            by_role["draft"] = max(programs.room for menu in menus for programs in menu)
+        return by_role
 
     def close(self) -> None:
         """Ends the worker, if there is one."""

@@ -58,16 +58,16 @@ def needs(
     A draft in a process of its own is also on this machine.
 
     Args:
-      programs: see `Loaded.room`, as far as it is known.
+      programs: see `Loaded.program_bytes`, as far as it is known.
     """
     limit, whose = memory_limit()
-    found = [Need(_host_parts(resolved, engines, programs), limit, whose)]
+    of_memories = [Need(_host_parts(resolved, engines, programs), limit, whose)]
     for role, parts in _device_parts(resolved, engines, programs).items():
         opened = resolved.target if role == "target" else resolved.draft
         limit = None if opened is None else device_limit(opened)
         if limit is not None:
-            found.append(Need(parts, limit, f"each device of the {role}"))
-    return found
+            of_memories.append(Need(parts, limit, f"each device of the {role}"))
+    return of_memories
 
 
 def _device_parts(
@@ -79,17 +79,19 @@ def _device_parts(
     placement, draft = resolved.placement, resolved.draft
     parts = _target_parts(resolved, len(engines), bytes_per_device)
     parts["its programs"] = programs.get("target", 0)
-    found = {"target": parts}
-    here = [
+    by_role = {"target": parts}
+    drafting = [
         (mode, k) for mode, k in engines if mode == "sd" or (mode == "ssd" and not placement.apart)
     ]
-    if draft is None or not here:
-        return found
-    own = found.setdefault("draft", {}) if placement.kind == "submesh" else parts
-    own |= _draft_parts(resolved, draft, _Copies(1, len(here), len(here)), bytes_per_device)
-    own["the draft's programs"] = programs.get("draft", 0)
-    own |= _branch_parts(resolved, draft, here, bytes_per_device)
-    return found
+    if draft is None or not drafting:
+        return by_role
+    copies = _Copies(1, len(drafting), len(drafting))
+    if placement.kind == "submesh":
+        parts = by_role["draft"] = {}
+    parts |= _draft_parts(resolved, draft, copies, bytes_per_device)
+    parts["the draft's programs"] = programs.get("draft", 0)
+    parts |= _branch_parts(resolved, draft, drafting, bytes_per_device)
+    return by_role
 
 
 def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int]) -> Parts:
@@ -104,22 +106,26 @@ def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int
         return parts
     # No other process can measure the memory of a draft's process on GPUs of its own.
     apart = placement.kind == "process" and placement.workers[0].platform == "cpu"
-    here, layout = on_host and not placement.apart, placement.layout
-    weights = apart * layout.workers + (here or (on_host and "sd" in drafting))
+    inline, layout = on_host and not placement.apart, placement.layout
+    weights = apart * layout.workers + (inline or (on_host and "sd" in drafting))
     # A worker has pages for its own slots only, but all pages where slots share them.
     shared = config.kv_memory is not None or config.page_size is not None
 
-    def held(of_workers: int) -> int:
+    def copies_of(of_workers: int) -> int:
         return sum(
-            of_workers if mode == "ssd" and apart else on_host and (mode == "sd" or here)
+            of_workers if mode == "ssd" and apart else on_host and (mode == "sd" or inline)
             for mode in drafting
         )
 
-    copies = _Copies(weights, held(layout.workers if shared else layout.parts), held(layout.parts))
+    copies = _Copies(
+        weights,
+        copies_of(layout.workers if shared else layout.parts),
+        copies_of(layout.parts),
+    )
     parts |= _draft_parts(resolved, draft, copies, bytes_of_process)
     if on_host:
         parts["the draft's programs"] = devices_of_process(draft) * programs.get("draft", 0)
-    if here or apart:
+    if inline or apart:
         parts |= _branch_parts(resolved, draft, engines, bytes_of_process)
     return parts
 
@@ -173,9 +179,9 @@ def _check(resolved: Resolved, need: Need) -> None:
     config, budgets = resolved.config, resolved.budgets
     branches = need.parts.get("branches")
     budget = f" with budget = {' and '.join(map(str, budgets))}" if branches else ""
-    given = f" and kv_memory = {config.kv_memory}" if config.kv_memory else ""
+    memory = f" and kv_memory = {config.kv_memory}" if config.kv_memory else ""
     raise InputError(
-        f"slots = {config.slots} of context = {resolved.context}{budget}{given} need "
+        f"slots = {config.slots} of context = {resolved.context}{budget}{memory} need "
         f"{in_bytes(need.total)} of memory ("
         + ", ".join(f"{what} {in_bytes(size)}" for what, size in need.parts.items() if size)
         + f"), {need.whose} has {in_bytes(need.limit)}; lower one of them"

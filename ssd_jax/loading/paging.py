@@ -32,29 +32,29 @@ def paging_of(resolved: Resolved) -> Paging | None:
         return None
     models = [opened.model for opened in (resolved.target, resolved.draft) if opened is not None]
     size, groups = config.page_size or kv_pages.BLOCK, resolved.target.model.data_shards
-    each = -(-context // size)
+    per_slot = -(-context // size)
     for model in models:
         check_paging(model, size, slots=config.slots, context=context)
     if config.kv_memory is None:
-        return Paging(size, config.slots * each)
+        return Paging(size, config.slots * per_slot)
     if config.kv_share is None:
         pages = jax.tree.leaves([model.page_struct(1, size) for model in models])
         of_one = sum(page.size * page.dtype.itemsize for page in pages)  # on all devices together
         count = config.kv_bytes // of_one // groups * groups
-        memory = in_bytes(each * of_one)
+        memory = in_bytes(per_slot * of_one)
     else:
 
         def needed(paging: Paging) -> list[Need]:
             return needs(dataclasses.replace(resolved, paging=paging), resolved.engines)
 
         count = most_pages(config, size, groups, needed)
-        count = min(count, config.slots * each)  # more could only keep what nobody uses
+        count = min(count, config.slots * per_slot)  # more could only keep what nobody uses
         memory = "beside weights and all else"
-    if count // groups < each:
+    if count // groups < per_slot:
         shared = f", {count // groups} for each of {groups} groups of devices" * (groups > 1)
         raise InputError(
             f"kv_memory = {config.kv_memory} holds {count} pages of {size} positions{shared}, and "
-            f"a sequence of context = {context} needs {each} ({memory}); raise it, or lower "
+            f"a sequence of context = {context} needs {per_slot} ({memory}); raise it, or lower "
             "`context`"
         )
     return Paging(size, count)
@@ -82,10 +82,10 @@ def most_pages(config: Config, size: int, groups: int, needed: Needs) -> int:
             f"kv_memory = {config.kv_memory}: the target's devices do not report how much memory "
             "they have; give a size such as 4GiB"
         )
-    found = []
+    counts = []
     for first, second in zip(one, two, strict=True):
         least = first.total
         of_one = second.total - least  # of a page in every group
         if of_one:
-            found.append(1 + (int(first.limit * share) - least) // of_one)
-    return max(min(found), 0) * groups
+            counts.append(1 + (int(first.limit * share) - least) // of_one)
+    return max(min(counts), 0) * groups

@@ -99,5 +99,5 @@ def _context(
     config: Config, target: OpenedModel, draft: OpenedModel | None, ks: Sequence[int]
 ) -> int:
     models = [target] if draft is None else [target, draft]
-    limits = {each.source: each.checkpoint.config.max_context for each in models}
+    limits = {model.source: model.checkpoint.config.max_context for model in models}
     return fitting_context(config, limits, ks)

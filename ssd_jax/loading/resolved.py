@@ -59,9 +59,9 @@ class Resolved:
     @property
     def support(self) -> int:
         """Number of ids that a proposal's q keeps: no more than either model has outputs."""
-        given = self.config.proposal_support
+        wanted = self.config.proposal_support
         most = min(m.model.config.outputs for m in (self.target, self.draft) if m is not None)
-        return most if given == "full" else min(SUPPORT if given is None else int(given), most)
+        return most if wanted == "full" else min(SUPPORT if wanted is None else int(wanted), most)
 
     @property
     def engines(self) -> list[tuple[str, int]]:

@@ -87,7 +87,7 @@ def test_a_job_of_slurm_is_a_copy_of_its_script(tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_and_unknown_flags(script):
+def test_help_and_unknmake_flags(script):
     assert run(script, "--help").stdout.startswith(f"usage: launch/{script} [--dry_run]")
     assert "--help" in run(script, "--nonsense").stderr
     assert run(script, "--nonsense").returncode == 2

@@ -44,7 +44,7 @@ class Scripted:
     def prepare(self, *_):
         pass
 
-    def room(self, _engines):
+    def program_bytes(self, _engines):
         return {}
 
     def new_stock(self):

@@ -248,9 +248,9 @@ def test_programs_that_need_too_much_are_refused_before_anything_is_decoded(
 def test_programs_of_a_draft_are_counted_in_the_mode_that_runs_them(tiny_checkpoint, monkeypatch):
     draft = {"mode": "sd", "draft": str(tiny_checkpoint), "k": "1"}
     llm = LLM(str(tiny_checkpoint), **draft, **SMALL)
-    room = llm.loaded.room([("sd", 1), ("ar", 0)])
+    room = llm.loaded.program_bytes([("sd", 1), ("ar", 0)])
     assert room == {"target": llm.loaded.programs.room, "draft": llm.loaded.inline.plain().room}
-    assert llm.loaded.room([("ar", 0)]) == {"target": room["target"]}
+    assert llm.loaded.program_bytes([("ar", 0)]) == {"target": room["target"]}
     both = sum(parts(llm, [("sd", 1)], programs=room).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
     with pytest.raises(InputError, match=r"the draft's programs .* [KM]iB\), this machine has"):
