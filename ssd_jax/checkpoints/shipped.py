@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,12 +85,13 @@ def find_draft(target: Checkpoint) -> Path | None:
     return None
 
 
-def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
+def draft_source(draft: str, target: Callable[[], Checkpoint], others: Collection[str] = ()) -> str:
     """The path of a draft given as `DEFAULT` or by the name of one in the package; else `draft`.
 
     Args:
       draft: see `Config.draft`.
       target: opens the target that the draft is for.
+      others: names of drafts that are no models.
 
     Raises:
       InputError: there is no draft for this target, one is damaged, or the draft is no path but
@@ -98,8 +99,8 @@ def draft_source(draft: str, target: Callable[[], Checkpoint]) -> str:
     """
     if draft != DEFAULT:
         shipped = {path.name: str(path) for path in _directories()}
-        close = difflib.get_close_matches(draft, ["ngram", DEFAULT, *shipped], n=1)
-        is_name = "/" not in draft and draft not in ("ngram", *shipped)
+        close = difflib.get_close_matches(draft, [*others, DEFAULT, *shipped], n=1)
+        is_name = "/" not in draft and draft not in (*others, *shipped)
         if close and is_name and not user_path(draft).exists():
             raise InputError(f"draft = {draft!r} does not exist; did you mean {close[0]!r}?")
         return shipped.get(draft, draft)

@@ -13,6 +13,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.config.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 _USED = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
@@ -55,8 +56,10 @@ def run(arguments: Sequence[str]) -> int:
     for name in ("target", "draft", "chip", "devices"):
         if given[name] is None:
             raise InputError(f"give --{name}, as in {_EXAMPLE}")
-    if given["draft"] == "ngram":
-        raise InputError("draft = 'ngram': a draft without a model has no programs; name a model")
+    if given["draft"] in TEXT_DRAFTS:
+        raise InputError(
+            f"draft = {given['draft']!r}: a draft without a model has no programs; name a model"
+        )
     settings.at_least(given, devices=1)
     placement = "submesh" if given["target_devices"] or given["draft_devices"] else None
     config = settings.config_of({**given, "mode": "ssd", "draft_placement": placement})

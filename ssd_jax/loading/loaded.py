@@ -18,18 +18,20 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import Fallbacks
 from ssd_jax.devices.model_drafter import ModelDrafter
-from ssd_jax.devices.ngram_drafter import NgramDrafter
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.resolved import Resolved
+from ssd_jax.placement.host_drafter import HostDrafter
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter, Target
+from ssd_jax.roles.records import DraftSetup
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.order import Order
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS, TextDrafter
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 
@@ -208,13 +210,32 @@ class Loaded:
 
     def _drafter(self, k: int) -> Drafter:
         if self.inline is None:
-            return NgramDrafter(self.config.slots, k, self.programs.verification.widths[-1])
+            return self._host_drafter(k)
         return ModelDrafter(
             self.inline.plain(),
             self.inline.parameters(),
             k=k,
             temperature=self.config.draft_temperature,
             send=self.programs.model.place,
+        )
+
+    def _host_drafter(self, k: int) -> HostDrafter:
+        """A drafter that reads the text alone."""
+        source, setup = self.resolved.draft_source, self._draft_setup(k)
+        assert source is not None
+        drafter = TextDrafter(TEXT_DRAFTS[source].make, setup)
+        width = self.programs.verification.widths[-1]
+        return HostDrafter(drafter, setup, name=source, width=width)
+
+    def _draft_setup(self, k: int, branches: int = 0) -> DraftSetup:
+        programs = self.programs
+        return DraftSetup(
+            slots=programs.slots,
+            k=k,
+            ids=programs.ids,
+            context=programs.context,
+            support=programs.verification.support,
+            branches=branches,
         )
 
     def branching(self, *, patience: float | None = None) -> BranchDraft | SubmeshDraft | Part:

@@ -16,6 +16,7 @@ from ssd_jax.loading.context import fitting_context
 from ssd_jax.loading.paging import paging_of
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.placement import Placement
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 
 def resolve(
@@ -48,7 +49,7 @@ def resolve(
     )
     source, draft_dtype, draft = config.draft, None, None
     if source is not None:
-        source = draft_source(source, lambda: target.checkpoint)
+        source = draft_source(source, lambda: target.checkpoint, TEXT_DRAFTS)
     if source is not None and config.draft_model is not None:
         draft_dtype = config.draft_dtype or dtype_of_draft(
             source, dtype, platform=placement.draft_platform, progress=progress

@@ -20,7 +20,7 @@ class Resolved:
       config: the settings as the user gave them.
       placement: of target and draft.
       target, draft: the opened models; no draft where there is none, or it is no model.
-      draft_source: source of the draft, "ngram", or None.
+      draft_source: source of the draft, a name of `TEXT_DRAFTS`, or None.
       dtype, draft_dtype: compute dtypes; None without a draft model.
       ks: values of K to prepare, ascending; empty without a draft.
       budgets: values of M to prepare, ascending; empty without branches.

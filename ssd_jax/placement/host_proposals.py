@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from jaxtyping import Float32, Int
 from typing_extensions import override
 
 from ssd_jax.kernels.rows import LONG
@@ -13,6 +16,17 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.wire.messages import RecordTokens
 
 _HALF_ULP = 2.0**-24  # largest relative error of a float32 operation
+
+
+class DraftedTokens(NamedTuple):
+    """Tokens of slots that a draft of this process made, with their q; see `RecordTokens`."""
+
+    slots: Int[np.ndarray, "R"]
+    lengths: Int[np.ndarray, "R"]
+    tokens: Int[np.ndarray, "R K"]
+    sampled: Int[np.ndarray, "S"]
+    support: Int[np.ndarray, "S K N"]
+    q: Float32[np.ndarray, "S K N"]
 
 
 class HostProposals:
@@ -49,7 +63,7 @@ class HostProposals:
             self._probs = support, q
         return self._probs
 
-    def put_q(self, slots: np.ndarray, answer: RecordTokens) -> int:
+    def put_q(self, slots: np.ndarray, answer: RecordTokens | DraftedTokens) -> int:
         """Takes the q of these slots' tokens; returns the number of rows in which it is malformed.
 
         From the first token with a malformed q on, a row's tokens are point masses. Tokens before

@@ -64,24 +64,21 @@ class Drafter(Protocol):
     """
 
     k: int
-    on_device: bool
+    on_device: bool = False
     timed: bool = False
     asks_first: bool = False
 
     def open(self, opening: SlotOpening) -> None:
         """Empties a slot for a new request."""
-        ...
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
         """Gives a slot more pages behind those of its opening; `pages` are all its pages."""
-        ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """Takes tokens of the text so far, at most the target's `max_chunk` at a time.
 
         See `SlotOpening.reused` and `SlotOpening.prompt`.
         """
-        ...
 
     def gather(self, until: Callable[[], bool]) -> None:
         """Takes what was speculated, if anything, before the outcome is read.
@@ -103,9 +100,10 @@ class Drafter(Protocol):
     def proposal(self) -> ProposalHandle:
         """The proposal that `propose` made.
 
-        Waits for each q that is still on its way. Called once a round, after `speculate`.
+        Waits for each q that is still on its way. Called once a round, after `speculate`; of a
+        drafter of point masses, which is wrapped in a `HostDrafter`, it is not asked for.
         """
-        ...
+        raise TypeError(f"{type(self).__name__} gives no q")
 
 
 class RecordAnswer(Protocol):

@@ -24,6 +24,27 @@ ALL = 2**31 - 1
 """More tokens than any text has."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftSetup:
+    """What a draft of the engine's process is made for.
+
+    Attributes:
+      slots: B, rows of every call.
+      k: K, most tokens of a proposal.
+      ids: number of token ids; proposed tokens are below.
+      context: most positions of a sequence, prompt and output together.
+      support: N, most ids of a q.
+      branches: M, most branches a slot; 0 in mode sd.
+    """
+
+    slots: int
+    k: int
+    ids: int
+    context: int
+    support: int = 1
+    branches: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class SlotOpening:
     """A new request in a slot, as the roles are told of it.

@@ -15,6 +15,7 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.program_lookup import surroundings
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loading.loaded import Loaded
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.cores import usable_cores
@@ -25,8 +26,6 @@ from ssd_jax.tuning.review import RoundTimes, judged, reviewed
 from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
 from ssd_jax.tuning.tuners import FastestTuner, Observed
 
-_NGRAM = Guess(acceptance=0.4)
-"""Most rounds of n-grams have nothing to propose, which counts as rejected."""
 _STATED = 512
 """Tokens that a draft's own figure counts for, which is of many texts: one or two of another kind
 do not outweigh it, and a mode that they rule out would observe nothing that rules it in again."""
@@ -188,7 +187,9 @@ def open_chooser(loaded: Loaded) -> Chooser:
     known = file.read(widths=loaded.programs.widths, budgets=budgets)
     stored = known
     if known is None:
-        known = KnownCosts(measure(loaded, context), first_guess(resolved.draft))
+        known = KnownCosts(
+            measure(loaded, context), first_guess(resolved.draft, resolved.draft_source)
+        )
     else:
         known = reviewed(
             known,
@@ -201,11 +202,15 @@ def open_chooser(loaded: Loaded) -> Chooser:
     return Chooser(config, known, budgets=budgets, file=file, drafting=drafting)
 
 
-def first_guess(draft: OpenedModel | None) -> Guess:
-    """The guess before any observation: a draft's own figure; None stands for n-grams."""
-    if draft is None:
-        return _NGRAM
-    acceptance = draft.checkpoint.acceptance
+def first_guess(draft: OpenedModel | None, source: str | None = None) -> Guess:
+    """The guess before any observation: a draft's own figure.
+
+    Args:
+      source: name of a draft that is no model.
+    """
+    if source in TEXT_DRAFTS:
+        return Guess(acceptance=TEXT_DRAFTS[source].acceptance)
+    acceptance = None if draft is None else draft.checkpoint.acceptance
     return Guess() if acceptance is None else Guess(acceptance=acceptance, stated=_STATED)
 
 

@@ -36,7 +36,7 @@ def drafts(tmp_path, path, monkeypatch):
 
 
 def found(target, draft=shipped.DEFAULT):
-    return shipped.draft_source(draft, lambda: target)
+    return shipped.draft_source(draft, lambda: target, ["ngram"])
 
 
 def test_the_default_is_the_smallest_for_its_target(drafts, path):

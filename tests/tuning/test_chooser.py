@@ -112,7 +112,7 @@ def test_the_first_guess_is_what_a_draft_says_of_itself():
     assert first_guess(opened(0.485)).acceptance == 0.485
     assert first_guess(opened(0.0)).acceptance == 0.0
     assert first_guess(opened(None)) == Guess()
-    assert first_guess(None).acceptance == 0.4  # n-grams
+    assert first_guess(None, "ngram").acceptance == 0.4
 
 
 def test_a_short_text_does_not_outweigh_what_a_draft_says_of_itself():

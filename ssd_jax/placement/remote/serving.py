@@ -24,6 +24,7 @@ from ssd_jax.placement.process.server import (
 )
 from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.visible import Devices, count_gpus
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.messages import DraftSpec
 from ssd_jax.wire.refusals import Refusals
@@ -184,12 +185,12 @@ def own_models(draft: str, target: str | None) -> tuple[str, str | None]:
             raise InputError(f"draft = {draft!r} is one for a target; give --target")
         return open_checkpoint(target)
 
-    if draft == "ngram":
+    if draft in TEXT_DRAFTS:
         raise InputError(
-            "draft = 'ngram' is no model and needs no worker: give it to the engine, with "
+            f"draft = {draft!r} is no model and needs no worker: give it to the engine, with "
             "`mode='sd'`"
         )
-    source = draft_source(draft, opened)
+    source = draft_source(draft, opened, TEXT_DRAFTS)
     needed = takes_tensors(resolve(source))
     open_checkpoint(source, target=opened() if needed else None)
     return source, target if needed else None

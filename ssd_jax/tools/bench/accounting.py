@@ -23,9 +23,10 @@ from rich.text import Text
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config.config import Config
-from ssd_jax.config.settings import MEANINGLESS, NGRAM_K
+from ssd_jax.config.settings import MEANINGLESS
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.system import notices
 from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
 from ssd_jax.system.leaving import end_with_parent
@@ -183,7 +184,7 @@ def measure(
     ssd = dataclasses.replace(config, draft_placement="process", k=k)
     sd = dataclasses.replace(config, mode="sd", k=k, **dict.fromkeys(MEANINGLESS["mode", "sd"]))
     without = dict.fromkeys(MEANINGLESS["draft", "ngram"])
-    of_ngrams = without | {"draft": "ngram", "k": str(NGRAM_K)}
+    of_ngrams = without | {"draft": "ngram", "k": str(TEXT_DRAFTS["ngram"].k)}
     ngrams = dataclasses.replace(sd, **of_ngrams)
 
     def opened(
