@@ -1,4 +1,4 @@
-"""Messages as bytes: "SSD", the version (1 byte), and msgpack of a message's fields in order.
+"""Messages as bytes: msgpack of a message's fields in order.
 
 Fields are read as the types that `messages` declares, arrays as `messages.PackedArray`. So nothing
 that another program sends can become anything else, nor take far more memory than its bytes.
@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.wire.handshake import VERSION
 from ssd_jax.wire.messages import (
     MESSAGES,
     DraftMessage,
@@ -24,10 +23,7 @@ from ssd_jax.wire.messages import (
     Entries,
     PackedArray,
     ProtocolError,
-    VersionError,
 )
-
-_START = b"SSD" + bytes([VERSION])
 
 
 def _packed(kind: type[DraftMessage]) -> type[msgspec.Struct]:
@@ -63,7 +59,7 @@ _DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, map(_packed, M
 
 def encode(message: DraftMessage) -> bytes:
     """One message as bytes."""
-    return _START + _ENCODER.encode(message)
+    return _ENCODER.encode(message)
 
 
 def decode(data: bytes, about: DraftSpec) -> Any:
@@ -72,12 +68,8 @@ def decode(data: bytes, about: DraftSpec) -> Any:
     Raises:
       ProtocolError: the bytes are anything else.
     """
-    if data[:3] != _START[:3] or len(data) <= len(_START):
-        raise ProtocolError("no message of this protocol")
-    if data[3] != VERSION:
-        raise VersionError(f"version {data[3]} of the protocol; this is version {VERSION}")
     try:
-        packed: Any = _DECODER.decode(memoryview(data)[len(_START) :])
+        packed: Any = _DECODER.decode(data)
     except InputError as error:
         raise ProtocolError(f"sampling: {error}") from None
     except Exception as error:  # msgspec raises several kinds; each means garbage

@@ -43,10 +43,6 @@ class ProtocolError(Exception):
     """A received message is not allowed by the protocol."""
 
 
-class VersionError(ProtocolError):
-    """A message has another version of the protocol."""
-
-
 class PackedArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An array in a message: its type, "i4" or "f4", little-endian, and its bytes."""
 

@@ -112,15 +112,17 @@ def serving(
 
 def ended(connected: socket.socket, seconds: float = 10.0) -> bool:
     """Whether the other end closes a connection within some time."""
-    connected.settimeout(seconds)
+    end = time.monotonic() + seconds
     try:
-        while connected.recv(4096):
-            pass
+        while (left := end - time.monotonic()) > 0:
+            connected.settimeout(left)
+            if not connected.recv(4096):
+                return True
     except TimeoutError:
         return False
     except OSError:
-        pass
-    return True
+        return True
+    return False
 
 
 def answer(hello: bytes, *, version: int = handshake.VERSION, token: str = TOKEN) -> bytes:

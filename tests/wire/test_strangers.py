@@ -155,13 +155,14 @@ def test_what_is_no_answer_ends_a_stranger_at_once(noise, caplog):
 
 
 def test_a_stranger_may_not_say_more_than_any_certificate(files):
+    """A greeting of 128 KiB, of which OpenSSL would keep all."""
     with serving("tls", unread, files=files) as server:
         stranger = server.stranger()
-        record = b"\x16\x03\x01\x40\x00\x01\x00\xff\xff"  # of a greeting that is far too long
-        for _ in range(16):
-            with contextlib.suppress(OSError):
-                stranger.sendall(record + b"\0" * 2**14)
-        assert ended(stranger, 5)
+        greeting = b"\x01\x01\xff\xff" + b"\0" * 5 * 2**14
+        with contextlib.suppress(OSError):
+            for begin in range(0, 5 * 2**14, 2**14):
+                stranger.sendall(b"\x16\x03\x01\x40\x00" + greeting[begin : begin + 2**14])
+        assert ended(stranger, 3)
 
 
 def test_what_was_overheard_is_of_no_use():
@@ -179,7 +180,9 @@ def test_what_was_overheard_is_of_no_use():
             assert frame_of(second) == b"\0its token is another"
 
 
-def test_an_engine_says_nothing_to_a_worker_that_does_not_know_the_token():
+@pytest.mark.parametrize("echoes", [False, True])
+def test_an_engine_says_nothing_to_a_worker_that_does_not_know_the_token(echoes):
+    """Nor to one that proves it by what the engine itself has said."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         stream = Stream(f"127.0.0.1:{impostor.getsockname()[1]}", TOKEN, SIZE)
         stream.send(b"for the worker alone")
@@ -191,13 +194,13 @@ def test_an_engine_says_nothing_to_a_worker_that_does_not_know_the_token():
             except StreamError as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=answers)
+        thread = threading.Thread(target=answers, daemon=True)
         thread.start()
         connected, _ = impostor.accept()
         hello = handshake.hello()
         connected.sendall(framed(hello))
-        frame_of(connected)
-        connected.sendall(framed(b"\1" + b"\0" * 32))
+        proof = frame_of(connected)[-32:] if echoes else b"\0" * 32
+        connected.sendall(framed(b"\1" + proof))
         assert ended(connected)
         thread.join(10)
     (error,) = errors

@@ -52,6 +52,28 @@ def test_what_has_not_left_is_said_and_not_waited_for():
         assert stream.flush(0)
 
 
+def test_an_engine_does_not_wait_for_a_worker_that_takes_nothing():
+    go = threading.Event()
+
+    def answers(messages):
+        yield next(messages)
+        go.wait(10)
+        yield from messages
+
+    with serving(answers=answers) as server, opened(server) as stream:
+        stream.send(b"first")
+        came = stream.answers()
+        next(came)
+        began = time.monotonic()
+        for _ in range(16):
+            stream.send(b"x" * SIZE)
+        assert time.monotonic() - began < 1.5
+        assert not stream.flush(0)
+        go.set()
+        assert all(len(next(came)) == SIZE for _ in range(16))
+        assert stream.flush(5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_that_is_larger_than_any_of_use_is_not_read(kind, files):
     with serving(kind, files=files) as server:

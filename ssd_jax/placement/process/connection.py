@@ -24,7 +24,6 @@ from ssd_jax.wire.messages import (
     RecordTokens,
     Refused,
     RoundAnswer,
-    VersionError,
     Welcome,
 )
 from ssd_jax.wire.stream import OpenStream, Stream, StreamError, message_size
@@ -225,7 +224,6 @@ class Connection:
                     self._changed.notify_all()
         except ProtocolError as error:
             self.counters["garbage"] += 1
-            self.refused = isinstance(error, VersionError) and not self.ready
             trouble = f"the worker sent {error}"
         except StreamError as error:
             self.refused = error.refused

@@ -8,7 +8,6 @@ import pytest
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.wire import codec
 from ssd_jax.wire.messages import BranchMessage, RecordTokens
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import rogue, served
@@ -48,14 +47,14 @@ def test_garbage_ends_the_stream_and_another_is_opened(change):
 
 def hollow(name, *shape):
     """A message of an array without entries, but of a size."""
-    return codec._START + msgspec.msgpack.encode([name, 1, [], ["i4", list(shape), b""]])
+    return msgspec.msgpack.encode([name, 1, [], ["i4", list(shape), b""]])
 
 
 NOISE = [
     b"SSD",
     b"\0" * 40,
     b"SSD\x63\0\0\0\0",
-    codec._START + b"\xff\xff",
+    b"\xff\xff",
     hollow("RecordTokens", 0, 2**63),
 ]
 
