@@ -208,7 +208,7 @@ def first_guess(draft: OpenedModel | None, source: str | None = None) -> Guess:
     Args:
       source: name of a draft that is no model.
     """
-    if source in TEXT_DRAFTS:
+    if source is not None and source in TEXT_DRAFTS:
         return Guess(acceptance=TEXT_DRAFTS[source].acceptance)
     acceptance = None if draft is None else draft.checkpoint.acceptance
     return Guess() if acceptance is None else Guess(acceptance=acceptance, stated=_STATED)
