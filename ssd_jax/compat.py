@@ -76,7 +76,7 @@ def require_whole_programs() -> None:
         raise InputError(
             f"this needs JAX 0.12, so Python 3.12 or newer, and has JAX {jax.__version__} with "
             f"Python {version}; in an environment of a newer Python, run pip install -e '.[tpu]' "
-            "in a checkout of ssd_jax"
+            "in a checkout of ssd_jax; compile = false says what fits without"
         )
 
 

@@ -1,4 +1,5 @@
-"""`ssd-jax aot`: whether a pair of models fits chips that are not there, and its speed at best."""
+"""`ssd-jax aot`: whether a pair of models fits a mesh of chips that need not be there, and its
+speed at best."""
 
 from __future__ import annotations
 
@@ -17,16 +18,20 @@ from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 _USED = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
-    *("target_devices", "draft_devices", "config"),
+    *("mesh", "target_devices", "draft_devices", "config"),
 )
 _FLAGS: settings.FlagSpecs = {
     "chip": (
         "str",
         None,
-        "chip to compile for",
+        "what the devices are",
         ("v4", "v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200"),
     ),
-    "devices": ("int", None, "number of devices in the slice or GPU machine"),
+    "devices": (
+        *("int", None),
+        "number of devices in the slice or GPU machine; default: those of --mesh",
+    ),
+    "compile": ("bool", True, "compile all programs; --compile=false gives sizes alone, at once"),
 }
 _DTYPES = ("bfloat16", "int8", "float32")
 _TEXTS = {
@@ -35,6 +40,8 @@ _TEXTS = {
     "draft": "draft model, as for target",
     "dtype": "compute dtype",
     "draft_dtype": "compute dtype of the draft; default: dtype",
+    "mesh": "grid of the target's devices, such as tensor=4 or data=2,tensor=4; default: one "
+    "group, of several sizes",
     "k": f"tokens proposed per round, 1 to {MAX_K}; default {MODEL_K}",
     "target_devices": "numbers of the target's devices, such as 0-3; without these and "
     "draft_devices two splits are compared",
@@ -53,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     hidden = [name for name in values if name not in (*_USED, *_FLAGS)]
     given = settings.parse(values, "aot", arguments, hidden=hidden)
     settings.require_used(values, "aot", (*_USED, *_FLAGS))
-    for name in ("target", "draft", "chip", "devices"):
+    for name in ("target", "draft", "chip", *(["devices"] if given["mesh"] is None else [])):
         if given[name] is None:
             raise InputError(f"give --{name}, as in {_EXAMPLE}")
     if given["draft"] in TEXT_DRAFTS:
@@ -89,14 +96,15 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     jax.config.update("jax_platforms", "cpu")
 
     from ssd_jax.loading.context import fitting_context
-    from ssd_jax.tools.aot.chips import chip_named, devices
+    from ssd_jax.tools.aot.chips import absent_devices, chip_named, devices
     from ssd_jax.tools.aot.configurations import read_configuration, require_same_words
     from ssd_jax.tools.aot.page import build_page
     from ssd_jax.tools.aot.pair import ModelPair, modes_of
     from ssd_jax.tools.aot.parts import ChipSlice
     from ssd_jax.tools.aot.programs import Sizes
 
-    name, count = given["chip"], given["devices"]
+    name, grid = given["chip"], config.grid
+    count = given["devices"] or (0 if grid is None else grid.devices)
     chip = chip_named(name)
     assert config.draft is not None
     pair = ModelPair(
@@ -115,16 +123,20 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     )
     groups = config.device_groups
     given_groups = groups.target is not None or groups.draft is not None
-    split = groups.split(count) if given_groups else None
-    require_whole_programs()
-    slice_ = ChipSlice(name=name, devices=devices(name, count))
+    if grid is not None:
+        groups.of_target(count, grid)
+    split = groups.split(count, grid) if given_groups else None
+    if given["compile"]:
+        require_whole_programs()
+    find = devices if given["compile"] else absent_devices
+    slice_ = ChipSlice(name=name, devices=find(name, count))
     with progress_bar("compiling", unit="programs") as progress:
-        modes = modes_of(pair, slice_, sizes, split, progress)
+        modes = modes_of(pair, slice_, sizes, split, grid, progress)
     where = f"{count} {name}"
     title = (
         f"{config.target} ({config.dtype}) with {config.draft} ({draft_dtype}) on {where}: "
         f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
-        f"budget = {sizes.branches}"
+        f"budget = {sizes.branches}" + ("" if grid is None else f", mesh = {grid}")
     )
     fan_out = config.fan_out_of(sizes.k, sizes.branches)
     for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):

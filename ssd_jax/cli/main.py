@@ -30,13 +30,14 @@ COMMANDS = {
     "convert": "write a checkpoint that loads in seconds",
     "distill": "train a small draft on a target's own text",
     "follower": "join the leader, a command with --hosts, in running a multi-process target",
-    "aot": "report whether two models fit chips you do not have, and whether SSD pays",
+    "aot": "report whether two models fit a mesh of chips, and whether SSD pays",
     "demo": "answer short prompts in every mode and show the speed",
     "trace": "draw a file of --trace: target and draft, round by round",
     "draft-worker": "serve a draft to engines on other hosts",
-    "plan-mesh": "show which devices target and draft get, and what each holds",
     "models": "list the models cached on this machine",
 }
+_REPLACED = {"plan-mesh": "ssd-jax aot --compile=false --mesh=... says what fits"}
+"""Commands that there were, and what to do instead."""
 _INTERRUPTED = 130
 _UNUSABLE = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
@@ -121,6 +122,8 @@ def _run(arguments: Sequence[str]) -> int:
         print(__version__)
         return 0
     if arguments[0] not in COMMANDS:
+        if arguments[0] in _REPLACED:
+            raise InputError(f"there is no such command; {_REPLACED[arguments[0]]}")
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
         raise InputError(f"unknown command {arguments[0]!r}; {hint}")

@@ -51,6 +51,13 @@ def _any_jax(monkeypatch):
         ({"context": "200000"}, "context = 200000 is more than the 131072 positions"),
         ({"draft_devices": "8"}, "draft_devices = 8: there is no device 8; there are 0 to 7"),
         ({"mode": "sd"}, "mode means nothing for aot"),
+        (
+            {"mesh": "tensor=16"},
+            "mesh = data=1,tensor=16 has 16 devices, and the target can have 8",
+        ),
+        ({"mesh": "data=2"}, "slots = 1 cannot be shared evenly by the 2 groups of mesh"),
+        ({"devices": "5000", "compile": "false"}, "devices = 5000 is out of range; give 1 to 4096"),
+        ({"mesh": "tensor=7", "devices": None, "compile": "false"}, "7 devices divide nothing"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, said, capsys):
@@ -72,6 +79,52 @@ def config(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(tiny.config("llama")))
     return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "modes", "memory"),
+    [
+        ({"devices": "2"}, ["ar 2", "ar 1", "sd 2", "sd 1", "ssd 1 + 1"], "v5e"),
+        ({"devices": "512", "mesh": "data=256,tensor=2"}, ["ar 512", "sd 512"], "v5e"),
+        ({"devices": None, "mesh": "tensor=2"}, ["ar 2", "sd 2"], "h100"),
+        ({"devices": "3", "mesh": "tensor=2"}, ["ar 2", "sd 2", "ssd 2 + 1"], "h100"),
+    ],
+)
+def test_what_fits_is_said_without_a_compiler(config, changes, modes, memory, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("ssd_jax.devices.program_spec.ProgramSpec.compile", None)
+    given = {"target": config, "draft": config, "chip": memory, "context": "256"} | changes
+    assert main(flags(**given, slots="256", compile="false")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.partition(":")[0] for line in lines if line.endswith(" yes")]
+    assert list(dict.fromkeys(rows)) == modes
+    assert f"have room for weights and pages of {', '.join(modes)};" in " ".join(lines)
+
+
+def test_what_does_not_fit_is_said_with_sizes_and_a_remedy(capsys):
+    large = {"target": "llama-3.1-70b", "devices": "4", "compile": "false"}
+    assert main(flags(**large)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ar 4 does not fit: target on 4: weights and pages are 33." in said
+    assert said.endswith("take more devices, fewer slots, less context or int8")
+
+
+def test_plan_mesh_names_the_command_that_says_it_now(capsys):
+    assert main(["plan-mesh", "--mesh=tensor=4"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ssd-jax aot --compile=false --mesh=... says what fits" in line
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_a_page_of_a_grid_that_shares_slots(config, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    given = {"target": config, "draft": config, "chip": "v5e", "devices": "3", "k": "2"}
+    assert main(flags(**given, context="256", budget="4", slots="2", mesh="data=2")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.partition(":")[0] for line in lines if line.endswith(" yes")}
+    assert rows == {"ar 2", "sd 2", "ssd 2 + 1"}
+    assert any(line.startswith("target on 2  accept 2 2 sampled ") for line in lines)
 
 
 @pytest.mark.aot

@@ -41,8 +41,7 @@ OWN = {
     "distill": ["stage", "out", "data", "draft", "compile_cache", "compile_cache_secret"],
     "demo": ["prompt"],
     "trace": ["output", "from", "rounds", "engine"],
-    "plan-mesh": ["devices", "platform"],
-    "aot": ["draft", "chip", "devices", "target_devices", "draft_devices"],
+    "aot": ["draft", "chip", "devices", "compile", "mesh", "target_devices", "draft_devices"],
     "models": ["json"],
     "follower": ["hosts", "host_timeout", "target_cores", "compile_cache", "compile_cache_secret"],
     "draft-worker": [
@@ -153,8 +152,10 @@ def starts(command, place, target):
         "distill": [[f"--config={place}/distill.toml"]],
         "demo": [[]],
         "trace": [[answers[0]]],
-        "plan-mesh": [[], ["--mesh=tensor=2"]],
-        "aot": [["--draft=llama-3.2-1b", "--chip=v5e", "--devices=4"]],
+        "aot": [
+            ["--draft=llama-3.2-1b", "--chip=v5e", f"--{more}=4"]
+            for more in ("devices", "mesh=tensor")
+        ],
         "models": [[]],
         "follower": [[], ["--hosts=auto"]],
         "draft-worker": [["--listen=127.0.0.1:0", f"--draft={target}"]],

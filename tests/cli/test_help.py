@@ -89,8 +89,8 @@ def test_a_command_lists_no_flag_that_means_nothing_for_it(capsys):
 
     assert names("convert") == {"--out", "--help", "--config", "--target", "--dtype"}
     assert "int8" not in " ".join(helped("convert", capsys))
-    assert {"--mesh", "--slots"} < names("plan-mesh")
-    assert not {"--temperature", "--logprobs"} & names("plan-mesh")
+    assert {"--mesh", "--slots"} < names("aot")
+    assert not {"--temperature", "--logprobs"} & names("aot")
     assert "--temperature" in names("compare")
     assert "--draft" not in names("compare")
     assert {"--stage", "--draft"} < names("distill")

@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-from ssd_jax.cli.plan_mesh import share_of
 from ssd_jax.devices.fit import ModelBytes, Need
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.sizes import bytes_of_process, bytes_per_device
@@ -41,10 +40,8 @@ def test_a_model_holds_the_bytes_of_its_arrays(model):
     assert held.records > SLOTS * model.config.vocab_size
 
 
-def test_a_mesh_and_a_chip_that_is_not_there_hold_what_a_device_holds(model):
+def test_a_chip_that_is_not_there_holds_what_a_device_holds(model):
     held = ModelBytes(model=model, slots=SLOTS, paging=PAGING, size_of=bytes_per_device)
-    share = share_of("target", model, SLOTS, PAGING)
-    assert (share.weights, share.kv) == (held.weights, held.pages)
     chip = Chip(slices={}, memory=0, bandwidth=1.0, flops=1.0, link=1.0)
     sizes = Sizes(slots=SLOTS, context=CONTEXT, k=2, branches=4)
     part = build("target", model, [], chip=chip, places=tuple(range(8)), sizes=sizes)

@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.experimental import topologies
 
@@ -148,6 +148,8 @@ GPUS = {
 """XLA's description of each (`stream_executor.GpuTargetConfigProto` as text)."""
 
 _MOST_GPUS = 8  # of a machine, which are joined by NVLink
+MAX_ABSENT = 4096
+"""Most devices whose sizes are asked for."""
 
 # Without them libtpu looks for the machine's own chips, and a second process waits for the first.
 _OFFLINE = {
@@ -221,6 +223,24 @@ def chip_named(name: str) -> Chip:
     return CHIPS[name]
 
 
+class AbsentDevice(NamedTuple):
+    """Stands for a device in the sizes of arrays, for which no compiler is needed."""
+
+    device_kind: str
+
+
+def absent_devices(name: str, count: int) -> list[AbsentDevice]:
+    """`count` devices of a chip, for sizes alone.
+
+    Raises:
+      InputError: no such chip, or more than `MAX_ABSENT`.
+    """
+    chip_named(name)
+    if count > MAX_ABSENT:
+        raise InputError(f"devices = {count} is out of range; give 1 to {MAX_ABSENT}")
+    return [AbsentDevice({"tpu7x": "TPU7x"}.get(name, name))] * count
+
+
 def devices(name: str, count: int = 1) -> list[Any]:
     """`count` devices to compile for, of the smallest slice that has them; nothing runs on them.
 
@@ -231,7 +251,8 @@ def devices(name: str, count: int = 1) -> list[Any]:
     if chip.platform == "gpu":
         if not 1 <= count <= _MOST_GPUS:
             raise InputError(
-                f"devices = {count}; give 1 to {_MOST_GPUS}, which is what a machine has"
+                f"devices = {count}; give 1 to {_MOST_GPUS}, which is what a machine has, or "
+                "compile = false for sizes alone"
             )
         platform, topology, extra = "cuda", name, "cuda-aot"
         options = {"topology": f"1 x 1 x {count}", "target_config": GPUS[name]}
@@ -240,7 +261,7 @@ def devices(name: str, count: int = 1) -> list[Any]:
         if not sizes:
             raise InputError(
                 f"devices = {count} are more than the largest slice of {name} that is compiled for "
-                f"has; give at most {max(chip.slices)}"
+                f"has; give at most {max(chip.slices)}, or compile = false for sizes alone"
             )
         platform, topology, extra = "tpu", chip.slices[sizes[0]], "tpu"
         options = chip.options

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ssd_jax.devices.fit import Need
-from ssd_jax.placement.device_groups import DeviceGroups
+from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tools.aot.chips import Chip
@@ -149,14 +149,36 @@ def _need(whose: str, group: Sequence[ModelPart], chip: Chip) -> DeviceNeed:
     return DeviceNeed(Need(parts, chip.memory, whose), refused)
 
 
-def splits(count: int, given: Split | None = None) -> list[Split]:
-    """Splits to compare: the given one, or the default and the same with one draft device."""
+def splits(count: int, given: Split | None = None, grid: Grid | None = None) -> list[Split]:
+    """Splits to compare: the given one, or the default and the same with one draft device.
+
+    None is possible with one device, or where the target's grid has all.
+    """
     if given is not None:
         return [given]
-    if count < 2:
+    if count < 2 or (grid is not None and grid.devices == count):
         return []
-    target, draft = DeviceGroups(target=None, draft=None).split(count)
+    target, draft = DeviceGroups(target=None, draft=None).split(count, grid)
     return [(target, part) for part in dict.fromkeys((draft, draft[:1]))]
+
+
+def size_verdict(modes: Sequence[Mode], where: str) -> str:
+    """One line: which modes fit by what models hold.
+
+    Args:
+      modes: those that fit.
+      where: the devices, in words.
+    """
+    if not modes:
+        return _nothing_fits(where)
+    return (
+        f"{where} have room for weights and pages of {', '.join(map(str, modes))}; programs need "
+        "more, which a compile measures"
+    )
+
+
+def _nothing_fits(where: str) -> str:
+    return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
 
 
 def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str) -> str:
@@ -175,7 +197,7 @@ def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str)
         return mode, speeds[at]
 
     if not modes:
-        return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
+        return _nothing_fits(where)
     if not others:
         return f"SSD is all that fits {where}: {fastest(of_ssd, -1)[0]}"
     if all(len(part.devices) == 1 for mode in modes for part in mode.parts):

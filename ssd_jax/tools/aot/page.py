@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.tools.aot.chips import Chip
-from ssd_jax.tools.aot.modes import ACCEPTANCES, DeviceNeed, Mode, verdict
+from ssd_jax.tools.aot.modes import ACCEPTANCES, DeviceNeed, Mode, size_verdict, verdict
 from ssd_jax.tools.aot.parts import Compiled, ModelPart
 from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.bench.table import Column, Page, build_table
@@ -32,23 +32,20 @@ def build_page(
     """
     refused = {str(mode): mode.refused(chip) for mode in modes}
     fitting = [mode for mode in modes if refused[str(mode)] is None]
-    rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
     parts = list({id(part): part for mode in modes for part in mode.parts}.values())
     said: list[Page | str] = [f"{title}\n"]
     said += [_memory([need for mode in modes for need in mode.needs(chip)], chip), ""]
     rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
     if rows:
         said += [_programs(rows), ""]
-    if fitting:
+    compiled = all(part.programs for mode in fitting for part in mode.parts)
+    rates = []
+    if fitting and compiled:
+        rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
         said += [_speeds(fitting, rates), ""]
     said += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
-    said += [
-        f"{_where(part)}: {', '.join(part.whole)} whole on every device, which "
-        f"{len(part.devices)} devices do not divide"
-        for part in parts
-        if part.whole
-    ]
-    return [*said, verdict(fitting, rates, where)]
+    said += [f"{_where(part)}: {note}" for part in parts for note in part.notes]
+    return [*said, verdict(fitting, rates, where) if compiled else size_verdict(fitting, where)]
 
 
 def _where(part: ModelPart) -> str:

@@ -6,9 +6,12 @@ import dataclasses
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
+from ssd_jax.devices.fallbacks import mesh_lines
 from ssd_jax.devices.fit import ModelBytes, Need
 from ssd_jax.devices.opened import execution_for
 from ssd_jax.devices.paged_programs import Paging, page_size
@@ -16,10 +19,10 @@ from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.models.sharding import mesh_of
+from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, mesh_of
 from ssd_jax.sampling.variants import variant_name
 from ssd_jax.tools.aot import chips, hlo, programs, traffic
-from ssd_jax.tools.aot.chips import Chip, Roofline
+from ssd_jax.tools.aot.chips import AbsentDevice, Chip, Roofline
 from ssd_jax.tools.aot.hlo import Module
 from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.aot.traffic import ProgramWork
@@ -62,8 +65,7 @@ class ModelPart:
       weights, pages: bytes on each.
       programs: empty where it was refused.
       refused: why it cannot run there; None where it can.
-      whole: usually sharded parts that each device holds whole; see
-        `ShardingRules.replicated_axes`.
+      notes: what its devices do not divide; see `fallbacks.mesh_lines`.
     """
 
     role: str
@@ -72,7 +74,7 @@ class ModelPart:
     pages: int
     programs: Mapping[Name, Compiled] = dataclasses.field(default_factory=dict)
     refused: str | None = None
-    whole: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def seconds(self, *name: str | int) -> float:
         """Lower bound of one run of a program, in seconds, in the variant that was compiled."""
@@ -99,7 +101,7 @@ def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChipSlice:
-    """JAX devices that are not there, of a chip of this name."""
+    """Devices that are not there, of a chip of this name; see `chips.devices`, `absent_devices`."""
 
     name: str
     devices: Sequence[object]
@@ -109,14 +111,25 @@ class ChipSlice:
         """What one device can do."""
         return chips.chip_named(self.name)
 
-    def model(self, about: ModelConfig, dtype: str, places: Sequence[int]) -> FunctionalModel:
-        """A model sharded over some of the devices.
+    @property
+    def compiles(self) -> bool:
+        """Whether programs can be compiled for the devices; else only sizes are known."""
+        return not isinstance(self.devices[0], AbsentDevice)
+
+    def model(
+        self, about: ModelConfig, dtype: str, places: Sequence[int], data: int = 1
+    ) -> FunctionalModel:
+        """A model sharded over some of the devices, in `data` groups that share the slots.
 
         Raises:
           InputError: nothing of it can be sharded.
         """
         own = [self.devices[place] for place in places]
-        mesh = mesh_of(own)
+        if self.compiles:
+            mesh = mesh_of(own, data)
+        else:
+            sizes = data, len(own) // data
+            mesh = cast("Mesh", AbstractMesh(sizes, (DATA_AXIS, TENSOR_AXIS)))
         execution = execution_for(
             self.chip.platform, dtype, about.head_dim, device=own[0], devices=len(own)
         )
@@ -140,7 +153,6 @@ def build(
       places: of its devices in the slice.
       done: called with the name of each compiled program.
     """
-    count = len(places)
     paging = Paging(page_size(sizes.context), sizes.slots)
     held = ModelBytes(model=model, slots=sizes.slots, paging=paging, size_of=bytes_per_device)
     part = ModelPart(
@@ -148,7 +160,7 @@ def build(
         devices=places,
         weights=held.weights,
         pages=held.pages,
-        whole=model.rules.replicated_axes if count > 1 else (),
+        notes=tuple(mesh_lines(role, model)) if len(places) > 1 else (),
     )
     need = Need({"weights": part.weights, "pages": part.pages}, chip.memory, role)
     if not need.fits:
@@ -157,6 +169,8 @@ def build(
             f"{chip.memory / 2**30:.2f}"
         )
         return dataclasses.replace(part, refused=too_large)
+    if not names:
+        return part
     specs = (programs.of_target if role == "target" else programs.of_draft)(model, sizes)
     # bfloat16 products that a product takes.
     passes = 6 if model.execution.compute.name == "float32" else 1

@@ -49,11 +49,11 @@ def test_programs_whose_own_size_is_not_known_have_their_columns():
 
 
 def test_a_mode_that_does_not_fit_has_no_speed_and_says_why():
-    refused = given.part("target", 4, {}, refused="forward 4: no room", whole=("vocab",))
+    refused = given.part("target", 4, {}, refused="forward 4: no room", notes=("a note",))
     split = Mode(name="ssd", target=refused, draft=given.SSD.draft)
     lines = page(given.AR, given.SD, split)
     assert "ssd 4 + 4 does not fit: target on 4: forward 4: no room" in lines
-    assert "target on 4: vocab whole on every device, which 4 devices do not divide" in lines
+    assert "target on 4: a note" in lines
     assert not [line for line in lines if line.startswith("ssd 4 + 4  ")]
     (memory,) = [line for line in lines if line.startswith("ssd 4 + 4: target ")]
     assert memory.endswith(" no")

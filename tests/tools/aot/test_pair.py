@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from ssd_jax.errors import InputError
+from ssd_jax.placement.device_groups import Grid
 from ssd_jax.tools.aot import pair as pairs
 from ssd_jax.tools.aot import parts
 from ssd_jax.tools.aot.chips import Chip, Roofline
@@ -91,6 +92,27 @@ def test_one_device_has_no_split_and_a_given_one_is_the_only_one(compiled, monke
     split = ((0, 1), (3,))
     *_, last = pairs.modes_of(PAIR, slice_of(4, monkeypatch), SIZES, split)
     assert (last.target.devices, last.draft.devices) == split
+
+
+def test_the_targets_grid_is_given_and_a_draft_of_its_own_has_one_group(compiled, monkeypatch):
+    modes = pairs.modes_of(PAIR, slice_of(4, monkeypatch), SIZES, grid=Grid(2, 1))
+    assert list(map(str, modes)) == ["ar 2", "sd 2", "ssd 2 + 2", "ssd 2 + 1"]
+    whole = pairs.modes_of(PAIR, slice_of(2, monkeypatch), SIZES)[0].target
+    assert modes[0].target.weights > 1.9 * whole.weights  # each group has them
+    assert modes[0].target.pages == whole.pages  # of half of the slots, and of all heads
+    assert modes[1].draft.weights == modes[0].target.weights
+    assert modes[2].draft.weights == whole.weights
+    assert len(pairs.modes_of(PAIR, slice_of(4, monkeypatch), SIZES, grid=Grid(1, 4))) == 2
+
+
+def test_sizes_alone_are_those_of_devices_that_are_compiled_for(compiled, monkeypatch):
+    known = pairs.modes_of(PAIR, slice_of(4, monkeypatch), SIZES, grid=Grid(2, 1))
+    compiled.clear()
+    absent = ChipSlice(name="abacus", devices=parts.chips.absent_devices("abacus", 4))
+    modes = pairs.modes_of(PAIR, absent, SIZES, grid=Grid(2, 1))
+    assert compiled == []
+    held = [[(p.weights, p.pages) for mode in each for p in mode.parts] for each in (known, modes)]
+    assert held[0] == held[1]
 
 
 def test_devices_that_divide_nothing_are_refused_before_any_compile(compiled, monkeypatch):
