@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +20,11 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.paths import user_path
 from ssd_jax.tools.compare.judges import Finding, ModelJudge, check_fits, without_model
 from ssd_jax.tools.compare.pairs import Pair, pair_up, read_outputs
-from ssd_jax.tools.compare.report import Comparison, compare, comparison_json, comparison_table
+from ssd_jax.tools.compare.report import Comparison, compare, comparison_table
 
 _FILES = ("A.jsonl", "B.jsonl")
 _FLAGS: settings.FlagSpecs = {
     "prompt_file": "prompts of both runs; with the runs' settings, adds margins and verdicts",
-    "json": ("bool", False, "one JSON object on standard output"),
 }
 _OF_A_MODE = frozenset({"mode", *SPECULATIVE, "slots", "trace"})
 """Settings of a run that affect no verdict: they are accepted and ignored."""
@@ -48,10 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         found = compare(names, pairs, without_model(params, config.verify))
     else:
         found = _with_model(names, pairs, _alone(config), params, given["prompt_file"])
-    if given["json"]:
-        print(json.dumps(comparison_json(found)))
-    else:
-        Console().print(comparison_table(found))
+    Console().print(comparison_table(found))
     return found.exit_status
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ssd_jax.cli.main import main
-from ssd_jax.tools.compare.forks import Candidate, Scores
+from ssd_jax.tools.compare.scores import Candidate, Scores
 
 MODEL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--exact=distribution")
 COMMON = (*MODEL, "--max_tokens=12", "--ignore_eos")
@@ -79,12 +79,10 @@ def test_a_terminal_of_no_width_gets_the_report_too(files, capsys, monkeypatch):
 
 
 def test_without_a_model_a_fork_is_unknown(files, answers, capsys):
-    assert main(["compare", *files({1: forged(answers[1], 4)}), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["compared"], found["identical"]) == (3, 2)
-    (difference,) = found["differences"]
-    assert (difference["prompt_index"], difference["position"]) == (1, 4)
-    assert (difference["verdict"], difference["margin"]) == ("unknown", None)
+    assert main(["compare", *files({1: forged(answers[1], 4)})]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 of 3 prompts identical (67%)"
+    assert ["1", "4", "33", "34", "unknown"] in map(str.split, lines)
 
 
 def test_draws_of_one_law_may_differ(files, answers, capsys):
@@ -98,15 +96,11 @@ def test_with_the_model_a_forged_token_is_by_law(tmp_path, prompt_file, tiny_che
     paths = write(tmp_path, answers, {2: forged(answers[2], 7)})
     settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
     # The flags of either run may be given as they were; the draft is not looked for.
-    status = main(["compare", *settings, "--mode=sd", "--draft=no/such", "--k=3", *paths, "--json"])
-    found = json.loads(capsys.readouterr().out)
+    status = main(["compare", *settings, "--mode=sd", "--draft=no/such", "--k=3", *paths])
     assert status == 1
-    (difference,) = found["differences"]
-    assert (difference["position"], difference["verdict"]) == (7, "wrong")
-    assert difference["margin"] > 1e-3
-    assert difference["a"]["token_id"] == answers[2]["token_ids"][7]
-    assert difference["a"]["text"] is not None
-    assert found["limit"] == 1e-3
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith(" wrong"))
+    assert row.split()[:3] == ["2", "7", f"{answers[2]['token_ids'][7]}"]
+    assert float(row.split()[-2]) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -136,14 +130,13 @@ def test_with_a_model_the_verdict_is_of_its_scores(
     paths = files({2: forged(answers[2], 7)})
     settings = (f"--target={tiny_checkpoint}", f"--prompt_file={prompt_file}", *COMMON)
     # The flags of either run may be given as they were; the draft is not looked for.
-    status = main(["compare", *settings, *mode, "--draft=no/such", *paths, "--json"])
-    found = json.loads(capsys.readouterr().out)
-    (difference,) = found["differences"]
-    assert asked == [(2, 7, answers[2]["token_ids"][7], forged(answers[2], 7)["token_ids"][7])]
-    assert (difference["position"], difference["verdict"]) == (7, verdict)
-    assert difference["margin"] == score
-    assert difference["a"]["text"] is not None
-    assert (status, found["limit"]) == (int(verdict == "wrong"), 1e-3)
+    status = main(["compare", *settings, *mode, "--draft=no/such", *paths])
+    one, other = answers[2]["token_ids"][7], forged(answers[2], 7)["token_ids"][7]
+    assert asked == [(2, 7, one, other)]
+    lines = capsys.readouterr().out.splitlines()
+    row = ["2", "7", f"{one}", r'"\\"', f"{other}", '"]"', f"{score:.2g}"]
+    assert [*row, verdict] in map(str.split, lines)
+    assert status == int(verdict == "wrong")
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ SETTINGS = [field.name for kind in (Config, SamplingParams) for field in datacla
 OWN = {
     "generate": ["prompt", "prompt_file", "json", "compare"],
     "chat": ["system", "history"],
-    "compare": ["prompt_file", "json"],
+    "compare": ["prompt_file"],
     "bench": [
         *("suite", "modes", "ks", "prompts", "warmup", "repeats", "step_repeats"),
         *("text", "window", "windows", "json"),

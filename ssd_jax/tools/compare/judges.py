@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.tools.compare.forks import Scores
 from ssd_jax.tools.compare.pairs import Pair
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
-    from ssd_jax.tools.compare.scores import ForkScorer
+    from ssd_jax.tools.compare.scores import ForkScorer, Scores
 
 Verdict = Literal["float", "wrong", "sampled", "unknown"]
 """float: the target finds the two tokens equal up to rounding. wrong: it does not, so at least one

@@ -1,4 +1,4 @@
-"""A comparison: a verdict on every pair that is not identical, as a table and as JSON."""
+"""A comparison: a verdict on every pair that is not identical, as a table."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from rich.text import Text
 
 from ssd_jax.errors import InputError
-from ssd_jax.tools.bench.report import SCHEMA_VERSION, json_safe
 from ssd_jax.tools.bench.table import Column, Page, build_table, number_cell
 from ssd_jax.tools.compare.judges import Finding, Judge
 from ssd_jax.tools.compare.pairs import Pair
@@ -107,52 +105,6 @@ def comparison_table(comparison: Comparison) -> Page | Text:
         Column("verdict", _verdict, "left"),
     ]
     return build_table(columns, comparison.findings, title=title, notes=_notes(comparison))
-
-
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as an object for `json.dumps`; infinite margins are null."""
-    positions = comparison.positions
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "a": comparison.names[0],
-        "b": comparison.names[1],
-        "prompts": len(comparison.pairs),
-        "compared": comparison.compared,
-        "identical": comparison.identical,
-        "identical_share": comparison.identical / comparison.compared,
-        "first_fork_median": statistics.median(positions) if positions else None,
-        "first_fork_earliest": positions[0] if positions else None,
-        "verdicts": {verdict: comparison.verdicts[verdict] for verdict in _STYLES},
-        "limit": comparison.limit,
-        "bitwise": comparison.bitwise,
-        "differences": [_difference(finding) for finding in comparison.findings],
-    }
-    return json_safe(document)
-
-
-def _difference(finding: Finding) -> dict[str, Any]:
-    pair = finding.pair
-    sides = {
-        name: output
-        and {
-            "token_id": token,
-            "text": text,
-            "tokens": len(output.token_ids),
-            "finish_reason": output.finish_reason,
-            "error": output.error,
-        }
-        for name, output, token, text in zip(
-            "ab", (pair.a, pair.b), pair.tokens, finding.texts, strict=True
-        )
-    }
-    return {
-        "prompt_index": pair.prompt_index,
-        "kind": pair.kind,
-        "position": pair.position,
-        **sides,
-        "margin": finding.margin,
-        "verdict": finding.verdict,
-    }
 
 
 def _notes(comparison: Comparison) -> list[str]:

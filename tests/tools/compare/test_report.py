@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ssd_jax.tools.compare.judges import Finding
 from ssd_jax.tools.compare.pairs import pair_up
-from ssd_jax.tools.compare.report import compare, comparison_json, comparison_table
+from ssd_jax.tools.compare.report import compare, comparison_table
 from tests.tools.compare.builders import refused, said
 
 
@@ -60,22 +60,6 @@ def test_the_table_has_a_line_for_each_difference():
     assert ["3", "-", "refused", "-", "-", "refused"] in lines
     assert ["4", "-", "-", "no", "line", "-", "missing"] in lines
     assert "first difference: token 1 at the earliest, 1 in the median" in shown(found)
-    assert comparison_json(found)["first_fork_median"] == 1
-
-
-def test_json_says_the_same_and_has_no_infinities():
-    found = comparison_json(
-        report([SAME, said(1, 2)], [said(4), said(1, 3, 4)], "wrong", "float", limit=0.5)
-    )
-    assert (found["a"], found["b"], found["limit"]) == ("sd", "ar", 0.5)
-    assert (found["compared"], found["identical"], found["identical_share"]) == (2, 0, 0.0)
-    assert (found["first_fork_earliest"], found["first_fork_median"]) == (0, 0.5)
-    assert found["verdicts"] == {"float": 1, "sampled": 0, "wrong": 1, "unknown": 0}
-    first, second = found["differences"]
-    assert first["margin"] is None
-    assert (second["kind"], second["position"], second["margin"]) == ("fork", 1, 0.0004)
-    assert (second["a"]["token_id"], second["b"]["token_id"]) == (2, 3)
-    assert (second["b"]["tokens"], second["b"]["finish_reason"]) == (3, "length")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ssd_jax.config.settings import DTYPES
-from ssd_jax.tools.compare.forks import Candidate, Scores
 from ssd_jax.tools.compare.judges import LIMITS, judge
+from ssd_jax.tools.compare.scores import Candidate, Scores
 
 
 def token(score, *, stay=True, go=False):
