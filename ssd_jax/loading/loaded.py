@@ -29,11 +29,11 @@ from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftSetup
-from ssd_jax.speculation.controller import Controller
-from ssd_jax.speculation.order import Order
+from ssd_jax.speculation.controller import Controller, Policies
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS, TextDrafter
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.speculation.waiting import Waiting
 
 if TYPE_CHECKING:
     from ssd_jax.placement.parallel.part import Part
@@ -272,8 +272,7 @@ class Loaded:
             tuner = FixedTuner(SpeculationPlan.of_branches(k, resolved.branches))
         else:
             tuner = self.tuner("ssd", k)
-        return Controller(
-            draft,
+        policies = Policies(
             k=k,
             tuner=tuner,
             fan_out=lambda: resolved.fan_out(k),
@@ -281,9 +280,13 @@ class Loaded:
             tokens=self.resolved.target.tokenizer.size,
             lowers=config.saguaro_c not in (None, 1),
             rule=config.verify,
+        )
+        return Controller(
+            draft,
+            policies,
             elsewhere=not isinstance(draft, BranchDraft),
-            # Threads of a target on processors would keep a message behind its dispatch waiting.
-            order=Order(first=self.worker is not None, changes=on_accelerator),
-            activity=activity,
+            # Behind the dispatch a message would wait for cores that the target computes on.
+            asks_first=self.worker is not None and not on_accelerator,
             put_off=self.grows,
+            waiting=Waiting(activity),
         )

@@ -7,12 +7,17 @@ proposal. One look-up serves all rows of a batch. Pure host code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from ssd_jax.roles.protocols import ExpansionAnswer
 from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
+
+MissCause = Literal["miss", "cold"] | Absence
+"""Why there is no branch: none was prepared for the outcome, none at all, or the draft is away."""
 
 
 class SpeculationCache:
@@ -22,25 +27,57 @@ class SpeculationCache:
     bias them.
 
     Attributes:
-      branches: as far as they have come; None is none. The caller that waits for them sets it.
+      branches: as far as they have come; None is none.
+      forwards: number that will make them.
+      absence: why there are none, though they were asked for.
     """
 
     def __init__(self) -> None:
-        self._ends: list[list[int]] = []  # of the branches of each k, by row
         self.branches: BranchTokens | None = None
+        self.forwards = 0
+        self.absence: Absence | None = None
+        self._ends: list[list[int]] = []  # of the branches of each k, by row
+        self._answer: ExpansionAnswer | None = None
+        self._expanded: frozenset[int] = frozenset()  # rows whose branches were asked for
 
-    def prepare(self, counts: Int[np.ndarray, "B F"]) -> None:
-        """Starts over with branches of fan-outs F that have no tokens yet."""
-        self._ends = counts.cumsum(axis=1).tolist()
-        self.branches = None
+    def prepare(
+        self,
+        counts: Int[np.ndarray, "B F"],
+        answer: ExpansionAnswer | None = None,
+        forwards: int = 0,
+    ) -> None:
+        """Starts over with branches of fan-outs F, which `answer` will bring."""
+        self.drop()
+        self._ends, self._answer, self.forwards = counts.cumsum(axis=1).tolist(), answer, forwards
+        self._expanded = frozenset(np.flatnonzero(counts.any(axis=1)).tolist())
 
-    def held(self, row: int) -> bool:
-        """Whether a row has any branch."""
-        return self.branches is not None and bool((self.branches.bonus[row] >= 0).any())
+    def drop(self) -> None:
+        """The records have no branches any more."""
+        self.branches = self.absence = self._answer = None
+        self._expanded = frozenset()
 
-    def absent(self, row: int) -> Absence | None:
-        """Why a row has no branches, where its draft did not answer and others did."""
-        return None if self.branches is None else self.branches.absent.get(row)
+    def forget(self, row: int) -> None:
+        """A row has another request, whose branches were not asked for."""
+        self._expanded -= {row}
+
+    def gather(self, forwards: int, until: Callable[[], bool] | None = None) -> None:
+        """Takes branches of so many forwards; see `ExpansionAnswer.branches`."""
+        if self._answer is None or not self._expanded:
+            return
+        answer = self._answer.branches(forwards, until)
+        if isinstance(answer, str):
+            self.absence = answer
+        elif answer is not None and answer is not self.branches:
+            self.absence, self.branches = None, answer
+
+    def miss_cause(self, row: int) -> MissCause:
+        """Why a row has no branch."""
+        if row not in self._expanded:
+            return "cold"
+        if self.absence is not None or self.branches is None:
+            return self.absence or "cold"
+        has_any = bool((self.branches.bonus[row] >= 0).any())
+        return self.branches.absent.get(row) or ("miss" if has_any else "cold")
 
     def look_up(self, k: Sequence[int], bonus: Sequence[int]) -> CacheLookup:
         """Finds the branches of B outcomes: k accepted tokens (-1: none), then `bonus`."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.roles.records import CacheLookup, DraftBatch
+from ssd_jax.roles.records import BranchTokens, CacheLookup, DraftBatch, Drafted
 from ssd_jax.speculation.acceptance import AcceptanceStats
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
@@ -29,6 +29,9 @@ class SequenceState:
       after: source of the record.
       confidence: the draft's confidence in the record's tokens, if known.
       made: whether the draft made the record's tokens, so that it need not run them.
+      known: position up to which the text is known; -1 before the prompt is.
+      prompted: the prompt's last token, until it has a record; else None.
+      committed: tokens that the draft has had no record behind yet.
     """
 
     fan_out: FanOut
@@ -40,6 +43,9 @@ class SequenceState:
     after: After = "miss"
     confidence: tuple[int, ...] = ()
     made: bool = True
+    known: int = -1
+    prompted: int | None = None
+    committed: list[int] = dataclasses.field(default_factory=list)
 
     def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
         """Continues with a new record."""
@@ -102,7 +108,12 @@ class RoundState:
       began: when it began, in seconds.
       limit: most tokens to propose.
       states: of its rows, by slot.
-      lengths: L of its proposals; before `_promote` only of those that hit.
+      sources: of their proposals: "hit", or why there was none.
+      lengths: L of its proposals; at first only of those that hit.
+      backups: number of tokens that the backup proposes, by slot that missed.
+      branches: those that were looked up.
+      drafted: the proposal.
+      waited: most tokens of a row that were drafted just in time, and the seconds they took.
     """
 
     began: float
@@ -112,3 +123,29 @@ class RoundState:
     sources: dict[int, str]
     lookup: CacheLookup
     lengths: Int32[np.ndarray, "B"]
+    backups: dict[int, int] = dataclasses.field(default_factory=dict)
+    branches: BranchTokens | None = None
+    drafted: Drafted | None = None
+    waited: tuple[int, float] = (0, 0.0)
+
+    def usual(self) -> float:
+        """Tokens that a round of these rows commits in all, by their recent rounds."""
+        return sum(state.stats.usual(int(self.limit[slot])) for slot, state in self.states.items())
+
+    def count_won(self, branches: BranchTokens) -> None:
+        """Counts the tokens of the branches that were hit."""
+        for slot in self.states:
+            winner = self.lookup.branch[slot]
+            if winner >= 0:
+                length = min(branches.lengths[slot, winner], self.limit[slot])
+                self.lengths[slot] = length
+
+    def begin_records(self) -> None:
+        """Tells each row of its new record."""
+        for slot, state in self.states.items():
+            winner, length = self.lookup.branch[slot], int(self.lengths[slot])
+            if slot in self.backups:
+                state.begin(length, "miss", (), made=not self.backups[slot])
+            elif self.branches is not None:
+                confidence = self.branches.confidence[slot, winner, :length].tolist()
+                state.begin(length, "hit", confidence, made=True)

@@ -291,7 +291,6 @@ class ExpandMessage(DraftMessage, frozen=True):
     Attributes:
       epochs: as of `RecordMessage`.
       counts, skip, follow, lowered, forwards: see `roles.ExpansionRequest`.
-      due: seconds from arrival during which no one asks for incomplete branches.
     """
 
     number: Number
@@ -301,7 +300,6 @@ class ExpandMessage(DraftMessage, frozen=True):
     follow: Annotated[np.ndarray, Entries("B", 0, 2)]
     lowered: Annotated[np.ndarray, Entries("B K")]
     forwards: Count
-    due: Seconds = 0.0
 
     def check(self, about: DraftSpec) -> None:
         """See `DraftMessage.check`."""

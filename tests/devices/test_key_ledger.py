@@ -262,7 +262,7 @@ def placed(llm, where, session=DraftSession):
         with remote(llm, session) as draft:
             worker = SimpleNamespace(draft=lambda _patience: draft)
             roles = dataclasses.replace(loaded, worker=worker).roles("ssd", llm.config.speculated)
-            roles.drafter._pace = Patient()
+            roles.drafter._waiting.pace = Patient()
             yield roles
         return
     placement = dataclasses.replace(llm.placement, kind=where)
@@ -376,7 +376,7 @@ def test_a_draft_that_really_is_elsewhere_has_the_same_keys(checkpoints, where):
             llm.loaded.worker.patience = 120.0
         roles = llm.loaded.roles("ssd", 2)
         roles.drafter._draft.patience = 120.0
-        roles.drafter._pace = Patient()
+        roles.drafter._waiting.pace = Patient()
         _, rows = run(llm, roles)
     draws = consumed(rows, checkpoints[0])
     wrong, _ = right(draws)

@@ -15,7 +15,7 @@ from ssd_jax import LLM
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.placement.host_proposals import HostProposals
 from ssd_jax.placement.process.client import RemoteDraft, RemoteRecords
-from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_pair
 from tests.llm.martingale import ALPHA, FEW_IDS, Losing, say, sums
@@ -124,12 +124,12 @@ UNSURE = 3  # a class of confidence
 SELECTED_BY_CONTENT = [
     # A hit is not taken if the draft is unsure of its first token, nor are unsure tail tokens.
     Edit(
-        Controller,
-        "_count_won",
-        "length = min(branches.lengths[slot, winner], this.limit[slot])",
+        RoundState,
+        "count_won",
+        "length = min(branches.lengths[slot, winner], self.limit[slot])",
         "sure = enumerate(branches.confidence[slot, winner].tolist())\n"
         f"            unsure = [place for place, each in sure if each < {UNSURE}]\n"
-        "            length = min(branches.lengths[slot, winner], this.limit[slot], *unsure)",
+        "            length = min(branches.lengths[slot, winner], self.limit[slot], *unsure)",
     ),
 ]
 KEYED_BY_SLOT = [

@@ -80,7 +80,7 @@ def test_of_branches_for_the_same_outcome_the_lowest_counts():
 def test_what_was_not_filled_finds_nothing():
     found = cache_of(*ONE)
     found.prepare(np.array(ONE[0]))
-    assert not found.held(0)
+    assert found.miss_cause(0) == "cold"
     nothing = look_up(found, (0, 5))
     assert (nothing.branch[0], nothing.prepared[0], nothing.lengths.size) == (-1, 0, 0)
 
@@ -121,7 +121,7 @@ FLAWS = {
     ),
     "branches that are none": Edit(SpeculationCache, "_find", " - tokens.count(-1)", ""),
     "ranks of all": Edit(SpeculationCache, "_find", "begin + rank,", "rank,"),
-    "kept when prepared": Edit(SpeculationCache, "prepare", "self.branches = None", "pass"),
+    "kept when prepared": Edit(SpeculationCache, "prepare", "self.drop()", "pass"),
 }
 
 
@@ -137,3 +137,15 @@ def all_of_them():
     test_rows_are_looked_up_each_by_itself()
     test_of_branches_for_the_same_outcome_the_lowest_counts()
     test_what_was_not_filled_finds_nothing()
+
+
+def test_a_row_without_a_branch_says_why():
+    counts = np.array([[2, 1, 0, 0], [2, 1, 0, 0], [2, 1, 0, 0], [0, 0, 0, 0]])
+    found = cache_of(counts, [[5, 6, -1, -1, -1, -1], [-1] * M, [-1] * M, [-1] * M])
+    branches = found.branches._replace(absent={1: "late"})
+    found.branches = branches
+    assert [found.miss_cause(row) for row in range(4)] == ["miss", "late", "cold", "cold"]
+    found.absence = "dead"
+    assert [found.miss_cause(row) for row in range(4)] == ["dead", "dead", "dead", "cold"]
+    found.drop()
+    assert found.miss_cause(0) == "cold"

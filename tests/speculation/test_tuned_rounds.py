@@ -8,7 +8,6 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.speculation.fan_out import MeasuredFanOut, VerificationStats
-from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
@@ -101,8 +100,9 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
 @pytest.mark.parametrize("asks_first", [False, True])
 def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
     """Neither of the tuner nor, unless branches are asked for first, of the policies."""
-    wrong, order = lambda position: position % 3 == 0, Order(first=asks_first)
-    parts, tuner = restless(fan_out="measured", wrong=wrong, order=order)
+    parts, tuner = restless(
+        fan_out="measured", wrong=lambda position: position % 3 == 0, asks_first=asks_first
+    )
     steps, forward, learn = [], parts.target.forward, MeasuredFanOut.observe
     monkeypatch.setattr(
         parts.target, "forward", lambda *to: (steps.append("forward"), forward(*to))[1]
@@ -288,7 +288,7 @@ def test_the_drafts_work_is_reported_while_the_target_is_at_work(remote):
 def test_an_interrupted_rounds_work_is_not_the_next_requests():
     told = [Activity((Busy("grow", 0.0, 1.0, [0]),), 5)]
     parts = ssd(spell(LONG), activity=lambda: told.pop() if told else Activity())
-    parts.controller._work.gather()
+    parts.controller._waiting.gather()
     parts.engine.add(request(max_tokens=4))
     drain(parts.engine)
     assert not told

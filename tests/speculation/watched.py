@@ -11,12 +11,12 @@ from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.speculation.backup import BackupKind
-from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.controller import Controller, Policies
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
-from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.speculation.waiting import Waiting
 from ssd_jax.testing.by_row import DraftRow, rows_of
 from ssd_jax.testing.fakes import Clock, FakeTarget, Letters
 from tests.speculation.fake_branches import FakeBranchingDraft, Script
@@ -73,7 +73,7 @@ def ssd(
     rule: str = "ratio",
     tuner: Tuner | None = None,
     pace: Pace | None = None,
-    order: Order | None = None,
+    asks_first: bool | None = None,
     activity: Callable[[], Activity] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     slots: int = 2,
@@ -95,18 +95,18 @@ def ssd(
     branching = draft(script, **settings)
     controller = Watched(
         branching,
-        k=k,
-        tuner=tuner or FixedTuner(SpeculationPlan(k=k, budget=budget, longer=longer)),
-        fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
-        backup=backup,
-        tokens=TOKENS,
-        rule=rule,
-        pace=pace,
+        Policies(
+            k=k,
+            tuner=tuner or FixedTuner(SpeculationPlan(k=k, budget=budget, longer=longer)),
+            fan_out=lambda: parse(fan_out, k, budget) if isinstance(fan_out, str) else fan_out,
+            backup=backup,
+            tokens=TOKENS,
+            rule=rule,
+        ),
         elsewhere=remote,
-        order=order or Order(first=remote),
-        activity=activity,
-        clock=clock,
+        asks_first=remote if asks_first is None else asks_first,
         put_off=pages is not None and pages.grows,
+        waiting=Waiting(activity, pace=pace, clock=clock),
     )
     engine = Engine(verifying, Letters, frozenset({EOS}), drafter=controller, clock=Clock(),
                     pages=pages)  # fmt: skip

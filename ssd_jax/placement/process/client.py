@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from ssd_jax.placement.host_proposals import HostProposals, HostRecords
 from ssd_jax.placement.process.connection import Connection, OwnedBranches
-from ssd_jax.placement.process.due import Due
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
@@ -77,7 +76,6 @@ class RemoteDraft(BranchingDraft):
         self._taught: dict[int, Connection] = {}  # stream that a text's `cached` refers to
         self._filled_by: Connection | None = None  # stream that the filled pages refer to
         self._records: RemoteRecords | None = None  # of this round; None if the worker has none
-        self._due = Due()
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -107,7 +105,6 @@ class RemoteDraft(BranchingDraft):
 
     @override
     def record(self, request: RecordRequest) -> RemoteRecords | HostRecords:
-        self._due.outcome()
         link = self.streams.usable()
         self.streams.new_round()
         proposals = HostProposals(self.slots, self.k, self._hello.support, self._hello.tokens)
@@ -165,17 +162,12 @@ class RemoteDraft(BranchingDraft):
                     follow=(message.winner < 0) & (message.limit > 0),  # lost branches included
                     lowered=request.lowered,
                     forwards=request.forwards,
-                    due=self._due.expected(),
                 )
             )
         link.stream.flush(LEAVES)
         # A slot near the end of its text has no branches.
         self._texts.expand(np.flatnonzero(counts.any(axis=1)).tolist())
         return RemoteBranches(self, link)
-
-    def outcome(self) -> None:
-        """Notes that the outcome of the verification beside the last expansion is there."""
-        self._due.outcome()
 
     def activity(self) -> Activity:
         """What the worker has reported of its work since the last call."""
@@ -324,7 +316,6 @@ class RemoteBranches(ExpansionAnswer):
             patience = 0.0 if draft.streams.overdue else draft.patience  # it was waited for
             latest = link.branches(forwards, patience, until)
             if latest is None and until is not None and link.alive:
-                draft.outcome()
                 return None
             if latest is None:
                 draft.streams.give_up(link)

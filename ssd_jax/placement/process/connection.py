@@ -111,7 +111,6 @@ class Connection:
         self._counted = 0
         self._changed = threading.Condition()
         self._record_number = self._expand_number = 0  # of the last messages that ask
-        self._due = 0.0  # time before which no outcome is looked for
         self._branches: OwnedBranches | None = None
         self._record_tokens: RecordTokens | None = None
         self.alive, self.ready, self.refused = True, False, False
@@ -143,7 +142,6 @@ class Connection:
         with self._changed:
             self._expand_number = message.number
         self._clock.asked(message.number)
-        self._due = time.perf_counter() + message.due
         self.send(message)
 
     @property
@@ -172,7 +170,7 @@ class Connection:
         while until is not None and enough() is None and self.alive:
             if until():
                 return None
-            self._wait(enough, max(_LOOK, self._due - time.perf_counter()))
+            self._wait(enough, _LOOK)
         return self._branches
 
     def record_tokens(self, timeout: float) -> RecordTokens | None:

@@ -249,17 +249,11 @@ class DraftSession:
             # but only after the previous one has ended: the next round must not wait for two.
             if not complete:
                 answer.grow()
-            if complete or self._is_due(message):
-                yield self._branches(message, rows, branches, complete=complete)
+            yield self._branches(message, rows, branches, complete=complete)
             if complete:
                 self.counters += Counter(rounds=1, forwards=done)
                 return
             done, what = done + 1, "grow"
-
-    def _is_due(self, message: ExpandMessage) -> bool:
-        """Whether the branches may be asked for before the next forward ends."""
-        last = self._work[-1]  # it has just ended
-        return last.end + (last.end - last.begin) >= self._received + message.due
 
     def _branches(
         self, message: ExpandMessage, rows: np.ndarray, branches: BranchTokens, *, complete: bool

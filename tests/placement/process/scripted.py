@@ -14,11 +14,11 @@ from ssd_jax.engine.request import Request
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.controller import Controller, Policies
 from ssd_jax.speculation.fan_out_flag import parse
-from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
+from ssd_jax.speculation.waiting import Waiting
 from ssd_jax.testing.fakes import Ready, Silent
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, said_at
 from tests.speculation.paces import Patient
@@ -109,15 +109,16 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
     methods may be replaced later."""
     controller = Controller(
         draft,
-        k=K,
-        tuner=FixedTuner(SpeculationPlan(k=K, budget=M)),
-        fan_out=lambda: parse("uniform", K, M),
-        backup=backup,
-        tokens=128,
+        Policies(
+            k=K,
+            tuner=FixedTuner(SpeculationPlan(k=K, budget=M)),
+            fan_out=lambda: parse("uniform", K, M),
+            backup=backup,
+            tokens=128,
+        ),
         elsewhere=True,
-        order=Order(first=True),
-        activity=lambda: draft.activity(),
-        pace=pace or Patient(),
+        asks_first=True,
+        waiting=Waiting(lambda: draft.activity(), pace=pace or Patient()),
     )
     target = ScriptedTarget()
     return Run(Engine(target, Silent, frozenset(), drafter=controller), target, draft)

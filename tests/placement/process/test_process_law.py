@@ -59,7 +59,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(
         take(records)
 
     monkeypatch.setattr(RemoteRecords, "_take_q", lossy)
-    engine._drafter._pace = Moody()
+    engine._drafter._waiting.pace = Moody()
     metrics = law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine, law.MANY)
     assert sum(lost) > 50
     # The answer that was not waited for may come when the next round has been sent.

@@ -77,7 +77,7 @@ def engine_of(llm, *, pace=None, **settings):
     """A new engine over a stream of its own; it waits for all that is to come."""
     loaded = varied(llm.loaded, **settings)
     roles = loaded.roles("ssd", loaded.config.speculated)
-    roles.drafter._pace = pace or Patient()
+    roles.drafter._waiting.pace = pace or Patient()
     decoder = llm.tokenizer.open_stream
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter)
 

@@ -107,21 +107,6 @@ def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
     np.testing.assert_array_equal(found[-1].slots, [1])
 
 
-@pytest.mark.parametrize(("due", "told"), [(0, 3), (8, 3), (8.1, 2), (9, 2), (9.1, 1), (99, 1)])
-def test_what_nobody_asks_for_yet_is_not_told(due, told):
-    """The last answer always is. Looks at the clock: the first forward ends at 7, a second would at
-    8; where it is not told of, that one does, and a third would at 9."""
-    ticks = itertools.count(1)
-    session = DraftSession(HELLO, ScriptedDraft, lambda: False, clock=lambda: float(next(ticks)))
-    for message in (HELLO, OPEN, PREFILL, RECORDS):
-        list(session.handle(message))
-    *_, last = found = list(session.handle(replace(EXPAND, due=max(due - 5.0, 0.0))))  # comes at 5
-    assert len(found) == told
-    assert last.complete
-    assert last.lengths.max() == K - 1
-    assert sum(len(answer.work) for answer in found) == 1 + K
-
-
 class Watched(ScriptedDraft):
     """A draft that tells what it is asked for."""
 

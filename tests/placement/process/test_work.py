@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 from msgspec.structs import replace
 
-from ssd_jax.placement.process import due
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.activity import WORK, Busy
-from ssd_jax.wire.messages import BranchMessage, Work
+from ssd_jax.wire.messages import Work
 from tests.placement.process.script import HELLO, K
 from tests.placement.process.serving import rogue, served
 from tests.placement.process.test_session import OPEN, PREFILL, RECORDS, ROUND, Talk, rows
@@ -118,50 +117,3 @@ def test_work_for_an_earlier_request_is_nobodys():
             link._work.append((Busy("grow", 1.0, 2.0), told))
             (one,) = link.activity(epochs if current else epochs + 1).spans
             assert list(one.slots) == [0] * current
-
-
-def test_an_outcome_is_expected_no_earlier_than_the_earliest_lately(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(due, "time", SimpleNamespace(perf_counter=lambda: now))
-    next_outcome, expected = due.Due(), []
-    for seconds in [10.0] * 16 + [5.0] + [20.0] * 16:
-        expected.append(next_outcome.expected())
-        now += seconds
-        next_outcome.outcome()
-        now += 100.0  # the next round begins
-        next_outcome.outcome()
-    assert expected == [0.0] * 16 + [8.0] + [4.0] * 16
-    assert next_outcome.expected() == 16.0
-
-
-def test_an_engine_is_told_little_before_its_outcome(monkeypatch):
-    monkeypatch.setattr(due, "_LATELY", 4)
-    told = {}
-    for share in (0.0, 0.8):
-        monkeypatch.setattr(due, "_EARLIER", share)
-        with served() as run:
-            run.target.forward = later(run.target.forward)
-            connection, messages = run.draft.streams.current, []
-            monkeypatch.setattr(connection, "_take", tee(messages, connection._take))
-            run.generate(count=1, size=60)
-            said = [each for each in messages if isinstance(each, BranchMessage)]
-            assert {each.forwards for each in said if each.complete} <= {K, K + 1}
-            told[share] = len(said)
-            assert run.draft.counters == {"connections": 1}
-    assert told[0.8] < 0.6 * told[0.0]
-
-
-def later(forward):
-    def slow(*given):
-        time.sleep(0.02)
-        return forward(*given)
-
-    return slow
-
-
-def tee(messages, take):
-    def taken(message):
-        messages.append(message)
-        take(message)
-
-    return taken

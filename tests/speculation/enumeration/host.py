@@ -12,9 +12,10 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.controller import Controller
+from ssd_jax.speculation.controller import Controller, Policies
 from ssd_jax.speculation.fan_out import FanOut, UniformFanOut
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
+from ssd_jax.speculation.waiting import Waiting
 from ssd_jax.testing.fakes import Silent
 from tests.speculation.enumeration.chance import Key, Law
 from tests.speculation.enumeration.filters import Text
@@ -82,18 +83,20 @@ class Host:
             patience=self.patience,
             q_arrives=self.q_arrives,
         )
-        elsewhere = {"elsewhere": True, "activity": draft.activity}
-        controller = Controller(
-            watch(draft),
+        tuner = self.tuner() if self.tuner else None
+        policies = Policies(
             k=k,
-            tuner=self.tuner()
-            if self.tuner
-            else FixedTuner(SpeculationPlan.of_branches(k, self.budget)),
+            tuner=tuner or FixedTuner(SpeculationPlan.of_branches(k, self.budget)),
             fan_out=self.fan_out,
             backup=self.backup,
             tokens=len(self.game.target((0,))),
-            clock=clock,
-            **(elsewhere if self.forward else {}),
+        )
+        elsewhere = self.forward is not None
+        controller = Controller(
+            watch(draft),
+            policies,
+            elsewhere=elsewhere,
+            waiting=Waiting(draft.activity if elsewhere else None, clock=clock),
         )
         target = ToyTarget(self.game, noise, clock, slots=self.slots, chunk=self.chunk)
         return Engine(

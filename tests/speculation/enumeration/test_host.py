@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 
 from ssd_jax.engine.occurrences import Occurrences
-from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, MeasuredFanOut
+from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.sampling.edits import Edit, edited
 from tests.speculation.enumeration import toys
@@ -132,12 +132,12 @@ def test_the_host_keeps_the_law(settings, sources):
 
 # Serves no last tokens that the draft is unsure of.
 WITHOUT_UNSURE_TAILS = Edit(
-    Controller,
-    "_count_won",
-    "this.lengths[slot] = length",
+    RoundState,
+    "count_won",
+    "self.lengths[slot] = length",
     "while length and branches.confidence[slot, winner, length - 1] < 4:\n"
     "                length -= 1\n"
-    "            this.lengths[slot] = length",
+    "            self.lengths[slot] = length",
 )
 
 

@@ -1,13 +1,12 @@
 """What a draft reports of its work, and what the pace learns of it."""
 
 from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.speculation.draft_work import DraftWork
-from ssd_jax.speculation.order import Order
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.waiting import Waiting
 
 
 def work_of(activity, pace=None):
-    return DraftWork(activity, pace or Pace(), Order(first=False))
+    return Waiting(activity, pace=pace)
 
 
 def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
@@ -26,14 +25,14 @@ def test_work_is_reported_once_however_often_it_is_asked_for():
     told = [Activity((Busy("grow", 2.0, 3.0),), 7), Activity((Busy("expand", 1.0, 2.0),), 5)]
     work = work_of(lambda: told.pop() if told else Activity())
     work.gather()
-    assert work.taken(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
-    assert work.taken(0, 0.0) == Activity()
+    assert work.report(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
+    assert work.report(0, 0.0) == Activity()
 
 
 def test_a_draft_that_tells_nothing_has_no_activity():
     work = work_of(None)
-    assert not work.gather()
-    assert work.taken(2, 1.0) is None
+    work.gather()
+    assert work.report(2, 1.0) is None
 
 
 def test_the_pace_learns_what_drafts_just_in_time_cost():
@@ -41,6 +40,6 @@ def test_the_pace_learns_what_drafts_just_in_time_cost():
     pace = Pace()
     pace.round(10.0)
     spans = (Busy("draft", 0.0, 4.0), Busy("expand", 4.0, 5.0))
-    work_of(lambda: Activity(spans), pace).taken(2, 5.0)
+    work_of(lambda: Activity(spans), pace).report(2, 5.0)
     assert pace.worth("record", [[1.0, 1.3]], usual=0.99) == 1  # (2 + 1) seconds cost .297
     assert pace.worth("record", [[1.0, 1.3]], usual=1.01) == 0  # .303

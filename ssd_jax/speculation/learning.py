@@ -1,0 +1,53 @@
+"""What SSD learns of verified outcomes: the sequences' statistics and policies, and the tuner."""
+
+from __future__ import annotations
+
+from ssd_jax.speculation.fan_out import VerificationStats
+from ssd_jax.speculation.sequence_state import RoundState, SequenceState
+from ssd_jax.speculation.tuner import SpeculationPlan, Tuner
+from ssd_jax.speculation.waiting import Waiting
+
+
+class Learning:
+    """Reports ended rounds to the pace, to rows and their policies, and to the tuner.
+
+    Args:
+      tuner: decides K and M.
+      waiting: has the pace.
+    """
+
+    def __init__(self, tuner: Tuner, waiting: Waiting) -> None:
+        self._tuner, self._waiting = tuner, waiting
+        self._unobserved: list[VerificationStats] = []  # by the tuner
+        self._last: dict[int, SequenceState] = {}  # rows of the last round, which began at `_began`
+        self._began = 0.0
+
+    def plan(self, rows: int) -> SpeculationPlan:
+        """The plan of the next round of so many rows, by all that was learned."""
+        for verified in self._unobserved:
+            self._tuner.observe(verified)
+        self._unobserved.clear()
+        return self._tuner.plan(rows=rows, steps=self._waiting.steps)
+
+    def learn(self, this: RoundState) -> None:
+        """Learns from the outcomes that a round began with, before its rows have new records."""
+        batch, lookup = this.batch, this.lookup
+        last, self._last = self._last, this.states
+        if any(last.get(slot) is state for slot, state in this.states.items()):
+            self._waiting.pace.round(this.began - self._began)
+        self._began = this.began
+        for slot, state in this.states.items():
+            state.room = int(batch.room[slot])
+            hit, count = lookup.branch[slot] >= 0, int(batch.counts[slot])
+            if last.get(slot) is state:
+                after_hit, empty = state.after == "hit", not state.length
+                state.stats.round(count, hit=after_hit, empty=empty, found=hit)
+            if lookup.k[slot] < 0:
+                continue
+            if state.length:
+                state.stats.observe(count - 1, state.length)
+            rank = int(lookup.rank[slot]) if hit else None
+            verified = state.verified(count - 1, int(lookup.prepared[slot]), rank)
+            state.fan_out.observe(verified)
+            if state.teaches:
+                self._unobserved.append(verified)
