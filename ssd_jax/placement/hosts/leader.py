@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import atexit
 import queue
-import secrets
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.placement.hosts.comparing import ToldOutcomes, digest_of
+from ssd_jax.placement.hosts.device_thread import DeviceThread
 from ssd_jax.placement.hosts.facts import of_process
 from ssd_jax.placement.hosts.flag import Hosts
+from ssd_jax.placement.hosts.gathering import Gathering
 from ssd_jax.placement.hosts.start import (
     STREAM,
-    listen,
     named,
     own_name,
     refusal,
@@ -38,7 +38,6 @@ from ssd_jax.wire.host_messages import (
     End,
     Facts,
     Go,
-    Greeting,
     LeaderSettings,
     LoadReport,
     Refuse,
@@ -47,21 +46,12 @@ from ssd_jax.wire.host_messages import (
     decode,
     encode,
 )
-from ssd_jax.wire.listener import Limits, Listener
-from ssd_jax.wire.refusals import Refusals
 
 T = TypeVar("T")
 Read = TypeVar("Read", Outcomes, TopLogprobs)
 _SILENT = 0.7  # of the time-out: how long a host may be silent; the rest is for telling of it
 _TELLING = 0.1  # of the time-out: how long telling hosts why all end may take
-_GREETING, _LONGEST = 5.0, 2**12  # seconds and most bytes of a follower's greeting
-_LIMITS = Limits(seconds=5.0)
 _NAMED = 2.0  # seconds after a device error within which the host that caused it is found
-
-
-class _Host(NamedTuple):
-    name: str
-    link: Frames
 
 
 class Leader:
@@ -86,20 +76,17 @@ class Leader:
         leave: Callable[[str, int], None] = leave,
     ) -> None:
         self._timeout, self._job, self._leave = timeout, job, leave
-        self._told: queue.SimpleQueue[tuple[int, Facts | None]] = queue.SimpleQueue()
+        self._facts: queue.SimpleQueue[tuple[int, Facts | None]] = queue.SimpleQueue()
         self._calling, self._changing = threading.RLock(), threading.Lock()
         self._agreeing = threading.Lock()  # taken before `_calling`
-        self._coming = threading.Condition(self._changing)
         self._digest, self._calls, self._engines = 0, 0, 0
         self._outcomes = ToldOutcomes(job.count)
-        self._waiting: set[queue.SimpleQueue[Any]] = set()
-        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._devices = DeviceThread()
         self._failure: SsdError | None = None
         self._failure_told = threading.Event()  # to all hosts that take it
         self._closed = self._decoding = False
-        self._hosts: dict[int, _Host] = {}
-        self._refusals = Refusals("hosts: a connection")
-        threading.Thread(target=self._make_all, daemon=True, name="devices").start()
+        self._gathering = Gathering(job.count, _SILENT * timeout, self._begin)
+        self._hosts = self._gathering.hosts
         self._at_exit = only_in_owner(self._end)
         atexit.register(self._at_exit)
         try:
@@ -114,15 +101,15 @@ class Leader:
         Raises:
           SsdError: values differ, or a process cannot go on or is lost; all end with this message.
         """
-        told: dict[int, Mapping[str, str]] = {}
-        while len(told) < len(self._hosts):
-            index, message = self._told.get()
+        values_of: dict[int, Mapping[str, str]] = {}
+        while len(values_of) < len(self._hosts):
+            index, message = self._facts.get()
             if self._failure is not None or message is None:
-                self._told.put((0, None))  # nobody waits again
+                self._facts.put((0, None))  # nobody waits again
                 raise self._failure or SsdError("the model was closed meanwhile; open it again")
-            told[index] = message.values
+            values_of[index] = message.values
         own = {name: str(value) for name, value in values.items()}
-        for index, theirs in sorted(told.items()):
+        for index, theirs in sorted(values_of.items()):
             for name in own.keys() | theirs.keys():
                 if own.get(name) != theirs.get(name):
                     error = InputError(
@@ -148,7 +135,7 @@ class Leader:
             if self._closed or self._failure is not None:
                 return
             self._closed = True
-        self._told.put((0, None))
+        self._facts.put((0, None))
         self._send(encode(End()))
         for host in self._hosts.values():
             host.link.close()
@@ -219,29 +206,11 @@ class Leader:
         return self._calls
 
     def _made(self, make: Callable[[], T]) -> T:
-        """The result of `make`, from a thread that may hang for ever if a host is lost."""
-        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-        with self._changing:
-            if self._failure is not None:
-                raise DeviceError(str(self._failure))
-            self._waiting.add(answer)
-        self._work.put((make, answer))
-        found, error = answer.get()
-        with self._changing:
-            self._waiting.discard(answer)
-        if isinstance(error, DeviceError):
+        """The result of `make`, which may hang for ever if a host is lost."""
+        try:
+            return self._devices.run(make)
+        except DeviceError as error:
             raise self._named(error) from error
-        if error is not None:
-            raise error
-        return found
-
-    def _make_all(self) -> None:
-        while True:
-            make, answer = self._work.get()
-            try:
-                answer.put((make(), None))
-            except Exception as error:
-                answer.put((None, error))
 
     def _named(self, error: DeviceError) -> DeviceError:
         """An error that names the lost host that caused it, if one is lost."""
@@ -252,60 +221,28 @@ class Leader:
 
     def _listen(self, hosts: Hosts) -> None:
         """Waits for all followers; refuses connections without the secret."""
-        address, token = Address.parse(self._job.address, "hosts"), secrets.token_hex(32)
-        host = address.host
-        listening = listen(
-            host if address.loopback else "", hosts.stream, "give the leader another by stream="
-        )
-        port = listening.socket.getsockname()[1]
-        silence = _SILENT * self._timeout
-        listener = Listener(
-            listening, token, self._greet, self._refusals, silence=silence, limits=_LIMITS
-        )
-        try:
-            self._job.put(STREAM, f"{host} {port} {token}")
-            with self._coming:
-                self._coming.wait_for(lambda: self._failure or not self._missing(), hosts.joining)
-                missing = self._missing()
-        finally:
-            listener.stop()
+        address = Address.parse(self._job.address, "hosts")
+        host = address.host if address.loopback else ""
+        with self._gathering.listening(host, hosts.stream) as (port, secret):
+            self._job.put(STREAM, f"{address.host} {port} {secret}")
+            missing = self._gathering.wait(hosts.joining)
         if self._failure is not None:
             raise self._failure
         if missing:
             raise InputError(
-                f"hosts: processes {missing} have not come to port {port} of {host}: see that it "
-                f"is open, or name it by stream=; waited {waited(hosts)}"
+                f"hosts: processes {missing} have not come to port {port} of {address.host}: see "
+                f"that it is open, or name it by stream=; waited {waited(hosts)}"
             )
 
-    def _missing(self) -> list[int]:
-        return sorted({*range(1, self._job.count)} - {*self._hosts})
-
-    def _greet(self, link: Frames) -> None:
-        """Starts to receive from a follower, and to send it beats while others come."""
-        try:
-            greeting = decode(link.first(_GREETING, most=_LONGEST))
-            self._admit(greeting, link)
-        except OSError as error:
-            self._refusals.say("follower", link.why(error))
-            link.close()
-        else:
-            link.start(partial(self._take, greeting.index), partial(self._lose, greeting.index))
-
-    def _admit(self, greeting: Any, link: Frames) -> None:
-        with self._coming:
-            if not isinstance(greeting, Greeting) or greeting.index not in self._missing():
-                raise OSError(f"{greeting!r} is not waited for")
-            if self._failure is not None:
-                raise OSError("all end")
-            self._hosts[greeting.index] = _Host(greeting.name, link)
-            self._coming.notify()
+    def _begin(self, index: int, link: Frames) -> None:
+        link.start(partial(self._take, index), partial(self._lose, index))
 
     def _take(self, index: int, frame: bytes) -> None:
         message = decode(frame)
         if isinstance(message, SeenOutcome):
             self._compare(message.call, index, message.outcome)
         elif isinstance(message, Facts):
-            self._told.put((index, message))
+            self._facts.put((index, message))
         elif isinstance(message, Refuse):
             lost = " is lost" if self._decoding else ""
             self._stop(refusal(f"{self._name(index)}{lost}: {message.why}", message.status))
@@ -327,10 +264,9 @@ class Leader:
             if self._closed or self._failure is not None:
                 return
             self._failure = failure
-            self._coming.notify()
-            for answer in self._waiting:
-                answer.put((None, DeviceError(str(failure))))
-        self._told.put((0, None))
+        self._gathering.end()
+        self._devices.fail(DeviceError(str(failure)))
+        self._facts.put((0, None))
         about = str(failure), failure.exit_status
         patience = threading.Timer((1 - _SILENT) * self._timeout, self._leave, about)
         patience.daemon = True

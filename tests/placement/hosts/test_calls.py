@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.placement.hosts import comparing
+from ssd_jax.placement.hosts import comparing, gathering
 from ssd_jax.placement.hosts import follower as followers
 from ssd_jax.placement.hosts import leader as leaders
 from ssd_jax.placement.hosts.follower import Follower, Replay
@@ -24,7 +24,7 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.handshake import RefusedError, enter
-from ssd_jax.wire.host_messages import Call, Refuse, SeenOutcome, decode, encode
+from ssd_jax.wire.host_messages import Call, Greeting, Refuse, SeenOutcome, decode, encode
 from ssd_jax.wire.listener import Limits
 from tests.placement.hosts.paired import HOSTS, SILENCE, SLOTS, K, Texts, decoding, joined
 from tests.waiting import eventually
@@ -359,8 +359,8 @@ def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
 
 
 def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
-    monkeypatch.setattr(leaders, "_LIMITS", Limits(seconds=0.5))
-    monkeypatch.setattr(leaders, "_GREETING", 0.2)
+    monkeypatch.setattr(gathering, "_LIMITS", Limits(seconds=0.5))
+    monkeypatch.setattr(gathering, "_GREETING", 0.2)
     texts, made = Texts(), []
     thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), HOSTS, 5.0)))
     thread.start()
@@ -371,7 +371,7 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
         strangers[-1].sendall(said)
     greetings = [
         encode(Refuse("no")),
-        encode(leaders.Greeting(2, "me")),
+        encode(Greeting(2, "me")),
         b"\xff" * 9,
         b"x" * 2**13,  # no greeting is so long
         None,  # says nothing
@@ -390,7 +390,7 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     assert not made
     follower = Frames(socket.create_connection((host, int(port))), 5.0)
     enter(follower, token.encode(), 5.0)
-    follower.send(encode(leaders.Greeting(1, "me")))
+    follower.send(encode(Greeting(1, "me")))
     thread.join(10)
     assert made
     made[0].close()
