@@ -6,7 +6,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Letters
-from tests.engine.test_engine import drain, outputs, request, spell
+from tests.engine.letters import drain, outputs, request, spell
 
 LONG = "".join(chr(97 + index % 26) for index in range(50))
 

@@ -8,61 +8,11 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.system import interrupts
-from ssd_jax.testing.by_row import rows_of
-from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
-from tests.engine.test_engine import EOS, LONG, drain, outputs, request, spell
+from ssd_jax.testing.fakes import Clock, Letters
+from tests.engine.faulty import Drafter, Faulty, Target
+from tests.engine.letters import EOS, LONG, drain, outputs, request, spell
 
 ASKED = [request([65] * size, max_tokens=tokens) for size, tokens in ((3, 5), (9, 9), (2, 4))]
-
-
-class Target(FakeTarget):
-    """Takes what it is told again."""
-
-    def prefill(self, slot, tokens, offset):
-        del self._given[slot][offset:]
-        super().prefill(slot, tokens, offset)
-
-
-class Drafter(FakeDrafter):
-    """Takes what it is told again."""
-
-    def prefill(self, slot, tokens, offset, *, last):
-        del self._texts[slot][offset:]
-        super().prefill(slot, tokens, offset, last=last)
-
-    def propose(self, batch):
-        for row in rows_of(batch):
-            del self._texts[row.slot][row.position + 1 - len(row.committed) :]
-        return super().propose(batch)
-
-
-class Faulty:
-    """A role; `fault` happens before or after what its `at`-th call of a name does."""
-
-    def __init__(self, role, call, at, fault, *, after):
-        self._role, self._call, self._left, self._fault = role, call, at, fault
-        self._after = after
-        self.happened = False
-
-    def __getattr__(self, name):
-        works = getattr(self._role, name)
-        if name in ("prefill_last", "accept") and self._call == "read":
-            return lambda *args: Faulty(works(*args), "read", 1, self._counted, after=self._after)
-        return self._faulty(works) if name == self._call else works
-
-    def _faulty(self, works):
-        def call(*args, **kwargs):
-            done = works(*args, **kwargs) if self._after else None
-            self._counted()
-            return done if self._after else works(*args, **kwargs)
-
-        return call
-
-    def _counted(self):
-        self._left -= 1
-        if not self._left:
-            self.happened = True
-            self._fault()
 
 
 def error():

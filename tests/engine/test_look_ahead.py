@@ -5,7 +5,7 @@ import pytest
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
-from tests.engine.test_engine import EOS, LONG, drain, ids, outputs, request, spell
+from tests.engine.letters import EOS, LONG, drain, ids, outputs, request, spell
 
 
 class Unread:

@@ -15,7 +15,7 @@ from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
-from tests.engine.test_engine import LONG, drain, outputs, request, spell
+from tests.engine.letters import LONG, drain, outputs, request, spell
 from tests.speculation.tuners import Restless
 from tests.speculation.watched import EOS, TOKENS, ssd
 

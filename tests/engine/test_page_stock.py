@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from ssd_jax.engine.page_stock import PageStock
+from tests.engine.flawed_stocks import Early, Uncounted
 
 SIZE, BEYOND, CONTEXT = 4, 3, 40
 
@@ -234,33 +235,12 @@ TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-class Early(PageStock):
-    """Has pages reused that are not filled."""
-
-    def take(self, slot, tokens, names=(), spare=0, *, reuses=True):
-        taken = super().take(slot, tokens, names, spare, reuses=reuses)
-        if taken is not None:
-            self.fill(slot, 10**6)
-        return taken
-
-
 class Unchained(PageStock):
     """Knows a page by its own tokens alone."""
 
     def names(self, prompt):
         pages = range((len(prompt) - 1) // SIZE)
         return tuple(bytes(prompt[page * SIZE : (page + 1) * SIZE]) for page in pages)
-
-
-class Uncounted(PageStock):
-    """Takes a page back from everybody when one leaves it."""
-
-    def give_back(self, slot):
-        held = self._held.get(slot)
-        for page in held.pages if held else ():
-            self._group(slot).users[page] = 1
-            self._group(slot).names.pop(page, None)
-        super().give_back(slot)
 
 
 class WithTheLast(PageStock):

@@ -12,43 +12,9 @@ from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.errors import DeviceError
-from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
-from tests.engine.test_engine import drain, ids, outputs, request, spell
-
-SIZE, CONTEXT, K = 4, 64, 3
-LONG = "".join(chr(97 + index % 26) for index in range(50))
-
-
-class Paged(FakeTarget):
-    """Writes to pages that the slot has, which are no other's; `memory` is what it has written."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.memory = {}
-
-    def _place(self, slot, at):
-        return self.pages[slot][at // SIZE], at % SIZE
-
-    def prefill(self, slot, tokens, offset):
-        super().prefill(slot, tokens, offset)
-        for at, token in enumerate(tokens, offset):
-            if at < self._reused[slot]:
-                assert self.memory[self._place(slot, at)] == token, "another text is reused"
-            self.memory[self._place(slot, at)] = token
-
-    def forward(self, tokens, lengths, drafted=None):
-        live = [slot for slot, length in enumerate(lengths) if length >= 0]
-        held = [page for slot in live for page in self.pages[slot][self._reused[slot] // SIZE :]]
-        assert len(held) == len({*held}), "two slots write to one page"
-        for slot in live:
-            last = lengths[slot] + (0 if drafted is None else drafted.lengths[slot])
-            assert last < len(self.pages[slot]) * SIZE, "a token is written to no page"
-            read = [self.memory[self._place(slot, at)] for at in range(lengths[slot])]
-            assert read == self._pages[slot][: lengths[slot]], "what is read is another's"
-            self.memory[self._place(slot, lengths[slot])] = int(tokens[slot])
-            for at in range(lengths[slot] + 1, last + 1):
-                self.memory[self._place(slot, at)] = drafted.tokens[slot][at - lengths[slot] - 1]
-        return super().forward(tokens, lengths, drafted)
+from ssd_jax.testing.fakes import Clock, FakeDrafter, Letters
+from tests.engine.letters import drain, ids, outputs, request, spell
+from tests.engine.paged import CONTEXT, LONG, SIZE, K, Paged
 
 
 def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, drafter=FakeDrafter):

@@ -12,8 +12,8 @@ from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.token_logprobs import PromptLogprobs
 from ssd_jax.errors import DeviceError
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters, pair_score
-from tests.engine.test_engine import drain, outputs, request, spell
-from tests.engine.test_preemption import LONG, Paged
+from tests.engine.letters import drain, outputs, request, spell
+from tests.engine.paged import LONG, Paged
 from tests.sampling.edits import Edit, edited
 
 CHUNK = 4

@@ -9,7 +9,7 @@ from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import TextStream
 from ssd_jax.roles.records import Outcomes, TopLogprobs
-from tests.engine.test_engine import ids, request
+from tests.engine.letters import ids, request
 
 BEGINNING = 3  # of a character
 PIECES = {BEGINNING: b"\xe2"} | {id: bytes([id]) for id in ids("abc")}

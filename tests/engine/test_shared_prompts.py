@@ -7,7 +7,7 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
-from tests.engine.test_engine import drain, ids, outputs, request, spell
+from tests.engine.letters import drain, ids, outputs, request, spell
 
 SIZE = 8
 PROMPT = tuple(range(40, 60))  # two pages and a half

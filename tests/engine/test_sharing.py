@@ -18,7 +18,7 @@ from ssd_jax.llm import llm as llm_module
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeTarget, Letters
-from tests.engine.test_engine import LONG, request, spell
+from tests.engine.letters import LONG, request, spell
 
 PATIENCE = 30  # seconds; only a failing test waits so long
 

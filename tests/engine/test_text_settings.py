@@ -3,7 +3,7 @@
 import pytest
 
 from ssd_jax.errors import InputError
-from tests.engine.test_engine import EOS, drain, ids, make, outputs, request, speculate
+from tests.engine.letters import EOS, drain, ids, make, outputs, request, speculate
 from tests.speculation.watched import ssd
 
 SPECIAL, OWN = 7, 9

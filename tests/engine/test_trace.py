@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -16,15 +14,16 @@ from ssd_jax.engine import trace
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.metrics import prepared_bonus
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.trace import LANES, OF_A_WORKER, RowTrace, Trace
+from ssd_jax.engine.trace import RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.roles.records import CacheLookup
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import Clock, FakeTarget, Silent
 from ssd_jax.tools.traces.read import read_trace
-from tests.engine.test_activity import ACTIVITIES, LOOK, Script
-from tests.engine.test_engine import EOS, drain, request, spell
+from tests.engine.activities import ACTIVITIES, LOOK, Script
+from tests.engine.letters import EOS, drain, request, spell
+from tests.engine.trace_schema import check_schema, slices
 from tests.sampling.edits import Edit, edited
 
 
@@ -49,38 +48,6 @@ def traced(path, **settings):
 def written(path, **settings):
     traced(path, **settings).write()
     return json.loads(path.read_text())
-
-
-def slices(document, lane):
-    """(name, begin, end) in seconds."""
-    return [
-        (event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
-        for event in document["traceEvents"]
-        if event["ph"] == "X" and event["tid"] == LANES[lane]
-    ]
-
-
-def check_schema(document):
-    """What viewers ask of the format, and this program of its own files."""
-    assert set(document) == {"traceEvents", "otherData"}
-    assert document["otherData"]["producer"] == "ssd_jax"
-    processes = set()
-    for event in document["traceEvents"]:
-        assert event["ph"] in ("M", "X")
-        assert isinstance(event["pid"], int)
-        if event["ph"] == "M":
-            assert set(event) == {"ph", "pid", "tid", "name", "args"}
-            assert event["name"] in ("process_name", "thread_name")
-            processes |= {event["pid"]} if event["name"] == "process_name" else set()
-            continue
-        assert set(event) == {"ph", "pid", "tid", "name", "ts", "dur", "args"}
-        assert event["pid"] in processes
-        assert event["tid"] % OF_A_WORKER in LANES.values()
-        assert math.isfinite(event["ts"])
-        assert 0 <= event["dur"] < math.inf
-    for lane in LANES:  # slices of a lane do not overlap, else viewers nest or drop them
-        ordered = sorted((begin, end) for _, begin, end in slices(document, lane))
-        assert all(one[1] <= two[0] + 1e-6 for one, two in itertools.pairwise(ordered))
 
 
 def test_target_and_draft_have_their_slices_in_the_engines_time(tmp_path):

@@ -17,7 +17,7 @@ from ssd_jax.loading.loaded import Roles
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
 from ssd_jax.tuning import chooser
-from tests.engine.test_engine import LONG, request, spell
+from tests.engine.letters import LONG, request, spell
 from tests.loading.variation import resolved_of
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.tuners import Restless

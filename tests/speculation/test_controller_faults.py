@@ -5,8 +5,8 @@ import pytest
 
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.speculation.backup import NgramBackup
-from tests.engine.test_engine import LONG, drain, outputs, request, spell
-from tests.engine.test_preemption import SIZE, Paged
+from tests.engine.letters import LONG, drain, outputs, request, spell
+from tests.engine.paged import SIZE, Paged
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.paces import Patient
 from tests.speculation.watched import ssd

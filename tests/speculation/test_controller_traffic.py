@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tests.engine.test_engine import LONG, drain, make, outputs, request, spell
+from tests.engine.letters import LONG, drain, make, outputs, request, spell
 from tests.selection import cases
 from tests.speculation.watched import ssd
 

@@ -15,8 +15,8 @@ from ssd_jax.engine.request import Request
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import Clock, FakeDrafter, Letters
-from tests.engine.test_engine_faults import Drafter, Faulty, Target
-from tests.engine.test_preemption import SIZE, Paged
+from tests.engine.faulty import Drafter, Faulty, Target
+from tests.engine.paged import SIZE, Paged
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.paces import Moody
 from tests.speculation.tuners import Restless
