@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal, Unpack, cast
 from ssd_jax.checkpoints.native import check_source
 from ssd_jax.config.keywords import ConfigSettings
 from ssd_jax.config.kv_memory import bytes_of, share_of
+from ssd_jax.config.objects import is_object
 from ssd_jax.config.settings import (
     AUTO_BUDGETS,
     AUTO_K,
     BUDGET,
     MEANINGLESS,
     MODEL_K,
+    OF_MODELS,
     EngineSettings,
 )
 from ssd_jax.config.values import kind_of
@@ -60,6 +62,7 @@ class Config(EngineSettings):
         self._check_draft()
         check_source(self.target, self.dtype)
         check_source(self.draft_model, self.draft_dtype)
+        self._check_objects()
         self._check_placement()
         self._check_hosts()
         if self.prepared == "ssd":
@@ -68,7 +71,7 @@ class Config(EngineSettings):
     @property
     def draft_model(self) -> str | None:
         """Source of the draft model, if the draft is one."""
-        return None if self.draft in TEXT_DRAFTS else self.draft
+        return None if self.draft in TEXT_DRAFTS or is_object(self.draft) else self.draft
 
     @property
     def speculated(self) -> int:
@@ -175,7 +178,8 @@ class Config(EngineSettings):
     @property
     def _draft_placement(self) -> Kind | Literal["auto"]:
         """The placement as given, or the default; without ssd there is nothing to place."""
-        given = self.draft_placement or ("auto" if self.prepared == "ssd" else "inline")
+        elsewhere = self.prepared == "ssd" and not is_object(self.draft)
+        given = self.draft_placement or ("auto" if elsewhere else "inline")
         given = "process" if self.hosts is not None and given == "auto" else given
         return cast("Kind | Literal['auto']", kind_of(given))
 
@@ -250,7 +254,8 @@ class Config(EngineSettings):
             "auto": "finds out whether a draft pays; give one, `draft='ngram'`, `draft='default'` "
             "(the one that comes with the package) or a model source, or use `mode='ar'`",
         }
-        draft = self.draft_model if self.mode == "ssd" else self.draft
+        modelled = self.draft_model or is_object(self.draft)
+        draft = modelled if self.mode == "ssd" else self.draft
         if self.mode in needed and not draft:
             raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
         for (other, value), names in MEANINGLESS.items():
@@ -269,6 +274,29 @@ class Config(EngineSettings):
                 f"saguaro_c = {self.saguaro_c} is for verify = 'ratio'; coupled proposals have no "
                 "residual to move"
             )
+
+    def _check_objects(self) -> None:
+        """Refuses what an object of the program has no part in."""
+        for name in ("draft", "fan_out"):
+            if is_object(getattr(self, name)) and self.hosts is not None:
+                raise InputError(
+                    f"hosts = {self.hosts!r}: other processes do not have the object {name} = "
+                    f"{getattr(self, name)!r}; leave out one"
+                )
+        if not is_object(self.draft):
+            return
+        for name in OF_MODELS:
+            if getattr(self, name) is not None:
+                raise InputError(
+                    f"{name} = {getattr(self, name)!r} is for a draft model, and draft = "
+                    f"{self.draft!r} is an object of this process; leave it out"
+                )
+        for name, remedy in (("mode", "sd or ssd"), ("k", "a number"), ("budget", "a number")):
+            if getattr(self, name) == "auto":
+                raise InputError(
+                    f"{name} = 'auto' is chosen by measured costs, and those of an object, draft = "
+                    f"{self.draft!r}, are not measured; give {remedy}"
+                )
 
     def _check_placement(self) -> None:
         """Refuses cores, devices and files that mean nothing where the draft runs."""
@@ -331,4 +359,5 @@ class Config(EngineSettings):
                 f"{' and '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} chosen while "
                 "decoding; give numbers for them, or a policy such as measured"
             )
-        self.fan_out_of(self.speculated, max(budgets))
+        if not is_object(self.fan_out):
+            self.fan_out_of(self.speculated, max(budgets))

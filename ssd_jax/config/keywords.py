@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from ssd_jax.placement.parallel.layout import Split
+from ssd_jax.roles.protocols import DraftFactory
 from ssd_jax.speculation.backup import BackupKind
+from ssd_jax.speculation.fan_out import FanOutFactory
 
 Mode = Literal["ar", "sd", "ssd", "auto"]
 Dtype = Literal["float32", "bfloat16", "int8", "native"]
@@ -55,7 +57,7 @@ class Settings(VllmSettings, total=False):
     """
 
     mode: Mode
-    draft: str | Path | None
+    draft: str | Path | DraftFactory | None
     k: int | str | None
     dtype: Literal[Dtype, "auto"]
     draft_dtype: DraftDtype | None
@@ -71,7 +73,7 @@ class Settings(VllmSettings, total=False):
     proposal_support: int | str | None
     verify: Rule
     budget: int | str | None
-    fan_out: str | None
+    fan_out: str | FanOutFactory | None
     saguaro_c: float | None
     backup: BackupKind | None
     predict: Prediction | None

@@ -354,6 +354,12 @@ def settings_where(**about: Any) -> tuple[str, ...]:
 
 SPECULATIVE = settings_where(needs=("draft", "model", "ssd"))
 """Settings that mean nothing without a draft."""
+OF_MODELS = tuple(
+    name
+    for name in settings_where(needs=("model", "ssd"))
+    if name not in ("budget", "fan_out", "backup")
+)
+"""Settings of a draft model, which mean nothing with another draft that branches."""
 MEANINGLESS = {
     ("mode", "ar"): SPECULATIVE,
     ("mode", "sd"): settings_where(needs="ssd"),

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax.config.config import Config
+from ssd_jax.config.objects import is_object, name_of
 from ssd_jax.config.settings import MAX_K
 from ssd_jax.errors import InputError
+from ssd_jax.loading.custom import Custom, taken
 
 
 def checked_config(
@@ -28,6 +30,38 @@ def checked_config(
     if target is not None or settings:
         raise InputError("give either config or settings, not both")
     return config
+
+
+def taken_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Custom]:
+    """Settings that name a draft and a policy given as objects, and what makes these.
+
+    Raises:
+      InputError: one was given that is made already.
+    """
+    objects = {
+        name: settings[name]
+        for name in Custom._fields
+        if name in settings and taken(name, settings[name])
+    }
+    return {**settings, **{name: name_of(value) for name, value in objects.items()}}, Custom(
+        **objects
+    )
+
+
+def check_objects(config: Config, custom: Custom) -> None:
+    """Refuses settings that name objects which were not given, and objects that lack methods.
+
+    Raises:
+      InputError: there is one.
+    """
+    for name, value in custom._asdict().items():
+        setting = getattr(config, name)
+        if value is None and is_object(setting):
+            raise InputError(
+                f"{name} = {setting!r} stands for an object of a program, and there is none; give "
+                f"it to LLM itself, as {name}=..."
+            )
+    custom.check(config.prepared)
 
 
 def checked_ks(ks: Iterable[int]) -> tuple[int, ...]:

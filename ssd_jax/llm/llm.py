@@ -22,7 +22,13 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.sharing import Sharing
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.llm.arguments import check_callable, checked_config, checked_ks
+from ssd_jax.llm.arguments import (
+    check_callable,
+    check_objects,
+    checked_config,
+    checked_ks,
+    taken_objects,
+)
 from ssd_jax.llm.calls import Calls
 from ssd_jax.llm.prompting import default_params, given_settings, sampling_line
 from ssd_jax.llm.resources import ProcessResources
@@ -62,7 +68,8 @@ class LLM(Calls):
       progress: called with (bytes done, bytes in all) while weights are downloaded and loaded.
       status: called with the current step of loading: "compiling target: 5 of 9 programs".
       others: the other processes, for one that has joined them; None leads those of `config.hosts`.
-      settings: any field of `Config`.
+      settings: any field of `Config`; `draft` and `fan_out` may also be what makes an object: a
+        class, or a function, see `roles.protocols.DraftFactory` and `FanOutFactory`.
 
     Attributes:
       config: the settings as given.
@@ -84,7 +91,9 @@ class LLM(Calls):
         others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        self.config = checked_config(target, config, settings)
+        named, self._custom = taken_objects(settings)
+        self.config = checked_config(target, config, named)
+        check_objects(self.config, self._custom)
         ks = checked_ks(ks)
         check_callable(progress=progress, status=status)
         self._resources = ProcessResources(self.config, others)
@@ -108,7 +117,7 @@ class LLM(Calls):
     def _resolve(self, ks: Sequence[int], progress: Progress | None) -> Resolved:
         config, placement, store = self.config, self.config.place_draft(), self._resources.store
         say_unused(store, config.store, placement.use_store(store), placement.cacheable)
-        resolved = resolve(config, placement, ks, progress)
+        resolved = resolve(config, placement, ks, progress, self._custom)
         self._default_params = default_params(config.generation_config, resolved.target.checkpoint)
         if config.generation_config == "auto":
             _LOG.info(sampling_line(given_settings(self._default_params)))
@@ -291,9 +300,10 @@ class LLM(Calls):
     @property
     def modes(self) -> tuple[str, ...]:
         """Modes that this model can run: ar always, the configured one or the one that auto has
-        chosen among them, and with ssd also sd."""
+        chosen among them, and with the ssd of a draft model also sd."""
         mode = self.config.prepared
-        return ("ar", "sd", "ssd") if mode == "ssd" else tuple(dict.fromkeys(("ar", mode)))
+        both = mode == "ssd" and self._custom.draft is None
+        return ("ar", "sd", "ssd") if both else tuple(dict.fromkeys(("ar", mode)))
 
     def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
         """The engine of a mode; engines share programs and parameters, each has its own slots.

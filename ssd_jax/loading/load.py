@@ -119,7 +119,7 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
         **_shape(resolved),
         verification=Verification(
             widths=resolved.widths,
-            support=1 if resolved.draft is None else _shipped_support(resolved),
+            support=_shipped_support(resolved),
             rule=config.verify,
             logprobs_of=config.logprobs_of,
         ),
@@ -138,8 +138,9 @@ def _shape(resolved: Resolved) -> dict[str, Any]:
 
 
 def _shipped_support(resolved: Resolved) -> int:
-    """Number of ids of q that a proposal ships; coupled proposals ship no q."""
-    return 1 if resolved.config.verify == "coupled" else resolved.support
+    """Number of ids of q that a proposal ships; coupled ones and point masses ship no q."""
+    has_q = resolved.draft is not None or resolved.custom.draws_from_q
+    return resolved.support if has_q and resolved.config.verify == "ratio" else 1
 
 
 def _drafting(resolved: Resolved) -> Drafting:
@@ -151,7 +152,7 @@ def _drafting(resolved: Resolved) -> Drafting:
         branches=resolved.branches,
         saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
         predict=config.predict or "noise",
-        confident=config.fan_out == "confidence",
+        confident=resolved.reads_confidence,
     )
 
 

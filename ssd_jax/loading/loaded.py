@@ -22,6 +22,7 @@ from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.resolved import Resolved
+from ssd_jax.placement.host_branching import HostBranchingDraft
 from ssd_jax.placement.host_drafter import HostDrafter
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
@@ -92,6 +93,7 @@ class Loaded:
     hosts: Leader | Follower | None = None
     store: ProgramStore | None = None
     _loading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    _objects: list[HostBranchingDraft] = dataclasses.field(default_factory=list)
     _reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
 
     @property
@@ -204,9 +206,12 @@ class Loaded:
         return by_role
 
     def close(self) -> None:
-        """Ends the worker, if there is one."""
+        """Ends the worker, if there is one, and drafts that are objects."""
         if self.worker is not None:
             self.worker.close()
+        for draft in self._objects:
+            draft.close()
+        self._objects.clear()
 
     def _drafter(self, k: int) -> Drafter:
         if self.inline is None:
@@ -220,11 +225,13 @@ class Loaded:
         )
 
     def _host_drafter(self, k: int) -> HostDrafter:
-        """A drafter that reads the text alone."""
+        """A drafter that is an object, or reads the text alone."""
         source, setup = self.resolved.draft_source, self._draft_setup(k)
+        width = self.programs.verification.widths[-1]
+        if self.resolved.custom.draft is not None:
+            return self.resolved.custom.drafter(setup, width)
         assert source is not None
         drafter = TextDrafter(TEXT_DRAFTS[source].make, setup)
-        width = self.programs.verification.widths[-1]
         return HostDrafter(drafter, setup, name=source, width=width)
 
     def _draft_setup(self, k: int, branches: int = 0) -> DraftSetup:
@@ -238,7 +245,9 @@ class Loaded:
             branches=branches,
         )
 
-    def branching(self, *, patience: float | None = None) -> BranchDraft | SubmeshDraft | Part:
+    def branching(
+        self, *, patience: float | None = None
+    ) -> BranchDraft | SubmeshDraft | HostBranchingDraft | Part:
         """A draft of mode ssd where it is placed, with empty slots.
 
         Args:
@@ -246,6 +255,8 @@ class Loaded:
         """
         if self.worker is not None:
             return self.worker.draft(patience)
+        if self.resolved.custom.draft is not None:
+            return self._custom_branching()
         assert self.inline is not None
         draft = BranchDraft(
             self.inline.branching(),
@@ -263,11 +274,18 @@ class Loaded:
             patience=PATIENCE if patience is None else patience,
         )
 
+    def _custom_branching(self) -> HostBranchingDraft:
+        k, branches = self.programs.verification.widths[-1], self.resolved.branches
+        draft = self.resolved.custom.branching(self._draft_setup(k, branches))
+        self._objects.append(draft)
+        return draft
+
     def _controller(self, k: int) -> Controller:
         config, draft, resolved = self.config, self.branching(), self.resolved
         on_accelerator = self.programs.model.execution.one_array
         # No clock records the work of a draft in this process.
-        activity = None if isinstance(draft, BranchDraft | SubmeshDraft) else draft.activity
+        unknown = isinstance(draft, BranchDraft | SubmeshDraft | HostBranchingDraft)
+        activity = None if unknown else draft.activity
         if self.tuner is None:
             tuner = FixedTuner(SpeculationPlan.of_branches(k, resolved.branches))
         else:
@@ -284,7 +302,7 @@ class Loaded:
         return Controller(
             draft,
             policies,
-            elsewhere=not isinstance(draft, BranchDraft),
+            elsewhere=not isinstance(draft, BranchDraft | HostBranchingDraft),
             # Behind the dispatch a message would wait for cores that the target computes on.
             asks_first=self.worker is not None and not on_accelerator,
             put_off=self.grows,

@@ -13,6 +13,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.devices.auto_dtype import auto_dtype
 from ssd_jax.devices.opened import OpenedModel, open_model
 from ssd_jax.loading.context import fitting_context
+from ssd_jax.loading.custom import Custom
 from ssd_jax.loading.paging import paging_of
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.placement import Placement
@@ -24,6 +25,7 @@ def resolve(
     placement: Placement,
     ks: Sequence[int] = (),
     progress: Progress | None = None,
+    custom: Custom = Custom(),  # noqa: B008 (immutable)
 ) -> Resolved:
     """Opens the models, which loads no weights, and decides what the settings leave open.
 
@@ -31,6 +33,7 @@ def resolve(
       placement: see `Config.place_draft`.
       ks: values of K to prepare besides the configured one.
       progress: of downloads.
+      custom: the draft and the policy, where they are objects.
 
     Raises:
       InputError: checkpoints that cannot be used, or settings that do not fit them or the memory.
@@ -48,7 +51,7 @@ def resolve(
         progress=progress,
     )
     source, draft_dtype, draft = config.draft, None, None
-    if source is not None:
+    if source is not None and custom.draft is None:
         source = draft_source(source, lambda: target.checkpoint, TEXT_DRAFTS)
     if source is not None and config.draft_model is not None:
         draft_dtype = config.draft_dtype or dtype_of_draft(
@@ -57,7 +60,7 @@ def resolve(
         draft = _open_draft(config, placement, source, draft_dtype, target, progress)
     ks = tuple(sorted({*ks, config.speculated} - {0}))
     budgets = config.budgets_at(placement.kind)
-    if config.prepared == "ssd":
+    if config.prepared == "ssd" and custom.fan_out is None:
         for k in ks:
             config.fan_out_of(k, max(budgets))  # checks
     resolved = Resolved(
@@ -65,6 +68,7 @@ def resolve(
         placement=placement,
         target=target,
         draft=draft,
+        custom=custom,
         draft_source=source,
         dtype=dtype,
         draft_dtype=draft_dtype,

@@ -8,6 +8,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.config.settings import AUTO_WIDTHS, SUPPORT
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.loading.custom import Custom
 from ssd_jax.placement.placement import Placement
 from ssd_jax.speculation.fan_out import FanOut
 
@@ -20,12 +21,13 @@ class Resolved:
       config: the settings as the user gave them.
       placement: of target and draft.
       target, draft: the opened models; no draft where there is none, or it is no model.
-      draft_source: source of the draft, a name of `TEXT_DRAFTS`, or None.
+      draft_source: source of the draft, a name of `TEXT_DRAFTS`, that of an object, or None.
       dtype, draft_dtype: compute dtypes; None without a draft model.
       ks: values of K to prepare, ascending; empty without a draft.
       budgets: values of M to prepare, ascending; empty without branches.
       context: most positions of a sequence.
       paging: pages that slots share; None if each slot has a page of its own.
+      custom: what makes draft and policies that are objects.
     """
 
     config: Config
@@ -39,6 +41,7 @@ class Resolved:
     budgets: tuple[int, ...]
     context: int
     paging: Paging | None = None
+    custom: Custom = Custom()  # noqa: RUF009 (immutable)
 
     @property
     def branches(self) -> int:
@@ -74,4 +77,12 @@ class Resolved:
         Raises:
           InputError: a list that does not fit.
         """
+        if self.custom.fan_out is not None:
+            return self.custom.new_fan_out()
         return self.config.fan_out_of(k, self.branches)
+
+    @property
+    def reads_confidence(self) -> bool:
+        """Whether fan-outs read the draft's confidence."""
+        ssd = self.config.prepared == "ssd"
+        return ssd and self.fan_out(max(self.ks)).reads_confidence

@@ -12,6 +12,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.host_proposals import DraftedTokens, HostProposals
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import DraftBatch, Drafted, DraftSetup, Row
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system import notices
 
@@ -75,6 +76,17 @@ class AnswerChecks:
             where = tuple(wrong[0].tolist())
             self.refuse(f"{what}{[*where]} is {tokens[where]}, and ids are 0 to {ids - 1}")
         return np.where(used, tokens, 0).astype(np.int32)
+
+    def classes(self, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
+        """Classes of confidence.
+
+        Raises:
+          InputError: they are anything else.
+        """
+        classes = self.array(what, value, shape)
+        if ((classes < UNKNOWN) | (classes > len(EDGES))).any():
+            self.refuse(f"{what} must be {UNKNOWN} (unknown), or classes 0 to {len(EDGES)}")
+        return classes.astype(np.int32)
 
     def take_q(
         self, proposals: HostProposals, slots: Sequence[int], ask: Callable[[], Any]

@@ -14,6 +14,7 @@ from ssd_jax.roles.records import (
     BranchTokens,
     DraftBatch,
     Drafted,
+    DraftSetup,
     ExpansionRequest,
     Outcomes,
     RecordRequest,
@@ -186,6 +187,10 @@ class BranchingDraft(Protocol):
     def close(self) -> None:
         """Ends the draft, which nobody needs any more."""
         ...
+
+
+DraftFactory = Callable[[DraftSetup], Drafter | BranchingDraft]
+"""Makes the draft of an engine: a `Drafter` for mode sd, a `BranchingDraft` for mode ssd."""
 
 
 class Target(Protocol):

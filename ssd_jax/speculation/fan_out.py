@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from ssd_jax.sampling.confidence import UNKNOWN
@@ -78,6 +78,10 @@ class FanOut(Protocol):
 
     def observe(self, verified: VerificationStats) -> None:
         """Learns from a verification of this sequence, if there is anything to learn."""
+
+
+FanOutFactory = Callable[[], FanOut]
+"""Makes the policy of a sequence."""
 
 
 class UniformFanOut(FanOut):

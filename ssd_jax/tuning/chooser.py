@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.program_lookup import surroundings
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loading.loaded import Loaded
+from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
@@ -45,6 +46,7 @@ class Chooser:
       file: stores observations.
       drafting: measures T_1 of mode sd, see `Costs.draft`, if a model of mode ssd is asked for sd:
         this is rare, and may need a second copy of the draft.
+      fan_out: makes a policy for K = k; None makes the configured one.
 
     Attributes:
       predicted: by mode that auto may choose, the fastest plan with all slots busy, as fast as
@@ -60,9 +62,11 @@ class Chooser:
         budgets: tuple[int, ...],
         file: CostFile,
         drafting: Callable[[], float] | None = None,
+        fan_out: Callable[[int], FanOut] | None = None,
     ) -> None:
         self._config, self._known, self._file = config, known, file
         self._budgets = budgets
+        self._fan_out = fan_out or partial(config.fan_out_of, branches=max(budgets, default=0))
         self._guess, self._drafting = known.guess, drafting
         self._seen, self._times = Observed(known.guess), RoundTimes()
         self._settled: tuple[Guess, dict[str, float]] | None = None
@@ -110,7 +114,7 @@ class Chooser:
                 self.costs,
                 self._seen,
                 ks=ks,
-                fan_out=config.fan_out_of(k, max(self._budgets)),
+                fan_out=self._fan_out(k),
                 budgets=self._budgets,
                 waits=(True, False) if kind == "auto" else (kind == "draft",),
             )
@@ -198,8 +202,10 @@ def open_chooser(loaded: Loaded) -> Chooser:
         )
     if known != stored:
         file.write(known)
-    drafting = functools.partial(measure_draft, loaded, context) if config.draft_model else None
-    return Chooser(config, known, budgets=budgets, file=file, drafting=drafting)
+    drafting = partial(measure_draft, loaded, context) if config.draft_model else None
+    return Chooser(
+        config, known, budgets=budgets, file=file, drafting=drafting, fan_out=resolved.fan_out
+    )
 
 
 def first_guess(draft: OpenedModel | None, source: str | None = None) -> Guess:

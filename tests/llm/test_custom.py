@@ -1,0 +1,267 @@
+"""Drafts and policies that a program gives to `LLM` as objects."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax.config.config import Config
+from ssd_jax.errors import InputError
+from ssd_jax.llm.llm import LLM
+from ssd_jax.loading import load as loading
+from ssd_jax.loading.custom import Custom
+from ssd_jax.roles.protocols import Drafter
+from ssd_jax.roles.records import Drafted, DraftSetup, SlotOpening
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.text_drafts import TextDrafter
+from ssd_jax.testing.by_row import DraftRow, batch_of
+from tests.checkpoints import tiny_pair
+from tests.llm.test_speculative import outputs, requests
+from tests.speculation.repeating import RepeatBranches
+
+
+class RepeatLast(Drafter):
+    """Proposes the last token again and again."""
+
+    def __init__(self, setup):
+        self.k = setup.k
+
+    def propose(self, batch):
+        return Drafted(batch.limit, np.repeat(batch.pending[:, None], self.k, axis=1))
+
+
+class Lying(RepeatLast):
+    """Its q says that it hardly ever proposes what it proposes."""
+
+    def proposal(self):
+        raise AssertionError("asked for a q that it does not draw from")
+
+
+class LastPlace(FanOut):
+    """One branch before the last place, all others there."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.observed = 0
+
+    def counts(self, length, budget, after, confidence=()):
+        before = min(length, budget - 1)
+        return (*[1] * before, *[0] * (length - before), budget - before)
+
+    def observe(self, verified):
+        self.observed += 1
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return tiny_pair.write(tmp_path_factory.mktemp("custom"), "qwen3")[0]
+
+
+def opened(target, **settings):
+    defaults = {"context": 320, "dtype": "float32", "exact": "bitwise", "k": 3, "slots": 4}
+    store = jax.config.jax_compilation_cache_dir
+    return LLM(target, compile_cache=store, **defaults | settings)
+
+
+def says_what_ar_says(llm, mode):
+    asked = requests(llm, llm.config.verify)
+    spoken = outputs(llm, asked, mode)
+    assert [o.token_ids for o in outputs(llm, asked, "ar")] == [o.token_ids for o in spoken]
+    histograms = [output.metrics["acceptance_histogram"] or [0] for output in spoken]
+    accepted = np.sum([np.pad(each, (0, 9))[:9] for each in histograms], 0)
+    assert accepted[0] > 0  # both ways out of a round were taken
+    assert accepted[1:].sum() > 0
+    return spoken
+
+
+@pytest.mark.parametrize("verify", ["coupled", pytest.param("ratio", marks=pytest.mark.more)])
+def test_a_drafter_leaves_the_text_as_it_is(target, verify):
+    with opened(target, mode="sd", draft=Lying, verify=verify) as llm:
+        assert llm.modes == ("ar", "sd")
+        assert "draft='<Lying>'" in repr(llm)
+        says_what_ar_says(llm, "sd")
+
+
+@pytest.mark.parametrize("verify", ["coupled", pytest.param("ratio", marks=pytest.mark.more)])
+def test_a_branching_draft_and_a_policy_leave_the_text_as_it_is(target, verify):
+    RepeatBranches.made, LastPlace.made = [], 0
+    settings = {"budget": 8, "fan_out": LastPlace, "backup": "draft", "verify": verify}
+    with opened(target, mode="ssd", draft=RepeatBranches, **settings) as llm:
+        assert llm.modes == ("ar", "ssd")
+        spoken = says_what_ar_says(llm, "ssd")
+        assert sum(output.metrics["hit_rate"] or 0 for output in spoken) > 0
+        (draft,) = RepeatBranches.made
+        assert (draft.slots, draft.k, draft.branches) == (4, 3, 8)
+        assert len(spoken) <= LastPlace.made <= len(spoken) + 4 + 2  # one a sequence
+        assert not draft.closed
+    assert draft.closed
+
+
+@pytest.fixture
+def never_loads(monkeypatch):
+    def load(*_, **__):
+        raise AssertionError("loads")
+
+    monkeypatch.setattr(loading, "Programs", load)
+
+
+def made(setup):
+    """A function makes one, too."""
+    return RepeatLast(setup)
+
+
+class Half(Drafter):
+    def __init__(self, setup):
+        self.k = setup.k
+
+
+class OtherK(RepeatLast):
+    def __init__(self, setup):
+        self.k = setup.k + 1
+
+
+class NoCounts(FanOut):
+    pass
+
+
+SD, SSD = {"mode": "sd"}, {"mode": "ssd"}
+BRANCHING = SSD | {"draft": RepeatBranches}
+HOSTS = {"hosts": "10.0.0.1:4000,count=2"}
+SETUP = DraftSetup(slots=2, k=3, ids=99, context=64, branches=8)
+OBJECT = "draft = '<RepeatLast>'"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, f"{OBJECT} means nothing with mode = 'ar'"),
+        (SD | {"draft": RepeatLast(SETUP)}, "each engine needs one of its own.*draft=RepeatLast"),
+        (SSD | {"draft": "d", "fan_out": LastPlace()}, "each sequence needs.*fan_out=LastPlace"),
+        (SD | {"draft": 3.5}, "draft = 3.5 is not understood"),
+        ({"mode": "auto"}, "mode = 'auto' is chosen by measured costs.*give sd or ssd"),
+        (SD | {"k": "auto"}, "k = 'auto' is chosen by measured costs"),
+        (BRANCHING | {"budget": "auto"}, "budget = 'auto' is chosen"),
+        (SSD, "takes a BranchingDraft, and this has no record, expand"),
+        (SD | {"draft": RepeatBranches}, "takes a Drafter, and this has no gather, propose"),
+        (SD | {"draft": Half}, "takes a Drafter, and this has no propose"),
+        (SSD | {"draft": "d", "fan_out": NoCounts}, "<NoCounts>: a FanOut, and this has no counts"),
+        (SD | {"draft": "<RepeatLast>"}, f"{OBJECT} stands for an object.*give it to LLM itself"),
+        (SD | HOSTS, "hosts = .*do not have the object draft"),
+        (SSD | {"draft": "d", "fan_out": LastPlace} | HOSTS, "hosts = .*object fan_out = '<Last"),
+        *(
+            (BRANCHING | {name: value}, f"{name} = {value!r} is for a draft model")
+            for name, value in {
+                "draft_placement": "process",
+                "draft_tls_ca": "ca.pem",
+                "draft_devices": "1",
+                "draft_cores": "1",
+                "draft_workers": 2,
+                "draft_dtype": "int8",
+                "draft_temperature": 0.5,
+                "proposal_support": 3,
+                "saguaro_c": 0.5,
+                "predict": "plain",
+            }.items()
+        ),
+        (
+            BRANCHING | {"draft_placement": "remote:10.0.0.1:4000"},
+            "draft_placement = 'remote:10.0.0.1:4000' is for a draft model",
+        ),
+    ],
+)
+def test_what_an_object_has_no_part_in_is_refused_by_name(target, never_loads, settings, message):
+    with pytest.raises(InputError, match=message):
+        opened(target, **{"draft": RepeatLast} | settings)
+
+
+def test_a_config_has_no_objects():
+    with pytest.raises(InputError, match=r"draft = <class .*RepeatLast.* is not understood"):
+        Config(mode="sd", draft=RepeatLast)
+
+
+def test_a_config_that_names_an_object_is_refused_without_it(target, never_loads):
+    config = Config(target=str(target), mode="ssd", draft="d", fan_out="<LastPlace>")
+    with pytest.raises(InputError, match="fan_out = '<LastPlace>' stands for an object"):
+        LLM(config=config)
+
+
+class Twice:
+    """A draft of one sequence."""
+
+    def extend(self, tokens):
+        self._last = tokens[-1]
+
+    def propose(self, count):
+        return [self._last] * min(count, 2)
+
+
+class OtherM(RepeatBranches):
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.branches += 1
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (lambda setup: Half(setup), "draft = <lambda>: .*takes a Drafter, and this has no propose"),
+        (lambda setup: None, "this has no open, set_pages, prefill, gather, propose, speculate"),
+        (OtherK, "draft = <OtherK>: k = 4, and it was made for k = 3"),
+    ],
+)
+def test_what_is_made_for_an_engine_is_checked(draft, message):
+    with pytest.raises(InputError, match=message):
+        Custom(draft).drafter(SETUP, 3)
+
+
+def test_what_is_made_for_an_engine_that_branches_is_checked():
+    with pytest.raises(InputError, match="branches = 9, and it was made for branches = 8"):
+        Custom(OtherM).branching(SETUP)
+    with pytest.raises(InputError, match="takes a BranchingDraft, and this has no record, expand"):
+        Custom(made).branching(SETUP)
+
+
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [(RepeatLast, [9, 9, 9]), (made, [9, 9, 9]), (functools.partial(TextDrafter, Twice), [9, 9])],
+)
+def test_a_class_a_function_and_a_draft_of_one_sequence_make_drafters(draft, expected):
+    drafter = Custom(draft).drafter(SETUP, 3)
+    drafter.open(SlotOpening(1, SamplingParams()))
+    drafter.prefill(1, [5, 7], 0, last=True)
+    drafted = drafter.propose(batch_of([DraftRow(1, 2, [9], 3)], 2))
+    assert drafted.tokens[1, : drafted.lengths[1]].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((1, 2, 2), r"counts\(2, 6\) = \(1, 2, 2\); their sum is 5, and must be budget = 6"),
+        ((3, 3, 0), "give 3 numbers, none negative and the last one at least 1"),
+        ((3, 3), "give 3 numbers"),
+        ((-1, 3, 4), "give 3 numbers"),
+        ((1.0, 2, 3), "give 3 numbers"),
+        (None, "give 3 numbers"),
+    ],
+)
+def test_counts_of_a_policy_that_do_not_fit_are_refused(counts, message):
+    class Scripted(FanOut):
+        def counts(self, length, budget, after, confidence=()):
+            return counts
+
+    with pytest.raises(InputError, match=f"fan_out <Scripted>: .*{message}"):
+        Custom(fan_out=Scripted).new_fan_out().counts(2, 6, "hit")
+
+
+def test_a_policy_reads_confidence_if_it_says_so():
+    class Reading(LastPlace):
+        reads_confidence = True
+
+    assert Custom(fan_out=Reading).new_fan_out().reads_confidence
+    assert not Custom(fan_out=LastPlace).new_fan_out().reads_confidence
