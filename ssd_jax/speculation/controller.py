@@ -102,8 +102,7 @@ class Controller(Drafter):
         self._records: RecordAnswer | None = None
         self._recorded: set[int] = set()  # slots with a record that has no branches yet
         self._round: RoundState | None = None
-        self._ended: RoundState | None = None  # whose outcomes are not learned yet
-        self._plan = self._next_plan = self._learning.plan(rows=1)
+        self._plan = self._learning.next_plan
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -144,7 +143,7 @@ class Controller(Drafter):
         began = self._waiting.clock()
         if self._cache.absence is None:
             self._cache.gather(1)
-        this = self._round = self._ended = self._look_up(batch, began)
+        this = self._round = self._look_up(batch, began)
         self._wait(this)
         request = self._request = self._records_of(this)
         # Even if the draft fails, the branches are gone.
@@ -182,14 +181,13 @@ class Controller(Drafter):
         self._round = None
         assert this.drafted is not None
         this.drafted.activity = self._waiting.report(*this.waited)
-        self._next_plan = self._learning.plan(rows=len(this.states))
+        self._learning.plan(rows=len(this.states))
         return proposal
 
     def _learn(self) -> None:
-        """Learns from the outcomes that the round began with, once."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            self._learning.learn(ended)
+        """Learns from the outcomes that the round began with."""
+        if self._round is not None:
+            self._learning.learn(self._round)
 
     def _look_up(self, batch: DraftBatch, began: float) -> RoundState:
         """Takes the outcomes, each once, and looks them up."""
@@ -255,7 +253,7 @@ class Controller(Drafter):
 
     def _expand(self, rows: dict[int, SequenceState]) -> None:
         """Asks the draft for branches of these rows' records."""
-        self._plan = self._next_plan
+        self._plan = self._learning.next_plan
         self._recorded.clear()
         asking = {slot: state for slot, state in rows.items() if state.asks_confidence}
         if asking and self._records is not None:

@@ -14,6 +14,9 @@ class Learning:
     Args:
       tuner: decides K and M.
       waiting: has the pace.
+
+    Attributes:
+      next_plan: of the next round.
     """
 
     def __init__(self, tuner: Tuner, waiting: Waiting) -> None:
@@ -21,16 +24,23 @@ class Learning:
         self._unobserved: list[VerificationStats] = []  # by the tuner
         self._last: dict[int, SequenceState] = {}  # rows of the last round, which began at `_began`
         self._began = 0.0
+        self.next_plan: SpeculationPlan = tuner.plan(rows=1, steps=waiting.steps)
 
-    def plan(self, rows: int) -> SpeculationPlan:
-        """The plan of the next round of so many rows, by all that was learned."""
+    def plan(self, rows: int) -> None:
+        """Plans the next round of so many rows, by all that was learned."""
         for verified in self._unobserved:
             self._tuner.observe(verified)
         self._unobserved.clear()
-        return self._tuner.plan(rows=rows, steps=self._waiting.steps)
+        self.next_plan = self._tuner.plan(rows=rows, steps=self._waiting.steps)
 
     def learn(self, this: RoundState) -> None:
-        """Learns from the outcomes that a round began with, before its rows have new records."""
+        """Learns from the outcomes that a round began with, before its rows have new records.
+
+        It does so once, however often it is called.
+        """
+        if this.learned:
+            return
+        this.learned = True
         batch, lookup = this.batch, this.lookup
         last, self._last = self._last, this.states
         if any(last.get(slot) is state for slot, state in this.states.items()):

@@ -114,6 +114,7 @@ class RoundState:
       branches: those that were looked up.
       drafted: the proposal.
       waited: most tokens of a row that were drafted just in time, and the seconds they took.
+      learned: whether the outcomes that it began with were learned.
     """
 
     began: float
@@ -127,6 +128,7 @@ class RoundState:
     branches: BranchTokens | None = None
     drafted: Drafted | None = None
     waited: tuple[int, float] = (0, 0.0)
+    learned: bool = False
 
     def usual(self) -> float:
         """Tokens that a round of these rows commits in all, by their recent rounds."""

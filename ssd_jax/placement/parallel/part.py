@@ -29,13 +29,12 @@ class HostRecordAnswer(RecordAnswer, Protocol):
 
 
 class Part(BranchingDraft, Protocol):
-    """A draft elsewhere, whose tokens and proposals are on the host.
+    """A draft elsewhere, whose tokens and proposals are on the host."""
 
-    Attributes:
-      page_size: positions of a page; 0 where slots share none.
-    """
-
-    page_size: int
+    @property
+    def page_size(self) -> int:
+        """Positions of a page; 0 where slots share none."""
+        ...
 
     def lose(self, pages: Sequence[int]) -> None:
         """These pages went to a slot of another part."""

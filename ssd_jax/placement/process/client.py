@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -51,7 +52,6 @@ class RemoteDraft(BranchingDraft):
       patience: seconds to wait for an answer.
 
     Attributes:
-      counters: counts of events: those of the streams, "q late" and "q malformed".
       epochs: of the slots' requests [B].
     """
 
@@ -64,8 +64,7 @@ class RemoteDraft(BranchingDraft):
         patience: float = PATIENCE,
     ) -> None:
         self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
-        self.page_size = hello.page_size
-        self.streams, self.counters, self.patience = streams, streams.counters, patience
+        self.streams, self.patience = streams, patience
         self.epochs = np.zeros(hello.slots, np.int32)
         self._hello = hello
         self._q_travels = hello.rule == "ratio" and not greedy
@@ -73,9 +72,19 @@ class RemoteDraft(BranchingDraft):
         self._sampled = np.zeros(hello.slots, bool)  # slots whose verification needs q
         self._grown: set[int] = set()  # slots with pages that the worker does not know of
         self._texts = DraftTexts(hello.page_size)
-        self._taught: dict[int, Connection] = {}  # stream that a text's `cached` refers to
-        self._filled_by: Connection | None = None  # stream that the filled pages refer to
+        self._link: Connection | None = None  # that the worker has these slots' requests by
+        self._opened: set[int] = set()
         self._records: RemoteRecords | None = None  # of this round; None if the worker has none
+
+    @property
+    def page_size(self) -> int:
+        """Positions of a page; 0 where slots share none."""
+        return self._hello.page_size
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Counts of events: those of the streams, "q late" and "q malformed"."""
+        return self.streams.counters
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -84,7 +93,7 @@ class RemoteDraft(BranchingDraft):
         self._sampled[slot] = self._q_travels and opening.params.temperature > 0
         self._texts.open(opening)
         self._grown.discard(slot)
-        self._taught.pop(slot, None)
+        self._opened.discard(slot)
 
     @override
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
@@ -133,7 +142,8 @@ class RemoteDraft(BranchingDraft):
     def _taught_records(self, promotion: Promotion, link: Connection) -> Promotion:
         """Gives the worker what it lacks; returns the promotion as it can carry it out."""
         slots = np.flatnonzero(promotion.position != IDLE).tolist()
-        unknown = [slot for slot in slots if self._taught.get(slot) is not link]
+        self._use(link)
+        unknown = [slot for slot in slots if slot not in self._opened]
         for slot in unknown:
             self._texts[slot].expanded = False
         # A branch is lost with its stream, or by an interrupted step.
@@ -179,14 +189,19 @@ class RemoteDraft(BranchingDraft):
         """Ends the stream; the worker then frees the slots."""
         self.streams.close()
 
+    def _use(self, link: Connection) -> None:
+        """Speaks to a worker by this stream; a new one knows of no request, and has no page."""
+        if self._link is not link:
+            self._link = link
+            self._opened.clear()
+            self._texts.forget_pages()
+
     def _teach(self, slot: int, link: Connection) -> None:
         """Sends a worker the tokens of a slot's text that it lacks; all of them if it is new."""
         epoch = int(self.epochs[slot])
-        if self._filled_by is not link:
-            self._filled_by = link
-            self._texts.forget_pages()
-        if self._taught.get(slot) is not link:
-            self._taught[slot] = link
+        self._use(link)
+        if slot not in self._opened:
+            self._opened.add(slot)
             self._texts.forget(slot)
             opening = self._texts.reusable(slot)
             link.send(Open(number=next(self._numbers), epoch=epoch, opening=opening))
