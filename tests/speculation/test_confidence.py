@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.speculation.fan_out import ConfidenceFanOut, MeasuredFanOut, VerificationStats
-from tests.speculation.test_fan_out import BUDGETS, LENGTHS, require_whole
+from tests.speculation.budgets import BUDGETS, LENGTHS, require_whole
 
 LEAST, MOST = 0, len(EDGES)
 

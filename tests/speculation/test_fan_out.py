@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.fan_out import (
-    Counts,
     FanOut,
     GeometricFanOut,
     ListedFanOut,
@@ -17,8 +16,8 @@ from ssd_jax.speculation.fan_out import (
     VerificationStats,
     share,
 )
+from tests.speculation.budgets import BUDGETS, LENGTHS, RATES, require_whole
 
-LENGTHS, BUDGETS, RATES = (0, 1, 2, 4, 7, 16), (1, 2, 3, 5, 8, 16, 24, 61), (0.01, 0.3, 0.8, 0.99)
 FINE = 10_000  # branches a branch, to see counts before rounding
 
 
@@ -36,14 +35,6 @@ def chance_of_a_miss(counts: np.ndarray, a: float, r: float) -> float:
     k = np.arange(len(counts))
     odds = np.where(k < len(counts) - 1, a**k * (1 - a), a**k)
     return float(np.sum(odds * counts**-r))
-
-
-def require_whole(counts: Counts, length: int, budget: int) -> None:
-    """The whole budget is used, and the last slot is not empty."""
-    assert len(counts) == length + 1
-    assert sum(counts) == budget
-    assert min(counts) >= 0
-    assert counts[-1] >= 1
 
 
 @pytest.mark.parametrize("policy", all_policies(), ids=lambda policy: type(policy).__name__)

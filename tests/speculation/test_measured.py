@@ -15,7 +15,7 @@ from ssd_jax.speculation.fan_out import (
     VerificationStats,
     exponent,
 )
-from tests.speculation.test_fan_out import BUDGETS, LENGTHS, require_whole
+from tests.speculation.budgets import BUDGETS, LENGTHS, require_whole
 
 FINE = 100_000
 

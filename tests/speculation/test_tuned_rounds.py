@@ -16,7 +16,7 @@ from ssd_jax.tuning.throughput import Costs, Guess
 from ssd_jax.tuning.tuners import FastestTuner, Observed
 from tests.engine.letters import LONG, drain, outputs, request, spell
 from tests.speculation.fake_branches import FakeBranchingDraft
-from tests.speculation.test_controller_traffic import PREDICTORS, REQUESTS, results, script
+from tests.speculation.traffic import PREDICTORS, REQUESTS, results, script
 from tests.speculation.tuners import Restless
 from tests.speculation.watched import EOS, ssd
 

@@ -15,9 +15,9 @@ from ssd_jax.speculation.division import share
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
 from tests.speculation.enumeration.host import Host
+from tests.speculation.enumeration.host_games import FAIR, GAME, law_of, of_row, seconds
 from tests.speculation.enumeration.host_roles import Proposed, ToyDraft
 from tests.speculation.enumeration.laws import autoregressive
-from tests.speculation.enumeration.test_host import FAIR, GAME, law_of, of_row, seconds
 from tests.speculation.enumeration.toys import PROMPT
 
 

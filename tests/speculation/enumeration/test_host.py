@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 
@@ -13,16 +12,11 @@ from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, Measu
 from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.sampling.edits import Edit, edited
-from tests.speculation.enumeration import toys
-from tests.speculation.enumeration.chance import paths
-from tests.speculation.enumeration.host import Hashed, Host, outputs, texts
+from tests.speculation.enumeration.host import Hashed, Host, texts
+from tests.speculation.enumeration.host_games import FAIR, GAME, law_of, of_row, seconds
 from tests.speculation.enumeration.laws import autoregressive
-from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import PROMPT
 
-GAME = Game(target=toys.TARGET2, draft=toys.DRAFT2, k=2)
-# A drafted token takes .55 of a verification; branches for the likeliest bonus token alone.
-FAIR = Game(target=toys.iid(1, 1), draft=toys.iid(17, 3), k=2)
 HOST = Host(game=FAIR, forward=lambda _number: 0.55, width=1, budget=2)
 
 
@@ -31,31 +25,6 @@ class Same(Occurrences):
 
     def seed(self, seed: int, index: int) -> int:
         return seed
-
-
-def law_of(host, names, length, occurrences=Occurrences):
-    """The joint law of requests that come all at once, and what their rounds were like."""
-    law, seen = defaultdict(Fraction), Counter()
-
-    def play(chance):
-        found = outputs(host.engine(chance, occurrences()), names, length)
-        for output in found:
-            seen.update(output.metrics["miss_causes"] or {})
-            seen["hit"] += bool(output.metrics["hit_rate"])
-            for k, count in enumerate(output.metrics["acceptance_histogram"] or []):
-                seen[k] += count
-        return tuple(tuple(output.token_ids) for output in found)
-
-    for result, _, mass in paths(play, frozenset(), lambda _key: True):
-        law[result] += mass
-    return dict(law), seen
-
-
-def of_row(law, row):
-    found = defaultdict(Fraction)
-    for joint, mass in law.items():
-        found[joint[row]] += mass
-    return dict(found)
 
 
 class Changing:
@@ -70,10 +39,6 @@ class Changing:
 
     def observe(self, verified):
         raise AssertionError("sampled rows teach nothing")
-
-
-def seconds(each):
-    return lambda _number: each
 
 
 SETTINGS = {
