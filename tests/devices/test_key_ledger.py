@@ -36,7 +36,7 @@ from ssd_jax.sampling.keys import Purpose
 from ssd_jax.testing import tiny
 from ssd_jax.wire.messages import DraftSpec
 from tests.llm import law
-from tests.llm.test_engine_law import FEW_BRANCHES
+from tests.llm.law import FEW_BRANCHES
 from tests.loading.variation import varied
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law

@@ -14,9 +14,9 @@ from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.runs import outputs, requests
 from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
-from tests.placement.test_mesh import SHAPE, opened
+from tests.placement.meshes import SHAPE, opened
 
 
 class Pair(NamedTuple):

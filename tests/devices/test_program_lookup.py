@@ -32,8 +32,8 @@ from ssd_jax.system import stored_jit
 from ssd_jax.system.compile_cache import ProgramStore, use_store
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs, requests
-from tests.placement.test_mesh import SHAPE
+from tests.llm.runs import outputs, requests
+from tests.placement.meshes import SHAPE
 from tests.system.test_compile_cache import key_of
 
 CONFIG = ModelConfig.from_hf(tiny.config("llama"))

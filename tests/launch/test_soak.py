@@ -17,7 +17,7 @@ import pytest
 
 from ssd_jax import SamplingParams
 from tests.launch.test_local import children, gone
-from tests.llm.test_paged import opened as opened_here
+from tests.llm.paged import opened as opened_here
 from tests.placement.remote.proxy import Proxy
 from tests.placement.remote.workers import checkpoints, opened, start
 from tests.waiting import eventually

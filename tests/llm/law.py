@@ -31,6 +31,12 @@ MANY = 600
 """Sampled requests of each setting, in the default suite and in the slow one."""
 GREEDY = 20
 PROMPT = list(b"aabacbbcca")
+FEW_BRANCHES = {
+    "budget": "2",
+    "proposal_support": "2",
+    "backup": "draft",
+    "fan_out": "confidence",
+}
 
 
 def write_checkpoints(root):

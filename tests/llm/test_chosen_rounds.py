@@ -13,7 +13,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import chooser
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import outputs, requests, run
+from tests.llm.runs import outputs, requests, run
 from tests.speculation.tuners import Restless
 
 pytestmark = pytest.mark.more  # tests/tuning has the choice, tests/speculation the rounds

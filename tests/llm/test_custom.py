@@ -20,7 +20,7 @@ from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.text_drafts import TextDrafter
 from ssd_jax.testing.by_row import DraftRow, batch_of
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.runs import outputs, requests
 from tests.speculation.repeating import RepeatBranches
 
 

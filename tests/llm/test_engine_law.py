@@ -11,17 +11,18 @@ import pytest
 from ssd_jax.config import config
 from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.llm import law
-from tests.llm.law import LETTERS, MANY, ChangedQ, assert_lawful, engine_with, open_llm
+from tests.llm.law import (
+    FEW_BRANCHES,
+    LETTERS,
+    MANY,
+    ChangedQ,
+    assert_lawful,
+    engine_with,
+    open_llm,
+)
 from tests.sampling.evidence import ALPHA
 from tests.selection import cases
 from tests.speculation.tuners import Restless
-
-FEW_BRANCHES = {
-    "budget": "2",
-    "proposal_support": "2",
-    "backup": "draft",
-    "fan_out": "confidence",
-}
 
 
 @pytest.fixture(scope="module")

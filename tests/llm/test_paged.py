@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.engine.page_stock import PageStock, Taken
 from ssd_jax.kernels.handlers import why_missing
-from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
-from tests.placement.test_submesh import ids
-
-CONTEXT = 512
-SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2}
-ALONE = {"mode": "ar", "draft": None, "draft_placement": None, "k": None, "budget": None}
-LONG = "The quick brown fox jumps over the lazy dog. " * 6
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Target and draft."""
-    return tiny_pair.write(tmp_path_factory.mktemp("paged"), "qwen3", **SHAPE)
-
-
-def opened(pair, *, there=None, **settings):
-    """`there` are fields of `Execution`, as on an accelerator."""
-    defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
-    defaults |= {"context": CONTEXT, "slots": 3, "k": "3", "budget": "8", "dtype": "float32"}
-    with execution_as(**(there or {})):
-        return LLM(pair[0], compile_cache="off", **defaults | settings)
+from tests.llm.paged import ALONE, CONTEXT, ELSEWHERE, LONG, PAGE, elsewhere, opened
+from tests.llm.runs import ids, outputs, requests
+from tests.models.golden import ON_GPUS, ON_TPUS
 
 
 def asked(llm):
@@ -48,10 +28,6 @@ def expected(pair):
     return ids(outputs(llm, asked(llm), "ar"))
 
 
-# Bytes of a page of both models: two layers, two heads, K beside V of 8, float32.
-PAGE = 2 * 2 * 2 * 128 * 2 * 8 * 4
-
-
 SLOW = pytest.mark.slow  # `test_preemption.py` has it for what CI runs, with fewer pages
 
 
@@ -65,20 +41,6 @@ def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
     assert llm.loaded.programs.paging == (128, 7)
     for mode in llm.modes:
         assert ids(outputs(llm, asked(llm), mode)) == expected, mode
-
-
-ELSEWHERE = {
-    "process": {"draft_placement": "process"},
-    "submesh": {"draft_placement": "submesh", "target_devices": "1", "draft_devices": "4"},
-    "groups": {"draft_placement": "submesh", "mesh": "data=2", "draft_devices": "4", "slots": 4},
-}
-"""With groups, the target's devices number their own pages from 0, and the draft's do not."""
-
-
-def elsewhere(default):
-    """Each of them; all but one are slow."""
-    slow = pytest.mark.slow
-    return [pytest.param(each, marks=() if each == default else slow) for each in ELSEWHERE]
 
 
 @pytest.mark.more

@@ -11,11 +11,8 @@ import pytest
 from ssd_jax import SamplingParams
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.paged_role import PagedRole
-from tests.llm.test_paged import ALONE, ELSEWHERE, PAGE, elsewhere, opened, pair
-from tests.llm.test_speculative import outputs
-from tests.placement.test_submesh import ids
-
-__all__ = ["pair"]
+from tests.llm.paged import ALONE, ELSEWHERE, PAGE, elsewhere, opened
+from tests.llm.runs import ids, outputs
 
 ENDS = {"min_tokens": 150, "stop_token_ids": range(32)}
 """Many a stop id would come before, and one comes soon after."""

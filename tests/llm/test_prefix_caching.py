@@ -14,11 +14,8 @@ from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.loaded import Loaded
 from tests.engine.flawed_stocks import Early, Uncounted
-from tests.llm.test_paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened, pair
-from tests.llm.test_speculative import outputs
-from tests.placement.test_submesh import ids
-
-__all__ = ["pair"]
+from tests.llm.paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened
+from tests.llm.runs import ids, outputs
 
 COUPLED = [
     {},

@@ -28,8 +28,8 @@ from ssd_jax.tools.distill.scoring import judge
 from ssd_jax.tools.distill.shards import Sample
 from tests.checkpoints import tiny_drafts
 from tests.llm import law
-from tests.llm.test_speculative import outputs, requests
-from tests.llm.test_ssd import by_policy
+from tests.llm.policies import by_policy
+from tests.llm.runs import outputs, requests
 from tests.sampling.evidence import ALPHA
 
 EVENS = np.array([*range(0, 256, 2), tiny.EOS, tiny.END_OF_TURN, tiny.PAD])

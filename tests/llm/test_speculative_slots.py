@@ -12,7 +12,7 @@ from ssd_jax import LLM, SamplingParams
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_programs import Programs
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs
+from tests.llm.runs import outputs
 
 K, CONTEXT = 3, 128  # also the size of a page
 PROMPTS = [

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import branching
-from ssd_jax.engine.engine import Engine
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
-from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import outputs, requests, run
-from tests.loading.variation import varied
+from tests.llm.policies import by_policy
+from tests.llm.runs import outputs, requests
 from tests.selection import cases
 
 FACTORS = {
@@ -126,15 +124,6 @@ def test_text_and_logprobs_equal_autoregressive_decoding(checkpoints, row):
         rates.append(np.mean([each["hit_rate"] for each in metrics]))
         assert any(each["acceptance_by_position"] for each in metrics)
     assert 0 < np.mean(rates) < 1  # both a hit and a miss were taken
-
-
-def by_policy(llm, asked, **policy):
-    """What an engine with other policies and the same programs says."""
-    roles = varied(llm.loaded, **policy).roles("ssd", llm.config.speculated)
-    decoder, eos_ids = llm.tokenizer.open_stream, llm.tokenizer.eos_ids
-    engine = Engine(roles.target, decoder, eos_ids, drafter=roles.drafter)
-    Comparing(engine)
-    return run(engine, asked)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.llm.llm import LLM
 from ssd_jax.models.functional import FunctionalModel
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs, requests
-from tests.models.golden import ON_GPUS, ON_TPUS, execution_as
-
-SHAPE = {"intermediate_size": 48, "vocab_size": 320}
+from tests.llm.runs import outputs, requests
+from tests.models.golden import ON_GPUS, ON_TPUS
+from tests.placement.meshes import SHAPE, opened
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +29,6 @@ def pairs(tmp_path_factory):
         return tiny_pair.write(root / f"{family}-{heads}", family, **shape)
 
     return pair
-
-
-def opened(pair, mesh, *, there, **settings):
-    """Any mode of a pair; `there` are fields of `Execution`, as on an accelerator."""
-    defaults = {"mode": "ssd", "draft": pair[1], "draft_placement": "inline", "verify": "coupled"}
-    defaults |= {"context": 320, "slots": 4, "k": "3", "budget": "8", "dtype": "float32"}
-    with execution_as(**there):
-        return LLM(pair[0], mesh=mesh, compile_cache="off", **defaults | settings)
 
 
 def likeliest(entries):

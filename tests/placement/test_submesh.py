@@ -29,7 +29,7 @@ from ssd_jax.tuning.chooser import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import SAMPLED, outputs, requests, run
+from tests.llm.runs import SAMPLED, ids, outputs, requests, run
 from tests.loading.variation import varied
 from tests.models.golden import ON_TPUS, execution_as
 from tests.sampling.edits import Edit, edited
@@ -75,10 +75,6 @@ def engine_of(llm, **settings):
     draft = roles.drafter._draft
     draft.patience = PATIENCE
     return Engine(roles.target, decoder, llm.tokenizer.eos_ids, drafter=roles.drafter), draft
-
-
-def ids(found):
-    return [output.token_ids for output in found]
 
 
 def hit_rates(found):

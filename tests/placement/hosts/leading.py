@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ssd_jax.engine.request import TokenLogprobs
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests.llm.test_speculative import PROMPTS, outputs, requests
+from tests.llm.runs import PROMPTS, outputs, requests
 
 
 def likeliest(entries: Iterable[TokenLogprobs | None] | None) -> list[list[int]]:

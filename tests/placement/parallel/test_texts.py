@@ -16,10 +16,9 @@ from ssd_jax.placement.parallel.by_branches import DraftByBranches
 from ssd_jax.roles.activity import Activity
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import share
-from tests.llm.test_paged import opened
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.paged import opened
+from tests.llm.runs import ids, outputs, requests
 from tests.placement.remote import workers
-from tests.placement.test_submesh import ids
 from tests.sampling.edits import Edit, edited
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ from ssd_jax.llm.llm import LLM
 from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerResources
 from ssd_jax.placement.visible import Devices
 from tests.checkpoints import tiny_pair
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.runs import outputs, requests
 from tests.placement.process.script import SETTINGS
 
 PATIENCE = 120.0  # no answer is late here, however busy the machine is

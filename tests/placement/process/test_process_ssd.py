@@ -25,7 +25,7 @@ from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing
-from tests.llm.test_speculative import outputs, requests, run
+from tests.llm.runs import outputs, requests, run
 from tests.loading.variation import varied
 from tests.placement.process.fake_worker import command
 from tests.selection import cases

@@ -20,7 +20,7 @@ from ssd_jax.placement.process import memory
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.remote import far_worker, serving
-from tests.llm.test_speculative import outputs, requests
+from tests.llm.runs import outputs, requests
 from tests.placement.process.script import HELLO
 from tests.placement.remote.scripted import FAR
 from tests.placement.remote.workers import (

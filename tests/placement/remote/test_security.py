@@ -11,7 +11,7 @@ trustme = pytest.importorskip("trustme")
 
 from ssd_jax.errors import InputError  # noqa: E402
 from ssd_jax.placement.remote import far_worker  # noqa: E402
-from tests.llm.test_speculative import outputs, requests  # noqa: E402
+from tests.llm.runs import outputs, requests  # noqa: E402
 from tests.placement.remote.test_remote import ids, secret  # noqa: E402
 from tests.placement.remote.wire import FAR, namespace  # noqa: E402
 from tests.placement.remote.workers import checkpoints, hits, opened, started  # noqa: E402
