@@ -24,6 +24,7 @@ from ssd_jax.options.fields import with_field_help
 from ssd_jax.placement.parallel.layout import Split
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
+from ssd_jax.speculation.fan_out_flag import POLICIES
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 _PAGE = 16  # positions that every kernel can read alone
@@ -166,10 +167,10 @@ class EngineSettings:
     )
     fan_out: str | None = setting(
         None,
-        "how mode ssd divides its branches over the numbers of accepted tokens: uniform, "
-        "geometric (learns one acceptance rate), measured (one per position, and how fast branches "
-        "cut misses), confidence (from the draft's token probabilities), or a list of k + 1 "
-        "numbers such as 4,3,3,2,4 (after a slash: used after a miss); default geometric",
+        "how mode ssd divides its branches over the numbers of accepted tokens: "
+        f"{', '.join(f'{n} ({p.summary})' if p.summary else n for n, p in POLICIES.items())}, or a "
+        "list of k + 1 numbers such as 4,3,3,2,4 (after a slash: used after a miss); default "
+        "geometric",
         needs="ssd",
         listed=True,
     )

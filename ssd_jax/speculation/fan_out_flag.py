@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import (
@@ -16,11 +17,24 @@ from ssd_jax.speculation.fan_out import (
     UniformFanOut,
 )
 
-_POLICIES: dict[str, Callable[[], FanOut]] = {
-    "uniform": UniformFanOut,
-    "geometric": GeometricFanOut,
-    "measured": MeasuredFanOut,
-    "confidence": ConfidenceFanOut,
+
+class NamedPolicy(NamedTuple):
+    """A policy that has a name.
+
+    Attributes:
+      make: makes the policy of a sequence.
+      summary: what the help says of it.
+    """
+
+    make: Callable[[], FanOut]
+    summary: str = ""
+
+
+POLICIES: Mapping[str, NamedPolicy] = {
+    "uniform": NamedPolicy(UniformFanOut),
+    "geometric": NamedPolicy(GeometricFanOut, "learns one acceptance rate"),
+    "measured": NamedPolicy(MeasuredFanOut, "one per position, and how fast branches cut misses"),
+    "confidence": NamedPolicy(ConfidenceFanOut, "from the draft's token probabilities"),
 }
 
 
@@ -28,7 +42,7 @@ def parse(text: str, k: int, budget: int) -> FanOut:
     """The policy that a user asks for.
 
     Args:
-      text: uniform, geometric, measured, confidence, or K + 1 integers for k = 0..K such as
+      text: a name of `POLICIES`, or K + 1 integers for k = 0..K such as
         4,3,3,2,4; a second list after a slash applies where the tokens being verified were no
         prepared branch.
       k: K, at least 1.
@@ -41,12 +55,12 @@ def parse(text: str, k: int, budget: int) -> FanOut:
         raise InputError(
             f"budget = {budget} is too small for fan_out = {text!r}; give at least {LEAST_BUDGET}"
         )
-    if text in _POLICIES:
-        return _POLICIES[text]()
+    if text in POLICIES:
+        return POLICIES[text].make()
     example = ",".join(map(str, UniformFanOut().counts(k, budget, "hit")))
     if "," not in text:
         raise InputError(
-            f"fan_out = {text!r} is unknown; give {', '.join(_POLICIES)}, or {k + 1} integers "
+            f"fan_out = {text!r} is unknown; give {', '.join(POLICIES)}, or {k + 1} integers "
             f"that sum to the budget, such as {example}"
         )
     parts = [_listed(text, part, k, budget, example) for part in text.split("/", 1)]

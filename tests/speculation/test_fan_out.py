@@ -16,6 +16,7 @@ from ssd_jax.speculation.fan_out import (
     VerificationStats,
     share,
 )
+from ssd_jax.speculation.fan_out_flag import POLICIES
 from tests.speculation.budgets import BUDGETS, LENGTHS, RATES, require_whole
 
 FINE = 10_000  # branches a branch, to see counts before rounding
@@ -23,7 +24,8 @@ FINE = 10_000  # branches a branch, to see counts before rounding
 
 def all_policies() -> list[FanOut]:
     listed = ListedFanOut((4, *[0] * 15, 12), (0, *[1] * 15, 1))
-    return [UniformFanOut(), listed, *(GeometricFanOut(acceptance=a) for a in RATES)]
+    named = [policy.make() for policy in POLICIES.values()]
+    return [*named, listed, *(GeometricFanOut(acceptance=a) for a in RATES)]
 
 
 def unrounded(policy: FanOut, length: int, budget: int) -> np.ndarray:

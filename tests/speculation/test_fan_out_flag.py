@@ -7,11 +7,9 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import (
     ConfidenceFanOut,
-    GeometricFanOut,
-    MeasuredFanOut,
     UniformFanOut,
 )
-from ssd_jax.speculation.fan_out_flag import parse
+from ssd_jax.speculation.fan_out_flag import POLICIES, parse
 
 
 def test_lists_are_used_as_they_are():
@@ -37,10 +35,9 @@ def test_a_list_shrinks_in_proportion_with_the_budget():
 
 
 def test_words_name_policies():
-    assert isinstance(parse("uniform", 4, 16), UniformFanOut)
-    assert isinstance(parse("geometric", 4, 16), GeometricFanOut)
-    assert isinstance(parse("measured", 4, 16), MeasuredFanOut)
-    assert isinstance(parse("confidence", 4, 16), ConfidenceFanOut)
+    classes = {name: type(parse(name, 4, 16)) for name in POLICIES}
+    assert classes == {name: policy.make for name, policy in POLICIES.items()}
+    assert classes.items() >= {"uniform": UniformFanOut, "confidence": ConfidenceFanOut}.items()
 
 
 @pytest.mark.parametrize(
@@ -49,9 +46,9 @@ def test_words_name_policies():
         (
             "unifrom",
             16,
-            "is unknown; give uniform, geometric, measured, confidence, or 5 integers .* 4,3,3,3,3",
+            f"is unknown; give {', '.join(POLICIES)}, or 5 integers .* 4,3,3,3,3",
         ),
-        ("16", 16, "is unknown; give uniform, geometric, measured, confidence, or 5 integers"),
+        ("16", 16, f"is unknown; give {', '.join(POLICIES)}, or 5 integers"),
         ("", 16, "is unknown"),
         ("4,3,x,2,4", 16, "'x' is not an integer; give a list such as 4,3,3,3,3"),
         ("4,3,3.5,2,4", 16, "'3.5' is not an integer"),

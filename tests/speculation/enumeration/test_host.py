@@ -9,6 +9,7 @@ import pytest
 
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, MeasuredFanOut
+from ssd_jax.speculation.fan_out_flag import POLICIES
 from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.sampling.edits import Edit, edited
@@ -85,6 +86,11 @@ SETTINGS = {
         {"fan_out": lambda: ConfidenceFanOut(acceptance=0.5, weight=0.5), "forward": seconds(0.55)},
         {"hit", "miss"},
     ),
+}
+SETTINGS |= {
+    name: ({"fan_out": policy.make, "forward": seconds(0.55)}, {"hit"})
+    for name, policy in POLICIES.items()
+    if name not in SETTINGS and policy.make is not Host.fan_out
 }
 
 
