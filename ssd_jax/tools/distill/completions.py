@@ -26,7 +26,7 @@ Bar = Callable[..., contextlib.AbstractContextManager[Callable[..., None] | None
 Entry = dict[str, Any]
 """A shard's entry in the manifest; its scores are an entry within it, or None."""
 
-_REPORTED = 256
+_TOKENS_PER_REPORT = 256
 """Tokens that are reported at once."""
 
 
@@ -85,12 +85,12 @@ class Report(NamedTuple):
     """Progress since the last report.
 
     Attributes:
-      written: place and entry of a shard whose file is written.
+      shard: place and entry of a shard whose file is written.
     """
 
     tokens: int = 0
     completions: int = 0
-    written: tuple[int, Entry] | None = None
+    shard: tuple[int, Entry] | None = None
 
 
 def complete_shards(
@@ -117,12 +117,12 @@ def complete_shards(
         with job.bar("loading weights, compiling", unit="bytes") as progress:
             llm.load(progress=progress)
         yield Report()
-        for place, completions in shards:
-            yield from _complete(llm, job, place, completions)
+        for index, completions in shards:
+            yield from _complete(llm, job, index, completions)
 
 
 def _complete(
-    llm: LLM, job: CompletionJob, place: int, completions: Sequence[Completion]
+    llm: LLM, job: CompletionJob, index: int, completions: Sequence[Completion]
 ) -> Iterator[Report]:
     from ssd_jax.sampling.params import SamplingParams
 
@@ -134,33 +134,35 @@ def _complete(
         for temperature in settings.temperatures
     }
     requests = [
-        llm.request(job.prompts[one.prompt].ids, params[one.temperature], one.index)
-        for one in completions
+        llm.request(
+            job.prompts[completion.prompt].ids, params[completion.temperature], completion.index
+        )
+        for completion in completions
     ]
     outputs: dict[int, list[int]] = {}
-    tokens = reported = 0
+    tokens = num_reported = 0
     for event in llm.run(requests):
         tokens += len(event.token_ids)
         if event.output is not None:
             if event.output.finish_reason == "error":
                 raise SsdError(f"completion {event.prompt_index} ended by an error; see above")
             outputs[event.prompt_index] = event.output.token_ids
-        if tokens >= _REPORTED or len(outputs) == len(requests):
-            yield Report(tokens, len(outputs) - reported)
-            tokens, reported = 0, len(outputs)
+        if tokens >= _TOKENS_PER_REPORT or len(outputs) == len(requests):
+            yield Report(tokens, len(outputs) - num_reported)
+            tokens, num_reported = 0, len(outputs)
     samples = []
-    for one in completions:
-        prompt = job.prompts[one.prompt]
-        ids = np.array([*prompt.ids, *outputs[one.index]], np.int32)
+    for completion in completions:
+        prompt = job.prompts[completion.prompt]
+        ids = np.array([*prompt.ids, *outputs[completion.index]], np.int32)
         samples.append(Sample(tokens=ids, prompt_length=0 if prompt.plain else len(prompt.ids)))
-    name, data = f"shard-{place:05}.safetensors", encode_texts(samples, job.vocabulary)
+    name, data = f"shard-{index:05}.safetensors", encode_texts(samples, job.vocabulary)
     sizes = {
         "completions": len(samples),
         "tokens": sum(len(sample.tokens) for sample in samples),
         "generated": sum(len(sample.learnt) for sample in samples),
     }
     entry = {**write_shard(job.directory, name, data), **sizes, "scores": None}
-    yield Report(written=(place, entry))
+    yield Report(shard=(index, entry))
 
 
 def write_shard(directory: Path, name: str, data: bytes) -> Entry:

@@ -33,7 +33,7 @@ from ssd_jax.tools.distill.generate import into_shards
 from ssd_jax.tools.distill.manifest import Manifest
 from ssd_jax.tools.distill.prompts import PromptIds
 from ssd_jax.tools.distill.rounds import MeasuredDraft, power_law, walk
-from ssd_jax.tools.distill.scoring import Judged, judge
+from ssd_jax.tools.distill.scoring import DraftFigures, judge
 from ssd_jax.tools.distill.settings import EvaluateSettings, TargetSettings
 from ssd_jax.tools.distill.shards import decode_texts, read_file
 from ssd_jax.tools.distill.step_costs import StepCosts, measure_steps
@@ -51,25 +51,25 @@ def choose(prompts: Sequence[PromptIds], settings: EvaluateSettings) -> list[Pro
     Raises:
       InputError: a set has none.
     """
-    chosen = []
+    selection = []
     for name in settings.sets or dict.fromkeys(prompt.set for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.set == name]
-        if not own:
+        candidates = [prompt for prompt in prompts if prompt.set == name]
+        if not candidates:
             raise InputError(
                 f"[evaluate] sets: no held-out prompt of {name!r} is left; choose other sets"
             )
-        count = min(settings.prompts, len(own))
-        chosen += [own[i * len(own) // count] for i in range(count)]
-    return chosen
+        count = min(settings.prompts, len(candidates))
+        selection += [candidates[i * len(candidates) // count] for i in range(count)]
+    return selection
 
 
 def plan_texts(job: CompletionJob) -> Shards:
     """Every prompt once at each temperature, by shard."""
     count = len(job.prompts)
     completions = [
-        Completion(index=turn * count + place, prompt=place, temperature=temperature)
-        for turn, temperature in enumerate(TEMPERATURES.values())
-        for place in range(count)
+        Completion(index=pass_index * count + prompt, prompt=prompt, temperature=temperature)
+        for pass_index, temperature in enumerate(TEMPERATURES.values())
+        for prompt in range(count)
     ]
     return into_shards(completions, job.prompts, job.settings)
 
@@ -80,11 +80,16 @@ def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedMo
     Raises:
       InputError: it is no draft, or one of another target.
     """
-    theirs = open_model(target.source, target.dtype)
+    target_model = open_model(target.source, target.dtype)
     dtype = dtype_of_draft(draft, target.dtype, platform=jax.default_backend())
-    own = open_model(draft, dtype, target=theirs.checkpoint)
-    require_same(theirs.tokenizer, own.tokenizer, target_name=theirs.source, draft_name=own.source)
-    return theirs, own
+    draft_model = open_model(draft, dtype, target=target_model.checkpoint)
+    require_same(
+        target_model.tokenizer,
+        draft_model.tokenizer,
+        target_name=target_model.source,
+        draft_name=draft_model.source,
+    )
+    return target_model, draft_model
 
 
 def evaluate(
@@ -113,9 +118,9 @@ def evaluate(
         "timed_on": [surroundings(device.client), device.device_kind, cpu_affinity()],
     }
     with contextlib.suppress(InputError):  # it cannot be read
-        known = read_json(path)
-        if (known.get("format"), known.get("made_of")) == (FORMAT, made_of):
-            return known
+        previous = read_json(path)
+        if (previous.get("format"), previous.get("made_of")) == (FORMAT, made_of):
+            return previous
     with job.bar("loading weights", unit="bytes") as progress:
         models = (target.model, target.load(progress)), (draft.model, draft.load())
     plan = plan_texts(job)
@@ -128,8 +133,8 @@ def evaluate(
     ]
     size = target.tokenizer.size
     with job.bar("judging", unit="tokens") as progress:
-        both = judge(*models, texts, tokens=size, longest=job.context, progress=progress)
-    if not all(np.isfinite(one.overlap).all() for one in both):
+        text_figures = judge(*models, texts, tokens=size, longest=job.context, progress=progress)
+    if not all(np.isfinite(text.overlap).all() for text in text_figures):
         raise InputError(
             f"draft {source} gives logits that are no numbers; train it again, with a lower "
             "learning_rate, or name another"
@@ -144,7 +149,9 @@ def evaluate(
             progress=progress,
         )
     count = len(job.prompts)
-    judged = {name: both[i * count : (i + 1) * count] for i, name in enumerate(TEMPERATURES)}
+    by_temperature = {
+        name: text_figures[i * count : (i + 1) * count] for i, name in enumerate(TEMPERATURES)
+    }
     document = json_safe(
         {
             "format": FORMAT,
@@ -153,7 +160,7 @@ def evaluate(
             "target": job.target.source,
             "environment": describe(),
             "steps": steps,
-            **figures(job.prompts, judged, settings, steps),
+            **figures(job.prompts, by_temperature, settings, steps),
         }
     )
     write_file(path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
@@ -162,7 +169,7 @@ def evaluate(
 
 def figures(
     prompts: Sequence[PromptIds],
-    judged: Mapping[str, Sequence[Judged]],
+    by_temperature: Mapping[str, Sequence[DraftFigures]],
     settings: EvaluateSettings,
     steps: StepCosts,
 ) -> dict[str, Any]:
@@ -171,92 +178,106 @@ def figures(
     Each set has `kinds`, which are empty where its prompts have none.
 
     Args:
-      judged: by the names of `TEMPERATURES`, one for each prompt.
+      by_temperature: by the names of `TEMPERATURES`, one for each prompt.
     """
 
-    def judged_at(places: Sequence[int]) -> dict[str, list[Judged]]:
-        return {of: [each[place] for place in places] for of, each in judged.items()}
+    def figures_at(indices: Sequence[int]) -> dict[str, list[DraftFigures]]:
+        return {name: [texts[i] for i in indices] for name, texts in by_temperature.items()}
 
-    sets, measured = {}, []
+    sets, measurements = {}, []
     for name in dict.fromkeys(prompt.set for prompt in prompts):
-        own = [place for place, prompt in enumerate(prompts) if prompt.set == name]
-        found, seen = _of_set(judged_at(own), settings)
+        indices = [i for i, prompt in enumerate(prompts) if prompt.set == name]
+        set_figures, measured = _set_figures(figures_at(indices), settings)
         kinds = {
-            kind: _of_set(judged_at([i for i in own if prompts[i].kind == kind]), settings)[0]
-            for kind in dict.fromkeys(prompts[i].kind for i in own)
+            kind: _set_figures(
+                figures_at([i for i in indices if prompts[i].kind == kind]), settings
+            )[0]
+            for kind in dict.fromkeys(prompts[i].kind for i in indices)
             if kind
         }
         if name not in settings.apart:
-            measured.append(seen)
-        sets[name] = {**found, "kinds": kinds, "predicted": _predicted(seen, settings, steps)}
-    averaged = ("greedy_agreement", "overlap", "tokens_per_call")
-    meant = [one for name, one in sets.items() if name not in settings.apart]
-    mean = {name: mean_of([one[name] for one in meant]) for name in averaged}
+            measurements.append(measured)
+        sets[name] = {
+            **set_figures,
+            "kinds": kinds,
+            "predicted": _predict(measured, settings, steps),
+        }
+    metrics = ("greedy_agreement", "overlap", "tokens_per_call")
+    averaged_sets = [entry for name, entry in sets.items() if name not in settings.apart]
+    mean = {name: mean_of([entry[name] for entry in averaged_sets]) for name in metrics}
     over_sets = {
-        of: MeasuredDraft(**mean_of([vars(one[of]) for one in measured])) for of in TEMPERATURES
+        name: MeasuredDraft(**mean_of([vars(entry[name]) for entry in measurements]))
+        for name in TEMPERATURES
     }
-    return {"sets": sets, "mean": {**mean, "predicted": _predicted(over_sets, settings, steps)}}
+    return {"sets": sets, "mean": {**mean, "predicted": _predict(over_sets, settings, steps)}}
 
 
-def _of_set(
-    judged: Mapping[str, Sequence[Judged]], settings: EvaluateSettings
+def _set_figures(
+    by_temperature: Mapping[str, Sequence[DraftFigures]], settings: EvaluateSettings
 ) -> tuple[dict[str, Any], dict[str, MeasuredDraft]]:
     """Figures of a set, and the measured draft that predictions need."""
     chances = {
-        "greedy": [(one.rank == 0).astype(float) for one in judged["greedy"]],
-        "sampled": [one.kept.astype(float) for one in judged["sampled"]],
+        "greedy": [(text.rank == 0).astype(float) for text in by_temperature["greedy"]],
+        "sampled": [text.acceptance.astype(float) for text in by_temperature["sampled"]],
     }
-    per_call, measured = {}, {}
-    for of, own in chances.items():
-        walks = {k: walk(own, k) for k in range(1, max(settings.ks) + 1)}
-        per_call[of] = {k: walks[k].tokens_per_call for k in settings.ks}
-        per_call[f"{of}_all_hits"] = {
-            k: walk(own, k, tail=max(k - 1, 1)).tokens_per_call for k in settings.ks
+    per_call, measurements = {}, {}
+    for temperature, text_chances in chances.items():
+        walks = {k: walk(text_chances, k) for k in range(1, max(settings.ks) + 1)}
+        per_call[temperature] = {k: walks[k].tokens_per_call for k in settings.ks}
+        per_call[f"{temperature}_all_hits"] = {
+            k: walk(text_chances, k, tail=max(k - 1, 1)).tokens_per_call for k in settings.ks
         }
-        middle = walks[settings.ks[(len(settings.ks) - 1) // 2]]
-        alone, r = power_law(middle, [one.rank for one in judged[of]], greedy=of == "greedy")
+        middle_rounds = walks[settings.ks[(len(settings.ks) - 1) // 2]]
+        alone, r = power_law(
+            middle_rounds,
+            [text.rank for text in by_temperature[temperature]],
+            greedy=temperature == "greedy",
+        )
         by_length = tuple(walks[k].rates for k in walks)
-        measured[of] = MeasuredDraft(by_length=by_length, alone=alone, r=r)
-    overlaps = np.concatenate([one.overlap for one in judged["sampled"]])
+        measurements[temperature] = MeasuredDraft(by_length=by_length, alone=alone, r=r)
+    overlaps = np.concatenate([text.overlap for text in by_temperature["sampled"]])
     return {
-        "prompts": len(judged["greedy"]),
-        "tokens": {of: sum(map(len, own)) for of, own in chances.items()},
+        "prompts": len(by_temperature["greedy"]),
+        "tokens": {
+            temperature: sum(map(len, text_chances))
+            for temperature, text_chances in chances.items()
+        },
         "greedy_agreement": float(np.mean(np.concatenate(chances["greedy"]))),
         "overlap": float(np.mean(overlaps)),
         "tokens_per_call": per_call,
-    }, measured
+    }, measurements
 
 
-def mean_of(found: Sequence[Any]) -> Any:
+def mean_of(trees: Sequence[Any]) -> Any:
     """The mean of dictionaries and tuples of one structure, number by number, without NaN."""
 
     def mean(*values: float) -> float:
-        known = [value for value in values if not math.isnan(value)]
-        return float(np.mean(known)) if known else math.nan
+        numbers = [value for value in values if not math.isnan(value)]
+        return float(np.mean(numbers)) if numbers else math.nan
 
-    return jax.tree.map(mean, *found)
+    return jax.tree.map(mean, *trees)
 
 
-def _predicted(
-    measured: Mapping[str, MeasuredDraft], settings: EvaluateSettings, steps: StepCosts
+def _predict(
+    measurements: Mapping[str, MeasuredDraft], settings: EvaluateSettings, steps: StepCosts
 ) -> dict[str, Any]:
     """Best K and M by Theorem 7, and their speed-ups over AR for one text."""
-    costs, alone, predicted = steps.costs, ar(steps.costs), {}
-    for of, seen in measured.items():
+    costs, ar_speed, predictions = steps.costs, ar(steps.costs), {}
+    for temperature, measured in measurements.items():
         # One acceptance rate for all places, from the longest proposals.
-        rate = float(np.clip(np.mean(seen.by_length[-1]), 0.01, 0.99))
-        fan_out = GeometricFanOut(acceptance=rate, r=seen.r)
-        plain, sd = best_sd(costs, seen, settings.ks)
-        branching, ssd = best_ssd(
-            costs, seen, fan_out, ks=settings.ks, budgets=settings.budgets, waits=(True, False)
+        rate = float(np.clip(np.mean(measured.by_length[-1]), 0.01, 0.99))
+        fan_out = GeometricFanOut(acceptance=rate, r=measured.r)
+        sd_plan, sd_speed = best_sd(costs, measured, settings.ks)
+        ssd_plan, ssd_speed = best_ssd(
+            costs, measured, fan_out, ks=settings.ks, budgets=settings.budgets, waits=(True, False)
         )
-        predicted[of] = {
-            "sd": {"k": plain.k, "speed_up": sd / alone},
+        predictions[temperature] = {
+            "sd": {"k": sd_plan.k, "speed_up": sd_speed / ar_speed},
             "ssd": {
-                "k": branching.k,
-                "budget": branching.budget,
-                "speed_up": ssd / alone,
-                "hit_rate": hit_rate(seen, fan_out, branching.k, branching.budget, "hit"),
+                "k": ssd_plan.k,
+                "budget": ssd_plan.budget,
+                "speed_up": ssd_speed / ar_speed,
+                "hit_rate": hit_rate(measured, fan_out, ssd_plan.k, ssd_plan.budget, "hit"),
             },
         }
-    return predicted
+    return predictions

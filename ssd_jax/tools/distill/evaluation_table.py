@@ -19,47 +19,59 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Page]:
     Agreement, tokens per call, both by kind of prompt where there are kinds, costs, predictions.
     """
     sets = {**document["sets"], "mean": document["mean"]}
-    texts = [(name, of, found) for name, found in sets.items() for of in _TEXTS]
+    texts = [
+        (name, temperature, figures) for name, figures in sets.items() for temperature in _TEXTS
+    ]
     agreement = [
-        (name, found.get("prompts"), f"{found['greedy_agreement']:.3f}", f"{found['overlap']:.3f}")
-        for name, found in sets.items()
+        (
+            name,
+            figures.get("prompts"),
+            f"{figures['greedy_agreement']:.3f}",
+            f"{figures['overlap']:.3f}",
+        )
+        for name, figures in sets.items()
     ]
     calls = [
-        (name, _TEXTS[of], rounds, *_calls(found["tokens_per_call"][key]))
-        for name, of, found in texts
-        for rounds, key in (("SD", of), ("SSD, all hits", f"{of}_all_hits"))
+        (name, _TEXTS[temperature], rounds, *_calls(figures["tokens_per_call"][key]))
+        for name, temperature, figures in texts
+        for rounds, key in (("SD", temperature), ("SSD, all hits", f"{temperature}_all_hits"))
     ]
     steps = document["steps"]
-    one = steps["draft"]["1"]
+    draft_forward = steps["draft"]["1"]
     costs = [
-        (role, tokens, f"{ratio:.3f}x", f"{one / ratio:.3f}" if role == "target" else None)
+        (
+            role,
+            tokens,
+            f"{ratio:.3f}x",
+            f"{draft_forward / ratio:.3f}" if role == "target" else None,
+        )
         for role in ("target", "draft")
         for tokens, ratio in steps[role].items()
     ]
-    predicted = []
-    for name, of, found in texts:
-        sd, ssd = (found["predicted"][of][mode] for mode in ("sd", "ssd"))
+    predictions = []
+    for name, temperature, figures in texts:
+        sd, ssd = (figures["predicted"][temperature][mode] for mode in ("sd", "ssd"))
         speeds = [(f"{mode['speed_up']:.2f}x", mode["k"]) for mode in (sd, ssd)]
-        shown = *speeds[0], *speeds[1], ssd["budget"], f"{ssd['hit_rate']:.0%}"
-        predicted.append((name, _TEXTS[of], *shown))
+        cells = *speeds[0], *speeds[1], ssd["budget"], f"{ssd['hit_rate']:.0%}"
+        predictions.append((name, _TEXTS[temperature], *cells))
     kinds = [
         (
             name,
             kind,
-            of_kind["prompts"],
-            f"{of_kind['greedy_agreement']:.3f}",
-            *_calls(of_kind["tokens_per_call"]["greedy"]),
+            kind_figures["prompts"],
+            f"{kind_figures['greedy_agreement']:.3f}",
+            *_calls(kind_figures["tokens_per_call"]["greedy"]),
         )
-        for name, found in document["sets"].items()
-        for kind, of_kind in found["kinds"].items()
+        for name, figures in document["sets"].items()
+        for kind, kind_figures in figures["kinds"].items()
     ]
     ks = [f"K={k}" for k in document["mean"]["tokens_per_call"]["greedy"]]
     by_kind = _table(
         "greedy text by kind of prompt", ("set", "kind", "prompts", "agreement", *ks), kinds
     )
     notes = ["agreement: of greedy text; sum min(p, q): of text at temperature 1"]
-    if apart := document["made_of"]["apart"]:
-        notes.append(f"mean: without {', '.join(apart)}")
+    if excluded := document["made_of"]["apart"]:
+        notes.append(f"mean: without {', '.join(excluded)}")
     return [
         _table(
             f"draft {document['draft']}",
@@ -77,7 +89,7 @@ def evaluation_tables(document: Mapping[str, Any]) -> list[Page]:
         _table(
             "fastest K and M that Theorem 7 predicts",
             ("set", "text", "SD / AR", "K", "SSD / AR", "K", "M", "hits"),
-            predicted,
+            predictions,
         ),
     ]
 

@@ -22,7 +22,7 @@ from ssd_jax.tools.distill.completions import (
     complete_shards,
 )
 from ssd_jax.tools.distill.manifest import Manifest, write_manifest
-from ssd_jax.tools.distill.order import shuffled
+from ssd_jax.tools.distill.order import permutation
 from ssd_jax.tools.distill.prompts import PromptIds
 from ssd_jax.tools.distill.settings import GenerateSettings
 from ssd_jax.tools.distill.shards import read_file
@@ -63,14 +63,14 @@ def into_shards(
 ) -> Shards:
     """Shards of as many completions as surely fit `shard_tokens`, but at least one."""
     shards: Shards = []
-    room = 0
+    free_tokens = 0
     for completion in completions:
-        most = len(prompts[completion.prompt].ids) + settings.max_tokens
-        if most > room or not shards:
+        max_size = len(prompts[completion.prompt].ids) + settings.max_tokens
+        if max_size > free_tokens or not shards:
             shards.append([])
-            room = settings.shard_tokens
+            free_tokens = settings.shard_tokens
         shards[-1].append(completion)
-        room -= most
+        free_tokens -= max_size
     return shards
 
 
@@ -79,21 +79,23 @@ def _completions(
 ) -> list[Completion]:
     """Completions in order; a prompt's temperatures take turns from its rank in the first order."""
     choices, seed = settings.temperatures, settings.seed
-    ranks = {prompt: rank for rank, prompt in enumerate(shuffled(len(prompts), f"{seed}/0"))}
-    made: list[Completion] = []
+    ranks = {prompt: rank for rank, prompt in enumerate(permutation(len(prompts), f"{seed}/0"))}
+    completions: list[Completion] = []
     greedy: set[tuple[int, ...]] = set()
-    turn = 0
-    while len(made) < count:
-        for prompt in shuffled(len(prompts), f"{seed}/{turn}"):
-            temperature = choices[(ranks[prompt] + turn) % len(choices)]
+    pass_index = 0
+    while len(completions) < count:
+        for prompt in permutation(len(prompts), f"{seed}/{pass_index}"):
+            temperature = choices[(ranks[prompt] + pass_index) % len(choices)]
             if not temperature:
                 ids = tuple(prompts[prompt].ids)
                 if ids in greedy:
                     continue  # the same text again
                 greedy.add(ids)
-            made.append(Completion(index=len(made), prompt=prompt, temperature=temperature))
-        turn += 1
-    return made[:count]
+            completions.append(
+                Completion(index=len(completions), prompt=prompt, temperature=temperature)
+            )
+        pass_index += 1
+    return completions[:count]
 
 
 def generate(job: CompletionJob, manifest: Manifest, plan: Shards | None = None) -> Manifest:
@@ -113,79 +115,83 @@ def generate(job: CompletionJob, manifest: Manifest, plan: Shards | None = None)
     job.check()
     clear_partial(job.directory)
     plan = plan_shards(job.prompts, job.settings, job.section) if plan is None else plan
-    shards = _sound(job.directory, manifest.data.get("shards", []), len(plan))
+    shards = _undamaged_entries(job.directory, manifest.data.get("shards", []), len(plan))
 
-    def note(place: int | None = None, entry: Entry | None = None) -> Manifest:
+    def record(index: int | None = None, entry: Entry | None = None) -> Manifest:
         """Records a shard whose file is written; without one, that all are."""
-        if place is not None:
-            shards[place] = entry
-        made = [shard for shard in shards if shard is not None]
-        totals = {name: sum(shard[name] for shard in made) for name in _COUNTS}
+        if index is not None:
+            shards[index] = entry
+        present = [shard for shard in shards if shard is not None]
+        totals = {name: sum(shard[name] for shard in present) for name in _COUNTS}
         data = {"planned": len(shards), **totals, "shards": shards}
-        written = dataclasses.replace(manifest, finished=place is None, data=data)
-        write_manifest(job.directory, written)
-        return written
+        updated = dataclasses.replace(manifest, finished=index is None, data=data)
+        write_manifest(job.directory, updated)
+        return updated
 
-    missing = {place: plan[place] for place, shard in enumerate(shards) if shard is None}
+    missing = {index: plan[index] for index, shard in enumerate(shards) if shard is None}
     if missing:
-        requests, most = sum(map(len, missing.values())), job.settings.max_tokens
+        requests, max_tokens = sum(map(len, missing.values())), job.settings.max_tokens
 
-        def expected(tokens: int, ended: int) -> int:
+        def estimate_total(tokens: int, completed: int) -> int:
             # Until some have ended, all may be as long as is allowed.
-            length = min(tokens / ended, most) if ended >= requests / 20 else most
+            length = (
+                min(tokens / completed, max_tokens) if completed >= requests / 20 else max_tokens
+            )
             return max(tokens, round(requests * length))
 
-        _make(complete_shards, job, missing, note, "generating", expected)
-    bare = {i: shard for i, shard in enumerate(shards) if shard and shard["scores"] is None}
-    if job.settings.top_n and bare:
+        _run_work(complete_shards, job, missing, record, "generating", estimate_total)
+    unscored = {i: shard for i, shard in enumerate(shards) if shard and shard["scores"] is None}
+    if job.settings.top_n and unscored:
         from ssd_jax.tools.distill.scoring import score_shards
 
-        total = sum(entry["generated"] for entry in bare.values())
-        _make(score_shards, job, bare, note, "scoring", lambda _tokens, _ended: total)
-    return note()
+        total = sum(entry["generated"] for entry in unscored.values())
+        _run_work(score_shards, job, unscored, record, "scoring", lambda _tokens, _ended: total)
+    return record()
 
 
 _COUNTS = ("completions", "tokens", "generated")
 
 
-def _sound(directory: Path, listed: Sequence[Entry | None], planned: int) -> list[Entry | None]:
+def _undamaged_entries(
+    directory: Path, entries: Sequence[Entry | None], count: int
+) -> list[Entry | None]:
     """Manifest entries by place; None for shards, and for scores, that are missing or damaged."""
 
-    def whole(entry: Entry | None) -> bool:
+    def is_undamaged(entry: Entry | None) -> bool:
         try:
             return entry is not None and bool(read_file(directory, entry))
         except InputError:
             return False
 
-    sound = [
-        {**entry, "scores": entry["scores"] if whole(entry["scores"]) else None}
-        if entry is not None and whole(entry)
+    undamaged = [
+        {**entry, "scores": entry["scores"] if is_undamaged(entry["scores"]) else None}
+        if entry is not None and is_undamaged(entry)
         else None
-        for entry in listed[:planned]
+        for entry in entries[:count]
     ]
-    return sound + [None] * (planned - len(sound))
+    return undamaged + [None] * (count - len(undamaged))
 
 
-def _make(
+def _run_work(
     work: Work,
     job: CompletionJob,
     shards: Mapping[int, Any],
-    note: Callable[[int, Entry], Any],
+    record: Callable[[int, Entry], Any],
     label: str,
-    expected: Callable[[int, int], int],
+    estimate_total: Callable[[int, int], int],
 ) -> None:
     """Does the work on shards by their places, and records each when its file is written.
 
     Args:
-      expected: maps (tokens, completions) that are done to tokens in all.
+      estimate_total: maps (tokens, completions) that are done to tokens in all.
     """
     reports = run(work, job, shards)
     next(reports)  # it can begin
-    tokens = ended = 0
+    tokens = completed = 0
     with job.bar(label, unit="tokens") as progress:
         for report in reports:
-            tokens, ended = tokens + report.tokens, ended + report.completions
-            if report.written is not None:
-                note(*report.written)
+            tokens, completed = tokens + report.tokens, completed + report.completions
+            if report.shard is not None:
+                record(*report.shard)
             if progress is not None:
-                progress(tokens, expected(tokens, ended))
+                progress(tokens, estimate_total(tokens, completed))

@@ -27,19 +27,19 @@ class UserTurn(NamedTuple):
     """The tokens around a user's words.
 
     Attributes:
-      before: token ids of the empty user prefix.
+      prefix: token ids of the empty user prefix.
       end: the token that ends the turn.
     """
 
-    before: list[int]
+    prefix: list[int]
     end: int
 
 
-class Written(NamedTuple):
+class GeneratedTurn(NamedTuple):
     """A turn that the target wrote, and why it is left out (empty if it is kept)."""
 
     text: str
-    fate: str
+    exclusion: str
 
 
 def user_turn(tokenizer: Tokenizer) -> UserTurn:
@@ -53,48 +53,51 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
             "[magpie] goes on from the user prefix of a chat template, and the target has none; "
             "leave the section out"
         )
-    one, two = (
+    with_x, with_y = (
         tokenizer.apply_chat_template([{"role": "user", "content": c}], add_generation_prompt=True)
         for c in "xy"
     )
-    before, after = _common(one, two), _common(one[::-1], two[::-1])[::-1]
-    if not before:
+    prefix, suffix = (
+        _common_prefix(with_x, with_y),
+        _common_prefix(with_x[::-1], with_y[::-1])[::-1],
+    )
+    if not prefix:
         raise InputError(
             "[magpie] goes on from what the target's chat template puts before a user's words, and "
             "it puts nothing there; leave the section out"
         )
-    if not after or after[0] not in tokenizer.eos_ids:
-        shown = repr(tokenizer.decode(after[:1], skip_special_tokens=False))
+    if not suffix or suffix[0] not in tokenizer.eos_ids:
+        token = repr(tokenizer.decode(suffix[:1], skip_special_tokens=False))
         raise InputError(
-            f"[magpie] the target's chat template ends a user's turn with {shown}, which ends no "
+            f"[magpie] the target's chat template ends a user's turn with {token}, which ends no "
             "generation; leave the section out"
         )
-    return UserTurn(before, after[0])
+    return UserTurn(prefix, suffix[0])
 
 
-def _common(one: Sequence[int], two: Sequence[int]) -> list[int]:
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False))
-    return [token for token, _ in same]
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    equal_pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return [token for token, _ in equal_pairs]
 
 
-def read_turns(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[Written]:
+def read_turns(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[GeneratedTurn]:
     """Turns in the order of their samples; of much the same turns the first is kept."""
     end = user_turn(tokenizer).end
-    seen: set[tuple[str, ...]] = set()
+    earlier_grams: set[tuple[str, ...]] = set()
     turns = []
     for sample in samples:
-        *ids, last = sample.tokens[sample.prompt_length :].tolist()
+        *ids, last_id = sample.tokens[sample.prompt_length :].tolist()
         text = tokenizer.decode(ids, skip_special_tokens=True).strip()
         words = re.findall(r"\w+", text.casefold())
         grams = {tuple(words[i : i + _GRAM]) for i in range(max(1, len(words) - _GRAM + 1))}
-        fate = ""
-        if last != end or "\ufffd" in text or not tokenizer.special_ids.isdisjoint(ids):
-            fate = "broken"
+        exclusion = ""
+        if last_id != end or "\ufffd" in text or not tokenizer.special_ids.isdisjoint(ids):
+            exclusion = "broken"
         elif len(words) < _LEAST_WORDS:
-            fate = "too_short"
-        elif len(grams & seen) > _MOST_SHARED * len(grams):
-            fate = "repeated"
+            exclusion = "too_short"
+        elif len(grams & earlier_grams) > _MOST_SHARED * len(grams):
+            exclusion = "repeated"
         else:
-            seen |= grams
-        turns.append(Written(text, fate))
+            earlier_grams |= grams
+        turns.append(GeneratedTurn(text, exclusion))
     return turns

@@ -79,26 +79,30 @@ def check_same(directory: Path, old: Manifest, new: Manifest) -> None:
     Raises:
       InputError: what changed, from what to what, and what to do.
     """
-    changed = [
-        f"{key} is {_json(now)}, was {_json(before)}"
-        for key, now, before in differences(old.settings, new.settings)
+    changes = [
+        f"{key} is {_json(new_value)}, was {_json(old_value)}"
+        for key, new_value, old_value in differences(old.settings, new.settings)
     ]
-    changed += [
-        f"{_INPUTS.get(name, name)} has sha256 {now}, was {before}"
-        for name, now, before in differences(old.inputs, {**old.inputs, **new.inputs})
+    changes += [
+        f"{_INPUTS.get(name, name)} has sha256 {new_value}, was {old_value}"
+        for name, new_value, old_value in differences(old.inputs, {**old.inputs, **new.inputs})
     ]
-    if changed:
-        listed = "\n".join(f"  {line}" for line in changed)
+    if changes:
+        lines = "\n".join(f"  {line}" for line in changes)
         raise InputError(
-            f"stage {old.stage} in {directory} was begun with other settings:\n{listed}\n"
+            f"stage {old.stage} in {directory} was begun with other settings:\n{lines}\n"
             f"change them back, give another --out, or remove {directory} to make it again"
         )
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(name, new value, old value) where they differ; None stands for a missing one."""
-    both = [(name, new.get(name), old.get(name)) for name in sorted({*old, *new})]
-    return [(name, now, before) for name, now, before in both if now != before]
+    values = [(name, new.get(name), old.get(name)) for name in sorted({*old, *new})]
+    return [
+        (name, new_value, old_value)
+        for name, new_value, old_value in values
+        if new_value != old_value
+    ]
 
 
 def _json(value: Any) -> str:
@@ -112,7 +116,7 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def only_one(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Keeps other processes out of a directory while this one works in it.
 
     Raises:

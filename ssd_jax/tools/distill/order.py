@@ -3,6 +3,6 @@
 import hashlib
 
 
-def shuffled(count: int, key: str) -> list[int]:
+def permutation(count: int, key: str) -> list[int]:
     """0 to count - 1 in the order of `key`."""
     return sorted(range(count), key=lambda i: hashlib.sha256(f"{key}/{i}".encode()).digest())

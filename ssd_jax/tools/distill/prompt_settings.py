@@ -52,8 +52,8 @@ class PromptEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __str__(self) -> str:
         times = self.times if self.times > 1 else None
-        given = (("limit", self.limit), ("tasks", self.tasks), ("times", times))
-        parts = [f"{name}={value}" for name, value in given if value is not None]
+        options = (("limit", self.limit), ("tasks", self.tasks), ("times", times))
+        parts = [f"{name}={value}" for name, value in options if value is not None]
         parts = parts if self.ids is None else [self.ids, *parts]
         return f"{self.path}[{', '.join(parts)}]" if parts else self.path
 
@@ -93,9 +93,9 @@ class PromptSettings:
             entries = tuple(PromptEntry(path=e) if isinstance(e, str) else e for e in files)
             object.__setattr__(self, name, entries)
             cut = cut or any(entry.is_plain_text and not entry.tasks for entry in entries)
-            for place, entry in enumerate(entries):
+            for index, entry in enumerate(entries):
                 parse_ranges("1" if entry.ids is None else entry.ids, f"{name}: {entry.path}")
-                if any(other.set == entry.set for other in entries[:place]):
+                if any(other.set == entry.set for other in entries[:index]):
                     raise InputError(
                         f"{name} lists {entry.path!r} twice; put its ids into one entry"
                     )
@@ -109,19 +109,19 @@ class PromptSettings:
 _RANGE = re.compile(r"\s*(\d+)(?:-(\d+))?\s*")
 
 
-def parse_ranges(text: str, where: str) -> tuple[range, ...]:
+def parse_ranges(text: str, label: str) -> tuple[range, ...]:
     """The ranges of a text such as "1-10,511-974"; both ends belong to a range.
 
     Raises:
-      InputError: not such a text, or a range ends before it begins; with `where` in front.
+      InputError: not such a text, or a range ends before it begins; with `label` in front.
     """
     ranges = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item)
         first, last = (int(end or match[1]) for end in match.groups()) if match else (1, 0)
         if last < first:
             raise InputError(
-                f"{where}: {part.strip()!r} of {text!r} is no range; give ids such as 1-10,511-974"
+                f"{label}: {item.strip()!r} of {text!r} is no range; give ids such as 1-10,511-974"
             )
         ranges.append(range(first, last + 1))
     return tuple(ranges)

@@ -27,7 +27,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import good_lines, message_text
 from ssd_jax.system.atomic import write_file
 from ssd_jax.system.files import brief, read_bytes, sha256_of
-from ssd_jax.tools.distill.magpie import SET, Written
+from ssd_jax.tools.distill.magpie import SET, GeneratedTurn
 from ssd_jax.tools.distill.prompt_settings import SPLITS, PromptEntry, PromptSettings
 from ssd_jax.tools.distill.reading import Line, find, passages, read_lines, read_plain
 from ssd_jax.tools.distill.tasks import TEMPLATES, make_tasks
@@ -90,22 +90,22 @@ def _spans(tokens: Sequence[int]) -> Iterator[bytes]:
     return (data[begin : begin + size] for begin in range(0, len(data) - size + 1, 4))
 
 
-def _has_words(text: str, part: str) -> bool:
-    """Whether `part` occurs in a text with no ASCII word cut at its ends."""
-    return re.search(rf"(?!\B\w){re.escape(part)}(?<!\w\B)", text, re.ASCII) is not None
+def _has_words(text: str, phrase: str) -> bool:
+    """Whether `phrase` occurs in a text with no ASCII word cut at its ends."""
+    return re.search(rf"(?!\B\w){re.escape(phrase)}(?<!\w\B)", text, re.ASCII) is not None
 
 
 class _Candidate(NamedTuple):
     """A prompt before the choice, with the tokens to compare.
 
-    If it trains, `own` are the tokens that are learnt from; if it is held out, `hidden` are the
-    texts that must not leak. `fate` says why it is left out, whatever its length.
+    If it trains, `training_tokens` are what is learnt from; if it is held out, `hidden` are the
+    texts that must not leak. `exclusion` says why it is left out, whatever its length.
     """
 
     prompt: PromptIds
-    own: list[int]
+    training_tokens: list[int]
     hidden: Sequence[list[int]] = ()
-    fate: str = ""
+    exclusion: str = ""
 
 
 class PromptFiles:
@@ -119,131 +119,147 @@ class PromptFiles:
         self._longest, self._passage = settings.longest, settings.passage_tokens
         self._entries: dict[str, tuple[PromptEntry, ...]]
         self._entries = {split: getattr(settings, split) for split in SPLITS}
-        self._every = [*itertools.chain(*self._entries.values())]
-        if taken := {"target", "magpie"} & {entry.path for entry in self._every}:
-            raise InputError(f"prompts {min(taken)}: a file cannot have that name; rename it")
-        self._paths = {entry.path: find(entry, directory) for entry in self._every}
-        for one, two in itertools.product(*self._entries.values()):
-            if self._same_file(one, two) and _meet(one, two):  # would only be noticed as leaks
+        self._all_entries = [*itertools.chain(*self._entries.values())]
+        if reserved := {"target", "magpie"} & {entry.path for entry in self._all_entries}:
+            raise InputError(f"prompts {min(reserved)}: a file cannot have that name; rename it")
+        self._paths = {entry.path: find(entry, directory) for entry in self._all_entries}
+        for a, b in itertools.product(*self._entries.values()):
+            if self._same_file(a, b) and _overlap(a, b):  # would only be noticed as leaks
                 raise InputError(
-                    f"prompts {one} are to train and {two} to be held out; give each file to one "
+                    f"prompts {a} are to train and {b} to be held out; give each file to one "
                     "of them, or ids that differ"
                 )
         for split, entries in self._entries.items():
-            for one, two in itertools.combinations(entries, 2):
-                if self._same_file(one, two) and (one.tasks is None) == (two.tasks is None):
+            for a, b in itertools.combinations(entries, 2):
+                if self._same_file(a, b) and (a.tasks is None) == (b.tasks is None):
                     raise InputError(
-                        f"{split} lists one file as {one.path!r} and as {two.path!r}; put its ids "
+                        f"{split} lists one file as {a.path!r} and as {b.path!r}; put its ids "
                         "into one entry"
                     )
 
-    def _same_file(self, one: PromptEntry, two: PromptEntry) -> bool:
-        own, other = (self._paths[each.path] for each in (one, two))
-        if own is None or other is None:
-            return one.path == two.path
-        return own.resolve() == other.resolve()
+    def _same_file(self, a: PromptEntry, b: PromptEntry) -> bool:
+        path_a, path_b = (self._paths[entry.path] for entry in (a, b))
+        if path_a is None or path_b is None:
+            return a.path == b.path
+        return path_a.resolve() == path_b.resolve()
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by its path in the configuration, and of the tasks' templates."""
         digests = {name: sha256_of(path) for name, path in self._paths.items() if path is not None}
-        if any(entry.tasks for entry in self._every):
+        if any(entry.tasks for entry in self._all_entries):
             digests[TEMPLATES.name] = hashlib.sha256(TEMPLATES.read_bytes()).hexdigest()
         return digests
 
     def prepare(
-        self, tokenizer: Tokenizer, written: Sequence[Written] = ()
+        self, tokenizer: Tokenizer, turns: Sequence[GeneratedTurn] = ()
     ) -> tuple[dict[str, list[PromptIds]], dict[str, Any]]:
         """The prompts of each split, and counts by set of what was kept and left out.
 
         Args:
-          written: turns by the target, to train with besides the prompts of the files.
+          turns: turns by the target, to train with besides the prompts of the files.
 
         Raises:
           InputError: lines that cannot be read (all are listed), or a split without prompts.
         """
-        files = [entry for entry in self._every if not entry.is_plain_text]
+        files = [entry for entry in self._all_entries if not entry.is_plain_text]
         lines = good_lines(read_lines(entry, self._paths[entry.path]) for entry in files)
         by_entry = dict(zip(files, lines, strict=True))
-        read = {
+        candidates = {
             split: [item for entry in entries for item in self._read(entry, by_entry, tokenizer)]
             for split, entries in self._entries.items()
         }
-        read["train"] += [
-            _asked(SET, index, Line.of(turn.text), tokenizer)._replace(fate=turn.fate)
-            for index, turn in enumerate(written)
+        candidates["train"] += [
+            _candidate(SET, index, Line.from_text(turn.text), tokenizer)._replace(
+                exclusion=turn.exclusion
+            )
+            for index, turn in enumerate(turns)
         ]
         held_out = HeldOut(
-            (text for item in read["held_out"] for text in item.hidden),
+            (text for item in candidates["held_out"] for text in item.hidden),
             tokenizer.decode,
         )
-        kept: dict[str, list[PromptIds]] = {split: [] for split in SPLITS}
+        prompts: dict[str, list[PromptIds]] = {split: [] for split in SPLITS}
         counts: dict[str, Any] = {}
         for split, entries in self._entries.items():
             sets = {entry.set: Counter(kept=0, too_long=0) for entry in entries}
-            for item in read[split]:
-                fate = item.fate or ("too_long" if len(item.prompt.ids) > self._longest else "kept")
-                if split == "train" and not item.fate and held_out.leaks(item.own):
-                    fate = "leaking"
-                sets.setdefault(item.prompt.set, Counter(kept=0))[fate] += 1
-                if fate == "kept":
-                    kept[split].append(item.prompt)
-            counts[split] = {name: dict(count) for name, count in sets.items()}
-            if sets and not kept[split]:
-                raise InputError(
-                    f"no prompt of {split} is left: {_counted(counts[split])}; list other files"
+            for item in candidates[split]:
+                category = item.exclusion or (
+                    "too_long" if len(item.prompt.ids) > self._longest else "kept"
                 )
-        return kept, counts
+                if split == "train" and not item.exclusion and held_out.leaks(item.training_tokens):
+                    category = "leaking"
+                sets.setdefault(item.prompt.set, Counter(kept=0))[category] += 1
+                if category == "kept":
+                    prompts[split].append(item.prompt)
+            counts[split] = {name: dict(count) for name, count in sets.items()}
+            if sets and not prompts[split]:
+                raise InputError(
+                    f"no prompt of {split} is left: {_describe_sets(counts[split])}; "
+                    "list other files"
+                )
+        return prompts, counts
 
     def _read(
         self, entry: PromptEntry, lines: dict[PromptEntry, list[Line]], tokenizer: Tokenizer
     ) -> list[_Candidate]:
         """The prompts that an entry takes from a file, without those that have no tokens."""
         if entry in lines:
-            read = []
+            candidates = []
             for index, line in enumerate(lines[entry]):
                 try:
-                    read.append(_asked(entry.set, index, line, tokenizer))
+                    candidates.append(_candidate(entry.set, index, line, tokenizer))
                 except InputError as error:  # of the chat template
                     raise InputError(f"prompts {entry}: prompt {index + 1}: {error}") from None
         else:
             path = self._paths[entry.path]
             assert path is not None
             take = self._cut if entry.tasks is None else _tasks
-            read = take(entry, read_plain(path), tokenizer)
-        read = [item for item in read if item.prompt.ids]
-        count = len(read) if entry.limit is None else min(entry.limit, len(read))
-        return [read[i * len(read) // count] for i in range(count) for _ in range(entry.times)]
+            candidates = take(entry, read_plain(path), tokenizer)
+        candidates = [item for item in candidates if item.prompt.ids]
+        count = len(candidates) if entry.limit is None else min(entry.limit, len(candidates))
+        return [
+            candidates[i * len(candidates) // count]
+            for i in range(count)
+            for _ in range(entry.times)
+        ]
 
     def _cut(self, entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
-        before = tokenizer.encode("")
+        start_ids = tokenizer.encode("")
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        read = []
-        for index, ids in enumerate(passages(tokens, self._passage, before=before)):
-            own = ids[len(before) :]
+        candidates = []
+        for index, ids in enumerate(passages(tokens, self._passage, prefix=start_ids)):
+            body = ids[len(start_ids) :]
             prompt = PromptIds(set=entry.set, index=index, ids=ids, plain=True)
-            read.append(_Candidate(prompt, own, [own]))
-        return read
+            candidates.append(_Candidate(prompt, body, [body]))
+        return candidates
 
 
 def _tasks(entry: PromptEntry, text: str, tokenizer: Tokenizer) -> list[_Candidate]:
     """Tasks over a text; their passages in its own spelling are compared, too."""
     assert entry.tasks is not None
-    read = []
+    candidates = []
     for index, task in enumerate(make_tasks(text, entry.tasks, entry.path)):
-        line = Line.of(task.prompt, kind=task.kind)
-        item = _asked(entry.set, index, line, tokenizer)
+        line = Line.from_text(task.prompt, kind=task.kind)
+        item = _candidate(entry.set, index, line, tokenizer)
         passage = tokenizer.encode(task.passage, add_special_tokens=False)
-        read.append(item._replace(own=item.own + passage, hidden=[*item.hidden, passage]))
-    return read
+        candidates.append(
+            item._replace(
+                training_tokens=item.training_tokens + passage, hidden=[*item.hidden, passage]
+            )
+        )
+    return candidates
 
 
-def _asked(name: str, index: int, line: Line, tokenizer: Tokenizer) -> _Candidate:
+def _candidate(name: str, index: int, line: Line, tokenizer: Tokenizer) -> _Candidate:
     """A prompt that is asked of the target."""
     hidden = [
-        tokenizer.encode(text, add_special_tokens=False) for text in (line.own_text, *line.further)
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in (line.authored_text, *line.later_turns)
     ]
     prompt = PromptIds(set=name, index=index, ids=_encode(line, tokenizer), kind=line.kind)
-    return _Candidate(prompt, tokenizer.encode(line.own_text, add_special_tokens=False), hidden)
+    return _Candidate(
+        prompt, tokenizer.encode(line.authored_text, add_special_tokens=False), hidden
+    )
 
 
 def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
@@ -257,17 +273,21 @@ def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
 def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[str, str]:
     """Writes `train.safetensors` and `held_out.safetensors`; returns their SHA-256 by split."""
     digests = {}
-    for split, chosen in prompts.items():
-        sets = list(dict.fromkeys(prompt.set for prompt in chosen))
-        kinds = list(dict.fromkeys(prompt.kind for prompt in chosen))
+    for split, split_prompts in prompts.items():
+        sets = list(dict.fromkeys(prompt.set for prompt in split_prompts))
+        kinds = list(dict.fromkeys(prompt.kind for prompt in split_prompts))
         data = save(
             {
-                "ids": np.array([token for prompt in chosen for token in prompt.ids], np.uint32),
-                "lengths": np.array([len(prompt.ids) for prompt in chosen], np.uint32),
-                "indices": np.array([prompt.index for prompt in chosen], np.uint32),
-                "sets": np.array([sets.index(prompt.set) for prompt in chosen], np.uint32),
-                "kinds": np.array([kinds.index(prompt.kind) for prompt in chosen], np.uint32),
-                "plain": np.array([prompt.plain for prompt in chosen], np.uint8),
+                "ids": np.array(
+                    [token for prompt in split_prompts for token in prompt.ids], np.uint32
+                ),
+                "lengths": np.array([len(prompt.ids) for prompt in split_prompts], np.uint32),
+                "indices": np.array([prompt.index for prompt in split_prompts], np.uint32),
+                "sets": np.array([sets.index(prompt.set) for prompt in split_prompts], np.uint32),
+                "kinds": np.array(
+                    [kinds.index(prompt.kind) for prompt in split_prompts], np.uint32
+                ),
+                "plain": np.array([prompt.plain for prompt in split_prompts], np.uint8),
                 "names": np.frombuffer(json.dumps([sets, kinds]).encode(), np.uint8),
             }
         )
@@ -288,28 +308,30 @@ def read_prompts(directory: Path, split: str, sha256: str) -> list[PromptIds]:
             raise ValueError("its sha256 differs from the manifest's")
         arrays = load(read_bytes(path))
         sets, kinds = json.loads(arrays["names"].tobytes())
-        parts = np.split(arrays["ids"], np.cumsum(arrays["lengths"]))[:-1]
+        prompt_ids = np.split(arrays["ids"], np.cumsum(arrays["lengths"]))[:-1]
         columns = (arrays[name] for name in ("sets", "kinds", "indices", "plain"))
         return [
             PromptIds(
-                set=sets[of],
+                set=sets[set_index],
                 index=int(index),
                 ids=ids.tolist(),
                 kind=kinds[kind],
                 plain=bool(plain),
             )
-            for ids, of, kind, index, plain in zip(parts, *columns, strict=True)
+            for ids, set_index, kind, index, plain in zip(prompt_ids, *columns, strict=True)
         ]
     except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
         raise InputError(f"{path}: {brief(error)}; remove {directory} to make it again") from None
 
 
-def report(counts: dict[str, Any]) -> str:
+def describe_counts(counts: dict[str, Any]) -> str:
     """One line a split: what was kept and what was not, and why."""
-    return "\n".join(f"{split}: {_counted(counts[split])}" for split in SPLITS if counts[split])
+    return "\n".join(
+        f"{split}: {_describe_sets(counts[split])}" for split in SPLITS if counts[split]
+    )
 
 
-_FATES = {
+_EXCLUSIONS = {
     "leaking": "that share a span with held-out ones",
     "too_long": "that are too long",
     "too_short": "that are too short",
@@ -318,16 +340,18 @@ _FATES = {
 }
 
 
-def _counted(sets: dict[str, dict[str, int]]) -> str:
+def _describe_sets(sets: dict[str, dict[str, int]]) -> str:
     total = sum(map(Counter, sets.values()), Counter())
-    dropped = [f"{total[f]} {text} left out" for f, text in _FATES.items() if total[f]]
-    own = ", ".join(f"{name} {count['kept']}" for name, count in sets.items())
-    return "; ".join([f"{total['kept']} prompts ({own})", *dropped])
+    exclusions = [f"{total[f]} {text} left out" for f, text in _EXCLUSIONS.items() if total[f]]
+    kept_by_set = ", ".join(f"{name} {count['kept']}" for name, count in sets.items())
+    return "; ".join([f"{total['kept']} prompts ({kept_by_set})", *exclusions])
 
 
-def _meet(one: PromptEntry, two: PromptEntry) -> bool:
-    if one.id_ranges is None or two.id_ranges is None:
+def _overlap(first: PromptEntry, second: PromptEntry) -> bool:
+    if first.id_ranges is None or second.id_ranges is None:
         return True
     return any(
-        max(a.start, b.start) < min(a.stop, b.stop) for a in one.id_ranges for b in two.id_ranges
+        max(a.start, b.start) < min(a.stop, b.stop)
+        for a in first.id_ranges
+        for b in second.id_ranges
     )

@@ -22,30 +22,30 @@ class Line(NamedTuple):
 
     Attributes:
       id: the number that identifies the line, if it has one.
-      further: the user's later turns of the conversation, which are never asked.
+      later_turns: the user's later turns of the conversation, which are never asked.
       kind: its kind as the set names it; empty if it names none.
     """
 
     prompt: PromptLine
     id: int | None = None
-    further: tuple[str, ...] = ()
+    later_turns: tuple[str, ...] = ()
     kind: str = ""
 
     @classmethod
-    def of(cls, text: str, kind: str = "") -> Line:
+    def from_text(cls, text: str, kind: str = "") -> Line:
         """A line with nothing but a user's words."""
         return cls(PromptLine(prompt=text), kind=kind)
 
     @property
-    def own_text(self) -> str:
+    def authored_text(self) -> str:
         """What the set's authors wrote: no system message, nothing that this package adds."""
         if self.prompt.messages is None:
             return self.prompt.prompt or ""
-        written = [message_text(m) for m in self.prompt.messages if m["role"] != "system"]
+        texts = [message_text(m) for m in self.prompt.messages if m["role"] != "system"]
         head, tail = HUMANEVAL_REQUEST.split("{code}")
-        if len(written) == 1 and written[0].startswith(head) and written[0].endswith(tail):
-            return written[0].removeprefix(head).removesuffix(tail)
-        return "\n\n".join(written)
+        if len(texts) == 1 and texts[0].startswith(head) and texts[0].endswith(tail):
+            return texts[0].removeprefix(head).removesuffix(tail)
+        return "\n\n".join(texts)
 
 
 def find(entry: PromptEntry, directory: Path) -> Path | None:
@@ -84,19 +84,25 @@ def read_lines(entry: PromptEntry, path: Path | None) -> list[Line | BadLine]:
     ranges = entry.id_ranges
     if ranges is None:
         return lines
-    found = [line.id for line in lines if isinstance(line, Line)]
-    known = sorted(i for i in found if i is not None)
-    if len(known) < len(found):
+    numbers = [line.id for line in lines if isinstance(line, Line)]
+    sorted_numbers = sorted(i for i in numbers if i is not None)
+    if len(sorted_numbers) < len(numbers):
         raise InputError(
-            f"prompts {entry}: {len(found) - len(known)} lines have no number under "
+            f"prompts {entry}: {len(numbers) - len(sorted_numbers)} lines have no number under "
             f"{', '.join(_ID_KEYS)}; leave ids out"
         )
-    parts = zip((entry.ids or "").split(","), ranges, strict=True)
-    empty = [text.strip() for text, ids in parts if not any(i in ids for i in known)]
-    if empty and len(found) == len(lines):
-        there = f"there are {known[0]} to {known[-1]}" if known else "the file has no lines"
+    ranges_by_text = zip((entry.ids or "").split(","), ranges, strict=True)
+    empty = [
+        text.strip() for text, ids in ranges_by_text if not any(i in ids for i in sorted_numbers)
+    ]
+    if empty and len(numbers) == len(lines):
+        available = (
+            f"there are {sorted_numbers[0]} to {sorted_numbers[-1]}"
+            if sorted_numbers
+            else "the file has no lines"
+        )
         raise InputError(
-            f"prompts {entry}: no line has one of the ids {','.join(empty)}, {there}; mend ids"
+            f"prompts {entry}: no line has one of the ids {','.join(empty)}, {available}; mend ids"
         )
     return [
         line for line in lines if isinstance(line, BadLine) or any(line.id in ids for ids in ranges)
@@ -113,14 +119,14 @@ def read_plain(path: Path) -> str:
     return decode(data, path, remedy="save it again as such", encoding="utf-8-sig")
 
 
-def passages(tokens: Sequence[int], length: int, *, before: Sequence[int]) -> list[list[int]]:
-    """A text cut into passages of `length` tokens, each with the tokens `before` in front.
+def passages(tokens: Sequence[int], length: int, *, prefix: Sequence[int]) -> list[list[int]]:
+    """A text cut into passages of `length` tokens, each with the tokens `prefix` in front.
 
     A rest of less than half the length is dropped.
     """
-    own = length - len(before)
-    cut = [list(tokens[begin : begin + own]) for begin in range(0, len(tokens), own)]
-    return [[*before, *part] for part in cut if 2 * len(part) >= own]
+    size = length - len(prefix)
+    bodies = [list(tokens[begin : begin + size]) for begin in range(0, len(tokens), size)]
+    return [[*prefix, *body] for body in bodies if 2 * len(body) >= size]
 
 
 def _parse(line: Mapping[str, Any]) -> Line:
@@ -129,8 +135,10 @@ def _parse(line: Mapping[str, Any]) -> Line:
         if key in line:
             raise ValueError(f'"{key}" means nothing for the text of a draft; leave it out')
     turns = enumerate(line.get("turns", ()))
-    further = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
+    later_turns = tuple(string(turn, f"turns[{i}]") for i, turn in turns if i)
     ends = [re.search(r"\d+$", str(line.get(key, ""))) for key in _ID_KEYS]
     numbers = [int(end[0]) for end in ends if end and len(end[0]) < _LONGEST_ID]
     kind = line.get("category")
-    return Line(prompt, numbers[0] if numbers else None, further, "" if kind is None else str(kind))
+    return Line(
+        prompt, numbers[0] if numbers else None, later_turns, "" if kind is None else str(kind)
+    )

@@ -64,32 +64,32 @@ def walk(chances: Sequence[np.ndarray], k: int, *, tail: int | None = None) -> R
       tail: tokens of a proposal after a round in which all were accepted, and of the first one (the
         tail rule of SSD: K - 1, and K for K = 1); None is K.
     """
-    sizes = np.array([len(own) for own in chances])
+    sizes = np.array([len(text) for text in chances])
     width = int(sizes.max(initial=1)) + k + 1
     a = np.zeros((len(chances), width))
-    for row, own in enumerate(chances):
-        a[row, : len(own)] = own
+    for row, text in enumerate(chances):
+        a[row, : len(text)] = text
     inside = np.arange(width) < sizes[:, None]
-    begins = np.zeros((2, len(chances), width))  # of K tokens, and of the tail's
-    begins[1, :, 0] = 1.0
+    starts = np.zeros((2, len(chances), width))  # of K tokens, and of the tail's
+    starts[1, :, 0] = 1.0
     corrected, added = np.zeros((2, len(chances), width))
     judged, accepted = np.zeros((2, k))
     count = 0.0
     for pending in range(width - k - 2):
-        more = inside[:, pending + 1]  # the text goes on behind the pending token
-        for begun, length in zip(begins, (k, k if tail is None else tail), strict=True):
-            reached = begun[:, pending] * more
-            count += float(reached.sum())
-            for place in range(length):
-                at = pending + place + 1
-                kept = reached * a[:, at]
-                judged[place] += (reached * inside[:, at]).sum()
-                accepted[place] += kept.sum()
-                begins[0, :, at] += reached - kept
-                corrected[:, at] += reached - kept
-                reached = kept
-            begins[1, :, pending + length + 1] += reached
-            added[:, pending + length + 1] += reached
+        continues = inside[:, pending + 1]  # the text goes on behind the pending token
+        for group_starts, length in zip(starts, (k, k if tail is None else tail), strict=True):
+            mass = group_starts[:, pending] * continues
+            count += float(mass.sum())
+            for offset in range(length):
+                position = pending + offset + 1
+                accepted_mass = mass * a[:, position]
+                judged[offset] += (mass * inside[:, position]).sum()
+                accepted[offset] += accepted_mass.sum()
+                starts[0, :, position] += mass - accepted_mass
+                corrected[:, position] += mass - accepted_mass
+                mass = accepted_mass
+            starts[1, :, pending + length + 1] += mass
+            added[:, pending + length + 1] += mass
     return Rounds(
         committed=int(np.maximum(sizes - 1, 0).sum()),
         count=count,
@@ -127,22 +127,22 @@ def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> t
     are somewhat overstated.
 
     Args:
-      ranks: for each text [n], see `Judged.rank`.
+      ranks: for each text [n], see `DraftFigures.rank`.
     """
-    place = np.full(rounds.added.shape, _MOST_PREPARED)
-    for row, own in enumerate(ranks):
-        place[row, : len(own)] = np.minimum(own, _MOST_PREPARED)
-    after_rejection = np.maximum(place - 1, 0) if greedy else place
+    padded_ranks = np.full(rounds.added.shape, _MOST_PREPARED)
+    for row, text_ranks in enumerate(ranks):
+        padded_ranks[row, : len(text_ranks)] = np.minimum(text_ranks, _MOST_PREPARED)
+    after_rejection = np.maximum(padded_ranks - 1, 0) if greedy else padded_ranks
     weights = np.zeros(_MOST_PREPARED + 1)
     np.add.at(weights, after_rejection, rounds.corrected)
-    np.add.at(weights, place, rounds.added)
-    seen, counted = Ranks(), np.rint(weights).astype(int)
+    np.add.at(weights, padded_ranks, rounds.added)
+    observed, counts = Ranks(), np.rint(weights).astype(int)
     for rank in range(_MOST_PREPARED):
-        seen.looked[rank] = int(counted[rank:].sum())
-        seen.found[rank] = int(counted[rank])
-    r = exponent(seen)
+        observed.looked[rank] = int(counts[rank:].sum())
+        observed.found[rank] = int(counts[rank])
+    r = exponent(observed)
     total = float(weights.sum())
     if not total:
         return 1.0, r
-    missed = sum(float(weights[count:].sum()) / total for count in _TYPICAL)
-    return min(missed / sum(count**-r for count in _TYPICAL), 1.0), r
+    misses = sum(float(weights[count:].sum()) / total for count in _TYPICAL)
+    return min(misses / sum(count**-r for count in _TYPICAL), 1.0), r

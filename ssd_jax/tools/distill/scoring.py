@@ -74,7 +74,7 @@ class TextRunner:
         self._pages = -(-longest // BLOCK)
         self._rows = max(_ROWS, -(-longest // _CHUNK))
         self._compare = compare
-        self._body, self._head = StoredJit(self._hidden), StoredJit(self._compared)
+        self._body, self._head = StoredJit(self._hidden), StoredJit(self._compare_logits)
 
     def run(self, samples: Sequence[Sample], progress: Progress | None = None) -> list[np.ndarray]:
         """What `compare` returns for the learnt positions, one sample after the other.
@@ -84,66 +84,66 @@ class TextRunner:
           progress: called with (positions done, positions).
         """
         ends = np.cumsum([0, *(len(sample.learnt) for sample in samples)])
-        found: list[np.ndarray] = []
-        done = 0
+        results: list[np.ndarray] = []
+        num_done = 0
         for batch in self._batches(samples):
             hidden = self._body(self._parameters, *batch[1:5])
-            to = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in batch.texts])
-            following = np.concatenate(
-                [samples[i].tokens[_places(samples[i]) + 1] for i in batch.texts]
+            output_rows = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in batch.texts])
+            next_tokens = np.concatenate(
+                [samples[i].tokens[_learnt_positions(samples[i]) + 1] for i in batch.texts]
             )
-            for begin in range(0, len(to), _HEAD_ROWS):
-                part = slice(begin, begin + _HEAD_ROWS)
-                count = len(to[part])
+            for begin in range(0, len(output_rows), _HEAD_ROWS):
+                block = slice(begin, begin + _HEAD_ROWS)
+                count = len(output_rows[block])
                 places, tokens = np.zeros((2, _HEAD_ROWS), np.int32)
-                places[:count], tokens[:count] = batch.learnt[part], following[part]
+                places[:count], tokens[:count] = batch.learnt[block], next_tokens[block]
                 values = jax.device_get(self._head(self._parameters, hidden, places, tokens))
-                found = found or [np.zeros((ends[-1], *x.shape[1:]), x.dtype) for x in values]
-                for array, value in zip(found, values, strict=True):
-                    array[to[part]] = value[:count]
-            done += len(to)
+                results = results or [np.zeros((ends[-1], *x.shape[1:]), x.dtype) for x in values]
+                for array, value in zip(results, values, strict=True):
+                    array[output_rows[block]] = value[:count]
+            num_done += len(output_rows)
             if progress is not None:
-                progress(done, int(ends[-1]))
-        return found
+                progress(num_done, int(ends[-1]))
+        return results
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[_Batch]:
         """Batches of all texts, in an order that leaves few rows empty."""
         pieces = [TextPiece(i, 0, -(-len(s.tokens) // _CHUNK)) for i, s in enumerate(samples)]
         outside = self._pages * BLOCK  # is not written
-        for own in first_fit(pieces, self._rows):
+        for row_pieces in first_fit(pieces, self._rows):
             tokens = np.zeros((self._rows, _CHUNK), np.int32)
             positions = np.full_like(tokens, outside)
             table = np.zeros((self._rows, self._pages), np.int32)
             learnt, row, page = [], 0, 0
-            for index, _, rows in own:
-                sample, here = samples[index], slice(row, row + rows)
+            for index, _, rows in row_pieces:
+                sample, chunks = samples[index], slice(row, row + rows)
                 size = len(sample.tokens)
-                tokens[here].flat[:size] = sample.tokens
-                positions[here].flat[:size] = np.arange(size)
+                tokens[chunks].flat[:size] = sample.tokens
+                positions[chunks].flat[:size] = np.arange(size)
                 pages = -(-size // BLOCK)
-                table[here, :pages] = np.arange(page, page + pages)
-                learnt.append(row * _CHUNK + _places(sample))
+                table[chunks, :pages] = np.arange(page, page + pages)
+                learnt.append(row * _CHUNK + _learnt_positions(sample))
                 row, page = row + rows, page + pages
             visible = np.where(positions < outside, positions + 1, 0)
-            texts = [piece.text for piece in own]
+            texts = [piece.text for piece in row_pieces]
             yield _Batch(texts, tokens, positions, visible, table, np.concatenate(learnt))
 
     def _hidden(self, parameters, tokens, positions, visible, table) -> list[jax.Array]:
-        found = []
-        for model, own in zip(self._models, parameters, strict=True):
+        states = []
+        for model, params in zip(self._models, parameters, strict=True):
             pages = model.new_pages(self._rows, BLOCK)
-            module = model.module(own)
+            module = model.module(params)
             hidden, _, _ = module.hidden(tokens, positions, visible, pages, table)
-            found.append(hidden.reshape(tokens.size, -1))
-        return found
+            states.append(hidden.reshape(tokens.size, -1))
+        return states
 
-    def _compared(self, parameters, hidden, rows, following) -> Sequence[jax.Array]:
+    def _compare_logits(self, parameters, hidden, rows, next_tokens) -> Sequence[jax.Array]:
         runs = zip(self._models, parameters, hidden, strict=True)
-        logits = [model.module(own).logits(each[rows]) for model, own, each in runs]
-        return self._compare(logits, following)
+        logits = [model.module(params).logits(states[rows]) for model, params, states in runs]
+        return self._compare(logits, next_tokens)
 
 
-def _places(sample: Sample) -> Int32[np.ndarray, "n"]:
+def _learnt_positions(sample: Sample) -> Int32[np.ndarray, "n"]:
     return np.array(sample.learnt, np.int32)
 
 
@@ -162,16 +162,16 @@ def load_scorer(
     Raises:
       InputError: a checkpoint that cannot be used.
     """
-    opened = open_model(target.source, target.dtype)
+    opened_model = open_model(target.source, target.dtype)
 
-    def top(own: jax.Array) -> tuple[jax.Array, jax.Array]:
-        likeliest, ids = jax.lax.top_k(own, top_n)
-        return ids, jnp.exp(likeliest - jax.nn.logsumexp(own, axis=-1, keepdims=True))
+    def top(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        likeliest, ids = jax.lax.top_k(logits, top_n)
+        return ids, jnp.exp(likeliest - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
 
-    def compare(logits: list[jax.Array], _following: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return map_rows(top, logits[0][:, : opened.tokenizer.size])
+    def compare(logits: list[jax.Array], _next_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return map_rows(top, logits[0][:, : opened_model.tokenizer.size])
 
-    return TextRunner([(opened.model, opened.load(progress))], compare, longest=longest)
+    return TextRunner([(opened_model.model, opened_model.load(progress))], compare, longest=longest)
 
 
 def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Iterator[Report]:
@@ -184,27 +184,27 @@ def score_shards(job: CompletionJob, shards: Iterable[tuple[int, Entry]]) -> Ite
         top_n = job.settings.top_n
         scorer = load_scorer(job.target, longest=job.context, top_n=top_n, progress=progress)
     yield Report()
-    for place, entry in shards:
+    for index, entry in shards:
         samples = decode_texts(read_file(job.directory, entry))
         name = entry["file"].replace(".safetensors", ".scores.safetensors")
         ids, probs = scorer.run(samples)
         data = encode_scores(ids, probs, job.vocabulary)
         scores = write_shard(job.directory, name, data)
-        yield Report(entry["generated"], len(samples), (place, {**entry, "scores": scores}))
+        yield Report(entry["generated"], len(samples), (index, {**entry, "scores": scores}))
 
 
-class Judged(NamedTuple):
+class DraftFigures(NamedTuple):
     """Figures of each token of a completion [m], from p and q at temperature 1.
 
     Attributes:
       rank: int32, its place in the draft's distribution, 0 being the likeliest (of equal ones the
         lowest id goes first); the number of ids that the draft can propose, if it is none of them.
-      kept: float32, min(1, q / p): chance that it was proposed and accepted, given it came.
+      acceptance: float32, min(1, q / p): chance that it was proposed and accepted, given it came.
       overlap: float32, sum over all ids of min(p, q): chance that a proposal is accepted there.
     """
 
     rank: Any
-    kept: Any
+    acceptance: Any
     overlap: Any
 
 
@@ -216,7 +216,7 @@ def judge(
     tokens: int,
     longest: int,
     progress: Progress | None = None,
-) -> list[Judged]:
+) -> list[DraftFigures]:
     """Judges a draft by texts; one result for each text, in order.
 
     Args:
@@ -226,35 +226,43 @@ def judge(
     """
     ids = draft[0].output_ids
 
-    def compare(logits: list[jax.Array], following: jax.Array) -> Judged:
-        return _judged(logits[0][:, :tokens], logits[1], ids, following)
+    def compare(logits: list[jax.Array], next_tokens: jax.Array) -> DraftFigures:
+        return _draft_figures(logits[0][:, :tokens], logits[1], ids, next_tokens)
 
-    found = TextRunner([target, draft], compare, longest=longest).run(texts, progress)
+    results = TextRunner([target, draft], compare, longest=longest).run(texts, progress)
     ends = np.cumsum([len(text.learnt) for text in texts])[:-1]
-    return [Judged(*one) for one in zip(*(np.split(x, ends) for x in found), strict=True)]
+    return [
+        DraftFigures(*figures)
+        for figures in zip(*(np.split(x, ends) for x in results), strict=True)
+    ]
 
 
-def _judged(
-    theirs: jax.Array, own: jax.Array, ids: np.ndarray | None, following: jax.Array
-) -> Judged:
+def _draft_figures(
+    target_logits: jax.Array,
+    draft_logits: jax.Array,
+    ids: np.ndarray | None,
+    next_tokens: jax.Array,
+) -> DraftFigures:
     """Judges tokens that came, from logits of the target and the draft, whose columns are `ids`."""
-    p = jax.nn.softmax(theirs)
+    p = jax.nn.softmax(target_logits)
     if ids is None:
-        own = own[:, : p.shape[1]]
-        column, shared = following, p
+        draft_logits = draft_logits[:, : p.shape[1]]
+        column, p_draftable = next_tokens, p
     else:
-        column = jnp.asarray(columns_of(ids, p.shape[1]))[following]
-        shared = p[:, ids]
-    q = jax.nn.softmax(own)
-    size = own.shape[1]
-    known = column < size
-    at = jnp.minimum(column, size - 1)[:, None]
-    logit = jnp.take_along_axis(own, at, axis=1)
-    before = (own > logit) | ((own == logit) & (jnp.arange(size) < at))
-    p_next = jnp.take_along_axis(p, following[:, None], axis=1)[:, 0]
-    q_next = jnp.where(known, jnp.take_along_axis(q, at, axis=1)[:, 0], 0.0)
-    return Judged(
-        rank=jnp.where(known, jnp.sum(before, axis=1), size).astype(jnp.int32),
-        kept=jnp.where(q_next >= p_next, 1.0, q_next / p_next),  # NaN is not accepted
-        overlap=jnp.sum(jnp.minimum(shared, q), axis=1),
+        column = jnp.asarray(columns_of(ids, p.shape[1]))[next_tokens]
+        p_draftable = p[:, ids]
+    q = jax.nn.softmax(draft_logits)
+    size = draft_logits.shape[1]
+    is_draftable = column < size
+    draft_column = jnp.minimum(column, size - 1)[:, None]
+    logit = jnp.take_along_axis(draft_logits, draft_column, axis=1)
+    is_likelier = (draft_logits > logit) | (
+        (draft_logits == logit) & (jnp.arange(size) < draft_column)
+    )
+    p_next = jnp.take_along_axis(p, next_tokens[:, None], axis=1)[:, 0]
+    q_next = jnp.where(is_draftable, jnp.take_along_axis(q, draft_column, axis=1)[:, 0], 0.0)
+    return DraftFigures(
+        rank=jnp.where(is_draftable, jnp.sum(is_likelier, axis=1), size).astype(jnp.int32),
+        acceptance=jnp.where(q_next >= p_next, 1.0, q_next / p_next),  # NaN is not accepted
+        overlap=jnp.sum(jnp.minimum(p_draftable, q), axis=1),
     )

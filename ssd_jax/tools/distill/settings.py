@@ -20,13 +20,20 @@ from ssd_jax.options.toml_settings import read_section, read_toml
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.tools.distill.prompt_settings import PromptSettings
-from ssd_jax.tools.distill.value_types import Amount, Count, NotNegative, Positive, Several, Share
+from ssd_jax.tools.distill.value_types import (
+    Amount,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Several,
+)
 
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 """Sizes of a draft from scratch."""
 
 Compute = Literal["bfloat16", "float32"]
-Part = Literal["frozen", "trained"]
+Weighting = Literal["frozen", "trained"]
 Temperatures = Annotated[
     tuple[float, ...], Meta(min_length=1, description="must be a list of at least one number")
 ]
@@ -130,8 +137,8 @@ class DraftSettings:
     num_heads: NotNegative = 0
     num_kv_heads: NotNegative = 0
     head_dim: NotNegative = 0
-    embedding: Part = "frozen"
-    head: Part = "frozen"
+    embedding: Weighting = "frozen"
+    head: Weighting = "frozen"
     output_size: NotNegative = 0
     store: Literal["bfloat16", "int8"] = "bfloat16"
     begin: str = ""
@@ -139,10 +146,10 @@ class DraftSettings:
     def __post_init__(self) -> None:
         if self.family and self.family not in FAMILIES:
             raise InputError(f"family = {self.family!r} must be one of {', '.join(FAMILIES)}")
-        given = [name for name in ("family", *SIZES) if getattr(self, name)]
-        if self.layers and given:
+        sizes = [name for name in ("family", *SIZES) if getattr(self, name)]
+        if self.layers and sizes:
             raise InputError(
-                f"layers = {list(self.layers)} takes its sizes from the target; remove {given[0]}, "
+                f"layers = {list(self.layers)} takes its sizes from the target; remove {sizes[0]}, "
                 "or remove layers to begin from scratch"
             )
         if not self.layers and not self.num_layers:
@@ -186,8 +193,8 @@ class TrainSettings:
     warmup: NotNegative = 100
     final_rate: Amount = 0.1
     weight_decay: Amount = 0.01
-    beta1: Share = 0.9
-    beta2: Share = 0.98
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
     clip: Positive = 1.0
     cross_entropy: float = 0.0
     kl: float = 1.0
@@ -296,44 +303,44 @@ def read_settings(path: Path, *, data: Path | None = None) -> DistillSettings:
       InputError: an unreadable file, or a bad section, key or value, with the section's name.
     """
     kinds = _SECTIONS | _OPTIONAL
-    where, tables = f"config {path}:", read_toml(path, {*kinds})
+    prefix, tables = f"config {path}:", read_toml(path, {*kinds})
     if path.stem in kinds:
         raise InputError(
-            f"{where} the directory of its draft would be that of a stage, named like a section; "
+            f"{prefix} the directory of its draft would be that of a stage, named like a section; "
             "rename the file"
         )
     sections = {
-        name: read_section(kinds[name], tables.get(name, {}), f"{where} [{name}]")
+        name: read_section(kinds[name], tables.get(name, {}), f"{prefix} [{name}]")
         for name in {**_SECTIONS, **tables}
     }
     if ("draft" in tables) != ("train" in tables):
-        raise InputError(f"{where} [draft] and [train] go together; give both or neither")
+        raise InputError(f"{prefix} [draft] and [train] go together; give both or neither")
     prompts, train, evaluate = sections["prompts"], sections.get("train"), sections.get("evaluate")
     if sections.get("magpie") is not None and not prompts.train:
         raise InputError(
-            f"{where} [magpie] writes prompts beside those of files; list at least one in train of "
-            "[prompts]"
+            f"{prefix} [magpie] writes prompts beside those of files; list at least one in train "
+            "of [prompts]"
         )
     if train is not None and not prompts.train:
         raise InputError(
-            f"{where} [prompts] train is empty; list at least one file of prompts, or leave "
+            f"{prefix} [prompts] train is empty; list at least one file of prompts, or leave "
             "[draft] and [train] out to evaluate drafts alone"
         )
     if train is not None and train.compares and not sections["generate"].top_n:
         raise InputError(
-            f"{where} [generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
+            f"{prefix} [generate] top_n = 0 keeps no probabilities, which kl and acceptance of "
             '[train] need; raise it, set probabilities = "live", or train on cross_entropy alone'
         )
-    known = [entry.set for entry in prompts.held_out]
+    held_out = [entry.set for entry in prompts.held_out]
     for key in ("sets", "apart") if evaluate is not None else ():
         for name in getattr(evaluate, key):
-            if name not in known:
+            if name not in held_out:
                 raise InputError(
-                    f"{where} [evaluate] {key}: {name!r} is not held out; held_out of [prompts] "
-                    f"lists {', '.join(sorted(known))}"
+                    f"{prefix} [evaluate] {key}: {name!r} is not held out; held_out of [prompts] "
+                    f"lists {', '.join(sorted(held_out))}"
                 )
-    if evaluate is not None and {*(evaluate.sets or known)} <= {*evaluate.apart}:
-        raise InputError(f"{where} [evaluate] apart leaves no set for the mean; shorten it")
+    if evaluate is not None and {*(evaluate.sets or held_out)} <= {*evaluate.apart}:
+        raise InputError(f"{prefix} [evaluate] apart leaves no set for the mean; shorten it")
     directory = path.parent / prompts.directory if data is None else data
     return DistillSettings(name=path.stem, directory=directory, **sections)
 
@@ -347,8 +354,8 @@ _FREE = {
 """Keys that results do not depend on: where things are, how a run goes, what is shown of it."""
 
 
-def recorded(section: str, settings: Any) -> dict[str, Any]:
+def determining_values(section: str, settings: Any) -> dict[str, Any]:
     """What a stage's results depend on: each key with its section's name, and its JSON value."""
     values = {f"{section}.{name}": value for name, value in vars(settings).items()}
-    kept = {key: value for key, value in values.items() if key not in _FREE}
-    return json.loads(json.dumps(kept, default=str))  # entries as texts, tuples as lists
+    determining = {key: value for key, value in values.items() if key not in _FREE}
+    return json.loads(json.dumps(determining, default=str))  # entries as texts, tuples as lists

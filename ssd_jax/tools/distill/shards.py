@@ -83,13 +83,13 @@ def with_scores(samples: Sequence[Sample], data: bytes) -> list[Sample]:
     arrays = load(data)
     ends = np.cumsum([len(sample.learnt) for sample in samples])[:-1]
     parts = [np.split(arrays[name], ends) for name in ("ids", "probs")]
-    scored = []
-    for sample, *found in zip(samples, *parts, strict=True):
-        whole = [np.zeros((len(sample.tokens), part.shape[1]), part.dtype) for part in found]
-        for array, part in zip(whole, found, strict=True):
+    results = []
+    for sample, *scores in zip(samples, *parts, strict=True):
+        padded = [np.zeros((len(sample.tokens), part.shape[1]), part.dtype) for part in scores]
+        for array, part in zip(padded, scores, strict=True):
             array[sample.learnt.start : sample.learnt.stop] = part
-        scored.append(dataclasses.replace(sample, top_ids=whole[0], top_probs=whole[1]))
-    return scored
+        results.append(dataclasses.replace(sample, top_ids=padded[0], top_probs=padded[1]))
+    return results
 
 
 def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
@@ -100,10 +100,10 @@ def read_file(directory: Path, entry: Mapping[str, Any]) -> bytes:
     """
     path = directory / require_plain_name(entry["file"], directory)
     data = read_bytes(path, remedy=_remedy(directory))
-    found = hashlib.sha256(data).hexdigest()
-    if found != entry["sha256"]:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != entry["sha256"]:
         raise InputError(
-            f"{path} is damaged: its sha256 is {found}, the manifest has {entry['sha256']}; "
+            f"{path} is damaged: its sha256 is {digest}, the manifest has {entry['sha256']}; "
             f"{_remedy(directory)}"
         )
     return data
@@ -124,10 +124,10 @@ def read_shards(directory: Path, *, target: str | None = None) -> Iterator[Sampl
     manifest = read_manifest(directory)
     if manifest is None or not manifest.finished:
         raise InputError(f"{directory} has no complete shards; run --stage={directory.name} first")
-    theirs = manifest.inputs.get("target")
-    if target is not None and theirs != target:
+    text_target = manifest.inputs.get("target")
+    if target is not None and text_target != target:
         raise InputError(
-            f"{directory} is text of another target: sha256 {shown(theirs)}, this one "
+            f"{directory} is text of another target: sha256 {shown(text_target)}, this one "
             f"has {target}; name that target, or give another --out"
         )
     try:

@@ -56,23 +56,23 @@ def run(work: Work, job: CompletionJob, shards: Mapping[int, Any]) -> Iterator[R
     if len(groups) < 2:
         yield from work(job, shards.items())
         return
-    waiting = iter(shards.items())
-    with contextlib.ExitStack() as until:
+    pending = iter(shards.items())
+    with contextlib.ExitStack() as stack:
         workers: dict[Any, _Worker] = {}  # by what `wait` returns
         for cores in groups:
             worker = _Worker(work, job, cores)
-            until.callback(worker.close)
+            stack.callback(worker.close)
             workers[worker.pipe] = worker
-            worker.give(next(waiting, None))
+            worker.send(next(pending, None))
         while workers:
             for pipe in wait([*workers]):
-                report = workers[pipe].answer()
+                report = workers[pipe].next_report()
                 if report is None:
                     del workers[pipe]
                     continue
                 yield report
-                if report.written is not None:
-                    workers[pipe].give(next(waiting, None))
+                if report.shard is not None:
+                    workers[pipe].send(next(pending, None))
 
 
 class _Worker:
@@ -80,22 +80,22 @@ class _Worker:
 
     def __init__(self, work: Work, job: CompletionJob, cores: tuple[int, ...]) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
+        self.pipe, worker_end = context.Pipe()
         quiet = dataclasses.replace(job, bar=_no_bar)
         store = settings_in_use()
-        self._process = context.Process(target=_serve, args=(theirs, work, quiet, cores, store))
+        self._process = context.Process(target=_serve, args=(worker_end, work, quiet, cores, store))
         self._process.daemon = True
         self._process.start()
-        theirs.close()
+        worker_end.close()
 
-    def give(self, shard: tuple[int, Any] | None) -> None:
-        with contextlib.suppress(ConnectionError):  # `answer` reports that it has ended
+    def send(self, shard: tuple[int, Any] | None) -> None:
+        with contextlib.suppress(ConnectionError):  # `next_report` reports that it has ended
             self.pipe.send(shard)
 
-    def answer(self) -> Report | None:
+    def next_report(self) -> Report | None:
         """Its next report; None if it is done."""
         try:
-            answer = self.pipe.recv()
+            message = self.pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
             raise SsdError(
@@ -103,9 +103,9 @@ class _Worker:
                 "memory may be too small for the weights in each: lower processes. The "
                 "same command goes on with the shards that are written"
             ) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(message, Exception):
+            raise message
+        return message
 
     def close(self) -> None:
         self.pipe.close()

@@ -17,19 +17,24 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 from ssd_jax.tools.distill.completions import Bar, CompletionJob
 from ssd_jax.tools.distill.generate import generate
-from ssd_jax.tools.distill.magpie import SET, Written, read_turns, user_turn
+from ssd_jax.tools.distill.magpie import SET, GeneratedTurn, read_turns, user_turn
 from ssd_jax.tools.distill.manifest import (
     Manifest,
     check_same,
     file_digests,
-    only_one,
+    lock_directory,
     read_manifest,
     write_manifest,
 )
 from ssd_jax.tools.distill.prompt_settings import SPLITS
-from ssd_jax.tools.distill.prompts import PromptFiles, PromptIds, read_prompts, write_prompts
-from ssd_jax.tools.distill.prompts import report as counted
-from ssd_jax.tools.distill.settings import DistillSettings, GenerateSettings, recorded
+from ssd_jax.tools.distill.prompts import (
+    PromptFiles,
+    PromptIds,
+    describe_counts,
+    read_prompts,
+    write_prompts,
+)
+from ssd_jax.tools.distill.settings import DistillSettings, GenerateSettings, determining_values
 from ssd_jax.tools.distill.shards import read_shards
 from ssd_jax.tools.distill.target import DistillTarget, digest, open_target
 
@@ -69,13 +74,13 @@ class Distillation:
     show: Callable[[Page], None]
 
     @property
-    def own(self) -> Path:
+    def draft_directory(self) -> Path:
         """Directory of what belongs to this configuration's draft alone."""
         return self.work / self.settings.name
 
     def directory(self, stage: str) -> Path:
         """Where a stage keeps its files; drafts share the text, but not the training."""
-        return (self.own if stage == "train" else self.work) / stage
+        return (self.draft_directory if stage == "train" else self.work) / stage
 
     def plan(self, stage: str, inputs: dict[str, str]) -> Manifest:
         """The manifest of a stage made from the target and `inputs`: as it was left, or a new one.
@@ -93,16 +98,16 @@ class Distillation:
             )
         made_with: dict[str, Any] = {}
         for name, settings in sections.items():
-            made_with |= recorded(name, settings)
+            made_with |= determining_values(name, settings)
         if stage == "evaluate":
             made_with["generate.slots"] = self.settings.generate.slots
         inputs = {"target": self.target.sha256, **inputs}
         planned = Manifest(stage=stage, settings=made_with, inputs=inputs)
-        begun = read_manifest(self.directory(stage))
-        if begun is None:
+        earlier = read_manifest(self.directory(stage))
+        if earlier is None:
             return planned
-        check_same(self.directory(stage), begun, planned)
-        return begun
+        check_same(self.directory(stage), earlier, planned)
+        return earlier
 
     def start(self, stage: str, inputs: dict[str, str]) -> Manifest:
         """Makes the directory of a stage; returns what `plan` does.
@@ -177,19 +182,19 @@ def run(
         target = open_target(settings.target.source, progress=progress)
     if draft is not None:
         draft = draft_source(draft, lambda: target.checkpoint)
-    whole = Distillation(
+    context = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )
     for name in chosen:
-        _check_settings(whole, name)
+        _check_settings(context, name)
     for name in chosen:
-        directory = whole.directory(name).parent
+        directory = context.directory(name).parent
         directory.mkdir(parents=True, exist_ok=True)
         # One process on prompts and text, and one a draft: drafts of a text can train at once.
-        with only_one(directory):
-            STAGES[name](whole)
+        with lock_directory(directory):
+            STAGES[name](context)
             if name == "prompts" and "evaluate" in chosen:
-                _text_to_judge(whole)[0].check()
+                _text_to_judge(context)[0].check()
 
 
 def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) -> list[str]:
@@ -211,7 +216,7 @@ def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) 
         "train": settings.train is not None,
         "evaluate": settings.evaluate is not None and (settings.train or draft) is not None,
     }
-    chosen = [one for one in STAGES if (possible[one] if stage is None else one == stage)]
+    chosen = [name for name in STAGES if (possible[name] if stage is None else name == stage)]
     if draft is not None and "evaluate" not in chosen:
         raise InputError(
             f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
@@ -222,17 +227,17 @@ def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) 
     return chosen
 
 
-def _check_settings(whole: Distillation, name: str) -> None:
+def _check_settings(context: Distillation, name: str) -> None:
     """Refuses changed settings of a stage, and an impossible draft, before any stage runs."""
-    settings = whole.settings
-    whole.plan(name, {})
-    tokenizer = whole.target.checkpoint.tokenizer
+    settings = context.settings
+    context.plan(name, {})
+    tokenizer = context.target.checkpoint.tokenizer
     if name == "prompts":
         files = PromptFiles(settings.prompts, settings.directory)
-        written = read_manifest(whole.directory("magpie"))
-        if settings.magpie is not None and not (written and written.finished):
+        magpie = read_manifest(context.directory("magpie"))
+        if settings.magpie is not None and not (magpie and magpie.finished):
             files.prepare(tokenizer)  # the target writes for long before the stage does it
-    section, limit = getattr(settings, name), whole.target.checkpoint.config.max_context
+    section, limit = getattr(settings, name), context.target.checkpoint.config.max_context
     if getattr(section, "max_tokens", 0) >= limit:
         raise InputError(
             f"{name}.max_tokens = {section.max_tokens} leaves no room for a prompt in the {limit} "
@@ -247,142 +252,148 @@ def _check_settings(whole: Distillation, name: str) -> None:
     if name == "train" and settings.train is not None and settings.draft is not None:
         from ssd_jax.tools.distill.training.loop import check
 
-        check(settings.train, settings.draft, whole.target.checkpoint)
-    if name == "evaluate" and whole.draft is not None:
+        check(settings.train, settings.draft, context.target.checkpoint)
+    if name == "evaluate" and context.draft is not None:
         from ssd_jax.tools.distill.evaluate import open_pair
 
-        open_pair(settings.target, whole.draft)
+        open_pair(settings.target, context.draft)
 
 
-def _magpie(whole: Distillation) -> None:
-    settings = whole.settings.magpie
+def _magpie(context: Distillation) -> None:
+    settings = context.settings.magpie
     assert settings is not None
-    prefix = user_turn(whole.target.checkpoint.tokenizer).before
-    job = whole.job("magpie", settings, [PromptIds(set=SET, index=0, ids=prefix)])
-    data = generate(job, whole.start("magpie", {})).data
-    whole.say(f"magpie: {data['completions']} turns of {data['generated']} tokens")
+    prefix = user_turn(context.target.checkpoint.tokenizer).prefix
+    job = context.job("magpie", settings, [PromptIds(set=SET, index=0, ids=prefix)])
+    data = generate(job, context.start("magpie", {})).data
+    context.say(f"magpie: {data['completions']} turns of {data['generated']} tokens")
 
 
-def _prompts(whole: Distillation) -> None:
-    files = PromptFiles(whole.settings.prompts, whole.settings.directory)
-    inputs, written = files.digests(), list[Written]()
-    if whole.settings.magpie is not None:
-        inputs["magpie"] = _texts_digest(whole.finished("magpie", "prompts"))
-        samples = read_shards(whole.directory("magpie"), target=whole.target.sha256)
-        written = read_turns(samples, whole.target.checkpoint.tokenizer)
-    manifest, directory = whole.start("prompts", inputs), whole.directory("prompts")
+def _prompts(context: Distillation) -> None:
+    files = PromptFiles(context.settings.prompts, context.settings.directory)
+    inputs, turns = files.digests(), list[GeneratedTurn]()
+    if context.settings.magpie is not None:
+        inputs["magpie"] = _texts_digest(context.finished("magpie", "prompts"))
+        samples = read_shards(context.directory("magpie"), target=context.target.sha256)
+        turns = read_turns(samples, context.target.checkpoint.tokenizer)
+    manifest, directory = context.start("prompts", inputs), context.directory("prompts")
     if manifest.finished:
         with contextlib.suppress(InputError):
             for split in SPLITS:
                 read_prompts(directory, split, manifest.data["sha256"][split])
-            whole.say(f"prompts, made before:\n{counted(manifest.data['counts'])}")
+            context.say(f"prompts, made before:\n{describe_counts(manifest.data['counts'])}")
             return
     clear_partial(directory)
-    prompts, counts = files.prepare(whole.target.checkpoint.tokenizer, written)
+    prompts, counts = files.prepare(context.target.checkpoint.tokenizer, turns)
     data = {"counts": counts, "sha256": write_prompts(directory, prompts)}
     write_manifest(directory, dataclasses.replace(manifest, finished=True, data=data))
-    whole.say(f"prompts:\n{counted(counts)}")
+    context.say(f"prompts:\n{describe_counts(counts)}")
 
 
-def _generate(whole: Distillation) -> None:
-    manifest, prompts = whole.start_of_prompts("generate", "train")
-    data = generate(whole.job("generate", whole.settings.generate, prompts), manifest).data
-    whole.say(
+def _generate(context: Distillation) -> None:
+    manifest, prompts = context.start_of_prompts("generate", "train")
+    data = generate(context.job("generate", context.settings.generate, prompts), manifest).data
+    context.say(
         f"generate: {data['completions']} completions, {data['generated']} tokens to learn of "
-        f"{data['tokens']}, in {data['planned']} shards of {whole.directory('generate')}"
+        f"{data['tokens']}, in {data['planned']} shards of {context.directory('generate')}"
     )
 
 
-def _train(whole: Distillation) -> None:
-    texts = _texts_digest(whole.finished("generate", "train"))
-    manifest = whole.start("train", {"generate": texts})
-    directory, train, draft = whole.directory("train"), whole.settings.train, whole.settings.draft
+def _train(context: Distillation) -> None:
+    texts = _texts_digest(context.finished("generate", "train"))
+    manifest = context.start("train", {"generate": texts})
+    directory, train, draft = (
+        context.directory("train"),
+        context.settings.train,
+        context.settings.draft,
+    )
     assert train is not None
     assert draft is not None
     from ssd_jax.tools.distill.training.model import open_beginning
 
-    begun = open_beginning(draft, whole.target.checkpoint)
-    beginning = begun and begun.digest and begun.digest()
-    known = manifest.data.get("begin") == beginning and manifest.data.get("store") == draft.store
-    if manifest.finished and known:
-        made = directory / manifest.data["draft"]
-        if file_digests(made) == manifest.data.get("files"):
-            whole.say(f"train, made before: {made}")
+    first_checkpoint = open_beginning(draft, context.target.checkpoint)
+    first_digest = first_checkpoint and first_checkpoint.digest and first_checkpoint.digest()
+    unchanged = (
+        manifest.data.get("begin") == first_digest and manifest.data.get("store") == draft.store
+    )
+    if manifest.finished and unchanged:
+        draft_path = directory / manifest.data["draft"]
+        if file_digests(draft_path) == manifest.data.get("files"):
+            context.say(f"train, made before: {draft_path}")
             return
     clear_partial(directory)
-    from ssd_jax.tools.distill.training.journal import picture_of
+    from ssd_jax.tools.distill.training.journal import write_picture
     from ssd_jax.tools.distill.training.loop import run as train_draft
 
-    with whole.bar("training", unit="steps") as progress:
+    with context.bar("training", unit="steps") as progress:
         result = train_draft(
             train,
             draft,
-            target=whole.target.checkpoint,
-            samples=read_shards(whole.directory("generate"), target=whole.target.sha256),
+            target=context.target.checkpoint,
+            samples=read_shards(context.directory("generate"), target=context.target.sha256),
             work=directory,
             progress=progress,
-            saved=lambda: write_manifest(directory, manifest),
+            on_save=lambda: write_manifest(directory, manifest),
         )
     data = {
         "step": result.step,
         "store": draft.store,
         "held_out": result.held_out,
         "draft": result.draft.name,
-        "begin": beginning,
+        "begin": first_digest,
         "files": file_digests(result.draft),
     }
-    finished = not result.stopped
+    finished = not result.stop_reason
     write_manifest(directory, dataclasses.replace(manifest, finished=finished, data=data))
-    whole.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
-    if missing := picture_of(directory):
-        whole.say(missing)
+    context.say(f"train: step {result.step} of {train.steps}; the draft is {result.draft}")
+    if missing := write_picture(directory):
+        context.say(missing)
     if not finished:
-        raise Stopped(result.stopped)
+        raise Stopped(result.stop_reason)
 
 
-def _evaluate(whole: Distillation) -> None:
+def _evaluate(context: Distillation) -> None:
     from ssd_jax.tools.distill import evaluate
     from ssd_jax.tools.distill.evaluation_table import evaluation_tables
 
-    draft, path = whole.draft, whole.own / "evaluation.json"
+    draft, path = context.draft, context.draft_directory / "evaluation.json"
     if draft is None:
-        trained = read_manifest(whole.directory("train"))
-        if trained is None or "draft" not in trained.data:
+        training = read_manifest(context.directory("train"))
+        if training is None or "draft" not in training.data:
             raise InputError(
-                f"stage evaluate needs a draft, and stage train has made none in {whole.own}; run "
-                "it first, or give --draft=PATH"
+                f"stage evaluate needs a draft, and stage train has made none in "
+                f"{context.draft_directory}; run it first, or give --draft=PATH"
             )
-        draft = str(whole.directory("train") / trained.data["draft"])
+        draft = str(context.directory("train") / training.data["draft"])
     else:
-        place = Path(draft).expanduser()
-        known_as = str(place.resolve()) if place.exists() else draft
-        path = path.with_stem(f"{path.stem}-{digest([known_as])[:12]}")
-    settings = whole.settings.evaluate
+        draft_path = Path(draft).expanduser()
+        draft_name = str(draft_path.resolve()) if draft_path.exists() else draft
+        path = path.with_stem(f"{path.stem}-{digest([draft_name])[:12]}")
+    settings = context.settings.evaluate
     assert settings is not None
-    job, manifest = _text_to_judge(whole)
-    written = generate(job, manifest, evaluate.plan_texts(job))
+    job, manifest = _text_to_judge(context)
+    texts = generate(job, manifest, evaluate.plan_texts(job))
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = evaluate.evaluate(settings, draft, job=job, manifest=written, path=path)
+    document = evaluate.evaluate(settings, draft, job=job, manifest=texts, path=path)
     for table in evaluation_tables(document):
-        whole.show(table)
-    whole.say(f"evaluate: {path}")
+        context.show(table)
+    context.say(f"evaluate: {path}")
 
 
-def _text_to_judge(whole: Distillation) -> tuple[CompletionJob, Manifest]:
+def _text_to_judge(context: Distillation) -> tuple[CompletionJob, Manifest]:
     """The job of the text that stage evaluate judges drafts by, and the stage's manifest."""
     from ssd_jax.tools.distill import evaluate
 
-    manifest, held_out = whole.start_of_prompts("evaluate", "held_out")
-    settings = whole.settings.evaluate
+    manifest, held_out = context.start_of_prompts("evaluate", "held_out")
+    settings = context.settings.evaluate
     assert settings is not None
     text = GenerateSettings(
         max_tokens=settings.max_tokens,
         temperatures=tuple(evaluate.TEMPERATURES.values()),
         seed=settings.seed,
-        slots=whole.settings.generate.slots,
+        slots=context.settings.generate.slots,
         top_n=0,
     )
-    return whole.job("evaluate", text, evaluate.choose(held_out, settings)), manifest
+    return context.job("evaluate", text, evaluate.choose(held_out, settings)), manifest
 
 
 def _texts_digest(manifest: Manifest) -> str:

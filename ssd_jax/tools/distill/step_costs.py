@@ -72,11 +72,11 @@ def measure_steps(
     for forward in (*forwards, *forwards):
         forward()
     ms = np.array(in_turns(forwards, rounds=repeats, progress=progress))
-    found = list(zip(runs, np.median(ms / ms[0], axis=1).tolist(), strict=True))
+    ratios = list(zip(runs, np.median(ms / ms[0], axis=1).tolist(), strict=True))
     return StepCosts(
         target_ms=float(np.median(ms[0])),
-        target={tokens: ratio for (of, tokens), ratio in found if of is target},
-        draft={tokens: ratio for (of, tokens), ratio in found if of is draft},
+        target={tokens: ratio for (model, tokens), ratio in ratios if model is target},
+        draft={tokens: ratio for (model, tokens), ratio in ratios if model is draft},
     )
 
 

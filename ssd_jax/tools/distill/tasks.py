@@ -13,14 +13,14 @@ import tomllib
 from typing import NamedTuple
 
 from ssd_jax.errors import InputError
-from ssd_jax.tools.distill.order import shuffled
+from ssd_jax.tools.distill.order import permutation
 
 TEMPLATES = importlib.resources.files("ssd_jax.tools.distill") / "tasks.toml"
 
 _GOALS = (25, 45, 70, 100)
 """Goals for the words of passages, in turn."""
 
-_FURTHER = 40
+_MAX_OVERRUN = 40
 """Words that a passage may go on beyond its goal to end with a paragraph."""
 
 _UNKNOWN = "<unk>"
@@ -57,33 +57,33 @@ class Task(NamedTuple):
     passage: str
 
 
-def make_tasks(text: str, count: int, where: str) -> list[Task]:
+def make_tasks(text: str, count: int, source: str) -> list[Task]:
     """Tasks over passages of a text; a passage gets each kind of task at most once.
 
     Args:
-      where: name of the text, which keys the choice.
+      source: name of the text, which keys the choice.
 
     Raises:
       InputError: more tasks than passages and kinds allow.
     """
     templates = tomllib.loads(TEMPLATES.read_text(encoding="utf-8"))
     kinds, passages = list(templates), cut(text)
-    most = len(kinds) * len(passages)
-    if count > most:
+    limit = len(kinds) * len(passages)
+    if count > limit:
         raise InputError(
-            f"prompts {where!r}: tasks = {count} is more than the {most} that {len(passages)} "
+            f"prompts {source!r}: tasks = {count} is more than the {limit} that {len(passages)} "
             f"passages and {len(kinds)} kinds of tasks allow; lower it or give a longer text"
         )
-    order = shuffled(len(passages), where)
+    order = permutation(len(passages), source)
     tasks = []
     for i in range(count):
-        turn, rank = divmod(i, len(passages))
+        pass_index, rank = divmod(i, len(passages))
         passage = passages[order[rank]]
-        usual, name = usual_spelling(passage), _name(passage)
-        kind = kinds[(rank + turn) % len(kinds)]
+        spelled, name = usual_spelling(passage), _name(passage)
+        kind = kinds[(rank + pass_index) % len(kinds)]
         fitting = [wording for wording in templates[kind] if name or "{name}" not in wording]
-        wording = fitting[shuffled(len(fitting), f"{where}/{i}")[0]]
-        prompt = wording.replace("{name}", name).replace("{passage}", usual)
+        wording = fitting[permutation(len(fitting), f"{source}/{i}")[0]]
+        prompt = wording.replace("{name}", name).replace("{passage}", spelled)
         tasks.append(Task(prompt, kind, passage))
     return tasks
 
@@ -93,19 +93,19 @@ def cut(text: str) -> list[str]:
 
     They do not cross a heading, and sentences with unknown words are left out.
     """
-    passages, held, goals = [], [], itertools.cycle(_GOALS)
+    passages, sentences, goals = [], [], itertools.cycle(_GOALS)
     goal = next(goals)
     for sentence in [*_SENTENCE.findall(text), _HEADINGS[0]]:  # the end acts as a heading
         heading = sentence.startswith(_HEADINGS)
         if not heading and _UNKNOWN not in sentence:
-            held.append(sentence)
-        words = sum(len(each.split()) for each in held)
+            sentences.append(sentence)
+        words = sum(len(text.split()) for text in sentences)
         ended = _PARAGRAPH_END.search(sentence) and words >= goal
-        if heading or ended or words >= goal + _FURTHER:
+        if heading or ended or words >= goal + _MAX_OVERRUN:
             if words >= _GOALS[0]:
-                passages.append("".join(held).strip())
+                passages.append("".join(sentences).strip())
                 goal = next(goals)
-            held = []
+            sentences = []
     return passages
 
 
@@ -118,8 +118,8 @@ def usual_spelling(passage: str) -> str:
 
 def _name(passage: str) -> str:
     """Who speaks in a passage, or else a name of several words in it; empty where there is none."""
-    found = _SPEAKER.search(passage)
-    if found:
-        return found[1]
-    found = _NAME.search(passage)
-    return found[0] if found else ""
+    match = _SPEAKER.search(passage)
+    if match:
+        return match[1]
+    match = _NAME.search(passage)
+    return match[0] if match else ""

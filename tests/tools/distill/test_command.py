@@ -278,17 +278,17 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
 
     calls = []
 
-    def run(settings, draft, *, samples, work, target, progress, saved):
+    def run(settings, draft, *, samples, work, target, progress, on_save):
         del progress
         calls.append((settings, draft, len(list(samples)), open_target(target.source).sha256))
         done = settings.steps if len(calls) > 1 else 1
         if settings.save_every == 1:
-            saved()
+            on_save()
             raise KeyboardInterrupt
-        stopped = "" if done == settings.steps else "max_seconds = 1 are over"
+        stop_reason = "" if done == settings.steps else "max_seconds = 1 are over"
         (work / "draft").mkdir(exist_ok=True)
         (work / "draft" / "model.safetensors").write_text(f"{done} {draft.store}")
-        return loop.Result(step=done, stopped=stopped, held_out={}, draft=work / "draft")
+        return loop.Result(step=done, stop_reason=stop_reason, held_out={}, draft=work / "draft")
 
     monkeypatch.setattr(loop, "run", run)
     shutil.rmtree(finished / "config", ignore_errors=True)

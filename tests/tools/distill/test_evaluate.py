@@ -148,7 +148,7 @@ def test_a_whole_run_ends_with_the_trained_draft(
     def train(settings, _draft, *, samples, work, **_rest):
         assert len(list(samples)) == 2
         made = Path(shutil.copytree(draft, work / "draft"))
-        return loop.Result(step=settings.steps, stopped="", held_out={}, draft=made)
+        return loop.Result(step=settings.steps, stop_reason="", held_out={}, draft=made)
 
     monkeypatch.setattr(loop, "run", train)
     FakeTarget().install(monkeypatch)
@@ -296,7 +296,7 @@ def test_predictions_take_the_acceptance_of_the_longest_proposals(monkeypatch):
     measured = MeasuredDraft(by_length=((0.9,), (0.8, 0.4)), alone=0.5, r=0.3)
     costs = StepCosts(target_ms=1.0, target={1: 1.0, 3: 1.2}, draft={1: 0.1, 2: 0.2})
     settings = EvaluateSettings(ks=(2,), budgets=(2,))
-    evaluation._predicted({"sampled": measured}, settings, costs)
+    evaluation._predict({"sampled": measured}, settings, costs)
     assert seen == [{"acceptance": pytest.approx(0.6), "r": 0.3}]
 
 

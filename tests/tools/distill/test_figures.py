@@ -12,7 +12,7 @@ from ssd_jax.tools.bench.report import json_safe
 from ssd_jax.tools.distill.evaluate import figures
 from ssd_jax.tools.distill.evaluation_table import evaluation_tables
 from ssd_jax.tools.distill.prompts import PromptIds
-from ssd_jax.tools.distill.scoring import Judged
+from ssd_jax.tools.distill.scoring import DraftFigures
 from ssd_jax.tools.distill.settings import EvaluateSettings
 from ssd_jax.tools.distill.step_costs import StepCosts
 
@@ -23,10 +23,10 @@ STEPS = StepCosts(
 PROMPTS = [PromptIds(set=name, index=0, ids=[1]) for name in ("right", "wrong")]
 
 
-def judged(*, rank: int, size: int = 61) -> Judged:
+def judged(*, rank: int, size: int = 61) -> DraftFigures:
     """Always or never right; `rank` is of every token."""
     right = np.full(size, float(rank == 0))
-    return Judged(np.full(size, rank), right, 0.5 + right / 2)
+    return DraftFigures(np.full(size, rank), right, 0.5 + right / 2)
 
 
 @pytest.fixture(scope="module")

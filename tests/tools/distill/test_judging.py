@@ -99,7 +99,9 @@ def test_figures_are_the_sums_that_they_say(noisy, laws, texts, monkeypatch):
             theirs, own = p[text.prompt_length + place - 1], q[text.prompt_length + place - 1]
             overlap = sum(min(a, b) for a, b in zip(theirs, own, strict=True))
             assert found.overlap[place] == pytest.approx(overlap, abs=1e-4)
-            assert found.kept[place] == pytest.approx(min(1, own[token] / theirs[token]), abs=1e-3)
+            assert found.acceptance[place] == pytest.approx(
+                min(1, own[token] / theirs[token]), abs=1e-3
+            )
             known = token in IDS
             rank = sum(q_of > own[token] for q_of in own) if known else len(IDS)
             assert found.rank[place] == rank
@@ -113,7 +115,7 @@ def test_a_draft_that_is_its_target_is_always_right(tiny_checkpoint, drafts, tex
         assert (one.rank == 0).all()  # these are greedy
     for one in found:
         np.testing.assert_allclose(one.overlap, 1, atol=1e-4)
-        np.testing.assert_allclose(one.kept, 1, atol=1e-3)
+        np.testing.assert_allclose(one.acceptance, 1, atol=1e-3)
 
 
 def test_of_equally_likely_ids_the_lowest_is_proposed(noisy, texts, monkeypatch):

@@ -56,8 +56,10 @@ class Pieces:
 def test_a_short_prompt_is_found_among_whatever_text(held, monkeypatch):
     """Its first and its last token are others there."""
     pieces = Pieces()
-    monkeypatch.setattr(prompts, "_encode", lambda line, tokenizer: tokenizer.encode(line.own_text))
-    asked = prompts._asked("held", 0, Line.of(held), pieces)
+    monkeypatch.setattr(
+        prompts, "_encode", lambda line, tokenizer: tokenizer.encode(line.authored_text)
+    )
+    asked = prompts._candidate("held", 0, Line.from_text(held), pieces)
     assert len(asked.hidden[0]) <= SPAN
     check = HeldOut(asked.hidden, pieces.decode)
     for around in ("{}", "Tell me: {}", "{} I ask.", 'Say "{}" again.', "({})", "{}!", "{}\n"):

@@ -32,7 +32,7 @@ def test_a_turn_goes_on_from_the_empty_user_prefix(tokenizer):
 def test_a_system_message_of_the_template_is_part_of_the_prefix(tmp_path):
     tokenizer = tokenizer_of(tmp_path / "t", "<eot>system:Be kind." + tiny.TEMPLATE)
     assert (
-        tokenizer.decode(user_turn(tokenizer).before, skip_special_tokens=True)
+        tokenizer.decode(user_turn(tokenizer).prefix, skip_special_tokens=True)
         == "system:Be kind.user:"
     )
 
@@ -54,7 +54,7 @@ def test_a_target_whose_user_turns_have_no_such_ends_is_refused(tmp_path, templa
 def fates(tokenizer, *texts):
     """Of turns that end as they should."""
     ids = [[*tokenizer.encode(text), tiny.END_OF_TURN] for text in texts]
-    return [turn.fate for turn in read_turns(samples(*ids), tokenizer)]
+    return [turn.exclusion for turn in read_turns(samples(*ids), tokenizer)]
 
 
 def samples(*turns):
@@ -78,7 +78,7 @@ def test_a_turn_that_was_cut_off_or_is_no_text_is_left_out(tokenizer):
         [*words, tokenizer.encode("é")[0], tiny.END_OF_TURN],  # half a character
         [*words, tiny.END_OF_TURN],
     )
-    assert [turn.fate for turn in read_turns(turns, tokenizer)] == ["broken"] * 4 + [""]
+    assert [turn.exclusion for turn in read_turns(turns, tokenizer)] == ["broken"] * 4 + [""]
 
 
 def test_a_turn_of_hardly_any_words_is_left_out(tokenizer):
@@ -99,4 +99,4 @@ def test_of_turns_that_are_much_alike_the_first_counts(tokenizer):
 def test_what_was_left_out_makes_no_other_a_repetition(tokenizer):
     words = tokenizer.encode("Who built the old bridge of stone?")
     turns = read_turns(samples(words, [*words, tiny.END_OF_TURN]), tokenizer)
-    assert [turn.fate for turn in turns] == ["broken", ""]
+    assert [turn.exclusion for turn in turns] == ["broken", ""]

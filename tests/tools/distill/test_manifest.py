@@ -10,7 +10,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.tools.distill.manifest import (
     MANIFEST,
     Manifest,
-    only_one,
+    lock_directory,
     read_manifest,
     write_manifest,
 )
@@ -49,10 +49,10 @@ def test_what_cannot_be_used_names_the_remedy(tmp_path, change, message):
 
 def test_a_directory_is_free_again_after_its_user(tmp_path):
     with (
-        only_one(tmp_path),
+        lock_directory(tmp_path),
         pytest.raises(InputError, match="another ssd-jax distill"),
-        only_one(tmp_path),
+        lock_directory(tmp_path),
     ):
         pass
-    with only_one(tmp_path):
+    with lock_directory(tmp_path):
         pass

@@ -9,8 +9,8 @@ import pytest
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
-from ssd_jax.tools.distill.magpie import Written
-from ssd_jax.tools.distill.prompts import PromptFiles, read_prompts, report, write_prompts
+from ssd_jax.tools.distill.magpie import GeneratedTurn
+from ssd_jax.tools.distill.prompts import PromptFiles, describe_counts, read_prompts, write_prompts
 from ssd_jax.tools.distill.reading import passages
 from tests.tools.distill import tiny_run
 from tests.tools.distill.tiny_run import write_lines
@@ -54,9 +54,9 @@ def test_prompts_go_through_the_chat_template_and_text_is_cut(prepare, tokenizer
 
 
 def test_a_rest_of_less_than_half_a_passage_is_dropped():
-    assert passages(range(10), 4, before=[]) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert passages(range(9), 4, before=[]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert passages(range(5), 4, before=[77]) == [[77, 0, 1, 2], [77, 3, 4]]
+    assert passages(range(10), 4, prefix=[]) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert passages(range(9), 4, prefix=[]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert passages(range(5), 4, prefix=[77]) == [[77, 0, 1, 2], [77, 3, 4]]
 
 
 def test_a_planted_leak_is_dropped_from_training_and_counted(prepare, tokenizer, tmp_path):
@@ -72,7 +72,7 @@ def test_a_planted_leak_is_dropped_from_training_and_counted(prepare, tokenizer,
     assert kept == ["<eot>user:Well, came there? Oh<eot>assistant:"]
     assert counts["train"]["train.jsonl"]["leaking"] == 3
     assert len(prompts["held_out"]) == 2
-    assert "1 prompts (train.jsonl 1); 3 that share a span" in report(counts)
+    assert "1 prompts (train.jsonl 1); 3 that share a span" in describe_counts(counts)
 
 
 def test_a_blank_held_out_prompt_gives_nothing_away(prepare, tmp_path):
@@ -142,7 +142,7 @@ def test_long_prompts_are_left_out_and_counted(prepare, tmp_path):
     prompts, counts = prepare(train='["train.jsonl"]')
     assert len(prompts["train"]) == 1
     assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 1}
-    assert "1 that are too long left out" in report(counts)
+    assert "1 that are too long left out" in describe_counts(counts)
 
 
 def test_a_limit_takes_prompts_from_all_over_a_file(prepare, tokenizer):
@@ -212,18 +212,18 @@ def test_what_prompts_are_made_from_has_digests(tmp_path):
 
 def test_turns_that_the_target_wrote_are_prompts_beside_those_of_files(prepare, tokenizer):
     turns = [
-        Written("What is a newt?", ""),
-        Written("Tell me: Why is it so?", ""),  # held out
-        Written("Who came there?" * 9, "broken"),
-        Written("What is a newt", "repeated"),
-        Written("newt " * 20, ""),
+        GeneratedTurn("What is a newt?", ""),
+        GeneratedTurn("Tell me: Why is it so?", ""),  # held out
+        GeneratedTurn("Who came there?" * 9, "broken"),
+        GeneratedTurn("What is a newt", "repeated"),
+        GeneratedTurn("newt " * 20, ""),
     ]
     prompts, counts = prepare(written=turns)
     assert texts(prompts["train"][-1:], tokenizer) == ["<eot>user:What is a newt?<eot>assistant:"]
     assert prompts["train"][-1].set == "magpie"
     counted = counts["train"]["magpie"]
     assert counted == {"kept": 1, "leaking": 1, "broken": 1, "repeated": 1, "too_long": 1}
-    said = report(counts)
+    said = describe_counts(counts)
     for text in ("magpie 1", "1 that repeat others", "1 that were cut off or are no text"):
         assert text in said
     assert "magpie" not in counts["held_out"]

@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.tools.distill.prompt_settings import PromptEntry, parse_ranges
-from ssd_jax.tools.distill.settings import read_settings, recorded
+from ssd_jax.tools.distill.settings import determining_values, read_settings
 from tests.tools.distill import tiny_run
 
 SHIPPED = sorted((Path(__file__).parents[3] / "configs" / "distill").glob("*.toml"))
@@ -56,7 +56,7 @@ def test_entries_say_which_part_and_how_it_is_asked(tmp_path):
         prompts_train='["a.txt", {path = "a.txt", tasks = 1}, {path = "b", limit = 2, times = 3}]',
     )
     assert [entry.set for entry in given.prompts.train] == ["a.txt", "a.txt:tasks", "b"]
-    assert recorded("prompts", given.prompts)["prompts.train"] == [
+    assert determining_values("prompts", given.prompts)["prompts.train"] == [
         "a.txt",
         "a.txt[tasks=1]",
         "b[limit=2, times=3]",
@@ -178,6 +178,9 @@ def test_what_is_recorded_does_not_depend_on_where_things_are(tmp_path):
     one = tiny_run.settings(tmp_path, "here", prompts_directory='"one"')
     two = tiny_run.settings(tmp_path, "there", prompts_directory='"two"')
     for section in ("target", "prompts", "generate"):
-        mine, other = (recorded(section, getattr(each, section)) for each in (one, two))
+        mine, other = (determining_values(section, getattr(each, section)) for each in (one, two))
         assert mine == other
-    assert recorded("prompts", one.prompts)["prompts.train"] == ["train.jsonl", "text.txt"]
+    assert determining_values("prompts", one.prompts)["prompts.train"] == [
+        "train.jsonl",
+        "text.txt",
+    ]

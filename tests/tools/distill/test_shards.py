@@ -60,7 +60,7 @@ def test_shards_are_packed_for_training_whatever_their_types():
         texts = decode_texts(encode_texts([sample], vocabulary))
         ids, probs = np.array([[last], [0]]), np.array([[0.5], [0.25]])
         (back,) = with_scores(texts, encode_scores(ids, probs, vocabulary))
-        batch = pack([back], length=8, seed=0, where="here").batch([0])
+        batch = pack([back], length=8, seed=0, label="here").batch([0])
         assert (batch.top_ids.dtype, batch.top_probs.dtype) == (np.int32, np.float32)
         assert batch.top_ids[0, :2, 0].tolist() == [last, 0]
         assert batch.top_probs[0, :2, 0].tolist() == [0.5, 0.25]

@@ -79,7 +79,7 @@ def test_a_process_that_dies_is_named_and_what_was_written_counts(tmp_path, tiny
     shards = dict(enumerate(plan_shards(one.prompts, one.settings)))
     reports = side_by_side.run(complete_shards, one, shards)
     assert next(reports) == Report()
-    assert any(report.written for report in reports)  # ends at the first
+    assert any(report.shard for report in reports)  # ends at the first
     for child in multiprocessing.active_children():
         os.kill(child.pid, 9)
     with pytest.raises(SsdError, match=r"exit status -9.*lower processes"):

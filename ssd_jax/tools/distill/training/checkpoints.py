@@ -18,7 +18,7 @@ from ssd_jax.system.files import brief
 from ssd_jax.tools.distill.manifest import differences
 
 
-class Restored(NamedTuple):
+class RestoredState(NamedTuple):
     """A checkpoint's contents; `state` has NumPy leaves."""
 
     step: int
@@ -67,9 +67,9 @@ class Checkpoints:
         Raises:
           SsdError: the disk is full; earlier checkpoints are as they were.
         """
-        for later in self._manager.all_steps():
-            if later >= step:  # unreadable, or training would not be here again
-                self._manager.delete(later)
+        for newer_step in self._manager.all_steps():
+            if newer_step >= step:  # unreadable, or training would not be here again
+                self._manager.delete(newer_step)
         leaves = {f"{i:05}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
         items = self._items.Composite(
             state=self._items.StandardSave(leaves), made_with=self._items.JsonSave(self._made_with)
@@ -82,7 +82,7 @@ class Checkpoints:
                 "room there: the same command goes on from the checkpoint before"
             ) from error
 
-    def restore(self, like: Any) -> Restored | None:
+    def restore(self, like: Any) -> RestoredState | None:
         """The latest checkpoint that can be read; None if there is none.
 
         Args:
@@ -98,16 +98,16 @@ class Checkpoints:
         )
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                found = self._manager.restore(step, args=items)
-                arrays = found["state"]
-                changed = differences(found["made_with"], self._made_with)
+                restored = self._manager.restore(step, args=items)
+                arrays = restored["state"]
+                changes = differences(restored["made_with"], self._made_with)
             except (ValueError, LookupError, TypeError, OSError) as error:
                 damage = damage or f"step_{step} is damaged: {brief(error)}"
                 continue
-            if changed:
-                listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, new, old in changed)
+            if changes:
+                lines = "; ".join(f"{key} was {old!r}, is {new!r}" for key, new, old in changes)
                 raise InputError(
-                    f"{self._directory}: training cannot go on with other settings: {listed}; undo "
+                    f"{self._directory}: training cannot go on with other settings: {lines}; undo "
                     "the change, remove that directory to begin again, or give another --out"
                 )
             structs, structure = jax.tree.flatten(like)
@@ -117,7 +117,7 @@ class Checkpoints:
                     f"{self._directory} has the state of another draft or optimiser; remove it, "
                     "or give another --out"
                 )
-            return Restored(step, jax.tree.unflatten(structure, leaves))
+            return RestoredState(step, jax.tree.unflatten(structure, leaves))
         if damage:
             raise InputError(
                 f"{self._directory} has no checkpoint that can be read: {damage}; remove that "

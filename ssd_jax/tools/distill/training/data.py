@@ -22,7 +22,7 @@ PADDING = 0
 _OPEN_ROWS = 64
 """Rows that are being filled at a time."""
 
-_BEGINNING = 8
+_PASSAGE_PREFIX = 8
 """Tokens that identify a passage, and the fewest that it has: completions differ after it."""
 
 
@@ -32,8 +32,8 @@ class PackedBatch(NamedTuple):
     tokens: np.ndarray  # [B, T] int32
     positions: np.ndarray  # [B, T] int32, from the start of the text or piece
     segments: np.ndarray  # [B, T] int32, from 1 in each row; PADDING elsewhere
-    counted: np.ndarray  # [B, T] bool
-    following: np.ndarray  # [B, T] int32, the next token; 0 where not counted
+    loss_mask: np.ndarray  # [B, T] bool
+    next_tokens: np.ndarray  # [B, T] int32, the next token; 0 where not counted
     top_ids: np.ndarray  # [B, T, N] int32; N is 0 without cached probabilities
     top_probs: np.ndarray  # [B, T, N] float32
 
@@ -66,32 +66,32 @@ class PackedTexts:
     def batch(self, rows: Sequence[int]) -> PackedBatch:
         """These rows, whatever types their texts have; a negative index is an empty row."""
         shape = (len(rows), self.length)
-        made = PackedBatch(
+        packed = PackedBatch(
             *np.zeros((3, *shape), np.int32),
-            counted=np.zeros(shape, bool),
-            following=np.zeros(shape, np.int32),
+            loss_mask=np.zeros(shape, bool),
+            next_tokens=np.zeros(shape, np.int32),
             top_ids=np.zeros((*shape, self.width), np.int32),
             top_probs=np.zeros((*shape, self.width), np.float32),
         )
-        for place, row in enumerate(rows):
+        for i, row in enumerate(rows):
             if row >= 0:
-                self._fill(made, place, self.rows[row])
-        return made
+                self._fill(packed, i, self.rows[row])
+        return packed
 
-    def _fill(self, made: PackedBatch, place: int, pieces: Sequence[TextPiece]) -> None:
+    def _fill(self, packed: PackedBatch, row: int, pieces: Sequence[TextPiece]) -> None:
         begin = 0
         for number, (index, start, stop) in enumerate(pieces):
             text, size = self.texts[index], stop - start
             end = begin + size
-            made.tokens[place, begin:end] = text.tokens[start:stop]
-            made.positions[place, begin:end] = np.arange(size)
-            made.segments[place, begin:end] = PADDING + 1 + number
-            completed = np.arange(start + 1, stop) >= text.prompt_length
-            made.counted[place, begin : end - 1] = completed
-            made.following[place, begin : end - 1] = text.tokens[start + 1 : stop] * completed
+            packed.tokens[row, begin:end] = text.tokens[start:stop]
+            packed.positions[row, begin:end] = np.arange(size)
+            packed.segments[row, begin:end] = PADDING + 1 + number
+            is_learnt = np.arange(start + 1, stop) >= text.prompt_length
+            packed.loss_mask[row, begin : end - 1] = is_learnt
+            packed.next_tokens[row, begin : end - 1] = text.tokens[start + 1 : stop] * is_learnt
             if text.top_ids is not None and text.top_probs is not None:
-                made.top_ids[place, begin:end] = text.top_ids[start:stop]
-                made.top_probs[place, begin:end] = text.top_probs[start:stop]
+                packed.top_ids[row, begin:end] = text.top_ids[start:stop]
+                packed.top_probs[row, begin:end] = text.top_probs[start:stop]
             begin = end
 
     def digest(self) -> str:
@@ -106,7 +106,7 @@ class PackedTexts:
         return digest.hexdigest()
 
 
-def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> PackedTexts:
+def pack(texts: Sequence[Sample], *, length: int, seed: int, label: str) -> PackedTexts:
     """Packs texts into rows by first fit, in an order that the seed gives.
 
     A text longer than a row is cut into pieces that overlap by one token, so that every next token
@@ -116,7 +116,7 @@ def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> Pack
       texts: all with the same number of cached probabilities a position, or all without.
       length: tokens of a row.
       seed: of the order in which texts are placed.
-      where: names the texts in errors.
+      label: names the texts in errors.
 
     Raises:
       InputError: no text has anything that counts, or texts differ in their cached probabilities.
@@ -124,13 +124,13 @@ def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> Pack
     widths = {0 if text.top_ids is None else text.top_ids.shape[1] for text in texts}
     if len(widths) > 1:
         raise InputError(
-            f"{where}: texts have {sorted(widths)} cached probabilities a position; make the "
+            f"{label}: texts have {sorted(widths)} cached probabilities a position; make the "
             "scores of all of them with the same settings"
         )
     pieces = [piece for i, text in enumerate(texts) for piece in _pieces(i, text, length)]
     if not pieces:
         raise InputError(
-            f"{where}: none of {len(texts)} texts has a token of a completion; generate some first"
+            f"{label}: none of {len(texts)} texts has a token of a completion; generate some first"
         )
     order = np.random.default_rng(seed).permutation(len(pieces))
     rows = first_fit([pieces[i] for i in order], length)
@@ -139,9 +139,9 @@ def pack(texts: Sequence[Sample], *, length: int, seed: int, where: str) -> Pack
 
 def rows_of_step(count: int, *, batch: int, seed: int, step: int) -> list[int]:
     """Rows of a step: every row comes once, in an order of that epoch, before any comes again."""
-    places = [divmod(index, count) for index in range(step * batch, (step + 1) * batch)]
-    orders = {epoch: _order(count, seed, epoch) for epoch in {epoch for epoch, _ in places}}
-    return [int(orders[epoch][place]) for epoch, place in places]
+    epoch_ranks = [divmod(index, count) for index in range(step * batch, (step + 1) * batch)]
+    orders = {epoch: _order(count, seed, epoch) for epoch in {epoch for epoch, _ in epoch_ranks}}
+    return [int(orders[epoch][rank]) for epoch, rank in epoch_ranks]
 
 
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:
@@ -160,25 +160,25 @@ def _pieces(index: int, text: Sample, length: int) -> list[TextPiece]:
 def first_fit(pieces: Sequence[TextPiece], length: int) -> list[list[TextPiece]]:
     """Rows of at most `length` tokens, each piece in the first that has room."""
     rows: list[list[TextPiece]] = []
-    being_filled: list[tuple[int, int]] = []  # (row, tokens left)
+    open_rows: list[tuple[int, int]] = []  # (row, tokens left)
     for piece in pieces:
         size = piece.stop - piece.start
-        fit = next((i for i, (_, left) in enumerate(being_filled) if left >= size), None)
+        fit = next((i for i, (_, free) in enumerate(open_rows) if free >= size), None)
         if fit is None:
             rows.append([])
-            being_filled.append((len(rows) - 1, length))
-            fit = len(being_filled) - 1
-        row, left = being_filled.pop(fit)
+            open_rows.append((len(rows) - 1, length))
+            fit = len(open_rows) - 1
+        row, free = open_rows.pop(fit)
         rows[row].append(piece)
-        if left - size > 1:
-            being_filled.insert(fit, (row, left - size))
-        if len(being_filled) > _OPEN_ROWS:
-            being_filled.pop(0)
+        if free - size > 1:
+            open_rows.insert(fit, (row, free - size))
+        if len(open_rows) > _OPEN_ROWS:
+            open_rows.pop(0)
     return rows
 
 
 def set_aside(
-    texts: Sequence[Sample], *, tokens: int, seed: int, where: str
+    texts: Sequence[Sample], *, tokens: int, seed: int, label: str
 ) -> tuple[list[Sample], list[Sample]]:
     """Texts to learn from, and held-out texts of at least `tokens` tokens in all.
 
@@ -190,7 +190,7 @@ def set_aside(
     """
     groups: dict[tuple[bool, bytes], list[Sample]] = {}
     for text in texts:
-        begin = np.ascontiguousarray(text.tokens[: text.prompt_length or _BEGINNING])
+        begin = np.ascontiguousarray(text.tokens[: text.prompt_length or _PASSAGE_PREFIX])
         groups.setdefault((text.prompt_length > 0, begin.tobytes()), []).append(text)
     names, aside, size = list(groups), [], 0
     for index in np.random.default_rng([seed, 1]).permutation(len(names)):
@@ -201,7 +201,7 @@ def set_aside(
         size += sum(len(text.tokens) for text in group)
     if not groups:
         raise InputError(
-            f"{where}: {len(texts)} texts of {len(names)} prompts leave nothing to learn from "
+            f"{label}: {len(texts)} texts of {len(names)} prompts leave nothing to learn from "
             f"beside {tokens} held-out tokens; lower held_out, or generate more"
         )
     return [text for group in groups.values() for text in group], aside
@@ -219,12 +219,12 @@ def most_frequent(
 
     Returns: [count] int32, ascending. Of equally frequent ids the lowest are chosen.
     """
-    seen = np.zeros(size, np.int64)
+    frequencies = np.zeros(size, np.int64)
     for text in texts:
-        seen += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
-    seen[list(always)] = np.iinfo(np.int64).max
-    chosen = np.argsort(-seen, kind="stable")[:count]
-    return np.sort(chosen).astype(np.int32)
+        frequencies += np.bincount(text.tokens[text.prompt_length :], minlength=size)[:size]
+    frequencies[list(always)] = np.iinfo(np.int64).max
+    ids = np.argsort(-frequencies, kind="stable")[:count]
+    return np.sort(ids).astype(np.int32)
 
 
 def columns_of(ids: np.ndarray, size: int) -> np.ndarray:

@@ -21,7 +21,7 @@ METRICS, PICTURE = "metrics.jsonl", "training.png"
 
 # Colours are those of Okabe and Ito.
 _TRAIN, _HELD_OUT, _FAINT = "#0072B2", "#D55E00", 0.25
-_SMOOTHED = 50
+_SMOOTHING_WINDOW = 50
 """Most steps that a smoothed line averages, which are at most a tenth of all steps."""
 
 
@@ -36,8 +36,8 @@ class Journal:
 
     def __init__(self, path: Path, *, step: int) -> None:
         self.path = path
-        kept = [entry for entry in read_journal(path) if entry["step"] <= step]
-        write_file(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        entries = [entry for entry in read_journal(path) if entry["step"] <= step]
+        write_file(path, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
 
     def last_look(self) -> dict[str, float]:
         """Means at the last look at held-out text; empty without one."""
@@ -63,22 +63,22 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def means(sums: Sums, *, known: bool = True) -> dict[str, float]:
+def means(sums: Sums, *, with_target: bool = True) -> dict[str, float]:
     """Means per position from sums over positions, by their names in a journal.
 
     Args:
       sums: of a batch, or of several.
-      known: whether anything is known of the target's distribution; else figures that compare with
-        it are left out.
+      with_target: include figures that compare with the target's distribution, which needs its
+        probabilities.
     """
     positions = max(float(sums.positions), 1.0)
-    found = {"loss": sums.loss, "cross_entropy": sums.cross_entropy}
-    if known:
-        found |= {"kl": sums.kl, "acceptance": sums.accepted, "agreement": sums.agreed}
-    return {name: float(value) / positions for name, value in found.items()}
+    totals = {"loss": sums.loss, "cross_entropy": sums.cross_entropy}
+    if with_target:
+        totals |= {"kl": sums.kl, "acceptance": sums.overlap, "agreement": sums.agreements}
+    return {name: float(value) / positions for name, value in totals.items()}
 
 
-def picture_of(work: Path) -> str:
+def write_picture(work: Path) -> str:
     """Draws loss and, where known, acceptance by step of a directory of training, if possible.
 
     Returns: why there is no new picture; empty if there is one, or no step to draw.
@@ -88,8 +88,8 @@ def picture_of(work: Path) -> str:
     if not steps:
         return ""
     try:
-        drawn = _draw(steps, [entry for entry in entries if "held_out" in entry])
-        write_file(work / PICTURE, drawn, durable=True)
+        image = _draw(steps, [entry for entry in entries if "held_out" in entry])
+        write_file(work / PICTURE, image, durable=True)
     except ModuleNotFoundError:
         return f"no {PICTURE}: drawing needs matplotlib; pip install 'ssd-jax[plot]'"
     except (OSError, ValueError) as error:  # the latter of MPLBACKEND
@@ -124,14 +124,14 @@ def _draw(steps: Sequence[dict[str, Any]], looks: Sequence[dict[str, Any]]) -> b
             panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
             panel.yaxis.set_major_formatter("{x:g}")
             panel.yaxis.set_minor_formatter("{x:g}")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
-    return drawn.getvalue()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
     """A mean over the last few values."""
-    window = max(1, min(_SMOOTHED, len(values) // 10))
+    window = max(1, min(_SMOOTHING_WINDOW, len(values) // 10))
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
     begins = np.maximum(ends - window, 0)

@@ -20,7 +20,7 @@ import numpy as np
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import identity_of
 from ssd_jax.errors import InputError
-from ssd_jax.tools.distill.settings import DraftSettings, TrainSettings, recorded
+from ssd_jax.tools.distill.settings import DraftSettings, TrainSettings, determining_values
 from ssd_jax.tools.distill.shards import Sample
 from ssd_jax.tools.distill.training.checkpoints import Checkpoints
 from ssd_jax.tools.distill.training.data import (
@@ -39,18 +39,18 @@ from ssd_jax.tools.distill.training.model import (
     open_beginning,
 )
 from ssd_jax.tools.distill.training.step import (
+    FixedArrays,
     State,
     StepReport,
     Teacher,
     Trainer,
-    Untrained,
     load_live,
     mesh_of,
     schedule,
 )
 
 DRAFT, CHECKPOINTS = "draft", "checkpoints"
-_REMEMBERED = 0.95
+_MEAN_DECAY = 0.95
 """Share of a running mean that is kept at each step."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -81,12 +81,12 @@ def check(settings: TrainSettings, draft: DraftSettings, target: Checkpoint) -> 
             f"output_size = {size} has no room for the {always} special ids, which are always in "
             "it; raise it"
         )
-    there = jax.device_count()
-    if settings.devices > there:
+    available = jax.device_count()
+    if settings.devices > available:
         raise InputError(
-            f"devices = {settings.devices}, but there are {there}; set 0 for all of them"
+            f"devices = {settings.devices}, but there are {available}; set 0 for all of them"
         )
-    rows, devices = settings.batch // settings.accumulation, settings.devices or there
+    rows, devices = settings.batch // settings.accumulation, settings.devices or available
     if rows % devices:
         raise InputError(
             f"batch / accumulation = {rows} rows do not spread evenly over {devices} devices; "
@@ -106,7 +106,7 @@ class Stop:
         self._limit = max_seconds
         self.why = ""
 
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether something has asked to stop, or time is up."""
         now = time.monotonic()
         if self._deadline is None:
@@ -116,7 +116,7 @@ class Stop:
         return bool(self.why)
 
     @contextlib.contextmanager
-    def heeding_signals(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Within, a signal asks to stop; the second one acts as it does elsewhere.
 
         Does nothing outside the main thread, where signals cannot be handled.
@@ -124,19 +124,19 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        previous = {number: signal.getsignal(number) for number in _SIGNALS}
 
-        def take(number: int, _frame: object) -> None:
+        def handle(number: int, _frame: object) -> None:
             self.why = self.why or signal.Signals(number).name
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for signal_number, handler in previous.items():
+                signal.signal(signal_number, handler)
 
         for number in _SIGNALS:
-            signal.signal(number, take)
+            signal.signal(number, handle)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
@@ -144,13 +144,13 @@ class Result(NamedTuple):
     """Where training stands.
 
     Attributes:
-      stopped: why `step` is not the last one, in words; empty if it is.
+      stop_reason: why `step` is not the last one, in words; empty if it is.
       held_out: means at the last look at held-out text; empty without one.
       draft: directory of the draft checkpoint, as trained so far.
     """
 
     step: int
-    stopped: str
+    stop_reason: str
     held_out: dict[str, float]
     draft: Path
 
@@ -163,7 +163,7 @@ def run(
     samples: Iterable[Sample],
     work: Path,
     progress: ShowStep | None = None,
-    saved: Callable[[], None] | None = None,
+    on_save: Callable[[], None] | None = None,
 ) -> Result:
     """Trains a draft, from the last checkpoint in `work` if there is one.
 
@@ -175,7 +175,7 @@ def run(
       samples: texts, the same at each call; read once everything else is checked.
       work: gets `checkpoints/`, `metrics.jsonl` and `draft/`.
       progress: called after each step, with running means over training text.
-      saved: called after each checkpoint.
+      on_save: called after each checkpoint.
 
     Raises:
       InputError: settings that do not fit the target or the texts, or with which the checkpoint was
@@ -184,70 +184,72 @@ def run(
     stop = Stop(settings.max_seconds)
     check(settings, draft, target)
     tokenizer, seed = target.tokenizer, settings.seed
-    where = f"training text for {work}"
-    into_rows = functools.partial(pack, length=settings.length, seed=seed, where=where)
-    texts, looked = list(samples), None
+    label = f"training text for {work}"
+    into_rows = functools.partial(pack, length=settings.length, seed=seed, label=label)
+    texts, held_out = list(samples), None
     if settings.held_out:
         tokens = settings.held_out * settings.length
-        texts, aside = set_aside(texts, tokens=tokens, seed=seed, where=where)
-        looked = into_rows(aside)
+        texts, aside = set_aside(texts, tokens=tokens, seed=seed, label=label)
+        held_out = into_rows(aside)
     packed = into_rows(texts)
     if settings.compares and not packed.width:
         raise InputError(
-            f"{where}: no cached probabilities, which kl and acceptance need; generate with "
+            f"{label}: no cached probabilities, which kl and acceptance need; generate with "
             'top_n above 0, set probabilities = "live", or train on cross_entropy alone'
         )
     ids = None
     if draft.output_size:
         always = tokenizer.eos_ids | tokenizer.special_ids
         ids = most_frequent(texts, count=draft.output_size, size=tokenizer.size, always=always)
-    made = make_draft(draft, target.config, ids)
-    identity = identity_of(target, made.tied)
+    draft_model = make_draft(draft, target.config, ids)
+    identity = identity_of(target, draft_model.tied)
     work.mkdir(parents=True, exist_ok=True)
-    made_with = recorded("train", settings) | recorded("draft", draft)
+    made_with = determining_values("train", settings) | determining_values("draft", draft)
     made_with |= {"texts": packed.digest(), "target": identity.sha256}
-    begun = open_beginning(draft, target)
-    if begun is not None and begun.digest:
-        made_with["begin"] = begun.digest()
+    beginning = open_beginning(draft, target)
+    if beginning is not None and beginning.digest:
+        made_with["begin"] = beginning.digest()
     checkpoints = Checkpoints(work / CHECKPOINTS, made_with=made_with, keep=settings.keep)
-    teacher, theirs = Teacher(), []
+    teacher, target_parameters = Teacher(), []
     if settings.probabilities == "live":
-        teacher, theirs = load_live(target, tokens=tokenizer.size, compute=settings.compute)
-    trainer = Trainer(made, teacher, settings, mesh_of(settings.devices))
-    trained, frozen = first_arrays(made, draft, target, seed=seed, begun=begun)
-    state, first = trainer.first_state(trained), 0
+        teacher, target_parameters = load_live(
+            target, tokens=tokenizer.size, compute=settings.compute
+        )
+    trainer = Trainer(draft_model, teacher, settings, mesh_of(settings.devices))
+    trained, frozen = first_arrays(draft_model, draft, target, seed=seed, beginning=beginning)
+    state, first_step = trainer.first_state(trained), 0
     restored = checkpoints.restore(state)
     if restored is not None:
-        state, first = trainer.everywhere(restored.state), restored.step
-    journal = Journal(work / METRICS, step=-1 if restored is None else first)
-    untrained = trainer.untrained(frozen, theirs)
-    session = _Session(trainer, untrained, packed, looked, journal, progress)
+        state, first_step = trainer.everywhere(restored.state), restored.step
+    journal = Journal(work / METRICS, step=-1 if restored is None else first_step)
+    fixed = trainer.fixed_arrays(frozen, target_parameters)
+    session = _Session(trainer, fixed, packed, held_out, journal, progress)
 
     def save(step: int, state: State) -> None:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.trained)):
-            raise _diverged(step, "some weights are no numbers", work)
+            raise _divergence_error(step, "some weights are no numbers", work)
         checkpoints.save(step, state)
-        if saved is not None:
-            saved()
+        if on_save is not None:
+            on_save()
 
-    with stop.heeding_signals():
-        state, step = session.train(state, first, stop, save)
+    with stop.handle_signals():
+        state, step = session.train(state, first_step, stop, save)
     export(
         work / DRAFT,
-        made,
+        draft_model,
         state.trained,
         store=draft.store,
         target=identity,
         tokenizer=tokenizer,
         acceptance=journal.last_look().get("agreement"),
     )
-    stopped = "" if step == settings.steps else stop.why
-    return Result(step, stopped, journal.last_look(), work / DRAFT)
+    stop_reason = "" if step == settings.steps else stop.why
+    return Result(step, stop_reason, journal.last_look(), work / DRAFT)
 
 
-def _diverged(step: int, what: str, work: Path) -> InputError:
+def _divergence_error(step: int, problem: str, work: Path) -> InputError:
     return InputError(
-        f"step {step}: {what}; lower learning_rate or raise warmup, and remove {work} to begin "
+        f"step {step}: {problem}; lower learning_rate or raise warmup, and remove {work} to begin "
         "again"
     )
 
@@ -257,105 +259,109 @@ class _Session:
     """One call of `run`, from its first step on."""
 
     trainer: Trainer
-    untrained: Untrained
+    fixed: FixedArrays
     packed: PackedTexts
-    looked: PackedTexts | None
+    held_out: PackedTexts | None
     journal: Journal
     progress: ShowStep | None
 
     def __post_init__(self) -> None:
         self._settings = self.trainer.settings
-        self._step, self._look = self.trainer.programs()
+        self._step, self._measure = self.trainer.programs()
         # All at once: a rate computed when it is reported would wait for the step that runs.
         self._rates = np.asarray(schedule(self._settings)(np.arange(self._settings.steps)))
-        self._known = self.trainer.teacher.live is not None or self.packed.width > 0
-        self._held_out = self.journal.last_look().get("acceptance")
-        self._tokens, self._since, self._began = 0, 0.0, 0
+        self._has_target = self.trainer.teacher.live is not None or self.packed.width > 0
+        self._held_out_acceptance = self.journal.last_look().get("acceptance")
+        self._tokens, self._start_time, self._start_step = 0, 0.0, 0
         self._weight, self._sums = 0.0, {"loss": 0.0, "acceptance": 0.0}  # of running means
 
     def train(
-        self, state: State, first: int, stop: Stop, save: Callable[[int, State], None]
+        self, state: State, first_step: int, stop: Stop, save: Callable[[int, State], None]
     ) -> tuple[State, int]:
         """Trains until the last step or a stop, and leaves a checkpoint there."""
         s = self._settings
-        if self.progress is not None and first < s.steps:
-            self.progress(first, s.steps, "compiling")
-        if first == 0:
-            self._look_at_held_out(state, 0)
-        step = saved = first
-        running: tuple[int, int, StepReport] | None = None  # dispatched, not read yet
-        while step < s.steps and not stop.asked():
+        if self.progress is not None and first_step < s.steps:
+            self.progress(first_step, s.steps, "compiling")
+        if first_step == 0:
+            self._measure_held_out(state, 0)
+        step = saved_step = first_step
+        dispatched: tuple[int, int, StepReport] | None = None  # dispatched, not read yet
+        while step < s.steps and not stop.is_requested():
             rows = rows_of_step(len(self.packed), batch=s.batch, seed=s.seed, step=step)
             batch = self.packed.batch(rows)
             spread = self.trainer.spread(batch, micro_batches=s.accumulation)
-            state, taken = self._step(state, self.untrained, spread)
-            if running is not None:
-                self._record(*running)  # while the next step runs
+            state, report = self._step(state, self.fixed, spread)
+            if dispatched is not None:
+                self._record(*dispatched)  # while the next step runs
             step += 1
-            running = (step, int(np.count_nonzero(batch.segments)), taken)
+            dispatched = (step, int(np.count_nonzero(batch.segments)), report)
             looks, saves = (
-                step % every == 0 or step == s.steps for every in (s.evaluate_every, s.save_every)
+                step % interval == 0 or step == s.steps
+                for interval in (s.evaluate_every, s.save_every)
             )
             if looks or saves:
-                self._record(*running)
-                running = None
+                self._record(*dispatched)
+                dispatched = None
             if looks:
-                self._look_at_held_out(state, step)
+                self._measure_held_out(state, step)
             if saves:
                 save(step, state)
-                saved = step
-        if running is not None:
-            self._record(*running)
-        if saved < step:
+                saved_step = step
+        if dispatched is not None:
+            self._record(*dispatched)
+        if saved_step < step:
             save(step, state)
         return state, step
 
-    def _record(self, step: int, tokens: int, taken: StepReport) -> None:
-        found, norm = means(taken.sums, known=self._known), float(taken.gradient_norm)
-        if not math.isfinite(found["loss"] + norm):
-            what = f"the loss is {found['loss']}, the gradient's norm {norm}"
-            raise _diverged(step, what, self.journal.path.parent)
+    def _record(self, step: int, tokens: int, report: StepReport) -> None:
+        figures, norm = (
+            means(report.sums, with_target=self._has_target),
+            float(report.gradient_norm),
+        )
+        if not math.isfinite(figures["loss"] + norm):
+            problem = f"the loss is {figures['loss']}, the gradient's norm {norm}"
+            raise _divergence_error(step, problem, self.journal.path.parent)
         now = time.monotonic()
-        if self._since:  # the first step of a run compiles
+        if self._start_time:  # the first step of a run compiles
             self._tokens += tokens
         else:
-            self._since, self._began = now, step
-        speed = self._tokens / (now - self._since) if now > self._since else 0.0
+            self._start_time, self._start_step = now, step
+        speed = self._tokens / (now - self._start_time) if now > self._start_time else 0.0
         self.journal.write(
             step=step,
-            **found,
+            **figures,
             gradient_norm=norm,
             learning_rate=float(self._rates[step - 1]),
             tokens=tokens,
             tokens_per_second=round(speed, 1),
         )
-        self._weight = _REMEMBERED * self._weight + 1
+        self._weight = _MEAN_DECAY * self._weight + 1
         for name in self._sums:
-            self._sums[name] = _REMEMBERED * self._sums[name] + found.get(name, 0.0)
+            self._sums[name] = _MEAN_DECAY * self._sums[name] + figures.get(name, 0.0)
         if self.progress is not None:
-            done, steps = step - self._began, self._settings.steps
-            seconds = (now - self._since) / done * (steps - step) if done else 0.0
-            loss, acceptance = (each / self._weight for each in self._sums.values())
+            done, steps = step - self._start_step, self._settings.steps
+            seconds = (now - self._start_time) / done * (steps - step) if done else 0.0
+            loss, acceptance = (total / self._weight for total in self._sums.values())
             line = f"loss {loss:.4f}"
-            if self._known:
+            if self._has_target:
                 line += f"  acceptance {acceptance:.3f}"
-            if self._held_out is not None:
-                line += f" (held-out {self._held_out:.3f})"
-            left = datetime.timedelta(seconds=round(seconds))
-            self.progress(step, steps, f"{line}  {speed:,.0f} tokens/s  {left} left")
+            if self._held_out_acceptance is not None:
+                line += f" (held-out {self._held_out_acceptance:.3f})"
+            remaining = datetime.timedelta(seconds=round(seconds))
+            self.progress(step, steps, f"{line}  {speed:,.0f} tokens/s  {remaining} left")
 
-    def _look_at_held_out(self, state: State, step: int) -> None:
-        if self.looked is None:
+    def _measure_held_out(self, state: State, step: int) -> None:
+        if self.held_out is None:
             return
         size = math.lcm(self.trainer.mesh.size, self._settings.batch // self._settings.accumulation)
         total: Any = None
-        for begin in range(0, len(self.looked), size):
-            rows = [i if i < len(self.looked) else -1 for i in range(begin, begin + size)]
-            sums = self._look(state, self.untrained, self.trainer.spread(self.looked.batch(rows)))
+        for begin in range(0, len(self.held_out), size):
+            rows = [i if i < len(self.held_out) else -1 for i in range(begin, begin + size)]
+            sums = self._measure(state, self.fixed, self.trainer.spread(self.held_out.batch(rows)))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
-        found = means(total, known=self._known)
-        if not math.isfinite(found["loss"]):
-            what = f"the loss of held-out text is {found['loss']}"
-            raise _diverged(step, what, self.journal.path.parent)
-        self._held_out = found.get("acceptance")
-        self.journal.write(step=step, held_out=found)
+        figures = means(total, with_target=self._has_target)
+        if not math.isfinite(figures["loss"]):
+            problem = f"the loss of held-out text is {figures['loss']}"
+            raise _divergence_error(step, problem, self.journal.path.parent)
+        self._held_out_acceptance = figures.get("acceptance")
+        self.journal.write(step=step, held_out=figures)

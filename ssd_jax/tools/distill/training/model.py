@@ -30,7 +30,7 @@ Arrays = dict[str, jax.Array]
 """Arrays by checkpoint name."""
 
 EMBEDDING = "model.embed_tokens.weight"
-_SPREAD = 0.02
+_STD = 0.02
 """Standard deviation of weights from scratch."""
 
 
@@ -61,17 +61,17 @@ def draft_config(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
       InputError: layers that the target does not have, sizes that do not fit each other, or a
         frozen part of another width than the target.
     """
-    made = _of_layers(settings, target) if settings.layers else _of_sizes(settings, target)
+    config = _of_layers(settings, target) if settings.layers else _of_sizes(settings, target)
     for name in ("embedding", "head"):
-        if getattr(settings, name) == "frozen" and made.hidden_size != target.hidden_size:
+        if getattr(settings, name) == "frozen" and config.hidden_size != target.hidden_size:
             raise InputError(
                 f'{name} = "frozen" needs the target\'s hidden_size {target.hidden_size}, not '
-                f'{made.hidden_size}; set {name} = "trained" or hidden_size = 0'
+                f'{config.hidden_size}; set {name} = "trained" or hidden_size = 0'
             )
     size = settings.output_size
-    alike = (settings.embedding, settings.head, size) == ("frozen", "frozen", 0)
-    tied = alike and target.tie_embeddings
-    return dataclasses.replace(made, tie_embeddings=tied, output_size=size or None)
+    same_matrices = (settings.embedding, settings.head, size) == ("frozen", "frozen", 0)
+    tied = same_matrices and target.tie_embeddings
+    return dataclasses.replace(config, tie_embeddings=tied, output_size=size or None)
 
 
 def _of_layers(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
@@ -125,23 +125,25 @@ def open_beginning(settings: DraftSettings, target: Checkpoint) -> Checkpoint | 
     """
     if not settings.begin:
         return None
-    begun = open_checkpoint(draft_source(settings.begin, lambda: target), target=target)
-    where, wanted = f"begin = {settings.begin!r}", draft_config(settings, target.config)
-    if not isinstance(begun.tensors, DraftTensors):
-        raise InputError(f"{where} is no draft that `ssd-jax distill` made; give its directory")
+    beginning = open_checkpoint(draft_source(settings.begin, lambda: target), target=target)
+    prefix, expected = f"begin = {settings.begin!r}", draft_config(settings, target.config)
+    if not isinstance(beginning.tensors, DraftTensors):
+        raise InputError(f"{prefix} is no draft that `ssd-jax distill` made; give its directory")
     for name in ("family", *SIZES):
-        theirs, own = getattr(begun.config, name), getattr(wanted, name)
-        if theirs != own:
-            raise InputError(f"{where} has {name} {theirs}, the other keys of [draft] say {own}")
+        actual, required = getattr(beginning.config, name), getattr(expected, name)
+        if actual != required:
+            raise InputError(
+                f"{prefix} has {name} {actual}, the other keys of [draft] say {required}"
+            )
     for part, name in (("embedding", EMBEDDING), ("head", HEAD)):
-        if getattr(settings, part) == "frozen" and name in begun.tensors.stored:
-            raise InputError(f'{where} has trained its {part}; set {part} = "trained"')
-    if settings.head == "trained" and (settings.output_size or begun.config.output_size):
+        if getattr(settings, part) == "frozen" and name in beginning.tensors.stored:
+            raise InputError(f'{prefix} has trained its {part}; set {part} = "trained"')
+    if settings.head == "trained" and (settings.output_size or beginning.config.output_size):
         raise InputError(
-            f"{where}: a trained head of fewer ids than the target's has those of the text that it "
-            "was trained on; begin with a draft of all ids, with output_size = 0"
+            f"{prefix}: a trained head of fewer ids than the target's has those of the text that "
+            "it was trained on; begin with a draft of all ids, with output_size = 0"
         )
-    return begun
+    return beginning
 
 
 def first_arrays(
@@ -150,14 +152,14 @@ def first_arrays(
     target: Checkpoint,
     *,
     seed: int,
-    begun: Checkpoint | None = None,
+    beginning: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The arrays that training begins with.
 
     Args:
       target: its tensors are read; only those that are needed.
       seed: of weights from scratch.
-      begun: see `open_beginning`.
+      beginning: see `open_beginning`.
 
     Returns: trained arrays, float32, and frozen ones, bfloat16.
 
@@ -168,8 +170,8 @@ def first_arrays(
     for name, struct in draft.model.checkpoint_structs().items():
         source = _source(name, draft, settings, target.config)
         # A head that is trained from here on may have been the target's.
-        if begun is not None and name not in draft.tied and name in begun.tensors.shapes:
-            array = begun.tensors.read(name)
+        if beginning is not None and name not in draft.tied and name in beginning.tensors.shapes:
+            array = beginning.tensors.read(name)
         elif source is None:
             array = _from_scratch(name, struct.shape, draft.config.num_layers, seed)
         else:
@@ -188,16 +190,16 @@ def _source(name: str, draft: Draft, settings: DraftSettings, target: ModelConfi
     if name in draft.tied:
         return draft.tied[name]
     if name in (EMBEDDING, HEAD):
-        same = draft.config.hidden_size == target.hidden_size
+        same_width = draft.config.hidden_size == target.hidden_size
         tied_head = name == HEAD and target.tie_embeddings
-        return (EMBEDDING if tied_head else name) if same else None
+        return (EMBEDDING if tied_head else name) if same_width else None
     if not settings.layers:
         return None
-    prefix, _, rest = name.partition("model.layers.")
-    if prefix or not rest:
+    prefix, _, layer_path = name.partition("model.layers.")
+    if prefix or not layer_path:
         return name
-    own, _, part = rest.partition(".")
-    return f"model.layers.{settings.layers[int(own)]}.{part}"
+    layer, _, layer_tensor = layer_path.partition(".")
+    return f"model.layers.{settings.layers[int(layer)]}.{layer_tensor}"
 
 
 def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> np.ndarray:
@@ -207,9 +209,9 @@ def _from_scratch(name: str, shape: tuple[int, ...], layers: int, seed: int) -> 
     if name.endswith(".bias"):
         return np.zeros(shape, np.float32)
     adds = name.endswith(("o_proj.weight", "down_proj.weight"))
-    spread = _SPREAD / np.sqrt(2 * layers) if adds else _SPREAD
+    std = _STD / np.sqrt(2 * layers) if adds else _STD
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    return rng.normal(0, spread, shape).astype(np.float32)
+    return rng.normal(0, std, shape).astype(np.float32)
 
 
 def export(
@@ -231,8 +233,8 @@ def export(
       target, acceptance: see `write_draft`.
     """
     tensors: dict[str, np.ndarray] = {}
-    for name, given in trained.items():
-        array = np.asarray(given, np.float32)
+    for name, values in trained.items():
+        array = np.asarray(values, np.float32)
         if array.ndim == 1:
             tensors[name] = array
         elif store == "int8" and name != EMBEDDING:

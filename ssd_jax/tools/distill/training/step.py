@@ -31,8 +31,8 @@ from ssd_jax.tools.distill.training.losses import Sums, Weights, from_all, from_
 from ssd_jax.tools.distill.training.model import Arrays, Draft
 
 
-class Rows(NamedTuple):
-    """What is known of p at positions [n]; `hidden` is the live target's."""
+class TeacherRows(NamedTuple):
+    """The target's probabilities at positions [n]; `hidden` is the live target's."""
 
     top_ids: jax.Array  # [n, N] int32
     top_probs: jax.Array  # [n, N] float32
@@ -51,40 +51,40 @@ class Teacher:
     live: FunctionalModel | None = None
     tokens: int = 0
 
-    def rows(self, parameters: list[jax.Array], batch: PackedBatch) -> Rows:
+    def rows(self, parameters: list[jax.Array], batch: PackedBatch) -> TeacherRows:
         """What is known of p at every position of a batch."""
         tokens, positions, segments, *_, ids, probs = map(jnp.asarray, batch)
         hidden = jnp.zeros((*tokens.shape, 0), jnp.float32)
         if self.live is not None:
             module = self.live.module(parameters)
             hidden = sequence_hidden(module, tokens, positions, segments)
-        return Rows(*(x.reshape(tokens.size, x.shape[-1]) for x in (ids, probs, hidden)))
+        return TeacherRows(*(x.reshape(tokens.size, x.shape[-1]) for x in (ids, probs, hidden)))
 
     def losses(
         self,
-        fixed: Untrained,
-        rows: Rows,
+        fixed: FixedArrays,
+        rows: TeacherRows,
         logits: jax.Array,
-        following: jax.Array,
-        counted: jax.Array,
+        next_tokens: jax.Array,
+        mask: jax.Array,
         weights: Weights,
     ) -> tuple[Sums, jax.Array]:
         """Losses of the draft's logits [n, V] and their gradient; see `losses.from_top`.
 
-        `rows` and the ids `following` [n] are of the same positions.
+        `rows` and the ids `next_tokens` [n] are of the same positions.
         """
         columns = fixed.columns
-        following = following if columns is None else columns[following]
+        next_tokens = next_tokens if columns is None else columns[next_tokens]
         if self.live is None:
-            place = rows.top_ids if columns is None else columns[rows.top_ids]
-            return from_top(logits, place, rows.top_probs, following, counted, weights)
-        theirs = sequence_logits(self.live.module(fixed.target), rows.hidden)
-        exists = jnp.arange(theirs.shape[1]) < self.tokens
-        p = jax.nn.softmax(jnp.where(exists, theirs, -jnp.inf))
+            top_columns = rows.top_ids if columns is None else columns[rows.top_ids]
+            return from_top(logits, top_columns, rows.top_probs, next_tokens, mask, weights)
+        target_logits = sequence_logits(self.live.module(fixed.target), rows.hidden)
+        exists = jnp.arange(target_logits.shape[1]) < self.tokens
+        p = jax.nn.softmax(jnp.where(exists, target_logits, -jnp.inf))
         largest = jnp.max(p, axis=1)
         if fixed.ids is not None:
             p = p[:, fixed.ids]
-        return from_all(logits, p, largest, following, counted, weights)
+        return from_all(logits, p, largest, next_tokens, mask, weights)
 
 
 def load_live(target: Checkpoint, *, tokens: int, compute: str) -> tuple[Teacher, list[jax.Array]]:
@@ -104,7 +104,7 @@ _ROWS, _MICRO_ROWS = PartitionSpec(DATA_AXIS), PartitionSpec(None, DATA_AXIS)
 """Specs of batches: their rows are spread over the devices, or those of each micro-batch."""
 
 
-class Untrained(NamedTuple):
+class FixedArrays(NamedTuple):
     """What training does not change."""
 
     frozen: Arrays
@@ -137,29 +137,29 @@ class Trainer:
     mesh: Mesh
 
     def programs(self) -> tuple[Callable[..., tuple[State, StepReport]], Callable[..., Sums]]:
-        """`step(state, fixed, batch)` and `look(state, fixed, batch)`, which only measures.
+        """`step(state, fixed, batch)` and `measure(state, fixed, batch)`, which only measures.
 
         A step reuses the state's memory; its batch has a leading axis of micro-batches.
         """
-        whole = PartitionSpec()
+        replicated = PartitionSpec()
 
         def over_devices(function: Callable[..., Any], batch: PartitionSpec) -> Callable[..., Any]:
-            specs = {"in_specs": (whole, whole, batch), "out_specs": whole}
+            specs = {"in_specs": (replicated, replicated, batch), "out_specs": replicated}
             return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
-        gradients, look = (
+        gradients, measure = (
             over_devices(self._gradients, _MICRO_ROWS),
-            over_devices(self._look, _ROWS),
+            over_devices(self._measure, _ROWS),
         )
 
-        def step(state: State, fixed: Untrained, batch: PackedBatch) -> tuple[State, StepReport]:
+        def step(state: State, fixed: FixedArrays, batch: PackedBatch) -> tuple[State, StepReport]:
             sums, total = gradients(state.trained, fixed, batch)
             mean = jax.tree.map(lambda g: g / jnp.maximum(sums.positions, 1), total)
             updates, optimizer = self.optimizer.update(mean, state.optimizer, state.trained)
             trained: Any = optax.apply_updates(state.trained, updates)
             return State(trained, optimizer), StepReport(sums, optax.tree_utils.tree_norm(mean))
 
-        return StoredJit(step, donate=(0,)), StoredJit(look)
+        return StoredJit(step, donate=(0,)), StoredJit(measure)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -181,11 +181,11 @@ class Trainer:
         placed = self.everywhere(trained)
         return State(placed, self.everywhere(self.optimizer.init(placed)))
 
-    def untrained(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> Untrained:
+    def fixed_arrays(self, frozen: dict[str, np.ndarray], target: list[jax.Array]) -> FixedArrays:
         """What does not change, on all devices."""
         ids = self.draft.output_ids
         columns = None if ids is None else columns_of(ids, self.draft.config.vocab_size)
-        return self.everywhere(Untrained(frozen, ids, columns, target))  # type: ignore[return-value]
+        return self.everywhere(FixedArrays(frozen, ids, columns, target))  # type: ignore[return-value]
 
     def everywhere(self, tree: Any) -> Any:
         """A tree's arrays, replicated on every device."""
@@ -202,24 +202,24 @@ class Trainer:
         return jax.device_put(batch, NamedSharding(self.mesh, rows))
 
     def _gradients(
-        self, trained: Arrays, fixed: Untrained, batch: PackedBatch
+        self, trained: Arrays, fixed: FixedArrays, batch: PackedBatch
     ) -> tuple[Sums, Arrays]:
         """Sums of losses and of gradients over everything that counts in the whole batch."""
 
         def add(total: Any, micro: PackedBatch) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, self._of_batch(trained, fixed, micro)), None
 
-        first = PackedBatch(*(part[0] for part in batch))
+        first_batch = PackedBatch(*(leaf[0] for leaf in batch))
         if batch.tokens.shape[0] == 1:
-            total = self._of_batch(trained, fixed, first)
+            total = self._of_batch(trained, fixed, first_batch)
         else:
-            kinds = jax.eval_shape(self._of_batch, trained, fixed, first)
-            nothing = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), kinds)
-            total, _ = jax.lax.scan(add, nothing, batch)
+            structs = jax.eval_shape(self._of_batch, trained, fixed, first_batch)
+            zeros = jax.tree.map(lambda struct: jnp.zeros(struct.shape, struct.dtype), structs)
+            total, _ = jax.lax.scan(add, zeros, batch)
         return jax.lax.psum(total, DATA_AXIS)
 
     def _of_batch(
-        self, trained: Arrays, fixed: Untrained, batch: PackedBatch
+        self, trained: Arrays, fixed: FixedArrays, batch: PackedBatch
     ) -> tuple[Sums, Arrays]:
         head_name = self.draft.head
         body = {name: array for name, array in trained.items() if name != head_name}
@@ -230,13 +230,13 @@ class Trainer:
             gradients[head_name] = at_head
         return sums, gradients
 
-    def _look(self, state: State, fixed: Untrained, batch: PackedBatch) -> Sums:
+    def _measure(self, state: State, fixed: FixedArrays, batch: PackedBatch) -> Sums:
         hidden = self._hidden(state.trained, state.trained, fixed, batch)
         sums, _, _ = self._through_head(hidden, state.trained, fixed, batch, learning=False)
         return jax.lax.psum(sums, DATA_AXIS)
 
     def _hidden(
-        self, body: Arrays, trained: Arrays, fixed: Untrained, batch: PackedBatch
+        self, body: Arrays, trained: Arrays, fixed: FixedArrays, batch: PackedBatch
     ) -> jax.Array:
         """[n, hidden] float32 after the final norm, of the batch's tokens."""
         model = self.draft.model
@@ -253,7 +253,7 @@ class Trainer:
         self,
         hidden: jax.Array,
         trained: Arrays,
-        fixed: Untrained,
+        fixed: FixedArrays,
         batch: PackedBatch,
         *,
         learning: bool = True,
@@ -270,39 +270,45 @@ class Trainer:
         narrow = head if learns else head.astype(compute)
         weights = Weights(*(getattr(self.settings, name) for name in Weights._fields))
         count, chunk = hidden.shape[0], min(self.settings.chunk, hidden.shape[0])
-        counted = jnp.asarray(batch.counted).reshape(-1)
-        order = jnp.argsort(~counted, stable=True)
+        mask = jnp.asarray(batch.loss_mask).reshape(-1)
+        order = jnp.argsort(~mask, stable=True)
         chunks = -(-count // chunk)
 
-        def cut(x: jax.Array) -> jax.Array:
+        def into_chunks(x: jax.Array) -> jax.Array:
             padded = jnp.pad(x[order], ((0, chunks * chunk - count), *((0, 0),) * (x.ndim - 1)))
             return padded.reshape(chunks, chunk, *x.shape[1:])
 
         def product(x: jax.Array, weight: jax.Array) -> Any:
             return narrow_product(x, weight, compute)
 
-        def run(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
-            x, rows, following, counts = part
+        def run(chunk_args: tuple[jax.Array, TeacherRows, jax.Array, jax.Array]):
+            x, rows, next_tokens, chunk_mask = chunk_args
             logits, pull_back = jax.vjp(product, x, narrow)
-            sums, gradient = self.teacher.losses(fixed, rows, logits, following, counts, weights)
+            sums, gradient = self.teacher.losses(
+                fixed, rows, logits, next_tokens, chunk_mask, weights
+            )
             if not learning:
                 return sums, jnp.zeros_like(x), jnp.zeros(())
             at_x, at_head = pull_back(gradient)
             return sums, at_x, at_head if learns else jnp.zeros(())
 
-        def skip(part: tuple[jax.Array, Rows, jax.Array, jax.Array]):
-            nothing = jnp.zeros(narrow.shape if learns else ())
-            return Sums(*(jnp.zeros(()) for _ in Sums._fields)), jnp.zeros_like(part[0]), nothing
+        def skip(chunk_args: tuple[jax.Array, TeacherRows, jax.Array, jax.Array]):
+            zeros = jnp.zeros(narrow.shape if learns else ())
+            return (
+                Sums(*(jnp.zeros(()) for _ in Sums._fields)),
+                jnp.zeros_like(chunk_args[0]),
+                zeros,
+            )
 
-        def body(total: tuple[Sums, jax.Array], part: Any):
-            sums, at_x, at_head = jax.lax.cond(jnp.any(part[3]), run, skip, part)
+        def body(total: tuple[Sums, jax.Array], chunk_args: Any):
+            sums, at_x, at_head = jax.lax.cond(jnp.any(chunk_args[3]), run, skip, chunk_args)
             return jax.tree.map(jnp.add, total, (sums, at_head)), at_x
 
-        following = jnp.asarray(batch.following).reshape(-1)
-        known = self.teacher.rows(fixed.target, batch)
-        parts = jax.tree.map(cut, (hidden, known, following, counted))
-        nothing = skip(jax.tree.map(lambda x: x[0], parts))
-        (sums, at_head), at_x = jax.lax.scan(body, (nothing[0], nothing[2]), parts)
+        next_tokens = jnp.asarray(batch.next_tokens).reshape(-1)
+        teacher_rows = self.teacher.rows(fixed.target, batch)
+        chunk_args = jax.tree.map(into_chunks, (hidden, teacher_rows, next_tokens, mask))
+        zeros = skip(jax.tree.map(lambda x: x[0], chunk_args))
+        (sums, at_head), at_x = jax.lax.scan(body, (zeros[0], zeros[2]), chunk_args)
         at_x = at_x.reshape(-1, hidden.shape[1])[:count]
         return sums, jnp.zeros_like(hidden).at[order].set(at_x), at_head
 
@@ -322,5 +328,5 @@ def schedule(settings: TrainSettings) -> optax.Schedule:
 
 def mesh_of(devices: int) -> Mesh:
     """A mesh of that many devices (0: all) in a row."""
-    chosen = jax.devices()[: devices or None]
-    return Mesh(np.array(chosen), (DATA_AXIS,))
+    devices_used = jax.devices()[: devices or None]
+    return Mesh(np.array(devices_used), (DATA_AXIS,))

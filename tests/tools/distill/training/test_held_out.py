@@ -25,7 +25,7 @@ def texts(prompt_length):
 def test_completions_of_a_prompt_or_a_passage_are_on_one_side():
     for prompt_length in (BEGIN, 0):
         given = texts(prompt_length)
-        learnt, aside = set_aside(given, tokens=200, seed=1, where="texts")
+        learnt, aside = set_aside(given, tokens=200, seed=1, label="texts")
         assert len(learnt) + len(aside) == len(given)
         assert sum(len(text.tokens) for text in aside) >= 200
         sides = [{tuple(text.tokens[:BEGIN]) for text in side} for side in (learnt, aside)]

@@ -16,7 +16,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.tools.distill.manifest import file_digests
 from ssd_jax.tools.distill.settings import DraftSettings, TrainSettings
 from ssd_jax.tools.distill.training import loop
-from ssd_jax.tools.distill.training.journal import METRICS, PICTURE, picture_of, read_journal
+from ssd_jax.tools.distill.training.journal import METRICS, PICTURE, read_journal, write_picture
 from ssd_jax.tools.distill.training.loop import run
 from ssd_jax.tools.distill.training.losses import Sums
 from ssd_jax.tools.distill.training.model import export, make_draft
@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whol
             train(target, texts, tmp_path, progress=kill)
     assert [entry["step"] for entry in journal(tmp_path)][-1] == 14
     result = train(target, texts, tmp_path)
-    assert (result.step, result.stopped) == (20, "")
+    assert (result.step, result.stop_reason) == (20, "")
     same(tmp_path, whole[0])
 
 
@@ -113,12 +113,12 @@ def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, text
 
     before = signal.getsignal(signal.SIGTERM)
     result = train(target, texts, tmp_path, progress=interrupt)
-    assert result.stopped == "SIGTERM"
+    assert result.stop_reason == "SIGTERM"
     assert 6 <= result.step < 10
     assert signal.getsignal(signal.SIGTERM) is before
     over = train(target, texts, tmp_path, max_seconds=1e-9)
-    assert (over.step, over.stopped) == (result.step + 1, "max_seconds = 1e-09 are over")
-    assert train(target, texts, tmp_path).stopped == ""
+    assert (over.step, over.stop_reason) == (result.step + 1, "max_seconds = 1e-09 are over")
+    assert train(target, texts, tmp_path).stop_reason == ""
     same(tmp_path, whole[0])
 
 
@@ -146,7 +146,7 @@ def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
     """A full disk, and no matplotlib, are said; neither is an error."""
     work = tmp_path
     (work / METRICS).write_bytes((whole[0] / METRICS).read_bytes())
-    assert picture_of(work) == ""
+    assert write_picture(work) == ""
     picture = (work / PICTURE).read_bytes()
     assert picture.startswith(b"\x89PNG")
 
@@ -155,9 +155,9 @@ def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        assert "No space left" in picture_of(work)
+        assert "No space left" in write_picture(work)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install 'ssd-jax[plot]'" in picture_of(work)
+    assert "pip install 'ssd-jax[plot]'" in write_picture(work)
     assert (work / PICTURE).read_bytes() == picture
 
 
@@ -283,7 +283,7 @@ def test_what_begins_a_draft_keeps_what_it_trained(target, texts, tmp_path):
 
 
 def test_what_is_not_known_of_the_target_is_left_out(target, texts, tmp_path, monkeypatch):
-    sums = Sums(positions=4, loss=8, cross_entropy=8, kl=0, accepted=0, agreed=0)
+    sums = Sums(positions=4, loss=8, cross_entropy=8, kl=0, overlap=0, agreements=0)
     programs = (lambda state, *_: (state, StepReport(sums, 1.0)), lambda *_: sums)
     monkeypatch.setattr(loop.Trainer, "programs", lambda _self: programs)
     bare = [dataclasses.replace(text, top_ids=None, top_probs=None) for text in texts]
@@ -296,7 +296,7 @@ def test_what_is_not_known_of_the_target_is_left_out(target, texts, tmp_path, mo
         assert not found.keys() & {"kl", "acceptance", "agreement"}
     assert "acceptance" not in lines[-1]
     assert "held-out" not in lines[-1]
-    assert picture_of(tmp_path) == ""
+    assert write_picture(tmp_path) == ""
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 

@@ -94,7 +94,7 @@ def test_losses_and_gradients_are_those_of_numpy(against, weights):
     sums, gradient = getattr(case, against)(weights)
     parts = plain(case, case.logits)
     expected = [*parts[case.counted].sum(axis=0)]
-    assert [sums.cross_entropy, sums.kl, sums.accepted] == pytest.approx(expected, rel=1e-5)
+    assert [sums.cross_entropy, sums.kl, sums.overlap] == pytest.approx(expected, rel=1e-5)
     total = plain_loss(parts, weights)[case.counted].sum()
     assert float(sums.loss) == pytest.approx(total, rel=1e-5)
     assert float(sums.positions) == POSITIONS - 1
@@ -118,13 +118,13 @@ def test_agreement_is_of_the_likeliest_ids():
         case.logits, case.columns, case.probs, case.counted, strict=True
     ):
         expected += counts and columns[np.argmax(probs)] == np.argmax(row)
-    assert float(case.top(MIXES[0])[0].agreed) == expected
+    assert float(case.top(MIXES[0])[0].agreements) == expected
     sure = Case()
     best = np.argmax(sure.probs, axis=1)[:, None]
     column = np.take_along_axis(sure.columns, best, axis=1)[:, 0]
     reachable = column < COLUMNS
     sure.logits[np.flatnonzero(reachable), column[reachable]] = 50.0
-    assert float(sure.top(MIXES[0])[0].agreed) == (reachable & sure.counted).sum()
+    assert float(sure.top(MIXES[0])[0].agreements) == (reachable & sure.counted).sum()
 
 
 def test_a_tie_agrees_with_whatever_is_known_of_p():
@@ -134,7 +134,7 @@ def test_a_tie_agrees_with_whatever_is_known_of_p():
     case.whole[:, -1] = 1.0
     case.largest = case.whole.max(axis=1).astype(np.float32)
     for sums, _ in (case.top(MIXES[0]), case.all(MIXES[0])):
-        assert float(sums.agreed) == POSITIONS
+        assert float(sums.agreements) == POSITIONS
 
 
 def test_a_position_of_which_nothing_is_known_costs_nothing_but_cross_entropy():
@@ -163,14 +163,14 @@ def test_the_rest_of_p_counts_not_where_the_draft_has_no_other_ids():
     [
         (
             "from_top",
-            "rest = jnp.maximum(1.0 - jnp.sum(probs, axis=1), 0.0)",
-            "rest = 0 * p[:, 0]",
+            "p_rest = jnp.maximum(1.0 - jnp.sum(probs, axis=1), 0.0)",
+            "p_rest = 0 * p[:, 0]",
         ),
         ("from_top", "less = q < p", "less = q > p"),
-        ("from_top", "outside = common - weights.kl * rest / q_rest", "outside = common"),
+        ("from_top", "outside = common - weights.kl * p_rest / q_rest", "outside = common"),
         ("from_top", "inside = columns < size", "inside = columns <= size"),
-        ("from_top", "(outside * counted)[:, None]", "outside[:, None]"),
-        ("_cross_entropy", "following < logits.shape[1]", "following <= logits.shape[1]"),
+        ("from_top", "(outside * mask)[:, None]", "outside[:, None]"),
+        ("_cross_entropy", "next_columns < logits.shape[1]", "next_columns <= logits.shape[1]"),
     ],
 )
 def test_wrong_losses_are_noticed(function, old, new):

@@ -39,20 +39,20 @@ def transitions(given):
 
 def test_every_next_token_of_a_completion_counts_once():
     given = texts(np.random.default_rng(0))
-    packed = pack(given, length=LENGTH, seed=1, where="texts")
+    packed = pack(given, length=LENGTH, seed=1, label="texts")
     batch = packed.batch(range(len(packed)))
     found = zip(
-        batch.tokens[batch.counted],
-        batch.following[batch.counted],
-        batch.top_ids[batch.counted][:, 0],
+        batch.tokens[batch.loss_mask],
+        batch.next_tokens[batch.loss_mask],
+        batch.top_ids[batch.loss_mask][:, 0],
         strict=True,
     )
     assert sorted((int(a), int(b), int(c)) for a, b, c in found) == transitions(given)
-    assert not batch.following[~batch.counted].any()
+    assert not batch.next_tokens[~batch.loss_mask].any()
 
 
 def test_rows_are_full_segments_apart_and_positions_from_zero():
-    packed = pack(texts(np.random.default_rng(2)), length=LENGTH, seed=1, where="texts")
+    packed = pack(texts(np.random.default_rng(2)), length=LENGTH, seed=1, label="texts")
     batch = packed.batch(range(len(packed)))
     assert (batch.segments != PADDING).mean() > 0.8
     for positions, segments in zip(batch.positions, batch.segments, strict=True):
@@ -61,15 +61,15 @@ def test_rows_are_full_segments_apart_and_positions_from_zero():
             np.testing.assert_array_equal(own, np.arange(own[0], own[-1] + 1))
             np.testing.assert_array_equal(positions[own], np.arange(len(own)))
     last = np.diff(batch.segments, axis=1, append=PADDING) != 0
-    assert not (batch.counted & last).any()
-    assert not (batch.counted & (batch.segments == PADDING)).any()
+    assert not (batch.loss_mask & last).any()
+    assert not (batch.loss_mask & (batch.segments == PADDING)).any()
 
 
 def test_the_last_token_of_a_text_in_a_full_row_is_not_followed_by_another_text():
     one, other = (Sample(tokens=np.full(5, token, np.int32), prompt_length=0) for token in (7, 8))
-    batch = pack([one, other], length=LENGTH, seed=0, where="texts").batch([0])
-    assert {*map(int, batch.following[batch.tokens == 7])} <= {0, 7}
-    assert batch.counted.sum() == 8
+    batch = pack([one, other], length=LENGTH, seed=0, label="texts").batch([0])
+    assert {*map(int, batch.next_tokens[batch.tokens == 7])} <= {0, 7}
+    assert batch.loss_mask.sum() == 8
 
 
 def test_texts_in_few_bits_make_the_batch_of_the_same_ones_in_many():
@@ -87,18 +87,18 @@ def test_texts_in_few_bits_make_the_batch_of_the_same_ones_in_many():
             )
             for text in wide
         ]
-        one, other = (pack(t, length=LENGTH, seed=1, where="texts") for t in (wide, few))
+        one, other = (pack(t, length=LENGTH, seed=1, label="texts") for t in (wide, few))
         for part, same in zip(one.batch([0, 3]), other.batch([0, 3]), strict=True):
             assert part.dtype == same.dtype
             np.testing.assert_array_equal(part, same)
 
 
 def test_a_row_beyond_the_last_is_empty():
-    packed = pack(texts(np.random.default_rng(3)), length=LENGTH, seed=1, where="texts")
+    packed = pack(texts(np.random.default_rng(3)), length=LENGTH, seed=1, label="texts")
     batch = packed.batch([0, -1])
     assert batch.segments[0].any()
     assert not batch.segments[1].any()
-    assert not batch.counted[1].any()
+    assert not batch.loss_mask[1].any()
 
 
 def test_rows_of_a_step_depend_on_seed_and_step_alone_and_come_once_before_any_again():
@@ -126,16 +126,16 @@ def test_rows_are_put_in_order_once_an_epoch_not_once_a_row(monkeypatch):
 
 def test_the_digest_is_of_texts_and_their_places():
     given = texts(np.random.default_rng(4))
-    digest = pack(given, length=LENGTH, seed=1, where="texts").digest()
-    assert pack(given, length=LENGTH, seed=1, where="texts").digest() == digest
-    assert pack(given, length=LENGTH, seed=2, where="texts").digest() != digest
-    assert pack(given[:-1], length=LENGTH, seed=1, where="texts").digest() != digest
+    digest = pack(given, length=LENGTH, seed=1, label="texts").digest()
+    assert pack(given, length=LENGTH, seed=1, label="texts").digest() == digest
+    assert pack(given, length=LENGTH, seed=2, label="texts").digest() != digest
+    assert pack(given[:-1], length=LENGTH, seed=1, label="texts").digest() != digest
 
 
 def test_texts_without_completions_and_unequal_scores_are_refused():
     prompt = Sample(tokens=np.arange(4, dtype=np.int32), prompt_length=4)
     with pytest.raises(InputError, match="none of 1 texts has a token of a completion"):
-        pack([prompt], length=LENGTH, seed=0, where="texts")
+        pack([prompt], length=LENGTH, seed=0, label="texts")
     scored = texts(np.random.default_rng(5), count=1)[0]
     with pytest.raises(InputError, match=r"\[0, 3\] cached probabilities"):
-        pack([prompt, scored], length=LENGTH, seed=0, where="texts")
+        pack([prompt, scored], length=LENGTH, seed=0, label="texts")

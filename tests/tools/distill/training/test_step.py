@@ -51,11 +51,11 @@ def trainer(target, draft=DRAFT, teacher=None, theirs=(), **changes):
     made = make_draft(draft, target.config, IDS if draft.output_size else None)
     built = Trainer(made, teacher or Teacher(), settings, mesh_of(settings.devices))
     trained, frozen = first_arrays(made, draft, target, seed=0)
-    return built, built.first_state(trained), built.untrained(frozen, list(theirs))
+    return built, built.first_state(trained), built.fixed_arrays(frozen, list(theirs))
 
 
 def batch_of(texts, length=2 * LENGTH):
-    packed = pack(texts, length=length, seed=0, where="texts")
+    packed = pack(texts, length=length, seed=0, label="texts")
     return packed.batch(range(len(packed)))
 
 
@@ -145,7 +145,7 @@ def test_texts_that_share_a_row_lose_what_they_lose_alone(target, texts):
 def test_prompts_and_padding_do_not_count(target, texts):
     batch = batch_of(texts)
     assert float(looked(target, batch).positions) == len(texts) * (LENGTH - 3)
-    nothing = batch._replace(counted=np.zeros_like(batch.counted))
+    nothing = batch._replace(loss_mask=np.zeros_like(batch.loss_mask))
     assert not any(float(value) for value in looked(target, nothing))
 
 
