@@ -65,8 +65,8 @@ def run(arguments: Sequence[str]) -> int:
             Screen(sys.stdout, console),
             system=given["system"],
             # Nothing loads for a pipe if none of its lines can be answered.
-            ready=functools.cache(lambda: load(llm)) if piped else lambda: None,
-            stopped=lambda: interrupts.pending,
+            load_model=functools.cache(lambda: load(llm)) if piped else lambda: None,
+            should_stop=lambda: interrupts.pending,
         )
         if piped:
             return _answer_lines(session)
@@ -136,9 +136,9 @@ def _talk(
             return
         except KeyboardInterrupt:
             console.print()
-            if leaving and not reader.cleared:
+            if leaving and not reader.discarded_text:
                 return
-            leaving = not reader.cleared
+            leaving = not reader.discarded_text
             if leaving:
                 console.print("Ctrl-C again leaves, and so does Ctrl-D", style="dim")
             continue

@@ -34,11 +34,11 @@ from ssd_jax.tools.bench.accounting import PinnedModel, core_groups
 from ssd_jax.tools.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.tools.bench.report import VariantSummary, summarize
 from ssd_jax.tools.bench.run import BenchResult, Variant, prompt_result, run_paired
-from ssd_jax.tools.bench.table import counted
-from ssd_jax.tools.demo.accelerators import RecordedRounds, predicted, stored_times
+from ssd_jax.tools.bench.table import pluralize
+from ssd_jax.tools.demo.accelerators import RecordedRounds, predict, stored_times
 from ssd_jax.tools.demo.pane import AnswerPane, round_line
 from ssd_jax.tools.demo.replay import play
-from ssd_jax.tools.demo.settings import fitting, fitting_dtype
+from ssd_jax.tools.demo.settings import choose_settings, fitting_dtype
 from ssd_jax.tools.demo.tables import fastest_line, speed_table
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _Demo:
             plain = dataclasses.replace(plain, dtype=fitting_dtype(source, platform))
         cache_dir().mkdir(parents=True, exist_ok=True)
         plain = dataclasses.replace(plain, target_cores=None)
-        chosen = fitting(plain, source, cache_dir() / "demo-trace.json")
+        chosen = choose_settings(plain, source, cache_dir() / "demo-trace.json")
         config = chosen.config
         self._note(f"{short(config.target)} in {config.dtype}, with {chosen.draft}")
         modes = _modes(chosen.ks, config.speculated)
@@ -239,8 +239,8 @@ class _Demo:
     def _predict(self, result: BenchResult, k: int) -> None:
         """Prints what the recorded rounds would give on accelerators."""
         rounds = {
-            mode: RecordedRounds.of(
-                (one.metrics for runs in result.of(f"{mode} k={k}") for one in runs.results), k
+            mode: RecordedRounds.from_metrics(
+                (one.metrics for runs in result.runs_of(f"{mode} k={k}") for one in runs.results), k
             )
             for mode in ("sd", "ssd")
         }
@@ -251,9 +251,9 @@ class _Demo:
         self.console.print(f"\npredicted for these rounds (K = {k}) of {pair}, tokens/s")
         self.console.print("at best, by programs as compiled; ssd's draft has one device more:")
         for chip, times in stored.chips.items():
-            found = predicted(times, rounds["sd"], rounds["ssd"], stored.branches)
+            found = predict(times, rounds["sd"], rounds["ssd"], stored.branches)
             speeds = "".join(f"{mode} {found[mode]:4.0f}   " for mode in found)
-            share = f"drafting is {times.drafting(k):.0%} of sd's time"
+            share = f"drafting is {times.drafting_share(k):.0%} of sd's time"
             self.console.print(f"  {f'{times.target_devices} {chip}':9}{speeds}{share}")
 
     def _variant(self, llm: LLM, mode: str, k: int | None = None) -> Variant:
@@ -281,7 +281,7 @@ def _modes(ks: Sequence[int], most: int) -> dict[str, tuple[str, int | None]]:
 def _same_text(rows: Sequence[VariantSummary]) -> str:
     """Whether every mode gave the text of the first."""
     base, *others = rows
-    answers = counted(base.prompts, "answer")
+    answers = pluralize(base.prompts, "answer")
     if all(row.identical == row.prompts for row in others):
         return f"measured: {answers} in every mode, each the same text token for token"
     least = min(row.identical or 0 for row in others)

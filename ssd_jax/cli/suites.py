@@ -207,7 +207,7 @@ def perplexities(job: BenchJob) -> SuiteReport:
         result = perplexity.measure_perplexity(
             score, job.text, window=window, windows=job.given["windows"], progress=progress
         )
-    about = {"perplexity": result.value, "predicted": result.predicted}
+    about = {"perplexity": result.value, "predicted": result.num_predicted}
     document = job.document(**about, **dataclasses.asdict(result))
     return SuiteReport([perplexity.perplexity_table(result, dtype=llm.resolved.dtype)], document)
 

@@ -16,7 +16,7 @@ from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tools.aot.chips import Chip
 from ssd_jax.tools.aot.parts import ModelPart
 from ssd_jax.tools.aot.programs import Sizes
-from ssd_jax.tools.bench.table import counted
+from ssd_jax.tools.bench.table import pluralize
 from ssd_jax.tuning import throughput
 from ssd_jax.tuning.throughput import Costs, Guess
 
@@ -209,7 +209,7 @@ def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str)
     at = max(places, key=lambda place: gains[place])
     split, other = fastest(of_ssd, at)[0], fastest(others, at)[0]
     gain = f"{gains[at]:.2f} times {other} at an acceptance of {ACCEPTANCES[at]}"
-    target, draft = (counted(len(part.devices), "device") for part in split.parts)
+    target, draft = (pluralize(len(part.devices), "device") for part in split.parts)
     where_split = f"target on {target}, draft on {draft}"
     if gains[at] <= 1:
         return (

@@ -36,16 +36,18 @@ class Acceptance:
 
 def acceptance(result: BenchResult) -> list[Acceptance]:
     """One entry for each variant that proposed tokens."""
-    found = []
+    entries = []
     for variant in result.variants:
-        runs = [repeat.metrics for runs in result.of(variant) for repeat in runs.results]
-        metrics = [each for each in runs if each.get("acceptance_histogram")]
+        runs = [repeat.metrics for runs in result.runs_of(variant) for repeat in runs.results]
+        metrics = [run_metrics for run_metrics in runs if run_metrics.get("acceptance_histogram")]
         if not metrics:
             continue
-        histograms = zip_longest(*(each["acceptance_histogram"] for each in metrics), fillvalue=0)
+        histograms = zip_longest(
+            *(run_metrics["acceptance_histogram"] for run_metrics in metrics), fillvalue=0
+        )
         histogram = tuple(map(sum, histograms))
         positions = zip_longest(
-            *(each["acceptance_by_position"] for each in metrics), fillvalue=(0, 0)
+            *(run_metrics["acceptance_by_position"] for run_metrics in metrics), fillvalue=(0, 0)
         )
         rounds = sum(histogram)
         entry = Acceptance(
@@ -58,8 +60,8 @@ def acceptance(result: BenchResult) -> list[Acceptance]:
                 for column in positions
             ),
         )
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def acceptance_table(entries: Sequence[Acceptance]) -> Page:
@@ -67,17 +69,17 @@ def acceptance_table(entries: Sequence[Acceptance]) -> Page:
     lines: list[_Line] = []
     for entry in entries:
         rounds = [count / entry.rounds for count in entry.histogram]
-        places = [accepted / judged if judged else None for accepted, judged in entry.by_position]
+        shares = [accepted / judged if judged else None for accepted, judged in entry.by_position]
         lines.append((entry.variant, "rounds by tokens", rounds))
-        lines.append(("", "accepted at position", places))
+        lines.append(("", "accepted at position", shares))
     columns: list[Column[_Line]] = [
         Column(title="variant", cell=lambda line: Text(line[0], style="cyan"), justify="left"),
         Column(title="", cell=lambda line: Text(line[1]), justify="left"),
     ]
-    most = max(len(entry.histogram) for entry in entries)
-    columns += [Column(title=str(n + 1), cell=partial(_share, n)) for n in range(most)]
+    num_columns = max(len(entry.histogram) for entry in entries)
+    columns += [Column(title=str(n + 1), cell=partial(_share_cell, n)) for n in range(num_columns)]
     return build_table(columns, lines, title="acceptance")
 
 
-def _share(place: int, line: _Line) -> str | None:
-    return number_cell(line[2][place] if place < len(line[2]) else None, "{:.2f}")
+def _share_cell(index: int, line: _Line) -> str | None:
+    return number_cell(line[2][index] if index < len(line[2]) else None, "{:.2f}")

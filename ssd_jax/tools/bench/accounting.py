@@ -32,7 +32,7 @@ from ssd_jax.system.cores import Cores, require_usable, shown, usable_cores
 from ssd_jax.system.leaving import end_with_parent
 from ssd_jax.tools.bench.prompts import BenchPrompt
 from ssd_jax.tools.bench.report import speed_ratio, summarize
-from ssd_jax.tools.bench.run import BenchResult, Variant, joined, prompt_result, run_paired
+from ssd_jax.tools.bench.run import BenchResult, Variant, join_results, prompt_result, run_paired
 from ssd_jax.tools.bench.stats import Estimate
 from ssd_jax.tools.bench.table import Column, Page, build_table, estimate_cell
 
@@ -46,9 +46,9 @@ def core_groups(
       InputError: cores that overlap or cannot be used, or fewer than two.
     """
     cores = Cores.parse(target_cores, draft_cores)
-    for name, asked in (("target_cores", cores.target), ("draft_cores", cores.draft)):
-        if asked is not None:
-            require_usable(name, asked)
+    for name, role_cores in (("target_cores", cores.target), ("draft_cores", cores.draft)):
+        if role_cores is not None:
+            require_usable(name, role_cores)
     usable = usable_cores()
     if len(usable) < 2:
         raise InputError(
@@ -87,13 +87,14 @@ class PinnedModel:
         cache: Path | None = None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, worker_end = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, config, params, tuple(ks), notices.logged_lines(), cache)
+            target=_serve,
+            args=(worker_end, config, params, tuple(ks), notices.logged_lines(), cache),
         )
         self._process.daemon = True
         self._process.start()
-        theirs.close()
+        worker_end.close()
 
     def wait_ready(self) -> None:
         """Waits until it is loaded.
@@ -134,7 +135,7 @@ def _serve(
     config: Config,
     params: SamplingParams,
     ks: tuple[int, ...],
-    said: tuple[str, ...],
+    logged: tuple[str, ...],
     cache: Path | None,
 ) -> None:
     """Loads a model, and answers each (prompt, mode, K) with a result.
@@ -145,7 +146,7 @@ def _serve(
 
     if cache is not None:
         os.environ["XDG_CACHE_HOME"] = str(cache)
-    notices.mark_logged(said)
+    notices.mark_logged(logged)
     end_with_parent()
     try:
         with LLM(config=config, ks=ks) as llm:
@@ -183,35 +184,38 @@ def measure(
     k, (first, second) = str(ks[0]), groups
     ssd = dataclasses.replace(config, draft_placement="process", k=k)
     sd = dataclasses.replace(config, mode="sd", k=k, **dict.fromkeys(MEANINGLESS["mode", "sd"]))
-    without = dict.fromkeys(MEANINGLESS["draft", "ngram"])
-    of_ngrams = without | {"draft": "ngram", "k": str(TEXT_DRAFTS["ngram"].k)}
-    ngrams = dataclasses.replace(sd, **of_ngrams)
+    cleared = dict.fromkeys(MEANINGLESS["draft", "ngram"])
+    ngram_fields = cleared | {"draft": "ngram", "k": str(TEXT_DRAFTS["ngram"].k)}
+    ngrams = dataclasses.replace(sd, **ngram_fields)
 
-    def opened(
-        until: ExitStack, config: Config, target: Iterable[int], **cores: str
+    def open_model(
+        exit_stack: ExitStack, config: Config, target: Iterable[int], **cores: str
     ) -> PinnedModel:
         on_cores = dataclasses.replace(config, target_cores=shown(target), **cores)
         model = start(on_cores, params, ks=ks if config.draft_model else ())
-        until.callback(model.close)
+        exit_stack.callback(model.close)
         model.wait_ready()  # one after the other: a model takes more memory while it loads
         return model
 
     halves = []
-    with ExitStack() as whole:
-        equal = opened(whole, sd, (*first, *second))
+    with ExitStack() as stack:
+        all_cores = open_model(stack, sd, (*first, *second))
         for target, draft in ((first, second), (second, first)):
-            with ExitStack() as half:
-                apart = opened(half, ssd, target, draft_cores=shown(draft))
-                ngram = opened(half, ngrams, target)
-                variants = {"ar": apart.variant("ar", None), "n-gram": ngram.variant("sd", None)}
-                variants |= {
-                    f"{mode} k={k}": apart.variant(mode, k) for mode in ("sd", "ssd") for k in ks
+            with ExitStack() as half_stack:
+                split = open_model(half_stack, ssd, target, draft_cores=shown(draft))
+                ngram_model = open_model(half_stack, ngrams, target)
+                variants = {
+                    "ar": split.variant("ar", None),
+                    "n-gram": ngram_model.variant("sd", None),
                 }
-                variants["ar, all cores"] = equal.variant("ar", None)
-                variants |= {f"sd k={k}, all cores": equal.variant("sd", k) for k in ks}
+                variants |= {
+                    f"{mode} k={k}": split.variant(mode, k) for mode in ("sd", "ssd") for k in ks
+                }
+                variants["ar, all cores"] = all_cores.variant("ar", None)
+                variants |= {f"sd k={k}, all cores": all_cores.variant("sd", k) for k in ks}
                 result = run_paired(variants, prompts, warmup=warmup, repeats=1, progress=progress)
                 halves.append(result)
-    return joined(halves)
+    return join_results(halves)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,26 +236,26 @@ class Gain:
 
 def gains(result: BenchResult) -> list[Gain]:
     """What SSD gains by each way to count."""
-    speed = {each.variant: each.decode_tokens_per_second for each in summarize(result)}
+    speeds = {summary.variant: summary.decode_tokens_per_second for summary in summarize(result)}
 
     def fastest(names: Sequence[str]) -> str:
-        return max(names, key=lambda name: found.value if (found := speed[name]) else 0.0)
+        return max(names, key=lambda name: speed.value if (speed := speeds[name]) else 0.0)
 
-    ssd = fastest([name for name in speed if name.startswith("ssd ")])
-    sds = [name for name in speed if name.startswith("sd ")]
+    ssd = fastest([name for name in speeds if name.startswith("ssd ")])
+    sds = [name for name in speeds if name.startswith("sd ")]
     equal = [name for name in sds if name.endswith(", all cores")]
-    found = []
+    gains = []
     for name, ar, names in (
         ("paper accounting", "ar", [name for name in sds if name not in equal]),
         ("equal hardware", "ar, all cores", equal),
     ):
         sd = fastest(names)
         over_sd, over_ar = (speed_ratio(result, ssd, base) for base in (sd, ar))
-        found.append(Gain(name=name, sd=sd, ssd=ssd, over_sd=over_sd, over_ar=over_ar))
-    return found
+        gains.append(Gain(name=name, sd=sd, ssd=ssd, over_sd=over_sd, over_ar=over_ar))
+    return gains
 
 
-def gains_table(found: Sequence[Gain]) -> Page:
+def gains_table(gains: Sequence[Gain]) -> Page:
     """A line for each way to count."""
     columns: list[Column[Gain]] = [
         Column("", lambda row: Text(row.name, style="cyan"), "left"),
@@ -264,4 +268,4 @@ def gains_table(found: Sequence[Gain]) -> Page:
         "paper accounting: ar and sd have the target's cores, ssd those of the draft beside them",
         "equal hardware: ar and sd have all of them; each half of the runs swaps the groups",
     ]
-    return build_table(columns, found, title="what ssd gains", notes=notes)
+    return build_table(columns, gains, title="what ssd gains", notes=notes)

@@ -57,8 +57,8 @@ def measure_bandwidth(
         threads = len(cpus) if cpus else os.cpu_count() or 1
         cache = cache_bytes(cpus) if cpus else None
         eighth = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
-        fitting = min(max(SMALLEST_BUFFER, 2 * (cache or 0)), LARGEST_BUFFER, eighth)
-        size = buffer_bytes or fitting
+        default_size = min(max(SMALLEST_BUFFER, 2 * (cache or 0)), LARGEST_BUFFER, eighth)
+        size = buffer_bytes or default_size
         copy, read = _host_seconds(threads, size, repeats)
     return Bandwidth(
         copy_gb_per_s=size / copy / 1e9,
@@ -75,9 +75,11 @@ def cache_bytes(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu"
     for cpu in cpus:
         try:
             folders = (root / f"cpu{cpu}" / "cache").glob("index*")
-            last = max(folders, key=lambda folder: int((folder / "level").read_text()))
-            shared = (last / "shared_cpu_list").read_text()
-            sizes[shared] = int((last / "size").read_text().strip().removesuffix("K")) << 10
+            last_level = max(folders, key=lambda folder: int((folder / "level").read_text()))
+            sharing_cpus = (last_level / "shared_cpu_list").read_text()
+            sizes[sharing_cpus] = (
+                int((last_level / "size").read_text().strip().removesuffix("K")) << 10
+            )
         except (OSError, ValueError):
             return None
     return sum(sizes.values()) or None
@@ -88,7 +90,7 @@ def _host_seconds(threads: int, size: int, repeats: int) -> tuple[float, float]:
     buffer = np.empty(size // 8, np.int64)
     half = len(buffer) // 2
     sides = buffer, buffer[:half], buffer[half : 2 * half]
-    parts, sources, targets = (np.array_split(side, threads) for side in sides)
+    blocks, sources, targets = (np.array_split(side, threads) for side in sides)
     with ThreadPoolExecutor(threads) as pool:  # NumPy releases the GIL in all of these
 
         def copy() -> None:
@@ -96,9 +98,9 @@ def _host_seconds(threads: int, size: int, repeats: int) -> tuple[float, float]:
 
         def read() -> None:
             # The cheapest of NumPy's reductions: its float32 sum is slower than memory.
-            list(pool.map(np.bitwise_or.reduce, parts))
+            list(pool.map(np.bitwise_or.reduce, blocks))
 
-        list(pool.map(lambda part: part.fill(1), parts))  # first touch
+        list(pool.map(lambda block: block.fill(1), blocks))  # first touch
         return _best(copy, repeats), _best(read, repeats)
 
 

@@ -46,10 +46,10 @@ class RoundCosts:
 def time_round(draft: Callable[[], object], verify: Callable[[], object]) -> RoundCosts:
     """Times proposals and verifications in turn, see `in_turns`."""
     times = in_turns((draft, verify), rounds=_WARM_UP + _ROUNDS)
-    drafting, verifying = (estimate_of(ms[_WARM_UP:]) for ms in times)
-    ratio = drafting.value / verifying.value
+    draft_ms, verify_ms = (estimate_of(ms[_WARM_UP:]) for ms in times)
+    ratio = draft_ms.value / verify_ms.value
     ceiling = (1 + ratio) / max(1, ratio)
-    return RoundCosts(draft_ms=drafting, verify_ms=verifying, ceiling=ceiling)
+    return RoundCosts(draft_ms=draft_ms, verify_ms=verify_ms, ceiling=ceiling)
 
 
 def costs_table(costs: Mapping[str, RoundCosts]) -> Page:
@@ -62,6 +62,6 @@ def costs_table(costs: Mapping[str, RoundCosts]) -> Page:
         Column("ssd / sd", lambda row: estimate_cell(row[1].gain, "{:.2f}x")),
     ]
     notes = ["ceiling: (draft + verify) / the longer one, what running them at once would gain"]
-    if any(each.gain is not None for each in costs.values()):
+    if any(entry.gain is not None for entry in costs.values()):
         notes.append("ssd / sd: what SSD gained in tokens/s, hits, misses and waits included")
     return build_table(columns, list(costs.items()), title="a round by its parts", notes=notes)

@@ -42,7 +42,7 @@ class Perplexity:
     tokens: int
 
     @property
-    def predicted(self) -> int:
+    def num_predicted(self) -> int:
         """Number of tokens that were predicted."""
         return len(self.nats) * (self.window - 1)
 
@@ -73,8 +73,8 @@ def measure_perplexity(
     stream = np.asarray(tokens, np.int32)
     count = count_windows(len(stream), window=window, windows=windows)
     nats = []
-    for number, part in enumerate(stream[: count * window].reshape(count, window)):
-        nats.append(-float(np.mean(score(part), dtype=np.float64)))
+    for number, window_tokens in enumerate(stream[: count * window].reshape(count, window)):
+        nats.append(-float(np.mean(score(window_tokens), dtype=np.float64)))
         progress(number + 1, count)
     return Perplexity(window=window, nats=tuple(nats), tokens=len(stream))
 
@@ -110,15 +110,15 @@ class TeacherForced:
         width: int | None = None,
     ) -> None:
         self.width = width = width or max(model.execution.prefill_chunks)
-        room = page_size(-(-longest // width) * width)  # includes the last chunk's padding
+        length = page_size(-(-longest // width) * width)  # includes the last chunk's padding
         rows = model.data_shards  # each group of devices runs the text
-        pages = model.page_struct(rows, room)
-        self._parameters, self._pages = parameters, model.new_pages(rows, room)
+        pages = model.page_struct(rows, length)
+        self._parameters, self._pages = parameters, model.new_pages(rows, length)
 
         def chunk(parameters: Parameters, pages, tokens, start):
             positions = (start + jnp.arange(width))[None]
             hidden, pages = passes.step(
-                model, parameters, pages, Contiguous(), tokens[None], positions, room
+                model, parameters, pages, Contiguous(), tokens[None], positions, length
             )
             return passes.logits(model, parameters, hidden)[0], pages
 
@@ -161,24 +161,24 @@ class TextScorer:
     def __init__(
         self, model: FunctionalModel, parameters: Parameters, *, window: int, tokens: int
     ) -> None:
-        def scores(logits: jax.Array, following: jax.Array) -> jax.Array:
-            own = logits[:, :tokens]
-            chosen = jnp.take_along_axis(own, following[:, None], axis=1)[:, 0]
-            return chosen - jax.nn.logsumexp(own, axis=1)
+        def scores(logits: jax.Array, next_tokens: jax.Array) -> jax.Array:
+            id_logits = logits[:, :tokens]
+            next_logits = jnp.take_along_axis(id_logits, next_tokens[:, None], axis=1)[:, 0]
+            return next_logits - jax.nn.logsumexp(id_logits, axis=1)
 
-        self._forced = TeacherForced(model, parameters, longest=window)
+        self._runner = TeacherForced(model, parameters, longest=window)
         self._scores = StoredJit(scores)
 
     def __call__(self, window: np.ndarray) -> np.ndarray:
         """log p of tokens 1, 2, ... of a window [window] int32, float32 [window - 1]."""
-        width = self._forced.width
-        following = np.zeros(len(window) + width, np.int32)
-        following[: len(window) - 1] = window[1:]
-        parts = [
-            self._scores(logits, following[chunk * width : (chunk + 1) * width])
-            for chunk, logits in enumerate(self._forced.logits(window))
+        width = self._runner.width
+        next_tokens = np.zeros(len(window) + width, np.int32)
+        next_tokens[: len(window) - 1] = window[1:]
+        chunks = [
+            self._scores(logits, next_tokens[chunk * width : (chunk + 1) * width])
+            for chunk, logits in enumerate(self._runner.logits(window))
         ]
-        return np.concatenate(parts)[: len(window) - 1]
+        return np.concatenate(chunks)[: len(window) - 1]
 
 
 def perplexity_table(result: Perplexity, *, dtype: str) -> Page:
@@ -187,7 +187,7 @@ def perplexity_table(result: Perplexity, *, dtype: str) -> Page:
         Column("dtype", lambda _: dtype, "left"),
         Column("perplexity", lambda row: f"{row.value:.3f}"),
         Column("windows", lambda row: str(len(row.nats))),
-        Column("tokens predicted", lambda row: str(row.predicted)),
+        Column("tokens predicted", lambda row: str(row.num_predicted)),
     ]
     title = f"perplexity, windows of {result.window} tokens that do not overlap"
     note = f"each token of a window but its first is predicted; {result.tokens} tokens in the text"

@@ -60,14 +60,14 @@ def load_prompts(spec: str) -> list[BenchPrompt]:
       InputError: an unknown name, a bad N, or a file with bad lines; the message lists the bad
         lines of all files.
     """
-    chosen = [_choose(item.strip()) for item in _items(spec)]
-    names = [name for name, _ in chosen]
+    specs = [_choose(item.strip()) for item in _items(spec)]
+    names = [name for name, _ in specs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"prompt set {twice[0]} is given twice in {spec!r}; name each set once")
     read = good_lines([read_set(name, parse_line) for name in names])
-    sets = zip(chosen, read, strict=True)
-    return [prompt for (name, limit), lines in sets for prompt in _first(name, lines, limit)]
+    sets = zip(specs, read, strict=True)
+    return [prompt for (name, limit), lines in sets for prompt in _take_first(name, lines, limit)]
 
 
 def parse_line(line: Mapping[str, Any]) -> PromptLine:
@@ -87,7 +87,7 @@ def parse_line(line: Mapping[str, Any]) -> PromptLine:
     if "task_id" in line and "text" in line:
         return _user(string(line["text"], '"text"'))
     if any(key in line for key in PROMPT_KEYS):
-        return _unsampled(prompt_line(line))
+        return _without_sampling(prompt_line(line))
     if "instruction" in line:
         return _user(_instruction(line))
     if "question" in line:
@@ -108,7 +108,7 @@ def read_set(name: str, parse: Callable[[Mapping[str, Any]], T]) -> list[T | Bad
         return read_json_lines(path, parse)
 
 
-def _unsampled(prompt: PromptLine) -> PromptLine:
+def _without_sampling(prompt: PromptLine) -> PromptLine:
     """A prompt without the keys of its data set; sampling settings are refused."""
     for field in dataclasses.fields(SamplingParams):
         if field.name in prompt.others:
@@ -121,8 +121,8 @@ def _instruction(line: Mapping[str, Any]) -> str:
     instances = line.get("instances") or [{}]
     if not isinstance(instances, list) or not isinstance(instances[0], dict):
         raise ValueError('"instances" must be a list of {"input", "output"}')
-    given = string(instances[0].get("input", ""), 'instances[0]["input"]')
-    return f"{text}\n\n{given}" if given else text
+    input_text = string(instances[0].get("input", ""), 'instances[0]["input"]')
+    return f"{text}\n\n{input_text}" if input_text else text
 
 
 def _user(text: str) -> PromptLine:
@@ -157,7 +157,7 @@ def _choose(item: str) -> tuple[str, int | None]:
     return name, limit
 
 
-def _first(name: str, lines: list[PromptLine], limit: int | None) -> list[BenchPrompt]:
+def _take_first(name: str, lines: list[PromptLine], limit: int | None) -> list[BenchPrompt]:
     if not lines:
         raise InputError(f"{name}: no prompts in the file")
     if limit is not None and limit > len(lines):

@@ -16,7 +16,14 @@ from rich.text import Text
 from ssd_jax.tools.bench import stats
 from ssd_jax.tools.bench.run import BenchResult, PairedRuns, PromptResult, first_difference
 from ssd_jax.tools.bench.stats import FEWEST_FOR_INTERVAL, Estimate, Rate
-from ssd_jax.tools.bench.table import Column, Page, build_table, counted, estimate_cell, median_cell
+from ssd_jax.tools.bench.table import (
+    Column,
+    Page,
+    build_table,
+    estimate_cell,
+    median_cell,
+    pluralize,
+)
 
 SCHEMA_VERSION = 2
 """Version of every suite's JSON; raised when a key changes its meaning or goes away."""
@@ -55,7 +62,7 @@ def summarize(result: BenchResult) -> list[VariantSummary]:
 
 def speed_ratio(result: BenchResult, variant: str, base: str) -> Estimate | None:
     """Decoding speed of one variant against another: the quotient of their totals."""
-    return stats.rate_ratio_interval(*(_rates(result.of(name)) for name in (variant, base)))
+    return stats.rate_ratio_interval(*(_rates(result.runs_of(name)) for name in (variant, base)))
 
 
 def bench_content(result: BenchResult) -> dict[str, Any]:
@@ -65,21 +72,21 @@ def bench_content(result: BenchResult) -> dict[str, Any]:
         variants.append(dataclasses.asdict(summary))
         itl = variants[-1].pop("itl_ms") or [None] * len(ITL_PERCENTS)
         variants[-1] |= {f"itl_p{n}_ms": ms for n, ms in zip(ITL_PERCENTS, itl, strict=True)}
-    bases = result.of(result.variants[0])
+    bases = result.runs_of(result.variants[0])
     rows = [
         {
             "set": runs.prompt.set,
             "index": runs.prompt.index,
             "variant": runs.variant,
-            "tokens": [len(one.token_ids) for one in runs.results],
-            "decode_tokens_per_second": [one.decode_tokens_per_second for one in runs.results],
-            "ttft_ms": [one.ttft_ms for one in runs.results],
-            "itl_p50_p95_p99_ms": [_itl([one]) for one in runs.results],
-            "first_difference": _first_difference(runs, bases[place // len(result.variants)]),
+            "tokens": [len(run.token_ids) for run in runs.results],
+            "decode_tokens_per_second": [run.decode_tokens_per_second for run in runs.results],
+            "ttft_ms": [run.ttft_ms for run in runs.results],
+            "itl_p50_p95_p99_ms": [_itl([run]) for run in runs.results],
+            "first_difference": _first_difference(runs, bases[index // len(result.variants)]),
             "token_ids": list(runs.results[0].token_ids),
-            "metrics": [dict(one.metrics) for one in runs.results],
+            "metrics": [dict(run.metrics) for run in runs.results],
         }
-        for place, runs in enumerate(result.runs)
+        for index, runs in enumerate(result.runs)
     ]
     return {"base": result.variants[0], "variants": variants, "prompts": rows}
 
@@ -99,8 +106,8 @@ def json_safe(value: Any) -> Any:
     """A copy in JSON's own types: records as objects, NumPy's numbers as Python's, NaN and
     infinities as null."""
 
-    def plain(one: object) -> object:
-        return one.item() if isinstance(one, np.generic) else str(one)
+    def plain(number: object) -> object:
+        return number.item() if isinstance(number, np.generic) else str(number)
 
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=plain))
 
@@ -110,51 +117,51 @@ def bench_table(result: BenchResult) -> Page:
     summaries = summarize(result)
     sets = Counter(prompt.set for prompt in result.prompts)
     counts = ", ".join(f"{count} {name}" for name, count in sets.items())
-    prompts = counted(len(result.prompts), "prompt")
-    title = f"{prompts} ({counts}), {counted(len(result.runs[0].results), 'repeat')}"
+    prompts = pluralize(len(result.prompts), "prompt")
+    title = f"{prompts} ({counts}), {pluralize(len(result.runs[0].results), 'repeat')}"
     return build_table(_COLUMNS, summaries, title=title, notes=_notes(result, summaries))
 
 
 def _summary(result: BenchResult, variant: str) -> VariantSummary:
-    runs, base = result.of(variant), result.variants[0]
-    results = [one for each in runs for one in each.results]
+    runs, base = result.runs_of(variant), result.variants[0]
+    results = [run for repeats in runs for run in repeats.results]
     equal = [
-        _first_difference(each, of_base) is None
-        and not any(one.failed for one in (*each.results, *of_base.results))
-        for each, of_base in zip(runs, result.of(base), strict=True)
+        _first_difference(repeats, base_runs) is None
+        and not any(run.failed for run in (*repeats.results, *base_runs.results))
+        for repeats, base_runs in zip(runs, result.runs_of(base), strict=True)
     ]
     metrics = {
-        key: _estimate(runs, lambda one, key=key: _number(one.metrics.get(key)))
-        for key in dict.fromkeys(key for one in results for key in one.metrics)
+        key: _estimate(runs, lambda run, key=key: _number(run.metrics.get(key)))
+        for key in dict.fromkeys(key for run in results for key in run.metrics)
     }
     return VariantSummary(
         variant=variant,
         prompts=len(runs),
-        tokens=sum(len(one.token_ids) for one in results),
+        tokens=sum(len(run.token_ids) for run in results),
         decode_tokens_per_second=stats.rate_interval(_rates(runs)),
         ratio=None if variant == base else speed_ratio(result, variant, base),
-        ttft_ms=_estimate(runs, lambda one: one.ttft_ms),
+        ttft_ms=_estimate(runs, lambda run: run.ttft_ms),
         itl_ms=_itl(results),
         identical=None if variant == base and len(runs[0].results) == 1 else sum(equal),
-        metrics={key: found for key, found in metrics.items() if found is not None},
+        metrics={key: estimate for key, estimate in metrics.items() if estimate is not None},
     )
 
 
 def _estimate(
     runs: Sequence[PairedRuns], value: Callable[[PromptResult], float | None]
 ) -> Estimate | None:
-    medians = [each.median(value) for each in runs]
+    medians = [repeats.median(value) for repeats in runs]
     return stats.median_interval([median for median in medians if median is not None])
 
 
 def _rates(runs: Sequence[PairedRuns]) -> list[Rate]:
     """Tokens after the first, and the seconds since it, of all repeats of each prompt."""
-    gaps = [[ms for one in each.results for ms in one.itl_ms] for each in runs]
-    return [Rate(len(each), sum(each) / 1e3) for each in gaps]
+    gaps = [[ms for run in repeats.results for ms in run.itl_ms] for repeats in runs]
+    return [Rate(len(ms), sum(ms) / 1e3) for ms in gaps]
 
 
 def _itl(results: Sequence[PromptResult]) -> list[float] | None:
-    gaps = [ms for one in results for ms in one.itl_ms]
+    gaps = [ms for run in results for ms in run.itl_ms]
     return np.percentile(gaps, ITL_PERCENTS).tolist() if gaps else None
 
 
@@ -167,8 +174,8 @@ def _number(value: object) -> float | None:
 def _first_difference(runs: PairedRuns, base: PairedRuns) -> int | None:
     """The earliest place where a repeat differs from the base's first repeat."""
     ids = base.results[0].token_ids
-    places = [first_difference(one.token_ids, ids) for one in runs.results]
-    return min((place for place in places if place is not None), default=None)
+    indices = [first_difference(run.token_ids, ids) for run in runs.results]
+    return min((index for index in indices if index is not None), default=None)
 
 
 def identical_cell(row: VariantSummary) -> Text | None:
@@ -180,31 +187,31 @@ def identical_cell(row: VariantSummary) -> Text | None:
     return Text(f"no\n{row.identical}/{row.prompts}", style="red")
 
 
-def _gap(title: str, place: int) -> Column[VariantSummary]:
-    return Column(title, lambda row: None if row.itl_ms is None else f"{row.itl_ms[place]:.1f}")
+def _gap(title: str, index: int) -> Column[VariantSummary]:
+    return Column(title, lambda row: None if row.itl_ms is None else f"{row.itl_ms[index]:.1f}")
 
 
 def _metric(title: str, name: str) -> Column[VariantSummary]:
     return Column(title, lambda row: median_cell(row.metrics.get(name), "{:.2f}"))
 
 
-SPEED: tuple[Column[VariantSummary], ...] = (
+SPEED_COLUMNS: tuple[Column[VariantSummary], ...] = (
     Column("tokens/s", lambda row: estimate_cell(row.decode_tokens_per_second, "{:.1f}")),
     Column("ratio", lambda row: estimate_cell(row.ratio, "{:.2f}x")),
     Column("first\ntoken ms", lambda row: median_cell(row.ttft_ms, "{:.0f}")),
 )
-OF_DRAFT: tuple[Column[VariantSummary], ...] = (
+DRAFT_COLUMNS: tuple[Column[VariantSummary], ...] = (
     _metric("tokens\na round", "acceptance_length"),
     _metric("hit\nrate", "hit_rate"),
     _metric("hidden\ndraft", "hidden_draft_share"),
 )
 _COLUMNS: tuple[Column[VariantSummary], ...] = (
     Column("variant", lambda row: Text(row.variant, style="cyan"), "left"),
-    *SPEED,
+    *SPEED_COLUMNS,
     _gap("gap ms\nP50", 0),
     _gap("\nP95", 1),
     _gap("\nP99", 2),
-    *OF_DRAFT,
+    *DRAFT_COLUMNS,
     Column("same\nids", identical_cell),
 )
 

@@ -45,18 +45,18 @@ class PromptResult:
         cls,
         token_ids: Sequence[int],
         *,
-        started: float,
+        start: float,
         token_times: Sequence[float],
         metrics: Mapping[str, Any] | None = None,
     ) -> PromptResult:
         """Makes a result from the times, in seconds, of the request's start and each token."""
         gaps = np.diff(np.asarray(token_times, np.float64))
-        elapsed = float(gaps.sum())
+        seconds = float(gaps.sum())
         return cls(
             token_ids=tuple(token_ids),
-            ttft_ms=1e3 * (token_times[0] - started) if token_times else None,
+            ttft_ms=1e3 * (token_times[0] - start) if token_times else None,
             itl_ms=tuple((1e3 * gaps).tolist()),
-            decode_tokens_per_second=len(gaps) / elapsed if elapsed > 0 else None,
+            decode_tokens_per_second=len(gaps) / seconds if seconds > 0 else None,
             metrics=dict(metrics or {}),
         )
 
@@ -66,7 +66,7 @@ def prompt_result(
 ) -> PromptResult:
     """Runs one prompt alone and records when each token arrives, unless the run fails."""
     request = llm.request(prompt.content, params, prompt.index)
-    started, ids, times = time.perf_counter(), [], []
+    start, ids, times = time.perf_counter(), [], []
     for event in llm.run([request], mode, k):
         now = time.perf_counter()
         ids += event.token_ids
@@ -75,7 +75,7 @@ def prompt_result(
             return PromptResult(token_ids=tuple(ids), failed=True)
         if event.output is not None:
             metrics = event.output.metrics
-            return PromptResult.from_times(ids, started=started, token_times=times, metrics=metrics)
+            return PromptResult.from_times(ids, start=start, token_times=times, metrics=metrics)
     raise AssertionError("a request ends with an output")
 
 
@@ -92,7 +92,7 @@ class PairedRuns:
 
     def median(self, value: Callable[[PromptResult], float | None]) -> float | None:
         """The median over the repeats that have the value; None if none has."""
-        values = [found for result in self.results if (found := value(result)) is not None]
+        values = [number for result in self.results if (number := value(result)) is not None]
         return float(np.median(values)) if values else None
 
 
@@ -119,7 +119,7 @@ class BenchResult:
             if result.failed
         ]
 
-    def of(self, variant: str) -> list[PairedRuns]:
+    def runs_of(self, variant: str) -> list[PairedRuns]:
         """The runs of one variant, in prompt order."""
         return [runs for runs in self.runs if runs.variant == variant]
 
@@ -153,32 +153,32 @@ def run_paired(
         progress(done, total)
         return result
 
-    for turn in range(warmup):
+    for number in range(warmup):
         for name in variants:
-            run(name, prompts[turn % len(prompts)])
+            run(name, prompts[number % len(prompts)])
     orders = alternating_orders(tuple(variants))
     results: dict[tuple[str, int], list[PromptResult]] = {}  # by variant and place of the prompt
     for repeat in range(repeats):
-        for place, prompt in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             # By the sum, no prompt keeps its order in every repeat, for any number of prompts.
-            for name in orders[(repeat + place) % len(orders)]:
-                results.setdefault((name, place), []).append(run(name, prompt))
+            for name in orders[(repeat + index) % len(orders)]:
+                results.setdefault((name, index), []).append(run(name, prompt))
     return BenchResult(
         variants=tuple(variants),
         prompts=tuple(prompts),
         runs=tuple(
-            PairedRuns(variant=name, prompt=prompt, results=tuple(results[name, place]))
-            for place, prompt in enumerate(prompts)
+            PairedRuns(variant=name, prompt=prompt, results=tuple(results[name, index]))
+            for index, prompt in enumerate(prompts)
             for name in variants
         ),
     )
 
 
-def joined(results: Sequence[BenchResult]) -> BenchResult:
+def join_results(results: Sequence[BenchResult]) -> BenchResult:
     """Joins several results of the same variants on the same prompts into one."""
     runs = tuple(
-        dataclasses.replace(same[0], results=sum((each.results for each in same), ()))
-        for same in zip(*(result.runs for result in results), strict=True)
+        dataclasses.replace(repeats[0], results=sum((result.results for result in repeats), ()))
+        for repeats in zip(*(result.runs for result in results), strict=True)
     )
     return dataclasses.replace(results[0], runs=runs)
 
@@ -198,7 +198,7 @@ def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 def first_difference(ids: Sequence[int], base: Sequence[int]) -> int | None:
     """Index of the first token that differs or is missing in one text; None if equal."""
-    for index, (one, other) in enumerate(zip_longest(ids, base)):
-        if one != other:
+    for index, (a, b) in enumerate(zip_longest(ids, base)):
+        if a != b:
             return index
     return None

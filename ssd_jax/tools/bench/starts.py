@@ -22,7 +22,7 @@ from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.leaving import end_with_parent
 from ssd_jax.tools.bench.accounting import PinnedModel
 from ssd_jax.tools.bench.prompts import BenchPrompt
-from ssd_jax.tools.bench.run import BenchResult, joined, run_paired
+from ssd_jax.tools.bench.run import BenchResult, join_results, run_paired
 from ssd_jax.tools.bench.table import Column, Page, build_table
 
 NEAR = 0.97
@@ -66,35 +66,35 @@ def measure(
       config: of mode auto.
     """
     modes = ("ar", *dict.fromkeys(("sd", config.prepared)))
-    made: list[tuple[bool, str, BenchResult]] = []
+    records: list[tuple[bool, str, BenchResult]] = []
     with without_costs() as cache:
         for number in range(starts):
-            disturbed = number % 2 == 0
-            with closing(_loaded(start, config, params, cache, disturbed)) as model:
+            is_disturbed = number % 2 == 0
+            with closing(_load(start, config, params, cache, is_disturbed)) as model:
                 taken = str(model.variant("auto", None)(prompts[0]).metrics["mode"])
                 variants = {mode: model.variant(mode, None) for mode in modes}
                 result = run_paired(variants, prompts, warmup=1, repeats=1)
-            made.append((disturbed, taken, result))
+            records.append((is_disturbed, taken, result))
             progress(number + 1, starts)
-    together = joined([result for *_, result in made])
-    fastest = max(modes, key=lambda mode: _speed(together, mode) or 0.0)
-    found = []
-    for disturbed, taken, result in made:
-        speeds = {mode: _speed(result, mode) for mode in modes}
+    all_results = join_results([result for *_, result in records])
+    fastest = max(modes, key=lambda mode: _mode_speed(all_results, mode) or 0.0)
+    results = []
+    for is_disturbed, taken, result in records:
+        speeds = {mode: _mode_speed(result, mode) for mode in modes}
         speed, best = speeds[taken], speeds[fastest]
         ratio = speed / best if speed and best else None
-        found.append(Start(disturbed=disturbed, taken=taken, speeds=speeds, ratio=ratio))
-    return found, together
+        results.append(Start(disturbed=is_disturbed, taken=taken, speeds=speeds, ratio=ratio))
+    return results, all_results
 
 
-def _loaded(
+def _load(
     start: Callable[..., PinnedModel],
     config: Config,
     params: SamplingParams,
     cache: Path,
-    disturbed: bool,
+    is_disturbed: bool,
 ) -> PinnedModel:
-    with _other_work(disturbed):
+    with _other_work(is_disturbed):
         model = start(config, params, cache=cache)
         try:
             model.wait_ready()
@@ -108,11 +108,11 @@ def _loaded(
 def without_costs() -> Iterator[Path]:
     """A directory for `XDG_CACHE_HOME` with all that the user's has but measured costs."""
     with tempfile.TemporaryDirectory() as directory:
-        ours, theirs = Path(directory) / "ssd_jax", cache_dir()
-        ours.mkdir()
-        for each in theirs.iterdir() if theirs.is_dir() else ():
-            if each.name != _COSTS:
-                (ours / each.name).symlink_to(each.absolute())
+        copy, user_cache = Path(directory) / "ssd_jax", cache_dir()
+        copy.mkdir()
+        for entry in user_cache.iterdir() if user_cache.is_dir() else ():
+            if entry.name != _COSTS:
+                (copy / entry.name).symlink_to(entry.absolute())
         yield Path(directory)
 
 
@@ -140,17 +140,19 @@ def _work() -> None:
         block = bytearray(block)
 
 
-def _speed(result: BenchResult, mode: str) -> float | None:
+def _mode_speed(result: BenchResult, mode: str) -> float | None:
     """Tokens per second of all runs of a mode together, prefills left out."""
-    gaps = [gap for runs in result.of(mode) for each in runs.results for gap in each.itl_ms]
+    gaps = [
+        gap for runs in result.runs_of(mode) for repeat in runs.results for gap in repeat.itl_ms
+    ]
     return 1e3 * len(gaps) / sum(gaps) if sum(gaps) else None
 
 
-def starts_table(found: Sequence[Start]) -> Page:
+def starts_table(starts: Sequence[Start]) -> Page:
     """A line for each start."""
 
-    def speed(mode: str) -> Column[tuple[int, Start]]:
-        return Column(mode, lambda row: _shown(row[1].speeds[mode], "{:.1f}"))
+    def speed_column(mode: str) -> Column[tuple[int, Start]]:
+        return Column(mode, lambda row: _cell(row[1].speeds[mode], "{:.1f}"))
 
     columns: list[Column[tuple[int, Start]]] = [
         Column("start", lambda row: str(row[0] + 1), "left"),
@@ -158,16 +160,16 @@ def starts_table(found: Sequence[Start]) -> Page:
             "while it loaded", lambda row: "other work" if row[1].disturbed else "quiet", "left"
         ),
         Column("auto takes", lambda row: row[1].taken, "left"),
-        *map(speed, found[0].speeds),
-        Column("auto/fastest", lambda row: _shown(row[1].ratio, "{:.3f}x")),
+        *map(speed_column, starts[0].speeds),
+        Column("auto/fastest", lambda row: _cell(row[1].ratio, "{:.3f}x")),
     ]
-    near = sum(each.ratio is not None and each.ratio >= NEAR for each in found)
+    near = sum(start.ratio is not None and start.ratio >= NEAR for start in starts)
     notes = [
         "tokens per second of all prompts together; the fastest mode is that over all starts",
-        f"within {1 - NEAR:.0%} of it: {near} of {len(found)} starts",
+        f"within {1 - NEAR:.0%} of it: {near} of {len(starts)} starts",
     ]
-    return build_table(columns, [*enumerate(found)], title="starts of mode auto", notes=notes)
+    return build_table(columns, [*enumerate(starts)], title="starts of mode auto", notes=notes)
 
 
-def _shown(value: float | None, form: str) -> str | None:
+def _cell(value: float | None, form: str) -> str | None:
     return None if value is None else form.format(value)

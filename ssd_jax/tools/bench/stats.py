@@ -64,12 +64,13 @@ def rate_ratio_interval(rates: Sequence[Rate], base: Sequence[Rate]) -> Estimate
     Pairs, one of each prompt, are resampled as wholes.
     """
     if not all(
-        sum(each.events for each in rs) and sum(each.seconds for each in rs) for rs in (rates, base)
+        sum(rate.events for rate in side) and sum(rate.seconds for rate in side)
+        for side in (rates, base)
     ):
         return None
 
-    def ratio(*parts: np.ndarray, axis: int) -> np.ndarray:
-        return _rate(*parts[:2], axis=axis) / _rate(*parts[2:], axis=axis)
+    def ratio(*arrays: np.ndarray, axis: int) -> np.ndarray:
+        return _rate(*arrays[:2], axis=axis) / _rate(*arrays[2:], axis=axis)
 
     return _estimate([*zip(*rates, strict=True), *zip(*base, strict=True)], ratio)
 
@@ -83,13 +84,13 @@ def _estimate(values: Sequence[Sequence[float]], statistic: Callable[..., np.nda
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
     """
-    data = [np.asarray(each, np.float64) for each in values]
+    data = [np.asarray(column, np.float64) for column in values]
     count, low, high = data[0].size, None, None
     if count >= FEWEST_FOR_INTERVAL:
         from scipy.stats import bootstrap  # takes 0.5 s, for which no other command should wait
 
-        found = bootstrap(
+        interval = bootstrap(
             data, statistic, n_resamples=RESAMPLES, method="percentile", paired=True, rng=SEED
         ).confidence_interval
-        low, high = float(found.low), float(found.high)
+        low, high = float(interval.low), float(interval.high)
     return Estimate(value=float(statistic(*data, axis=0)), low=low, high=high, count=count)

@@ -11,7 +11,7 @@ import numpy as np
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.tools.bench.bandwidth import Bandwidth
 from ssd_jax.tools.bench.stats import Estimate, estimate_of
-from ssd_jax.tools.bench.table import Column, Page, build_table, counted, interval
+from ssd_jax.tools.bench.table import Column, Page, build_table, interval, pluralize
 
 WIDTHS = range(1, 18)
 
@@ -58,13 +58,13 @@ def in_turns(
     Returns: for each, the milliseconds by round.
     """
     ms: list[list[float]] = [[] for _ in runs]
-    for turn in range(rounds):
-        for place in range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs))):
+    for round_ in range(rounds):
+        for index in range(len(runs)) if round_ % 2 == 0 else reversed(range(len(runs))):
             start = clock()
-            runs[place]()
-            ms[place].append(1e3 * (clock() - start))
+            runs[index]()
+            ms[index].append(1e3 * (clock() - start))
         if progress is not None:
-            progress(turn + 1, rounds)
+            progress(round_ + 1, rounds)
     return ms
 
 
@@ -87,20 +87,20 @@ def time_steps(
       widths: tokens of a forward, different from each other, 1 among them.
       warmup: untimed runs of each width at first.
     """
-    dispatched: dict[int, list[float]] = {width: [] for width in widths}
+    dispatch_ms: dict[int, list[float]] = {width: [] for width in widths}
 
-    def timed(width: int) -> Callable[[], object]:
+    def make_run(width: int) -> Callable[[], object]:
         dispatch = forward(width)
 
         def run() -> None:
             start = clock()
             wait = dispatch()
-            dispatched[width].append(1e3 * (clock() - start))
+            dispatch_ms[width].append(1e3 * (clock() - start))
             wait()
 
         return run
 
-    runs = [timed(width) for width in widths]
+    runs = [make_run(width) for width in widths]
     for run in runs:
         for _ in range(warmup):
             run()
@@ -108,14 +108,14 @@ def time_steps(
         zip(widths, in_turns(runs, rounds=repeats, clock=clock, progress=progress), strict=True)
     )
     steps = []
-    for width, own in ms.items():
-        estimate = estimate_of(own)
+    for width, width_ms in ms.items():
+        estimate = estimate_of(width_ms)
         steps.append(
             StepRow(
                 width=width,
                 ms=estimate,
-                dispatch_ms=estimate_of(dispatched[width][warmup:]),
-                ratio=estimate_of(np.divide(own, ms[1]).tolist()),
+                dispatch_ms=estimate_of(dispatch_ms[width][warmup:]),
+                ratio=estimate_of(np.divide(width_ms, ms[1]).tolist()),
                 gb_per_s=weight_bytes / estimate.value / 1e6,
             )
         )
@@ -134,10 +134,10 @@ def step_table(result: StepResult, memory: Bandwidth) -> Page:
         Column("of read", lambda row: f"{row.gb_per_s / memory.read_gb_per_s:.0%}"),
         Column("of copy", lambda row: f"{row.gb_per_s / memory.copy_gb_per_s:.0%}"),
     ]
-    where = "device memory" if memory.threads is None else counted(memory.threads, "CPU thread")
+    medium = "device memory" if memory.threads is None else pluralize(memory.threads, "CPU thread")
     notes = [
         "dispatch: ms until the call returns, while the forward still runs",
-        f"memory, {where}, {memory.buffer_bytes >> 20} MiB touched:",
+        f"memory, {medium}, {memory.buffer_bytes >> 20} MiB touched:",
         f"  read {memory.read_gb_per_s:.1f} GB/s (reduced to one value; weights are only read)",
         f"  copy {memory.copy_gb_per_s:.1f} GB/s (bytes read + bytes written)",
     ]

@@ -41,42 +41,42 @@ def build_table(
     Columns that do not fit side by side follow below, beside the names of the rows again. Names are
     the first column, and those after it as long as they are left-justified.
     """
-    made = [(column, [column.cell(row) for row in rows]) for column in columns]
-    shown = [each for each in made if any(cell is not None for cell in each[1])]
-    folded = _Folded([column for column, _ in shown], [list(map(_text, c)) for _, c in shown])
-    return Page(title, folded, notes)
+    filled = [(column, [column.cell(row) for row in rows]) for column in columns]
+    visible = [entry for entry in filled if any(cell is not None for cell in entry[1])]
+    layout = _Folded([column for column, _ in visible], [list(map(_text, c)) for _, c in visible])
+    return Page(title, layout, notes)
 
 
 class Page:
     """A table with a title above and notes below, for rich; no line of it ends in blanks."""
 
     # rich would wrap a title and a caption of its own at the width of the table.
-    def __init__(self, title: str | None, folded: _Folded, notes: Sequence[str]) -> None:
-        self._title, self._folded, self._notes = title, folded, notes
+    def __init__(self, title: str | None, layout: _Folded, notes: Sequence[str]) -> None:
+        self._title, self._folded, self._notes = title, layout, notes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._title:
             yield Text(f"{self._title}\n", style="bold", overflow="fold")
-        for part in self._folded.parts(options.max_width):
-            if part is None:
+        for table_part in self._folded.parts(options.max_width):
+            if table_part is None:
                 yield ""
                 continue
-            for line in console.render_lines(part, options, pad=False):
-                yield from _stripped(line)
+            for line in console.render_lines(table_part, options, pad=False):
+                yield from _strip(line)
                 yield Segment.line()
         if self._notes:
             yield Text("\n" + "\n".join(self._notes), style="dim", overflow="fold")
 
 
-def _stripped(line: Sequence[Segment]) -> list[Segment]:
+def _strip(line: Sequence[Segment]) -> list[Segment]:
     """A line without the blanks at its end."""
-    left = list(line)
-    while left and not left[-1].text.strip():
-        left.pop()
-    if left:
-        last = left.pop()
-        left.append(Segment(last.text.rstrip(), last.style, last.control))
-    return left
+    segments = list(line)
+    while segments and not segments[-1].text.strip():
+        segments.pop()
+    if segments:
+        last = segments.pop()
+        segments.append(Segment(last.text.rstrip(), last.style, last.control))
+    return segments
 
 
 class _Folded:
@@ -93,17 +93,17 @@ class _Folded:
         """The parts that fit into this width; None is an empty line between two of them."""
         names = len(list(takewhile(lambda column: column.justify == "left", self._columns))) or 1
         parts = [list(range(names))]
-        for place in range(names, len(self._columns)):
-            needed = sum(self._widths[i] + _GAP for i in [*parts[-1], place]) - _GAP
-            if needed > width and len(parts[-1]) > names:
+        for index in range(names, len(self._columns)):
+            width_needed = sum(self._widths[i] + _GAP for i in [*parts[-1], index]) - _GAP
+            if width_needed > width and len(parts[-1]) > names:
                 parts.append([*range(names)])
-            parts[-1].append(place)
-        for number, part in enumerate(parts):
+            parts[-1].append(index)
+        for number, table_part in enumerate(parts):
             if number:
                 yield None
-            yield self._part(part)
+            yield self._part(table_part)
 
-    def _part(self, places: Sequence[int]) -> Table:
+    def _part(self, indices: Sequence[int]) -> Table:
         table = Table(
             box=box.SIMPLE_HEAD,
             show_edge=False,
@@ -111,15 +111,15 @@ class _Folded:
             padding=(0, 1, 0, 0),
             header_style="bold",
         )
-        for place in places:
-            column = self._columns[place]
+        for index in indices:
+            column = self._columns[index]
             table.add_column(
                 column.title,
                 justify=column.justify,
                 no_wrap=column.justify == "right",
                 overflow="fold",
             )
-        for row in zip(*(self._cells[place] for place in places), strict=True):
+        for row in zip(*(self._cells[index] for index in indices), strict=True):
             table.add_row(*row)
         return table
 
@@ -149,7 +149,7 @@ def median_cell(estimate: Estimate | None, form: str) -> str | None:
     return number_cell(estimate and estimate.value, form)
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """ "1 prompt", "2 prompts"."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
 

@@ -46,43 +46,43 @@ class Conversation:
     system: str | None = None
     messages: tuple[Message, ...] = ()
 
-    def said(self, role: str, content: str, *, stopped: bool = False) -> Conversation:
+    def with_message(self, role: str, content: str, *, stopped: bool = False) -> Conversation:
         """The conversation with one more message."""
         message = Message(role=role, content=content, stopped=stopped)
         return dataclasses.replace(self, messages=(*self.messages, message))
 
-    def unanswered(self) -> Conversation:
+    def without_answer(self) -> Conversation:
         """The conversation up to and including the user's last message.
 
         Raises:
           InputError: there is no message of the user.
         """
-        asked = [i for i, message in enumerate(self.messages) if message.role == "user"]
-        if not asked:
+        user_indices = [i for i, message in enumerate(self.messages) if message.role == "user"]
+        if not user_indices:
             raise InputError("there is no message to answer again; type one first")
-        return dataclasses.replace(self, messages=self.messages[: asked[-1] + 1])
+        return dataclasses.replace(self, messages=self.messages[: user_indices[-1] + 1])
 
     def prompt(self, first: int = 0) -> list[dict[str, Any]]:
         """Chat messages for the model: the system message, and the others from `first` on."""
         system = [] if self.system is None else [Message(role="system", content=self.system)]
         return [message.as_prompt() for message in (*system, *self.messages[first:])]
 
-    def first_that_fits(self, size: Callable[[int], int], room: int, start: int = 0) -> int:
+    def first_that_fits(self, size: Callable[[int], int], max_tokens: int, start: int = 0) -> int:
         """Leaves out whole turns, the oldest first, as far as needed.
 
         Args:
           size: tokens of the prompt that starts at a message.
-          room: most tokens it may have.
+          max_tokens: most tokens it may have.
           start: messages before it are left out already.
 
         Returns: where the prompt starts: at the user's last message if even that is too long.
         """
         turns = [i for i, m in enumerate(self.messages) if i > start and m.role == "user"]
         first = start
-        for turn in turns:
-            if size(first) <= room:
+        for index in turns:
+            if size(first) <= max_tokens:
                 break
-            first = turn
+            first = index
         return first
 
 
@@ -101,16 +101,16 @@ def save(conversation: Conversation, path: Path, *, replace: bool = False) -> bo
     if path.suffix == ".gz":
         data = gzip.compress(data)
     try:
-        there = path.exists()
-        if there and not path.is_file():
+        exists = path.exists()
+        if exists and not path.is_file():
             raise InputError(f"{path} is no file; give another name")
-        if there and not replace:
+        if exists and not replace:
             raise InputError(
                 f"{path} exists and was left as it is; give another name, or /save! {path} to "
                 "replace it"
             )
         write_file(path, data)
-        return there
+        return exists
     except OSError as error:
         raise InputError(
             f"{path}: not saved: {error.strerror or error}; give another name"
@@ -123,29 +123,29 @@ def load(path: Path) -> Conversation:
     Raises:
       InputError: the file cannot be read, or it does not hold one conversation.
     """
-    found = read_json_lines(path, _conversation)
-    if len(found) != 1:
-        raise InputError(f"{path} has {len(found)} conversations; /load takes a file with one")
-    if isinstance(found[0], BadLine):
-        raise InputError(f"{found[0].where}: {found[0].error}")
-    return found[0]
+    loaded = read_json_lines(path, _conversation)
+    if len(loaded) != 1:
+        raise InputError(f"{path} has {len(loaded)} conversations; /load takes a file with one")
+    if isinstance(loaded[0], BadLine):
+        raise InputError(f"{loaded[0].where}: {loaded[0].error}")
+    return loaded[0]
 
 
 def _conversation(line: Mapping[str, Any]) -> Conversation:
-    found = prompt_line(line)
-    if found.messages is None:
+    loaded = prompt_line(line)
+    if loaded.messages is None:
         raise ValueError('needs "messages"; a "prompt" is no conversation')
-    for key in (*found.chat, *found.others):
+    for key in (*loaded.chat, *loaded.others):
         if key not in ROW_KEYS:
             raise ValueError(f'a chat takes no "{key[:40]}" from a file; leave it out')
     messages = [
         Message(
             role=item["role"],
             content=item.get("content"),
-            stopped=written.get("stopped") is True,
+            stopped=fields.get("stopped") is True,
             others={key: item[key] for key in item if key not in ("role", "content")},
         )
-        for item, written in zip(found.messages, line["messages"], strict=True)
+        for item, fields in zip(loaded.messages, line["messages"], strict=True)
     ]
     first = messages[0]
     plain = first.role == "system" and isinstance(first.content, str) and not first.others

@@ -63,8 +63,8 @@ def entries(lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         if number == 0:
             line = line.removeprefix("\ufeff")
-        ended = line.removesuffix("\n").removesuffix("\r")
-        raw = ended if raw is None else f"{raw}\n{ended}"
+        content = line.removesuffix("\n").removesuffix("\r")
+        raw = content if raw is None else f"{raw}\n{content}"
         if not is_open(raw):
             yield raw
             raw = None
@@ -96,15 +96,15 @@ def parse(raw: str) -> Command | str:
 
 
 def _command(line: str) -> Command:
-    word, _, argument = line[1:].strip().partition(" ")
-    forced = word.endswith("!")
-    name = word.removesuffix("!").lower()
+    typed_name, _, argument = line[1:].strip().partition(" ")
+    forced = typed_name.endswith("!")
+    name = typed_name.removesuffix("!").lower()
     name = _SYNONYMS.get(name, name)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
         raise InputError(
-            f"unknown command /{word}; {hint} To send it as text, put a space before it"
+            f"unknown command /{typed_name}; {hint} To send it as text, put a space before it"
         )
     argument = argument.strip()
     if argument and not COMMANDS[name].takes:

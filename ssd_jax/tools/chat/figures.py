@@ -53,67 +53,73 @@ class Figures:
 def figures(answers: Sequence[Answer]) -> Figures:
     """Figures over answers, each token counting alike."""
     outputs = [answer.output for answer in answers]
-    decoded = seconds = rounds = committed = hits = looked_up = 0.0
+    decoded_tokens = seconds = rounds = committed_tokens = hits = looked_up = 0.0
     for output in outputs:
-        found = output.metrics
-        speed, histogram = found["tokens_per_second"], found["acceptance_histogram"]
+        metrics = output.metrics
+        speed, histogram = metrics["tokens_per_second"], metrics["acceptance_histogram"]
         if speed:
-            decoded += len(output.token_ids) - 1
+            decoded_tokens += len(output.token_ids) - 1
             seconds += (len(output.token_ids) - 1) / speed
         for tokens, count in enumerate(histogram or (), start=1):
             rounds += count
-            committed += tokens * count
-        hit = sum(hit for hit, _ in found["hit_rate_by_k"] or ())
+            committed_tokens += tokens * count
+        hit = sum(hit for hit, _ in metrics["hit_rate_by_k"] or ())
         hits += hit
-        looked_up += hit + sum((found["miss_causes"] or {}).values())
-    first = [ms for output in outputs if (ms := output.metrics["ttft_ms"]) is not None]
+        looked_up += hit + sum((metrics["miss_causes"] or {}).values())
+    ttfts = [ms for output in outputs if (ms := output.metrics["ttft_ms"]) is not None]
     return Figures(
         answers=len(answers),
         stopped=sum(answer.stopped for answer in answers),
         prompt_tokens=sum(answer.prompt_tokens for answer in answers),
         answer_tokens=sum(len(output.token_ids) for output in outputs),
-        tokens_per_second=decoded / seconds if seconds else None,
-        first_token_ms=statistics.median(first) if first else None,
-        acceptance_length=committed / rounds if rounds else None,
+        tokens_per_second=decoded_tokens / seconds if seconds else None,
+        first_token_ms=statistics.median(ttfts) if ttfts else None,
+        acceptance_length=committed_tokens / rounds if rounds else None,
         hit_rate=hits / looked_up if looked_up else None,
     )
 
 
 def summary(answer: Answer, context: int) -> str:
     """One line about an answer, and why it ended unless it ended by itself."""
-    found, tokens = figures([answer]), len(answer.output.token_ids)
-    parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
+    totals, tokens = figures([answer]), len(answer.output.token_ids)
+    items = [f"{tokens} token{'' if tokens == 1 else 's'}"]
     for form, value in (
-        ("{:.1f} tokens/s", found.tokens_per_second),
-        ("acceptance length {:.2f}", found.acceptance_length),
-        ("hit rate {:.2f}", found.hit_rate),
+        ("{:.1f} tokens/s", totals.tokens_per_second),
+        ("acceptance length {:.2f}", totals.acceptance_length),
+        ("hit rate {:.2f}", totals.hit_rate),
     ):
-        parts += [] if value is None else [form.format(value)]
-    parts.append(f"context {answer.context_used} of {context}")
+        items += [] if value is None else [form.format(value)]
+    items.append(f"context {answer.context_used} of {context}")
     if answer.stopped:
-        parts.append("stopped")
+        items.append("stopped")
     elif answer.output.finish_reason == "error":
-        parts.append("ended by an error")
+        items.append("ended by an error")
     elif answer.output.finish_reason == "length":
         full = answer.output.limit == "context"
-        parts.append("cut off: the context is full" if full else "cut off by --max_tokens")
-    return f"[{', '.join(parts)}]"
+        items.append("cut off: the context is full" if full else "cut off by --max_tokens")
+    return f"[{', '.join(items)}]"
 
 
 def stats_table(answers: Sequence[Answer], context: int) -> Page:
     """The last answer, and the session by mode so that speeds can be compared."""
-    shown = {f"last answer ({answers[-1].mode})": figures(answers[-1:])}
+    columns_by_title = {f"last answer ({answers[-1].mode})": figures(answers[-1:])}
     for mode in dict.fromkeys(answer.mode for answer in answers):
-        shown[f"session, {mode}"] = figures([a for a in answers if a.mode == mode])
+        columns_by_title[f"session, {mode}"] = figures([a for a in answers if a.mode == mode])
     rows = [
-        (title, [number_cell(getattr(each, name), form) for each in shown.values()])
+        (
+            title,
+            [number_cell(getattr(figures_, name), form) for figures_ in columns_by_title.values()],
+        )
         for title, name, form in _ROWS
-        if name != "hit_rate" or any(each.hit_rate is not None for each in shown.values())
+        if name != "hit_rate"
+        or any(figures_.hit_rate is not None for figures_ in columns_by_title.values())
     ]
     rows.append((f"context used, of {context} tokens", [f"{answers[-1].context_used}"]))
     columns: list[Column[_StatsRow]] = [Column("", lambda row: row[0], "left")]
-    for place, title in enumerate(shown):
-        columns.append(Column(title, lambda row, at=place: row[1][at] if at < len(row[1]) else ""))
+    for index, title in enumerate(columns_by_title):
+        columns.append(
+            Column(title, lambda row, index=index: row[1][index] if index < len(row[1]) else "")
+        )
     return build_table(columns, rows)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ssd_jax.system.files import printable
 
-_HELD = 24
+_MAX_HELD_CELLS = 24
 _PIECES = re.compile(r"\n|[ \t]+|[\u2e80-\U0010ffff]|[^ \t\n\u2e80-\U0010ffff]+")
 
 
@@ -36,23 +36,23 @@ class WordWrap:
 
     def push(self, text: str) -> str:
         """Takes more text; returns what can now be shown and was not returned before."""
-        shown = ""
+        output = ""
         for piece in _PIECES.findall(text):
             if piece == "\n":
-                shown += self.flush() + "\n"
+                output += self.flush() + "\n"
                 self._column, self._space = 0, ""
             elif piece.isspace():
-                shown += self.flush()
+                output += self.flush()
                 self._space += piece
             elif piece >= "\u2e80":
-                shown += self.flush()
+                output += self.flush()
                 self._word = piece
-                shown += self.flush()
+                output += self.flush()
             else:
                 self._word += piece
-                if cell_len(self._word) >= _HELD:
-                    shown += self.flush()
-        return shown
+                if cell_len(self._word) >= _MAX_HELD_CELLS:
+                    output += self.flush()
+        return output
 
     def flush(self) -> str:
         """The held-back word, on this line or the next."""
@@ -60,10 +60,10 @@ class WordWrap:
             return ""
         space, word = self._space, self._word
         self._space = self._word = ""
-        needed = cell_len(space.expandtabs()) + cell_len(word)
-        if self._column and space and self._column + needed > self._width:
-            self._column, space, needed = 0, "\n", cell_len(word)
-        self._column += needed
+        width = cell_len(space.expandtabs()) + cell_len(word)
+        if self._column and space and self._column + width > self._width:
+            self._column, space, width = 0, "\n", cell_len(word)
+        self._column += width
         if self._column > self._width:  # the terminal broke the line
             self._column = (self._column - 1) % self._width + 1
         return space + word
@@ -82,7 +82,7 @@ class Screen:
         self._console = console
         self._terminal = out.isatty()
         self._wrap = WordWrap(console.width)
-        self._waiting = contextlib.ExitStack()
+        self._activity = contextlib.ExitStack()
         self._ends_line = True
 
     def note(self, text: str) -> None:
@@ -103,13 +103,13 @@ class Screen:
         self._console.print(renderable)
 
     @contextlib.contextmanager
-    def answering(self, while_waiting: str) -> Iterator[None]:
+    def answer(self, while_waiting: str) -> Iterator[None]:
         """Surrounds an answer: shows activity until its first word, and ends its last line."""
-        with contextlib.ExitStack() as waiting:
+        with contextlib.ExitStack() as activity:
             if self._console.is_interactive and not self._console.is_dumb_terminal:
                 status = Text(while_waiting, style="dim")
-                waiting.enter_context(self._console.status(status, spinner="line"))
-            self._waiting, self._ends_line = waiting, True
+                activity.enter_context(self._console.status(status, spinner="line"))
+            self._activity, self._ends_line = activity, True
             self._wrap = WordWrap(self._console.width)
             yield
         if self._terminal:
@@ -117,9 +117,9 @@ class Screen:
         if not self._ends_line:
             self._write("\n")
 
-    def words(self, text: str) -> None:
+    def write_answer(self, text: str) -> None:
         """Prints the next words of an answer."""
-        self._waiting.close()
+        self._activity.close()
         self._write(self._wrap.push(printable(text)) if self._terminal else text)
 
     def _write(self, text: str) -> None:
@@ -130,6 +130,6 @@ class Screen:
 
     def _line(self, text: str, style: str = "") -> None:
         terminal = self._console.is_terminal
-        shown = Text(printable(text) if terminal else text, style=style)
+        output = Text(printable(text) if terminal else text, style=style)
         # Without a terminal a line stays whole: rich would break it at 80 columns.
-        self._console.print(shown, soft_wrap=not terminal, highlight=False)
+        self._console.print(output, soft_wrap=not terminal, highlight=False)

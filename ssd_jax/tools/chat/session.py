@@ -45,21 +45,21 @@ class ChatSession:
         screen: Screen,
         *,
         system: str | None = None,
-        ready: Callable[[], None] = lambda: None,
-        stopped: Callable[[], bool] = lambda: False,
+        load_model: Callable[[], None] = lambda: None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.conversation = Conversation(system=system)
         self.refused = self.failed = 0
         self._llm = llm
         self._params = params
         self._screen = screen
-        self._ready = ready
-        self._stopped = stopped
-        self._chosen: str | None = None
-        self._first = 0  # messages before it are left out of the prompt
-        self._begun = 0
+        self._load_model = load_model
+        self._should_stop = should_stop
+        self._current_mode: str | None = None
+        self._first_message = 0  # messages before it are left out of the prompt
+        self._num_requests = 0
         self._answers: list[Answer] = []
-        self._saved = self.conversation
+        self._saved_conversation = self.conversation
         self._commands: dict[str, Callable[[Command], None]] = {
             "help": self._help,
             "mode": self._switch,
@@ -77,7 +77,7 @@ class ChatSession:
             entry = parse(raw)
             if isinstance(entry, str):
                 if entry:
-                    self._answer(self.conversation.said("user", entry))
+                    self._answer(self.conversation.with_message("user", entry))
             elif entry.name == "exit":
                 return False
             else:
@@ -90,36 +90,36 @@ class ChatSession:
     @property
     def _mode(self) -> str:
         """The mode of the next answer."""
-        if self._chosen is None:
-            self._ready()
-            self._chosen = self._llm.mode
-        return self._chosen
+        if self._current_mode is None:
+            self._load_model()
+            self._current_mode = self._llm.mode
+        return self._current_mode
 
-    def _answer(self, asked: Conversation) -> None:
-        """Answers the last message of `asked`."""
-        first, ids = self._fitting(asked)
+    def _answer(self, question: Conversation) -> None:
+        """Answers the last message of `question`."""
+        first_message, ids = self._fit_prompt(question)
         # Each answer has its own randomness, which is the same in a session of the same entries.
-        request = self._llm.request(ids, self._params, self._begun)
-        self._begun += 1
-        if first > self._first:
+        request = self._llm.request(ids, self._params, self._num_requests)
+        self._num_requests += 1
+        if first_message > self._first_message:
             self._screen.note(
                 f"[the context of {self._llm.context} tokens is full: the model no longer sees the "
-                f"first {first} messages; /save writes all of them, /reset starts afresh]"
+                f"first {first_message} messages; /save writes all of them, /reset starts afresh]"
             )
-        self._ready()
+        self._load_model()
         engine = self._llm.engine_of(self._mode)
-        with self._screen.answering(f"reading {len(ids)} tokens"):
+        with self._screen.answer(f"reading {len(ids)} tokens"):
             output = self._run(engine, request)
         self.failed += output.finish_reason == "error"
-        done = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
+        answer = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
         if output.finish_reason in ("cancelled", "error") and not output.text:
-            ended = "stopped" if done.stopped else "ended by an error"
-            self._screen.note(f"[{ended} before the first word; the conversation is as it was]")
+            outcome = "stopped" if answer.stopped else "ended by an error"
+            self._screen.note(f"[{outcome} before the first word; the conversation is as it was]")
             return
-        self._first = first
-        self._answers.append(done)
-        self.conversation = asked.said("assistant", output.text, stopped=done.stopped)
-        self._screen.note(summary(done, self._llm.context))
+        self._first_message = first_message
+        self._answers.append(answer)
+        self.conversation = question.with_message("assistant", output.text, stopped=answer.stopped)
+        self._screen.note(summary(answer, self._llm.context))
 
     def _run(self, engine: Engine, request: Request) -> RequestOutput:
         """Runs a request to its end, alone in the engine, or until it is stopped.
@@ -129,22 +129,24 @@ class ChatSession:
         """
         request_id = engine.add(request)
         while True:
-            if self._stopped():
+            if self._should_stop():
                 engine.cancel(request_id)
             for event in engine.step():
                 if event.text:
-                    self._screen.words(event.text)
+                    self._screen.write_answer(event.text)
                 if event.output is not None:
                     return event.output
 
-    def _fitting(self, asked: Conversation) -> tuple[int, list[int]]:
+    def _fit_prompt(self, question: Conversation) -> tuple[int, list[int]]:
         """Where the prompt starts, to leave room for an answer, and the prompt's ids."""
         context = self._llm.context
-        room = context - min(self._params.most_tokens, context // 4)
-        first = asked.first_that_fits(
-            lambda start: len(self._llm.encode(asked.prompt(start))), room, self._first
+        max_prompt = context - min(self._params.most_tokens, context // 4)
+        first_message = question.first_that_fits(
+            lambda start: len(self._llm.encode(question.prompt(start))),
+            max_prompt,
+            self._first_message,
         )
-        return first, self._llm.encode(asked.prompt(first))
+        return first_message, self._llm.encode(question.prompt(first_message))
 
     def _help(self, _command: Command) -> None:
         table = Table.grid(padding=(0, 3, 0, 0))
@@ -158,7 +160,7 @@ class ChatSession:
     def _switch(self, command: Command) -> None:
         available = ", ".join(self._llm.modes)
         if command.argument in self._llm.modes:
-            self._chosen = command.argument
+            self._current_mode = command.argument
             self._screen.say(f"mode {self._mode}")
         elif command.argument:
             raise InputError(f"{self._unavailable(command.argument)}; available here: {available}")
@@ -192,7 +194,7 @@ class ChatSession:
         now = datetime.datetime.now()
         path = user_path(command.argument or f"chat-{now:%Y%m%d-%H%M%S}.jsonl")
         replaced = files.save(self.conversation, path, replace=command.forced)
-        self._saved = self.conversation
+        self._saved_conversation = self.conversation
         self._screen.say(
             f"{'replaced' if replaced else 'saved'} {path.absolute()} "
             f"({len(self.conversation.messages)} messages)"
@@ -201,17 +203,17 @@ class ChatSession:
     def _load(self, command: Command) -> None:
         if not command.argument:
             raise InputError("/load needs the name of a file")
-        if self.conversation.messages and self.conversation != self._saved:
+        if self.conversation.messages and self.conversation != self._saved_conversation:
             raise InputError(
                 "the conversation so far would be lost; /save it, or /reset to forget it"
             )
         path = user_path(command.argument)
-        self.conversation = self._saved = files.load(path)
-        self._first = 0
+        self.conversation = self._saved_conversation = files.load(path)
+        self._first_message = 0
         messages = self.conversation.messages
         also = "" if self.conversation.system is None else " and its system message"
-        waiting = bool(messages) and messages[-1].role == "user"
-        hint = "; the last waits for an answer: /retry" if waiting else ""
+        is_unanswered = bool(messages) and messages[-1].role == "user"
+        hint = "; the last waits for an answer: /retry" if is_unanswered else ""
         self._screen.say(f"loaded {len(messages)} messages{also}{hint}")
 
     def _system(self, command: Command) -> None:
@@ -221,16 +223,18 @@ class ChatSession:
             self._screen.say(f"system message: {text}")
             return
         system = None if command.argument == "-" else command.argument
-        changed = dataclasses.replace(self.conversation, system=system)
-        self._llm.encode(changed.said("user", "?").prompt())  # not every template takes one
-        self.conversation = changed
+        conversation = dataclasses.replace(self.conversation, system=system)
+        self._llm.encode(
+            conversation.with_message("user", "?").prompt()
+        )  # not every template takes one
+        self.conversation = conversation
         self._screen.say("system message removed" if system is None else "system message set")
 
     def _retry(self, _command: Command) -> None:
-        self._answer(self.conversation.unanswered())
+        self._answer(self.conversation.without_answer())
 
     def _reset(self, _command: Command) -> None:
         forgotten = len(self.conversation.messages)
         self.conversation = Conversation(system=self.conversation.system)
-        self._first = 0
+        self._first_message = 0
         self._screen.say(f"{forgotten} messages forgotten")

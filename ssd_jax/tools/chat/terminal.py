@@ -21,8 +21,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.files import MAX_TEXT, parse_json, read_text
 from ssd_jax.tools.chat.entry import COMMANDS, entries, is_open
 
-_KEPT = 1000
-_PROMPT, _MORE = "> ", ". "
+_MAX_ENTRIES = 1000
+_PROMPT, _CONTINUATION = "> ", ". "
 
 
 class TerminalReader:
@@ -44,20 +44,20 @@ class TerminalReader:
           EOFError: Ctrl-D.
           KeyboardInterrupt: Ctrl-C.
         """
-        return next(entries(_typed())) if self._session is None else self._session.prompt()
+        return next(entries(_typed_lines())) if self._session is None else self._session.prompt()
 
     @property
-    def cleared(self) -> bool:
+    def discarded_text(self) -> bool:
         """Whether the last Ctrl-C discarded typed text, as far as that is known."""
         return self._session is not None and bool(self._session.default_buffer.text)
 
 
-def _typed() -> Iterator[str]:
+def _typed_lines() -> Iterator[str]:
     """The lines of an entry."""
     yield input(_PROMPT)
     with contextlib.suppress(EOFError):
         while True:
-            yield input(_MORE)
+            yield input(_CONTINUATION)
 
 
 def _session(history: Path | None) -> PromptSession[str]:
@@ -68,7 +68,7 @@ def _session(history: Path | None) -> PromptSession[str]:
     keys.add("enter")(_enter)
     return PromptSession(
         [("class:prompt", _PROMPT)],
-        prompt_continuation=_MORE,
+        prompt_continuation=_CONTINUATION,
         multiline=True,
         key_bindings=keys,
         history=InMemoryHistory() if history is None else HistoryFile(history),
@@ -109,19 +109,19 @@ class HistoryFile(History):
         except InputError:
             return []
         entries = [entry for line in lines if (entry := _entry(line)) is not None]
-        if len(entries) > 2 * _KEPT:
-            self._write("w", entries[-_KEPT:])
-        return entries[: -_KEPT - 1 : -1]
+        if len(entries) > 2 * _MAX_ENTRIES:
+            self._write("w", entries[-_MAX_ENTRIES:])
+        return entries[: -_MAX_ENTRIES - 1 : -1]
 
     def store_string(self, string: str) -> None:
         """Adds an entry."""
         self._write("a", [string])
 
-    def _write(self, how: str, entries: list[str]) -> None:
+    def _write(self, mode: str, entries: list[str]) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch(mode=0o600)
-            with self._path.open(how, encoding="utf-8") as file:
+            with self._path.open(mode, encoding="utf-8") as file:
                 file.writelines(json.dumps(entry) + "\n" for entry in entries)
         except OSError:
             return

@@ -35,7 +35,7 @@ class RecordedRounds:
     misses: int = 0
 
     @classmethod
-    def of(cls, answers: Iterable[Mapping[str, Any]], k: int) -> RecordedRounds:
+    def from_metrics(cls, answers: Iterable[Mapping[str, Any]], k: int) -> RecordedRounds:
         """The rounds of answers with these metrics (`engine.metrics`)."""
         tokens = rounds = misses = 0
         for metrics in answers:
@@ -63,7 +63,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     backup: float
     branches: float
 
-    def drafting(self, k: int) -> float:
+    def drafting_share(self, k: int) -> float:
         """The share of a round of mode sd that drafting K tokens takes: what ssd could hide."""
         return k * self.draft / (self.verify + k * self.draft)
 
@@ -95,7 +95,7 @@ def stored_times() -> StoredTimes:
     return msgspec.json.decode(file.read_bytes(), type=StoredTimes)
 
 
-def predicted(
+def predict(
     times: StageTimes, sd: RecordedRounds, ssd: RecordedRounds, branches: int
 ) -> dict[str, float]:
     """Tokens per second of each mode.

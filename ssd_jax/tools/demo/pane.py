@@ -52,39 +52,39 @@ class AnswerPane:
         self._colours = console.is_terminal and not console.no_color
         self._answer = Text()
         self._live: Live | None = None
-        self._until = ExitStack()
+        self._stack = ExitStack()
         self.tokens: Counter[Origin] = Counter()
 
     def __enter__(self) -> AnswerPane:
         if self._console.is_interactive and not self._console.is_dumb_terminal:
-            live = Live(self._shown(), console=self._console, vertical_overflow="visible")
-            self._live = self._until.enter_context(live)
+            live = Live(self._render(), console=self._console, vertical_overflow="visible")
+            self._live = self._stack.enter_context(live)
         return self
 
     def __exit__(self, *_exception: object) -> None:
         if self._live is None:
-            self._console.print(self._shown())
+            self._console.print(self._render())
         else:
-            self._live.update(self._shown())
-        self._until.close()
+            self._live.update(self._render())
+        self._stack.close()
 
     def add(self, spans: Sequence[TextSpan]) -> None:
         """Adds the tokens that a round has committed."""
         self.tokens.update(span.origin for span in spans)
-        for origin, of_it in groupby(spans, key=lambda span: span.origin):
-            text = printable("".join(span.text for span in of_it))
+        for origin, origin_spans in groupby(spans, key=lambda span: span.origin):
+            text = printable("".join(span.text for span in origin_spans))
             look = LOOKS[origin]
             if self._colours or not text.strip():
                 self._answer.append(text, look.style)
                 continue
             words = text.strip()
             begin = text.index(words)
-            before, after = text[:begin], text[begin + len(words) :]
-            self._answer.append(before + look.marks[0] + words + look.marks[1] + after)
+            leading, trailing = text[:begin], text[begin + len(words) :]
+            self._answer.append(leading + look.marks[0] + words + look.marks[1] + trailing)
         if self._live is not None:
-            self._live.update(self._shown())
+            self._live.update(self._render())
 
-    def _shown(self) -> Group:
+    def _render(self) -> Group:
         width = min(self._console.width, MOST_COLUMNS)
         title = Text(f"> {self._title}", style="bold", overflow="ellipsis", no_wrap=True)
         pane = Panel(self._answer, title=title, title_align="left", box=box.ROUNDED, width=width)
@@ -93,15 +93,15 @@ class AnswerPane:
 
 def legend(tokens: Counter[Origin], *, colours: bool) -> Text:
     """What the looks mean, with the number of tokens of each origin that occurs."""
-    parts = []
+    entries = []
     for origin, look in LOOKS.items():
         if not tokens[origin]:
             continue
         if colours:
-            parts.append(Text("■ ", look.style) + Text(f"{look.label} {tokens[origin]}", "dim"))
+            entries.append(Text("■ ", look.style) + Text(f"{look.label} {tokens[origin]}", "dim"))
         else:
-            parts.append(Text(look.label.join(look.marks) + f" {tokens[origin]}"))
-    return Text("   ").join([Text("tokens:", "dim"), *parts])
+            entries.append(Text(look.label.join(look.marks) + f" {tokens[origin]}"))
+    return Text("   ").join([Text("tokens:", "dim"), *entries])
 
 
 def round_line(committed: Iterable[int], hits: int, misses: int) -> str:

@@ -20,7 +20,7 @@ from ssd_jax.tools.traces.read import EngineLanes, read_trace
 class RecordedStep(NamedTuple):
     """What one program committed of an answer: when (ms), its text, and its round's row, if any."""
 
-    at: float
+    time_ms: float
     spans: Sequence[TextSpan]
     source: str | None
     committed: int
@@ -28,30 +28,30 @@ class RecordedStep(NamedTuple):
 
 def answers(engine: EngineLanes) -> list[list[RecordedStep]]:
     """The steps of each request of an engine, those of its prefill first."""
-    found: dict[int, list[RecordedStep]] = {}
-    for each in engine.target:
-        is_round = "round" in each.args
-        for row in each.args["rows"] if is_round else [each.args]:
+    steps_of: dict[int, list[RecordedStep]] = {}
+    for slice_ in engine.target:
+        is_round = "round" in slice_.args
+        for row in slice_.args["rows"] if is_round else [slice_.args]:
             spans = [TextSpan(str(text), Origin(origin)) for text, origin in row.get("spans", ())]
             source, count = (row["source"], len(row["tokens"])) if is_round else (None, 0)
-            found.setdefault(row["request"], []).append(
-                RecordedStep(each.end, spans, source, count)
+            steps_of.setdefault(row["request"], []).append(
+                RecordedStep(slice_.end, spans, source, count)
             )
-    return list(found.values())
+    return list(steps_of.values())
 
 
-def _distinct(found: Sequence[list[RecordedStep]]) -> list[list[RecordedStep]]:
+def _distinct(recorded: Sequence[list[RecordedStep]]) -> list[list[RecordedStep]]:
     """The answers without those that repeat another one, or its beginning."""
-    texts = ["".join(span.text for step in steps for span in step.spans) for steps in found]
+    texts = ["".join(span.text for step in steps for span in step.spans) for steps in recorded]
     distinct = [
         not any(
-            other.startswith(text) and (len(other) > len(text) or place < number)
-            for place, other in enumerate(texts)
-            if place != number
+            other.startswith(text) and (len(other) > len(text) or index < number)
+            for index, other in enumerate(texts)
+            if index != number
         )
         for number, text in enumerate(texts)
     ]
-    return [steps for steps, keep in zip(found, distinct, strict=True) if keep]
+    return [steps for steps, keep in zip(recorded, distinct, strict=True) if keep]
 
 
 def play(path: Path, console: Console, *, sleep: Callable[[float], None] | None = None) -> None:
@@ -64,25 +64,25 @@ def play(path: Path, console: Console, *, sleep: Callable[[float], None] | None 
     """
     engine = choose(read_trace(path), None)
     try:
-        found = [steps for steps in answers(engine) if any(step.spans for step in steps)]
+        playable = [steps for steps in answers(engine) if any(step.spans for step in steps)]
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}; trace again") from None
-    found = _distinct(found)
-    if not found:
+    playable = _distinct(playable)
+    if not playable:
         raise InputError(f"{path} has no text to play; trace again, with this version")
-    for number, steps in enumerate(found, start=1):
-        title = f"{engine.name}, as recorded: answer {number} of {len(found)}"
+    for number, steps in enumerate(playable, start=1):
+        title = f"{engine.name}, as recorded: answer {number} of {len(playable)}"
         with AnswerPane(console, title) as pane:
-            before = steps[0].at
+            previous_ms = steps[0].time_ms
             for step in steps:
-                (sleep or time.sleep)((step.at - before) / 1e3)
-                before = step.at
+                (sleep or time.sleep)((step.time_ms - previous_ms) / 1e3)
+                previous_ms = step.time_ms
                 pane.add(step.spans)
         rounds = [step for step in steps if step.committed]
         sources = [step.source for step in rounds if step.source is not None]
         hits = sources.count("hit")
         line = round_line([step.committed for step in rounds], hits, len(sources) - hits)
-        seconds = (steps[-1].at - steps[0].at) / 1e3
+        seconds = (steps[-1].time_ms - steps[0].time_ms) / 1e3
         if seconds:
             line += f"; {sum(step.committed for step in rounds) / seconds:.1f} tokens/s"
         console.print(Text(f"{line}\n", style="dim"))

@@ -28,22 +28,22 @@ class DemoSettings(NamedTuple):
     draft: str
 
 
-def fitting(plain: Config, source: Checkpoint, trace: Path) -> DemoSettings:
+def choose_settings(base: Config, source: Checkpoint, trace: Path) -> DemoSettings:
     """Settings of mode ssd, with the package's draft or, for want of it, the target's own weights.
 
     Args:
       trace: where the rounds are recorded, unless the configuration says where.
     """
-    common = {"mode": "ssd", "draft_placement": "process", "trace": plain.trace or str(trace)}
+    common = {"mode": "ssd", "draft_placement": "process", "trace": base.trace or str(trace)}
     if find_draft(source) is not None:
-        k, described = _K, "the package's draft"
+        k, description = _K, "the package's draft"
         draft: dict[str, Any] = {"draft": DEFAULT, "budget": _BUDGET}
     else:
         k = _SLOW_K
-        described = "the target's own weights in int8 as the draft, for want of a small one"
-        draft = {"draft": plain.target, "draft_dtype": "int8", "budget": _SLOW_BUDGET}
-    config = dataclasses.replace(plain, k=str(k), **common | draft)
-    return DemoSettings(config, (*_SMALL_KS, k), described)
+        description = "the target's own weights in int8 as the draft, for want of a small one"
+        draft = {"draft": base.target, "draft_dtype": "int8", "budget": _SLOW_BUDGET}
+    config = dataclasses.replace(base, k=str(k), **common | draft)
+    return DemoSettings(config, (*_SMALL_KS, k), description)
 
 
 def fitting_dtype(source: Checkpoint, platform: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ssd_jax.tools.bench.report import OF_DRAFT, SPEED, VariantSummary, identical_cell
+from ssd_jax.tools.bench.report import DRAFT_COLUMNS, SPEED_COLUMNS, VariantSummary, identical_cell
 from ssd_jax.tools.bench.table import Column, Page, build_table
 
 
@@ -21,22 +21,21 @@ def fastest_line(rows: Sequence[VariantSummary], dtype: str) -> str:
     ratios = {row.variant: row.ratio.value for row in others if row.ratio is not None}
     if not ratios:
         return "measured here: nothing, no answer has two tokens"
-    name = max(ratios, key=lambda each: ratios[each])
+    name = max(ratios, key=lambda variant: ratios[variant])
     gain, plain = f"{ratios[name]:.2f}x of {base.variant}", speeds[base.variant]
     if ratios[name] <= 1:
-        beside = f"the next is {_named(name)} with {gain}"
-        return f"measured here: {base.variant}, {dtype}: {plain:.1f} tokens/s; {beside}"
-    return (
-        f"measured here: {_named(name, dtype)}: {speeds[name]:.1f} tokens/s, {gain} ({plain:.1f})"
-    )
+        runner_up = f"the next is {_describe(name)} with {gain}"
+        return f"measured here: {base.variant}, {dtype}: {plain:.1f} tokens/s; {runner_up}"
+    speed = f"{speeds[name]:.1f} tokens/s, {gain} ({plain:.1f})"
+    return f"measured here: {_describe(name, dtype)}: {speed}"
 
 
 def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Page:
     """A row for each mode; the others are compared with the first."""
     columns: list[Column[VariantSummary]] = [
         Column("mode", lambda row: Text(row.variant, style="cyan"), "left"),
-        *SPEED,
-        *OF_DRAFT,
+        *SPEED_COLUMNS,
+        *DRAFT_COLUMNS,
         Column("same\ntext", identical_cell),
     ]
     base = rows[0].variant
@@ -49,7 +48,7 @@ def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[s
     return build_table(columns, rows, title=title, notes=notes)
 
 
-def _named(variant: str, dtype: str | None = None) -> str:
+def _describe(variant: str, dtype: str | None = None) -> str:
     """ "sd k=1" as "sd, K = 1"."""
     mode, _, k = variant.partition(" k=")
     return ", ".join(filter(None, (mode, dtype, k and f"K = {k}")))

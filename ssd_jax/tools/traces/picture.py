@@ -34,7 +34,7 @@ class _Style(NamedTuple):
 
 
 _HIT = _Style("verification, hit", "#009E73")
-_SOME = _Style("verification, some rows hit", "#F0E442")
+_PARTIAL_HIT = _Style("verification, some rows hit", "#F0E442")
 _MISS = _Style("verification, miss", "#D55E00", "//")
 _PLAIN = _Style("target forward", "#999999")
 _PREFILL = _Style("prefill", "#D9D9D9")
@@ -57,15 +57,15 @@ def choose(engines: Sequence[EngineLanes], name: str | None) -> EngineLanes:
     Raises:
       InputError: there is none with rounds.
     """
-    drawn = [engine for engine in engines if engine.rounds]
-    if not drawn:
+    with_rounds = [engine for engine in engines if engine.rounds]
+    if not with_rounds:
         raise InputError("the trace has no rounds; trace a run that generates more than one token")
     if name is None:
-        return next((engine for engine in reversed(drawn) if engine.drafts), drawn[-1])
-    for engine in drawn:
+        return next((engine for engine in reversed(with_rounds) if engine.drafts), with_rounds[-1])
+    for engine in with_rounds:
         if engine.name == name:
             return engine
-    names = ", ".join(repr(engine.name) for engine in drawn)
+    names = ", ".join(repr(engine.name) for engine in with_rounds)
     raise InputError(f"engine = {name!r} is not in the trace; one of {names}")
 
 
@@ -94,8 +94,8 @@ def window(engine: EngineLanes, first: int | None, count: int) -> list[Slice]:
 def _runs(engine: EngineLanes) -> list[tuple[int, int]]:
     """First round and length of each run of rounds without a prefill; a last one may be empty."""
     runs, rounds = [(0, 0)], 0
-    for each in engine.target:
-        if "round" in each.args:
+    for slice_ in engine.target:
+        if "round" in slice_.args:
             rounds += 1
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
@@ -128,16 +128,16 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
         for bar in _bars(engine, zero - margin, end + margin)
         if bar.end > zero and bar.begin < end  # what only reaches into the margin says nothing
     ]
-    left, right = axis.place(zero - margin), axis.place(end + margin)
+    left, right = axis.position(zero - margin), axis.position(end + margin)
     workers = len(engine.drafts)
     lanes = ["target", *("draft" if n == 1 else f"draft {n}" for n in range(1, workers + 1))]
     figure = Figure(figsize=(12, 3.6 + 0.9 * max(workers - 1, 0)), layout="constrained")
     axes = figure.subplots()
     for bar in bars:
-        begin, last = (axis.place(time) - left - margin for time in (bar.begin, bar.end))
-        _draw_bar(axes, bar._replace(begin=begin, end=last), _NARROW * (right - left))
-    for place, lost in axis.cuts:
-        _draw_cut(axes, place - left - margin, lost)
+        begin, end = (axis.position(time) - left - margin for time in (bar.begin, bar.end))
+        _draw_bar(axes, bar._replace(begin=begin, end=end), _NARROW * (right - left))
+    for x, lost in axis.cuts:
+        _draw_cut(axes, x - left - margin, lost)
     axes.set_yticks([-n for n in range(len(lanes))], labels=lanes, fontsize=12)
     axes.set_ylim(-workers - 0.5, _TARGET_LANE + 0.5)
     axes.set_xlim(-margin, right - left - margin)
@@ -147,12 +147,15 @@ def draw(engine: EngineLanes, rounds: Sequence[Slice], path: Path) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
-    used = list(dict.fromkeys(bar.style for bar in bars))
+    styles = list(dict.fromkeys(bar.style for bar in bars))
     figure.legend(
-        [Rectangle((0, 0), 1, 1, fc=style.color, hatch=style.hatch, ec="white") for style in used],
-        [style.label for style in used],
+        [
+            Rectangle((0, 0), 1, 1, fc=style.color, hatch=style.hatch, ec="white")
+            for style in styles
+        ],
+        [style.label for style in styles],
         loc="outside lower center",
-        ncols=min(len(used), 6),
+        ncols=min(len(styles), 6),
         frameon=False,
         fontsize=10,
     )
@@ -170,10 +173,12 @@ def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
     """The rounds that are drawn, the share of the draft's work hidden, and the tokens committed."""
     first, last = rounds[0], rounds[-1]
     parts = [f"{engine.name}, rounds {first.args['round']} to {last.args['round']}"]
-    here, whole = engine.hidden_share(first.begin, last.end), engine.hidden_share()
-    if here is not None and whole is not None:
-        parts.append(f"{here:.0%} of the draft's time hidden ({whole:.0%} in the whole run)")
-    tokens = sum(each.committed for each in rounds)
+    window_share, run_share = engine.hidden_share(first.begin, last.end), engine.hidden_share()
+    if window_share is not None and run_share is not None:
+        parts.append(
+            f"{window_share:.0%} of the draft's time hidden ({run_share:.0%} in the whole run)"
+        )
+    tokens = sum(slice_.committed for slice_ in rounds)
     lost = _time_axis(engine, rounds).left_out
     parts.append(f"{tokens} tokens in {last.end - first.begin - lost:.0f} ms")
     return "; ".join(parts)
@@ -182,10 +187,10 @@ def title(engine: EngineLanes, rounds: Sequence[Slice]) -> str:
 def _time_axis(engine: EngineLanes, rounds: Sequence[Slice]) -> TimeAxis:
     """Time from the first to the last of these rounds, without long gaps."""
     begin, end = rounds[0].begin, rounds[-1].end
-    lanes = [each for lane in (engine.target, *engine.drafts) for each in lane]
+    lanes = [slice_ for lane in (engine.target, *engine.drafts) for slice_ in lane]
     spans = [(max(s.begin, begin), min(s.end, end)) for s in lanes if s.begin < end > begin < s.end]
-    usual = statistics.median(each.end - each.begin for each in rounds)
-    return TimeAxis(spans, longest=_LONG_GAP * usual, left=usual / 2)
+    median = statistics.median(slice_.end - slice_.begin for slice_ in rounds)
+    return TimeAxis(spans, longest=_LONG_GAP * median, remaining=median / 2)
 
 
 class _Bar(NamedTuple):
@@ -195,7 +200,7 @@ class _Bar(NamedTuple):
     end: float
     lane: int
     style: _Style
-    words: str = ""
+    label: str = ""
     part: bool = False
 
 
@@ -203,48 +208,48 @@ def _bars(engine: EngineLanes, first: float, last: float) -> Iterator[_Bar]:
     """The bars between two times."""
     for n, slices in enumerate((engine.target, *engine.drafts)):
         lane = -n
-        for each in slices:
-            begin, end = max(each.begin, first), min(each.end, last)
+        for slice_ in slices:
+            begin, end = max(slice_.begin, first), min(slice_.end, last)
             if begin >= end:
                 continue
             if lane == _TARGET_LANE:
-                words = f"+{each.committed}" if "round" in each.args else ""
-                yield _Bar(begin, end, lane, _round_style(each), words)
+                label = f"+{slice_.committed}" if "round" in slice_.args else ""
+                yield _Bar(begin, end, lane, _round_style(slice_), label)
                 continue
-            yield _Bar(begin, end, lane, _DRAFT.get(each.name, _PLAIN))
-            if each.name in FORWARDS:
+            yield _Bar(begin, end, lane, _DRAFT.get(slice_.name, _PLAIN))
+            if slice_.name in FORWARDS:
                 for gap in gaps(engine.target, begin, end):
                     yield _Bar(*gap, lane, _EXPOSED, part=True)
 
 
 def gaps(target: Iterable[Slice], begin: float, end: float) -> list[tuple[float, float]]:
     """When the target was idle between two times; its slices are in order."""
-    found = []
-    for each in target:
-        if each.end > begin and each.begin < end:
-            if each.begin > begin:
-                found.append((begin, each.begin))
-            begin = each.end
-    return [*found, (begin, end)] if begin < end else found
+    idle = []
+    for slice_ in target:
+        if slice_.end > begin and slice_.begin < end:
+            if slice_.begin > begin:
+                idle.append((begin, slice_.begin))
+            begin = slice_.end
+    return [*idle, (begin, end)] if begin < end else idle
 
 
-def _round_style(each: Slice) -> _Style:
-    if "round" not in each.args:
+def _round_style(slice_: Slice) -> _Style:
+    if "round" not in slice_.args:
         return _PREFILL
-    sources = each.sources
+    sources = slice_.sources
     if not sources:
         return _PLAIN
     hits = sources.count("hit")
-    return _HIT if hits == len(sources) else _SOME if hits else _MISS
+    return _HIT if hits == len(sources) else _PARTIAL_HIT if hits else _MISS
 
 
-def _draw_cut(axes: Axes, place: float, lost: float) -> None:
+def _draw_cut(axes: Axes, x: float, lost: float) -> None:
     """Marks where the axis leaves out so many milliseconds."""
-    axes.axvline(place, color="#999999", linestyle=(0, (2, 2)), linewidth=1)
-    said = f"{lost / 1e3:.1f} s" if lost >= 1e3 else f"{lost:.0f} ms"
-    where = {"ha": "center", "va": "center", "rotation": 90, "fontsize": 8, "color": "#666666"}
+    axes.axvline(x, color="#999999", linestyle=(0, (2, 2)), linewidth=1)
+    duration = f"{lost / 1e3:.1f} s" if lost >= 1e3 else f"{lost:.0f} ms"
+    style = {"ha": "center", "va": "center", "rotation": 90, "fontsize": 8, "color": "#666666"}
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-    axes.text(place, _TARGET_LANE - 0.5, f"{said} idle", bbox=box, **where)
+    axes.text(x, _TARGET_LANE - 0.5, f"{duration} idle", bbox=box, **style)
 
 
 def _draw_bar(axes: Axes, bar: _Bar, narrow: float) -> None:
@@ -257,14 +262,14 @@ def _draw_bar(axes: Axes, bar: _Bar, narrow: float) -> None:
         linewidth=0 if bar.part else 0.8,
         hatch=bar.style.hatch,
     )
-    if bar.words and bar.end - bar.begin > narrow:
+    if bar.label and bar.end - bar.begin > narrow:
         axes.text(
             (bar.begin + bar.end) / 2,
             bar.lane,
-            bar.words,
+            bar.label,
             ha="center",
             va="center",
             fontsize=11,
-            color="black" if bar.style is _SOME else "white",
+            color="black" if bar.style is _PARTIAL_HIT else "white",
             bbox={"facecolor": bar.style.color, "edgecolor": "none", "pad": 1.5},
         )

@@ -51,12 +51,12 @@ class EngineLanes:
     @property
     def rounds(self) -> list[Slice]:
         """The target's slices that are not prefills."""
-        return [each for each in self.target if "round" in each.args]
+        return [slice_ for slice_ in self.target if "round" in slice_.args]
 
     def hidden_share(self, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Share of draft time beside target time, between two times; None without draft time."""
-        target = [(each.begin, each.end) for each in self.target]
-        spans = [(max(s.begin, begin), min(s.end, end)) for each in self.drafts for s in each]
+        target = [(slice_.begin, slice_.end) for slice_ in self.target]
+        spans = [(max(s.begin, begin), min(s.end, end)) for slice_ in self.drafts for s in slice_]
         spans = [(first, last) for first, last in spans if first < last]
         busy = sum(last - first for first, last in spans)
         return sum(overlap(*span, target) for span in spans) / busy if busy else None
@@ -71,13 +71,13 @@ def read_trace(path: Path) -> list[EngineLanes]:
     document = read_json(path, max_bytes=MOST_BYTES, remedy="give a file that --trace wrote")
     if not isinstance(document.get("traceEvents"), list):
         raise InputError(f"{path} has no traceEvents; give a file that --trace wrote")
-    about = document.get("otherData")
-    if not isinstance(about, dict) or about.get("producer") != PRODUCER:
+    metadata = document.get("otherData")
+    if not isinstance(metadata, dict) or metadata.get("producer") != PRODUCER:
         raise InputError(f"{path} is another program's trace; give a file that --trace wrote")
-    if about.get("format") != FORMAT:
+    if metadata.get("format") != FORMAT:
         raise InputError(
-            f"{path} has format {shown(about.get('format'))}, this version reads {FORMAT}; trace "
-            "again"
+            f"{path} has format {shown(metadata.get('format'))}, this version reads {FORMAT}; "
+            "trace again"
         )
     try:
         return _engines(document["traceEvents"])
@@ -101,8 +101,8 @@ def _engines(events: Sequence[Mapping[str, Any]]) -> list[EngineLanes]:
 
     def by_time(engine: int, lane: str) -> list[list[Slice]]:
         of_workers = lanes.get((engine, lane), {})
-        every = range(1 + max(of_workers, default=-1))  # one may have done nothing
-        return [sorted(of_workers.get(n, []), key=lambda each: each.begin) for n in every]
+        workers = range(1 + max(of_workers, default=-1))  # one may have done nothing
+        return [sorted(of_workers.get(n, []), key=lambda slice_: slice_.begin) for n in workers]
 
     return [
         EngineLanes(
@@ -118,7 +118,7 @@ def _slice(event: Mapping[str, Any]) -> Slice:
     begin, lasts = float(event["ts"]), float(event["dur"])
     if not (math.isfinite(begin) and 0 <= lasts < math.inf):
         raise ValueError(f"a slice at {begin} that lasts {lasts}")
-    found = Slice(str(event["name"]), begin / 1e3, (begin + lasts) / 1e3, dict(event["args"]))
-    for row in found.args.get("rows", ()):
+    slice_ = Slice(str(event["name"]), begin / 1e3, (begin + lasts) / 1e3, dict(event["args"]))
+    for row in slice_.args.get("rows", ()):
         _ = row["source"], len(row["tokens"])  # which the properties need
-    return found
+    return slice_

@@ -13,29 +13,29 @@ class TimeAxis:
     Args:
       spans: begin and end of everything that is drawn; a gap is a time within none of them.
       longest: a longer gap is cut.
-      left: what is left of a gap that is cut.
+      remaining: what is left of a gap that is cut.
     """
 
     def __init__(
-        self, spans: Iterable[tuple[float, float]], *, longest: float, left: float
+        self, spans: Iterable[tuple[float, float]], *, longest: float, remaining: float
     ) -> None:
         self._cuts: list[tuple[float, float]] = []  # the parts that are left out
-        until = None
+        covered_until = None
         for begin, end in sorted(spans):
-            if until is not None and begin - until > longest:
-                self._cuts.append((until + left / 2, begin - left / 2))
-            until = end if until is None else max(until, end)
+            if covered_until is not None and begin - covered_until > longest:
+                self._cuts.append((covered_until + remaining / 2, begin - remaining / 2))
+            covered_until = end if covered_until is None else max(covered_until, end)
         self._begins = np.array([begin for begin, _ in self._cuts])
         self._lengths = np.array([end - begin for begin, end in self._cuts])
 
-    def place(self, time: float) -> float:
+    def position(self, time: float) -> float:
         """The place of a time."""
         return time - float(np.clip(time - self._begins, 0, self._lengths).sum())
 
     @property
     def cuts(self) -> list[tuple[float, float]]:
         """The place of each cut, and the time that it leaves out."""
-        return [(self.place(begin), end - begin) for begin, end in self._cuts]
+        return [(self.position(begin), end - begin) for begin, end in self._cuts]
 
     @property
     def left_out(self) -> float:

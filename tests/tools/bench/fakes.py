@@ -23,7 +23,7 @@ def result(
 ) -> PromptResult:
     """Tokens at an even pace after the first."""
     times = [ttft + place / tokens_per_second for place in range(len(ids))]
-    return PromptResult.from_times(ids, started=0.0, token_times=times, metrics=metrics)
+    return PromptResult.from_times(ids, start=0.0, token_times=times, metrics=metrics)
 
 
 def recorded(

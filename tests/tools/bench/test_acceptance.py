@@ -16,7 +16,7 @@ def test_rounds_of_all_prompts_are_joined_by_tokens_and_by_position():
         "sd": [fakes.result(metrics=one), fakes.result(metrics=two)],
     }
     result = SimpleNamespace(
-        variants=("ar", "sd"), of=lambda name: [SimpleNamespace(results=runs[name])]
+        variants=("ar", "sd"), runs_of=lambda name: [SimpleNamespace(results=runs[name])]
     )
     [found] = acceptance(result)
     assert (found.variant, found.rounds, found.histogram) == ("sd", 7, (3, 2, 2))

@@ -13,7 +13,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import notices
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.tools.bench.accounting import PinnedModel, core_groups, gains, measure
-from ssd_jax.tools.bench.run import joined
+from ssd_jax.tools.bench.run import join_results
 from tests.tools.bench import fakes
 
 cores = pytest.mark.skipif(
@@ -100,7 +100,7 @@ def test_models_are_closed_when_one_fails():
 
 def test_results_are_joined_by_prompt_and_variant():
     first, second = (measured(Models(speeds()), 3) for _ in range(2))
-    both = joined([first, second])
+    both = join_results([first, second])
     assert [len(runs.results) for runs in both.runs] == [4] * len(first.runs)
     for one, other in zip(both.runs, first.runs, strict=True):
         assert (one.variant, one.prompt) == (other.variant, other.prompt)

@@ -31,7 +31,7 @@ def test_a_known_table_has_the_perplexity_computed_by_hand():
     result = measure_perplexity(table_score, [0, 0, 0, 1, 0, 1], window=3)
     assert result.value == pytest.approx((4 / 3 * 4 / 3 * 4 * 4) ** (1 / 4))
     assert result.nats == pytest.approx((math.log(4 / 3), math.log(4)))
-    assert result.predicted == 4
+    assert result.num_predicted == 4
 
 
 def test_windows_do_not_overlap_and_the_rest_is_not_used():
@@ -43,7 +43,7 @@ def test_windows_do_not_overlap_and_the_rest_is_not_used():
 
     result = measure_perplexity(score, range(11), window=4)
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert (result.predicted, result.tokens, result.value) == (6, 11, 1)
+    assert (result.num_predicted, result.tokens, result.value) == (6, 11, 1)
     measure_perplexity(score, range(11), window=4, windows=1)
     assert seen[2:] == [[0, 1, 2, 3]]
 
@@ -118,4 +118,4 @@ def test_the_table_says_what_was_predicted():
     assert "4.000" in text
     assert "int8" in text
     assert "7 tokens in the text" in text
-    assert (result.value, result.predicted) == (pytest.approx(4), 4)
+    assert (result.value, result.num_predicted) == (pytest.approx(4), 4)

@@ -82,18 +82,18 @@ def test_runs_are_kept_by_prompt_and_variant_whatever_order_they_ran_in():
         for index in range(3)
         for name, offset in (("A", 0), ("B", 100))
     ]
-    assert [runs.variant for runs in result.of("B")] == ["B", "B", "B"]
+    assert [runs.variant for runs in result.runs_of("B")] == ["B", "B", "B"]
 
 
 def test_decode_speed_leaves_out_the_prefill_and_its_token():
-    result = PromptResult.from_times([5, 6, 7], started=1.0, token_times=[3.0, 3.25, 3.5])
+    result = PromptResult.from_times([5, 6, 7], start=1.0, token_times=[3.0, 3.25, 3.5])
     assert result.ttft_ms == 2000
     assert result.itl_ms == (250, 250)
     assert result.decode_tokens_per_second == 4
 
 
 def test_tokens_committed_together_each_count_as_one():
-    result = PromptResult.from_times(range(5), started=0.0, token_times=[1, 2, 2, 2, 3])
+    result = PromptResult.from_times(range(5), start=0.0, token_times=[1, 2, 2, 2, 3])
     assert result.itl_ms == (1000, 0, 0, 1000)
     assert result.decode_tokens_per_second == 2
 
@@ -113,7 +113,7 @@ def test_each_token_of_an_event_counts():
 
 @pytest.mark.parametrize(("ids", "times"), [([], []), ([1], [0.5]), ([1, 2], [0.5, 0.5])])
 def test_without_time_between_tokens_there_is_no_decode_speed(ids, times):
-    result = PromptResult.from_times(ids, started=0.0, token_times=times)
+    result = PromptResult.from_times(ids, start=0.0, token_times=times)
     assert result.decode_tokens_per_second is None
     assert result.ttft_ms == (500 if ids else None)
 

@@ -14,10 +14,10 @@ from tests.system.full_disk import files_of_at_most
 
 TALK = (
     Conversation(system="be brief")
-    .said("user", "a?")
-    .said("assistant", "a", stopped=True)
-    .said("user", "b\u2028?")
-    .said("assistant", "b")
+    .with_message("user", "a?")
+    .with_message("assistant", "a", stopped=True)
+    .with_message("user", "b\u2028?")
+    .with_message("assistant", "b")
 )
 
 
@@ -28,17 +28,19 @@ def test_a_prompt_has_the_system_message_and_the_messages_that_are_sent():
 
 
 def test_the_last_answer_can_be_taken_back():
-    assert TALK.unanswered().messages == TALK.messages[:3]
-    assert TALK.unanswered().unanswered() == TALK.unanswered()
+    assert TALK.without_answer().messages == TALK.messages[:3]
+    assert TALK.without_answer().without_answer() == TALK.without_answer()
     with pytest.raises(InputError, match="type one first"):
-        Conversation().unanswered()
+        Conversation().without_answer()
 
 
 @pytest.mark.parametrize(
     ("room", "start", "first"), [(9, 0, 0), (5, 0, 0), (4, 0, 2), (2, 0, 4), (0, 0, 4), (9, 2, 2)]
 )
 def test_whole_turns_are_left_out_from_the_oldest(room, start, first):
-    asked = TALK.said("user", "c?")  # five messages: size is the number of those that are sent
+    asked = TALK.with_message(
+        "user", "c?"
+    )  # five messages: size is the number of those that are sent
     assert asked.first_that_fits(lambda begin: 5 - begin, room, start) == first
 
 
@@ -86,7 +88,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, replace):
     path = tmp_path / "talk.jsonl"
     if replace:
         files.save(TALK, path)
-    longer = TALK.said("user", "x" * 4096)
+    longer = TALK.with_message("user", "x" * 4096)
     with files_of_at_most(1024), pytest.raises(InputError, match="not saved: File too large"):
         files.save(longer, path, replace=replace)
     assert list(tmp_path.iterdir()) == [path] * replace

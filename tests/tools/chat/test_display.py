@@ -57,8 +57,8 @@ def test_words_go_to_standard_output_as_they_are_and_end_with_a_line():
     out, err = io.StringIO(), io.StringIO()
     screen = Screen(out, Console(file=err, width=20))
     for text in ("no line end", "line end\n", ""):
-        with screen.answering("reading"):
-            screen.words(text)
+        with screen.answer("reading"):
+            screen.write_answer(text)
     screen.note("[a note that is longer than a line]")
     assert out.getvalue() == "no line end\nline end\n"
     assert err.getvalue() == "[a note that is longer than a line]\n"

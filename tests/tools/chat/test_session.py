@@ -185,7 +185,7 @@ def pressed(*, after):
 
 
 def test_a_stopped_answer_is_kept_as_far_as_it_came(llm):
-    chat = Chat(llm, stopped=pressed(after=4))
+    chat = Chat(llm, should_stop=pressed(after=4))
     assert chat("hello").rstrip().endswith(", stopped]")
     (whole,) = llm.generate([chat.talk[:1]], GREEDY)
     (message,) = chat.session.conversation.messages[1:]
@@ -195,7 +195,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(llm):
 
 
 def test_an_answer_stopped_before_its_first_word_leaves_no_trace(llm):
-    chat = Chat(llm, stopped=pressed(after=0))
+    chat = Chat(llm, should_stop=pressed(after=0))
     assert "the conversation is as it was" in chat("hello")
     assert chat.talk == []
     assert "no figures" in chat("/stats")
@@ -203,7 +203,7 @@ def test_an_answer_stopped_before_its_first_word_leaves_no_trace(llm):
 
 def test_a_long_question_that_was_stopped_leaves_the_model_what_it_saw(llm):
     stops = []
-    chat = Chat(llm, stopped=lambda: bool(stops))
+    chat = Chat(llm, should_stop=lambda: bool(stops))
     chat("one " * 6)
     stops.append(True)
     assert "no longer sees the first 2 messages" in chat("two " * 16)
@@ -242,7 +242,7 @@ def test_an_answer_stopped_inside_a_character_is_kept_without_it(scripted, llm):
     scripted(text)
     kept = set()
     for after in range(2, len(text.encode()) + 4):
-        chat = Chat(llm, SamplingParams(max_tokens=100), stopped=pressed(after=after))
+        chat = Chat(llm, SamplingParams(max_tokens=100), should_stop=pressed(after=after))
         chat("hello")
         if chat.talk:
             (answer,) = chat.session._answers

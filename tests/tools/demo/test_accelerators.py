@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.tools.demo.accelerators import RecordedRounds, StageTimes, predicted, stored_times
+from ssd_jax.tools.demo.accelerators import RecordedRounds, StageTimes, predict, stored_times
 
 TIMES = StageTimes(target_devices=4, forward=10.0, verify=12.0, draft=1.0, backup=2.0, branches=4.0)
 
@@ -12,7 +12,7 @@ TIMES = StageTimes(target_devices=4, forward=10.0, verify=12.0, draft=1.0, backu
 def test_each_mode_has_the_time_of_its_rounds():
     sd = RecordedRounds(k=4, tokens=30, rounds=10)
     ssd = RecordedRounds(k=4, tokens=28, rounds=10, misses=4)
-    found = predicted(TIMES, sd, ssd, 16)
+    found = predict(TIMES, sd, ssd, 16)
     assert found["ar"] == pytest.approx(1 / 10)
     assert found["sd"] == pytest.approx(30 / (10 * (12 + 4 * 1)))
     # Four forwards of 4 s are longer than the verification; a miss waits for 4 tokens of 2 s.
@@ -20,13 +20,13 @@ def test_each_mode_has_the_time_of_its_rounds():
 
 
 def test_ssd_can_hide_what_drafting_takes_of_a_round_of_sd():
-    assert TIMES.drafting(4) == pytest.approx(4 / 16)
+    assert TIMES.drafting_share(4) == pytest.approx(4 / 16)
 
 
 def test_branches_behind_a_verification_cost_nothing():
     sd = RecordedRounds(k=2, tokens=20, rounds=10)
     ssd = RecordedRounds(k=2, tokens=20, rounds=10)
-    assert predicted(TIMES, sd, ssd, 16)["ssd"] == pytest.approx(20 / (10 * 12))
+    assert predict(TIMES, sd, ssd, 16)["ssd"] == pytest.approx(20 / (10 * 12))
 
 
 def test_rounds_are_counted_over_all_answers():
@@ -35,7 +35,7 @@ def test_rounds_are_counted_over_all_answers():
         {"acceptance_histogram": None, "miss_causes": None},
         {"acceptance_histogram": [0, 3], "miss_causes": {}},
     ]
-    found = RecordedRounds.of(answers, 4)
+    found = RecordedRounds.from_metrics(answers, 4)
     assert found == RecordedRounds(k=4, tokens=2 + 3 + 6, rounds=6, misses=2)
 
 

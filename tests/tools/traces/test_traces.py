@@ -142,11 +142,11 @@ def test_long_gaps_are_cut_out_of_the_picture(path, monkeypatch):
 
 
 def test_an_axis_without_gaps_is_time_itself():
-    axis = TimeAxis([(3, 4), (4, 9), (10, 11)], longest=1, left=0.5)
-    assert (axis.place(3), axis.place(10.5), axis.cuts, axis.left_out) == (3, 10.5, [], 0)
-    axis = TimeAxis([(0, 9), (1, 2), (20, 21), (40, 41)], longest=1, left=0.5)
+    axis = TimeAxis([(3, 4), (4, 9), (10, 11)], longest=1, remaining=0.5)
+    assert (axis.position(3), axis.position(10.5), axis.cuts, axis.left_out) == (3, 10.5, [], 0)
+    axis = TimeAxis([(0, 9), (1, 2), (20, 21), (40, 41)], longest=1, remaining=0.5)
     assert axis.left_out == 10.5 + 18.5
-    assert axis.place(21) == 21 - 10.5
+    assert axis.position(21) == 21 - 10.5
     assert axis.cuts == [(9.25, 10.5), (10.75, 18.5)]
 
 
