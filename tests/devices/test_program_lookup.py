@@ -34,7 +34,7 @@ from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
 from tests.llm.runs import outputs, requests
 from tests.placement.meshes import SHAPE
-from tests.system.test_compile_cache import key_of
+from tests.system.stored import key_of
 
 CONFIG = ModelConfig.from_hf(tiny.config("llama"))
 EXECUTION = Execution.for_platform("cpu", "float32")

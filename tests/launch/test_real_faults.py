@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_local import ROOT, children, environment, furnished, gone, texts
+from tests.launch.checkout import ROOT, children, environment, furnished, gone, texts
 from tests.placement.hosts.processes import free_port
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ssd_jax import SamplingParams
-from tests.launch.test_local import children, gone
+from tests.launch.checkout import children, gone
 from tests.llm.paged import opened as opened_here
 from tests.placement.remote.proxy import Proxy
 from tests.placement.remote.workers import checkpoints, opened, start

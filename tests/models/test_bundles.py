@@ -19,7 +19,7 @@ from ssd_jax.models.stacks import Stacks
 from ssd_jax.system.huge_pages import HugePages
 from ssd_jax.testing import tiny
 from tests.models.golden import Runner, parameters
-from tests.models.test_golden_logits import GOLDENS, NAMES, golden
+from tests.models.golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
 
 packs = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")

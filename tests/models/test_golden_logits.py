@@ -1,7 +1,6 @@
 """Every family against logits that `transformers` computed (tests/oracle/make_logits.py)."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +14,8 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from tests.models.golden import FLOAT32, ON_GPUS, ON_TPUS, Runner, our_logits, runner
+from tests.models.golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
-
-GOLDENS = Path(__file__).parent.parent / "goldens" / "logits"
-NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/logits.npz"))
-
-
-def golden(name):
-    with np.load(GOLDENS / name / "logits.npz") as stored:
-        return stored["tokens"].astype(np.int32), stored["logits"]
 
 
 def test_the_goldens_cover_every_family_and_scaling():

@@ -13,7 +13,7 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from tests.models.golden import Runner, parameters, runner
-from tests.models.test_golden_logits import GOLDENS, NAMES, golden
+from tests.models.golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
 
 INT8 = Execution.for_platform("cpu", "int8")

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import pickle
-import re
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from ssd_jax.system.compile_cache import (
 )
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.stored_jit import StoredJit
+from tests.system.stored import key_of
 
 PROGRAM = bytes(range(256)) * 40
 
@@ -56,10 +56,6 @@ DAMAGE = {
     "longer": lambda kept, _: kept + b"\0",
     "another's": lambda _, other: other,
 }
-
-
-def key_of(path: Path) -> str:
-    return re.sub(r"(-\d+-cores)?\.program$", "", path.name)
 
 
 def in_use() -> Path | None:

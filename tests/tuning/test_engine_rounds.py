@@ -5,7 +5,7 @@ import pytest
 
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
 from ssd_jax.tuning.engine_rounds import EngineRounds
-from tests.tuning.test_measuring import Watch
+from tests.tuning.watch import Watch
 
 SLOTS, K = 3, 4
 

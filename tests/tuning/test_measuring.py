@@ -25,18 +25,9 @@ from ssd_jax.tuning.measuring import (
     verifying,
 )
 from tests.speculation.answers import StepwiseDraft
+from tests.tuning.watch import Watch
 
 SLOTS, CONTEXT, K = 2, 64, 4
-
-
-class Watch:
-    """A clock that work moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Target:

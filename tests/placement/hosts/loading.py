@@ -16,7 +16,7 @@ from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.models import sharding
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.start import start
-from tests.models.test_stacks import Random, made
+from tests.models.random_weights import Random, made
 
 
 class Recording(Random):

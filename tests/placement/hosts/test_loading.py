@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.load import load_parameters
-from tests.models.test_stacks import made
+from tests.models.random_weights import made
 from tests.placement.hosts.loading import Recording
 from tests.placement.hosts.processes import Processes
 
