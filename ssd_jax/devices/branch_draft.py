@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
-from ssd_jax.devices.draft_programs import UNSEEN, Asked
+from ssd_jax.devices.draft_programs import UNSEEN, DraftRequest
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
@@ -35,14 +35,14 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.stored_jit import create_arrays
 
 
-class _Menu:
+class _MenuEntry:
     """The programs for one M, and the branches that they have made."""
 
     def __init__(self, programs: ExpansionPrograms) -> None:
         self.programs = programs
         self.scratch = programs.new_scratch()
         self.expansion: Expansion = programs.base.model.place(
-            create_arrays(lambda: programs.nothing(programs.base.slots))
+            create_arrays(lambda: programs.empty_expansion(programs.base.slots))
         )
 
 
@@ -75,7 +75,7 @@ class BranchDraft(PagedRole, BranchingDraft):
         self._base = base
         self._record = base.model.place(create_arrays(lambda: base.records(self.slots)))
         self.support = self._record.proposal.q.shape[-1]
-        self._menu = [_Menu(programs) for programs in menu]
+        self._menu = [_MenuEntry(programs) for programs in menu]
         self._active = self._menu[-1]  # with the branches of the last expansion
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
 
@@ -86,7 +86,7 @@ class BranchDraft(PagedRole, BranchingDraft):
 
     def extend(self, programs: ExpansionPrograms) -> None:
         """Adds programs for fewer branches, at any time and from any thread."""
-        menu = [*self._menu, _Menu(programs)]
+        menu = [*self._menu, _MenuEntry(programs)]
         self._menu = sorted(menu, key=lambda entry: entry.programs.branches)
 
     @override
@@ -96,13 +96,13 @@ class BranchDraft(PagedRole, BranchingDraft):
     @override
     def record(self, request: RecordRequest) -> DeviceRecords:
         """Dispatches the promotion, then the draft just in time, if its programs are there."""
-        promotion, most = request.promotion, self.k + 1
+        promotion, width = request.promotion, self.k + 1
         committed = promotion.committed
-        while committed.shape[1] > most:  # too many: count the first ones beforehand
-            nothing = no_promotion(self.slots, self.k)
-            self._promote(nothing._replace(committed=committed[:, :most]))
-            committed = committed[:, most:]
-        padded = np.full((self.slots, most), -1, np.int32)
+        while committed.shape[1] > width:  # too many: count the first ones beforehand
+            no_promotions = no_promotion(self.slots, self.k)
+            self._promote(no_promotions._replace(committed=committed[:, :width]))
+            committed = committed[:, width:]
+        padded = np.full((self.slots, width), -1, np.int32)
         padded[:, : committed.shape[1]] = committed
         self._position, self._pending = promotion.position, promotion.pending
         self._promote(promotion._replace(committed=padded))
@@ -124,7 +124,7 @@ class BranchDraft(PagedRole, BranchingDraft):
     def _draft(self, limits: Row, lowered: Int32[np.ndarray, "B K"]) -> None:
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         unseen[:, 0] = self._pending
-        asked = Asked(
+        request = DraftRequest(
             committed=np.full((self.slots, self.k + 1), -1, np.int32),
             unseen=unseen,
             counts=np.ones(self.slots, np.int32),
@@ -135,10 +135,10 @@ class BranchDraft(PagedRole, BranchingDraft):
             self._base.draft,
             *self._text(),
             self._record,
-            asked,
+            request,
             lowered.astype(np.int32),
             self._rows.on_device(),
-            partial(self._rows.needed, asked.lengths),
+            partial(self._rows.needed, request.lengths),
         )
 
     def proposal(self) -> Proposal:
@@ -154,19 +154,19 @@ class BranchDraft(PagedRole, BranchingDraft):
         counts, lowered = request.counts.astype(np.int32), request.lowered.astype(np.int32)
         skip = np.zeros_like(counts) if request.skip is None else request.skip.astype(np.int32)
         sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
-        most = counts.sum(axis=1).max()
-        active = next(entry for entry in self._menu if entry.programs.branches >= most)
+        needed_branches = counts.sum(axis=1).max()
+        active = next(entry for entry in self._menu if entry.programs.branches >= needed_branches)
         self._active = active
         if request.follow.any():
             self._pages, self._record = device.run(
-                active.programs.fitting("follow", self._position, needed),
+                active.programs.select("follow", self._position, needed),
                 *self._text(),
                 self._record,
                 request.follow,
                 sampling,
             )
-        self._pages, active.scratch, active.expansion, news = device.run(
-            active.programs.fitting("expand", self._position, needed),
+        self._pages, active.scratch, active.expansion, packed = device.run(
+            active.programs.select("expand", self._position, needed),
             *self._text(),
             active.scratch,
             self._record,
@@ -175,17 +175,17 @@ class BranchDraft(PagedRole, BranchingDraft):
             lowered,
             sampling,
         )
-        answer = DeviceBranches(self, lowered, news)
+        answer = DeviceBranches(self, lowered, packed)
         for _ in range(1, request.forwards):
             answer.grow()
         answer.begin_read()
         return answer
 
     def grow(self, lowered: Int32[np.ndarray, "B K"]) -> jax.Array:
-        """Runs one more forward of all branches; returns their tokens, see `news`."""
+        """Runs one more forward of all branches; returns `ExpansionPrograms`' `packed`."""
         active = self._active
-        self._pages, active.scratch, active.expansion, news = device.run(
-            active.programs.fitting(
+        self._pages, active.scratch, active.expansion, packed = device.run(
+            active.programs.select(
                 "grow", self._position, partial(self._rows.needed, self._position)
             ),
             *self._text(),
@@ -194,7 +194,7 @@ class BranchDraft(PagedRole, BranchingDraft):
             lowered,
             self._rows.on_device(),
         )
-        return news
+        return packed
 
     def finish(self) -> None:
         """Waits for all that was asked."""
@@ -238,28 +238,28 @@ class DeviceBranches(ExpansionAnswer):
 
     Args:
       lowered: D of Saguaro sampling [B, K].
-      news: what the last forward has made of them, see `expansion_programs`.
+      packed: the branches after the last forward, as `ExpansionPrograms` packs them.
     """
 
     def __init__(
-        self, draft: BranchDraft, lowered: Int32[np.ndarray, "B K"], news: jax.Array
+        self, draft: BranchDraft, lowered: Int32[np.ndarray, "B K"], packed: jax.Array
     ) -> None:
-        self._draft, self._lowered, self._news = draft, lowered, news
+        self._draft, self._lowered, self._on_device = draft, lowered, packed
         self._forwards = 1
         self._on_host: BranchTokens | None = None
 
     def grow(self) -> None:
         """Runs one more forward of all branches."""
-        self._news = self._draft.grow(self._lowered)
+        self._on_device = self._draft.grow(self._lowered)
         self._forwards += 1
 
     def begin_read(self) -> None:
         """Begins to copy the branches to the host, as far as they were dispatched."""
-        device.begin_read(self._news)
+        device.begin_read(self._on_device)
 
     def ready(self) -> bool:
         """Whether the branches are there, so that `branches` does not wait."""
-        return self._news.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+        return self._on_device.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     @override
     def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
@@ -269,15 +269,15 @@ class DeviceBranches(ExpansionAnswer):
         return self._on_host
 
     def _read(self) -> BranchTokens:
-        news, k = device.read(self._news), self._draft.k
-        arrays = news[..., 0], news[..., 1], news[..., 2 : 2 + k], news[..., 2 + k :]
-        count, most = news.shape[1], self._draft.branches
-        if count == most:
+        packed, k = device.read(self._on_device), self._draft.k
+        arrays = packed[..., 0], packed[..., 1], packed[..., 2 : 2 + k], packed[..., 2 + k :]
+        count, all_branches = packed.shape[1], self._draft.branches
+        if count == all_branches:
             return BranchTokens(*arrays, self._forwards)
-        padded = no_branches(self._draft.slots, most, k, self._forwards)
-        for target, array in zip(padded[:4], arrays, strict=True):
+        branches = no_branches(self._draft.slots, all_branches, k, self._forwards)
+        for target, array in zip(branches[:4], arrays, strict=True):
             target[:, :count] = array
-        return padded
+        return branches
 
 
 _SETTINGS = {
@@ -313,8 +313,8 @@ def run_once(draft: BranchDraft) -> None:
             draft.expand(ExpansionRequest(counts, ~everywhere, lowered, forwards=2)).branches(2)
             draft.record(record_request(hit))
             draft.record(record_request(backup))
-        most = _counts(draft, draft.branches)
-        draft.expand(ExpansionRequest(most, everywhere, lowered, forwards=1)).branches(1)
+        counts = _counts(draft, draft.branches)
+        draft.expand(ExpansionRequest(counts, everywhere, lowered, forwards=1)).branches(1)
 
 
 def _counts(draft: BranchDraft, budget: int) -> np.ndarray:

@@ -43,7 +43,7 @@ class Forks(NamedTuple):
     first: Bool[Array, "B M"]
 
 
-def forks(counts: Int32[Array, "B F"], skip: Int32[Array, "B F"], branches: int) -> Forks:
+def place_forks(counts: Int32[Array, "B F"], skip: Int32[Array, "B F"], branches: int) -> Forks:
     """Numbers the branches of fan-outs F that sum to M = `branches` or less.
 
     The first `skip` ranks of each k are left out.
@@ -57,7 +57,7 @@ def forks(counts: Int32[Array, "B F"], skip: Int32[Array, "B F"], branches: int)
     return Forks(k, local + skipped * used, local == 0)
 
 
-def before_last(record: Record, forks: Forks) -> Int32[Array, "B M"]:
+def early_bonus_tokens(record: Record, forks: Forks) -> Int32[Array, "B M"]:
     """Bonus tokens of branches with k < L; -1 for all others, and where candidates run out."""
     tokens, length = record.proposal.tokens, record.proposal.length
     usable = (forks.k >= 0) & (forks.k < length[:, None])
@@ -68,15 +68,15 @@ def before_last(record: Record, forks: Forks) -> Int32[Array, "B M"]:
     skipped = jnp.cumsum(at_k == drafted[:, :, None], axis=-1)
     rank = jnp.arange(at_k.shape[-1]) - skipped
     match = (rank == forks.rank[:, :, None]) & (at_k != drafted[:, :, None])
-    found = jnp.max(jnp.where(match, at_k, -1), axis=-1)
-    return jnp.where(usable, found, -1)
+    bonus = jnp.max(jnp.where(match, at_k, -1), axis=-1)
+    return jnp.where(usable, bonus, -1)
 
 
-def after_last(
+def tail_bonus_tokens(
     candidates: Int32[Array, "B W"], record: Record, forks: Forks
 ) -> Int32[Array, "B M"]:
     """Bonus tokens of branches with k = L, from c_L; -1 for all others."""
     usable = forks.k == record.proposal.length[:, None]
     rank = jnp.clip(forks.rank, 0, candidates.shape[1] - 1)
-    found = jnp.take_along_axis(candidates, rank, axis=1)
-    return jnp.where(usable & (forks.rank < candidates.shape[1]), found, -1)
+    bonus = jnp.take_along_axis(candidates, rank, axis=1)
+    return jnp.where(usable & (forks.rank < candidates.shape[1]), bonus, -1)

@@ -23,7 +23,7 @@ def run(program: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return program(*arguments)
     except Exception as error:
-        raise _named(error) from error
+        raise _device_error(error) from error
 
 
 def begin_read(array: jax.Array) -> None:
@@ -42,9 +42,9 @@ def read(array: Any) -> np.ndarray:
     try:
         return np.asarray(array)
     except Exception as error:
-        raise _named(error) from error
+        raise _device_error(error) from error
 
 
-def _named(error: Exception) -> DeviceError:
-    words = str(error).partition("\n")[0]
-    return DeviceError(f"{type(error).__name__}: {words}")
+def _device_error(error: Exception) -> DeviceError:
+    message = str(error).partition("\n")[0]
+    return DeviceError(f"{type(error).__name__}: {message}")

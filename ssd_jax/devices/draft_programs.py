@@ -31,7 +31,7 @@ UNSEEN = 2
 speculation that was fully accepted, and the bonus token."""
 
 
-class Asked(NamedTuple):
+class DraftRequest(NamedTuple):
     """Proposals that B rows of a draft are to make.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
       limits: number of tokens to propose.
     """
 
-    committed: Int32[Array, "B said"]
+    committed: Int32[Array, "B committed"]
     unseen: Int32[Array, "B 2"]
     counts: Int32[Array, "B"]
     lengths: Int32[Array, "B"]
@@ -53,13 +53,13 @@ class Asked(NamedTuple):
 class DraftPrograms(PagedPrograms):
     """The draft's compiled programs for one model, batch and context.
 
-    `start` -> record, pages, history: draws the first token of the proposals that are `asked` for.
+    `start` -> record, pages, history: draws the first token of the proposals that are asked for.
     `step` -> record, pages: runs the last drawn token of `rows` [B] bool and draws the next, whose
     index in the proposal is `index` []. `lowered` [B, k] holds D of Saguaro sampling. Both have
     variants (`sampling/variants.py`); variants that adjust no logits leave the history as it is.
 
-    With `late`, these two exist only after `complete`; see `drafts`. A `compiler` gets the programs
-    instead of `program_spec.compile_all`.
+    With `defer`, these two exist only after `complete`; see `drafts`. A `compiler` gets the
+    programs instead of `program_spec.compile_all`.
 
     Each program is one forward. The host loops over them: a loop on the device would copy the
     parameters where XLA cannot see that they do not change, and could not stop when the outcome is
@@ -84,7 +84,7 @@ class DraftPrograms(PagedPrograms):
         tokens: int,
         drafting: Drafting,
         paging: Paging | None = None,
-        late: bool = False,
+        defer: bool = False,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
@@ -95,26 +95,28 @@ class DraftPrograms(PagedPrograms):
         self.tokens = tokens
         branches, outputs = drafting.branches, model.config.outputs
         self.candidates = min(branches + 1, outputs) if branches else 0
-        every = model.execution.variants
-        whole = drafting.predict == "noise"
-        self.variants = every if whole else tuple(v for v in every if v != "sampled")
-        each, k = program_spec.ints(slots), drafting.k
+        all_variants = model.execution.variants
+        keep_all = drafting.predict == "noise"
+        self.variants = (
+            all_variants if keep_all else tuple(v for v in all_variants if v != "sampled")
+        )
+        one_per_slot, k = program_spec.ints(slots), drafting.k
         committed, unseen = program_spec.ints(slots, k + 1), program_spec.ints(slots, UNSEEN)
-        of_slots = {
-            "kept": jax.eval_shape(lambda: self.records(slots)),
-            "asked": Asked(committed, unseen, each, each, each),
+        structs = {
+            "records": jax.eval_shape(lambda: self.records(slots)),
+            "request": DraftRequest(committed, unseen, one_per_slot, one_per_slot, one_per_slot),
             "lowered": program_spec.ints(slots, k),
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
         }
-        self.structs |= self.by_slots(of_slots) | {"index": program_spec.ints()}
-        self._late: dict[Name, ProgramSpec] = {}
+        self.structs |= self.by_slots(structs) | {"index": program_spec.ints()}
+        self._deferred: dict[Name, ProgramSpec] = {}
         for variant in self.variants:
             parts = VARIANTS[variant]
             for reach in self.reaches:
-                start, step = (self.to((name, k), reach) for name in ("start", "step"))
-                self._late[variant_name(start, variant)] = self._start_spec(parts, reach)
-                self._late[variant_name(step, variant)] = self._step_spec(parts, reach)
-        specs = {} if late else dict(self._late)
+                start, step = (self.with_reach((name, k), reach) for name in ("start", "step"))
+                self._deferred[variant_name(start, variant)] = self._start_spec(parts, reach)
+                self._deferred[variant_name(step, variant)] = self._step_spec(parts, reach)
+        specs = {} if defer else dict(self._deferred)
         specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
@@ -126,7 +128,7 @@ class DraftPrograms(PagedPrograms):
 
     def complete(self) -> None:
         """Compiles `start` and `step`, at any time and in any thread."""
-        self._compiled = self._compiled | program_spec.compile_all(self._late, self.model.mesh)
+        self._compiled = self._compiled | program_spec.compile_all(self._deferred, self.model.mesh)
 
     def draft(
         self,
@@ -134,35 +136,35 @@ class DraftPrograms(PagedPrograms):
         pages: PageArray,
         history: History,
         table: Int32[Array, "B P"] | None,
-        kept: Record,
-        asked: Asked,
+        records: Record,
+        request: DraftRequest,
         lowered: Int32[np.ndarray, "B K"],
         sampling: Sampling,
         needed: Needed,
     ) -> tuple[Record, PageArray, History]:
-        """Drafts records of the asked number of tokens; idle rows keep theirs, see `Asked`.
+        """Drafts records of the asked number of tokens; idle rows keep theirs, see `DraftRequest`.
 
         `needed` returns the parts of sampling that the other rows need.
         """
-        rows, k = asked.lengths >= 0, self.drafting.k
-        end = int((asked.lengths + asked.counts + asked.limits).max())
+        rows, k = request.lengths >= 0, self.drafting.k
+        end = int((request.lengths + request.counts + request.limits).max())
         text = parameters, pages, history, table
-        kept, pages, history = self.fitting(self.reaching(("start", k), end), needed)(
-            *text, kept, asked, lowered, sampling
+        records, pages, history = self.select(self.select_reach(("start", k), end), needed)(
+            *text, records, request, lowered, sampling
         )
-        for index in range(1, int(asked.limits.max())):
+        for index in range(1, int(request.limits.max())):
             text = parameters, pages, history, table
-            at = np.int32(index)
-            step = self.fitting(self.reaching(("step", k), end), needed)
-            kept, pages = step(*text, kept, at, rows, lowered, sampling)
-        return kept, pages, history
+            step_index = np.int32(index)
+            step = self.select(self.select_reach(("step", k), end), needed)
+            records, pages = step(*text, records, step_index, rows, lowered, sampling)
+        return records, pages, history
 
     def records(self, rows: int) -> Record:
         """Idle records."""
-        about, config = self.drafting, self.model.config
-        support = 1 if about.rule == "coupled" else min(about.support, config.outputs)
-        hidden = config.hidden_size if about.branches and about.predict == "noise" else 0
-        return record.empty(rows, about.k, support, self.candidates, hidden)
+        drafting, config = self.drafting, self.model.config
+        support = 1 if drafting.rule == "coupled" else min(drafting.support, config.outputs)
+        hidden = config.hidden_size if drafting.branches and drafting.predict == "noise" else 0
+        return record.empty(rows, drafting.k, support, self.candidates, hidden)
 
     def draw(
         self,
@@ -174,8 +176,8 @@ class DraftPrograms(PagedPrograms):
         lowered: Int32[Array, "B"],
         parts: Parts,
     ) -> Draw:
-        """See `drafting.draw`; `lowered` holds D of Saguaro sampling."""
-        about = self.drafting
+        """Draws a token of each row as `drafting.draw` does; `lowered` is D of Saguaro sampling."""
+        setup = self.drafting
         drawn = drafting.draw(
             logits,
             sampling,
@@ -183,65 +185,65 @@ class DraftPrograms(PagedPrograms):
             step,
             history,
             tokens=self.tokens,
-            support=min(about.support, logits.shape[1]),
-            rule=about.rule,
+            support=min(setup.support, logits.shape[1]),
+            rule=setup.rule,
             candidates=self.candidates,
-            saguaro=Saguaro(about.saguaro_c, lowered) if about.saguaro_c < 1 else None,
-            confident=about.confident,
+            saguaro=Saguaro(setup.saguaro_c, lowered) if setup.saguaro_c < 1 else None,
+            confident=setup.confident,
             outputs=self.model.output_ids,
             parts=parts,
         )
-        if about.rule == "coupled":  # its verification uses no q
+        if setup.rule == "coupled":  # its verification uses no q
             token = drawn.token[:, None]
             return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
         return drawn
 
     def _start_spec(self, parts: Parts, reach: int) -> ProgramSpec:
-        def start(parameters, pages, history, table, kept, asked, lowered, sampling):
-            committed, unseen, counts, lengths, limits = asked
+        def start(parameters, pages, history, table, records, request, lowered, sampling):
+            committed, unseen, counts, lengths, limits = request
             if parts.adjusted is not False:
                 history = penalties.add_output(history, committed)
             live = lengths >= 0
-            known = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
-            positions = jnp.where(known, lengths[:, None] + jnp.arange(UNSEEN), -1)
+            present = live[:, None] & (jnp.arange(UNSEEN) < counts[:, None])
+            positions = jnp.where(present, lengths[:, None] + jnp.arange(UNSEEN), -1)
             hidden, pages = self._run(
                 parameters, pages, self.table(table, reach), unseen, positions
             )
             last = (counts - 1)[:, None]
             hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
-            fresh = self.records(self.share)
-            fresh = fresh._replace(
+            new_records = self.records(self.local_slots)
+            new_records = new_records._replace(
                 start=jnp.where(live, lengths + counts - 1, -1),
                 pending=jnp.take_along_axis(unseen, last, axis=1)[:, 0],
-                proposal=fresh.proposal._replace(length=limits),
+                proposal=new_records.proposal._replace(length=limits),
             )
             index = jnp.array(0)
-            fresh = self._draw(
-                parameters, hidden, sampling, index, lowered, history, fresh, live, parts
+            new_records = self._draw(
+                parameters, hidden, sampling, index, lowered, history, new_records, live, parts
             )
-            idle = kept
+            idle_records = records
             if not self.drafting.branches:  # its last proposal was judged already
-                nothing = kept.proposal._replace(length=jnp.zeros_like(limits))
-                idle = kept._replace(proposal=nothing)
-            return record.where(live, fresh, idle), pages, history
+                no_proposal = records.proposal._replace(length=jnp.zeros_like(limits))
+                idle_records = records._replace(proposal=no_proposal)
+            return record.where(live, new_records, idle_records), pages, history
 
-        results = ("kept", "pages", "history")
-        kept, told = ("pages", "history", "kept"), ("asked", "lowered")
-        return self.spec(start, self.structs, kept, results, told=told)
+        results, donated = ("records", "pages", "history"), ("pages", "history", "records")
+        host_args = ("request", "lowered")
+        return self.spec(start, self.structs, donated, results, host_args=host_args)
 
     def _step_spec(self, parts: Parts, reach: int) -> ProgramSpec:
-        def step(parameters, pages, history, table, kept, index, rows, lowered, sampling):
-            live = rows & (index < kept.proposal.length)
-            last = jnp.take(kept.proposal.tokens, index - 1, axis=1)[:, None]
-            positions = jnp.where(live, kept.start + index, -1)[:, None]
+        def step(parameters, pages, history, table, records, index, rows, lowered, sampling):
+            live = rows & (index < records.proposal.length)
+            last = jnp.take(records.proposal.tokens, index - 1, axis=1)[:, None]
+            positions = jnp.where(live, records.start + index, -1)[:, None]
             hidden, pages = self._run(parameters, pages, self.table(table, reach), last, positions)
-            new = self._draw(
-                parameters, hidden[:, 0], sampling, index, lowered, history, kept, live, parts
+            new_records = self._draw(
+                parameters, hidden[:, 0], sampling, index, lowered, history, records, live, parts
             )
-            return new, pages
+            return new_records, pages
 
-        told = ("rows", "lowered", "index")
-        return self.spec(step, self.structs, ("pages", "kept"), ("kept", "pages"), told=told)
+        results, host_args = ("records", "pages"), ("rows", "lowered", "index")
+        return self.spec(step, self.structs, ("pages", "records"), results, host_args=host_args)
 
     def _run(self, parameters: Parameters, pages: PageArray, table, tokens, positions):
         return passes.step(self.model, parameters, pages, table, tokens, positions, self.capacity)
@@ -254,21 +256,21 @@ class DraftPrograms(PagedPrograms):
         index: Int32[Array, ""],
         lowered: Int32[Array, "B K"],
         history: History,
-        into: Record,
+        records: Record,
         live: Bool[Array, "B"],
         parts: Parts,
     ) -> Record:
         """Draws token `index` of the live rows from `hidden` and puts it into their records."""
-        every = jnp.arange(self.share)
-        place = jnp.broadcast_to(index, every.shape)
+        rows = jnp.arange(self.local_slots)
+        place = jnp.broadcast_to(index, rows.shape)
         outputs = self.model.output_ids
         drawn = self.draw(
             passes.logits(self.model, parameters, hidden),
             greedy_where_idle(sampling, live),
-            into.start,
+            records.start,
             index,
-            lambda: penalties.in_flight(history, into.proposal.tokens, every, place, outputs),
+            lambda: penalties.in_flight(history, records.proposal.tokens, rows, place, outputs),
             lowered[:, index],
             parts,
         )
-        return record.put(into, drawn, hidden, place, live)
+        return record.put(records, drawn, hidden, place, live)

@@ -72,13 +72,13 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
     for width in narrower:
         first = max(0, size - _POSITIONS)
         for begin in range(first, size, width + 1):
-            found = run(width, size + begin)[: size - begin]
-            if not np.array_equal(found, expected[begin : begin + len(found)]):
+            logits_there = run(width, size + begin)[: size - begin]
+            if not np.array_equal(logits_there, expected[begin : begin + len(logits_there)]):
                 return False
-    return all(_verified_alike(programs, expected, params) for params in _SETTINGS)
+    return all(_same_outcomes(programs, expected, params) for params in _SETTINGS)
 
 
-def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingParams) -> bool:
+def _same_outcomes(programs: Programs, logits: np.ndarray, params: SamplingParams) -> bool:
     """Whether a row with these settings has the same outcome at every width.
 
     Args:
@@ -98,18 +98,18 @@ def _verified_alike(programs: Programs, logits: np.ndarray, params: SamplingPara
 
     def run(width: int, length: int) -> list[np.ndarray]:
         lengths[0] = length
-        every = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
-        accept = programs.fitting(("accept", slots, width), partial(rows.needed, start))
+        repeated = np.broadcast_to(logits[: width + 1], (slots, width + 1, vocab))
+        accept = programs.select(("accept", slots, width), partial(rows.needed, start))
         packed, *_ = accept(
-            put(every.reshape(-1, vocab), programs.logits_of(width).sharding),
+            put(repeated.reshape(-1, vocab), programs.logits_of(width).sharding),
             model.place(Proposal(tokens, lengths.copy(), support, q)),
             rows.on_device(),
             start,
             programs.new_history(),
             np.int32(0),
         )
-        found = np.asarray(packed)[0]
-        return [found[:1], found[1 : length + 2]]
+        outcome = np.asarray(packed)[0]
+        return [outcome[:1], outcome[1 : length + 2]]
 
     return all(
         np.array_equal(one, other)

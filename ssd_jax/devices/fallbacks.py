@@ -47,19 +47,21 @@ def find_fallbacks(
       draft: the draft model; None without one.
     """
     compute, lines = programs.model.execution.compute.name, []
-    held, why = exact, ""
+    exactness, reason = exact, ""
     if exact == "auto" and not costs_nothing(programs.model.execution):
-        held = "distribution"
-        why = f"bitwise costs speed with {compute}, `exact='bitwise'` has it anyway"
+        exactness = "distribution"
+        reason = f"bitwise costs speed with {compute}, `exact='bitwise'` has it anyway"
     elif exact != "distribution" and _agree(programs, parameters):
-        held = "bitwise"
+        exactness = "bitwise"
     elif exact != "distribution":
-        held = "widest" if exact == "bitwise" else "distribution"
-        why = f"with {compute} a token's computation depends here on how many are beside it"
-    if why and len(programs.widths) > 1:
-        most = f"verifies as many as {programs.widths[-1]} proposed tokens every time"
-        lines.append(f"exact = {exact!r} {most if held == 'widest' else 'is distribution'}: {why}")
-    if held == "widest":
+        exactness = "widest" if exact == "bitwise" else "distribution"
+        reason = f"with {compute} a token's computation depends here on how many are beside it"
+    if reason and len(programs.widths) > 1:
+        remedy = f"verifies as many as {programs.widths[-1]} proposed tokens every time"
+        lines.append(
+            f"exact = {exact!r} {remedy if exactness == 'widest' else 'is distribution'}: {reason}"
+        )
+    if exactness == "widest":
         programs.widths = programs.widths[-1:]
     models = {"target": programs.model} | ({} if draft is None else {"draft": draft})
     page_size = kv_pages.BLOCK if programs.paging is None else programs.paging.size
@@ -75,8 +77,8 @@ def find_fallbacks(
         role: list(m.rules.replicated_axes) for role, m in models.items() if m.rules.replicated_axes
     }
     return Fallbacks(
-        exact="bitwise" if held == "widest" else held,
-        metrics={"exact": held, "replicated": replicated or None},
+        exact="bitwise" if exactness == "widest" else exactness,
+        metrics={"exact": exactness, "replicated": replicated or None},
         lines=tuple(lines),
     )
 
@@ -96,19 +98,20 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
     lines on the attention that was chosen.
     """
     platform = jax.default_backend()
-    found = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
+    choices = [(m.execution.attention, 1 if m.mesh is None else m.mesh.size) for m in models]
     if platform != "cpu":
         lines = []
-        for model, chosen in zip(models, found, strict=True):
+        for model, choice in zip(models, choices, strict=True):
             place = model.execution, model.config.head_dim, device_of(model)
-            unread = {
-                each: why_unread(*place, attention=each, size=page_size) for each in KERNEL_BACKENDS
+            why_not = {
+                backend: why_unread(*place, attention=backend, size=page_size)
+                for backend in KERNEL_BACKENDS
             }
-            lines.append(choice_line(chosen[0], platform, chosen[1], unread))
+            lines.append(choice_line(choice[0], platform, choice[1], why_not))
         return [*dict.fromkeys(lines)]
     reasons = [
         why_missing() if size == 1 else f"the compiled ones run on one device, not {size}"
-        for name, size in found
+        for name, size in choices
         if size == 1 or name != "cpu"
     ]
     lines = [
@@ -116,9 +119,9 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
         for reason in dict.fromkeys(reasons)
         if reason is not None
     ]
-    alone = any(size == 1 for _, size in found) and why_missing() is None
-    if alone and (unkept := why_not_cached()) is not None:
-        lines.append(f"kernels are compiled anew at every start: {unkept}")
+    on_one_device = any(size == 1 for _, size in choices) and why_missing() is None
+    if on_one_device and (not_cached := why_not_cached()) is not None:
+        lines.append(f"kernels are compiled anew at every start: {not_cached}")
     return lines
 
 
@@ -147,8 +150,8 @@ def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:
         "kv_heads": model.config.num_kv_heads,
         "ffn": model.config.intermediate_size,
     }
-    what = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.replicated_axes)
+    names = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.replicated_axes)
     return (
-        f"every device of the {role} has all of {what}, which its {count} devices do not divide; "
+        f"every device of the {role} has all of {names}, which its {count} devices do not divide; "
         "give another number of devices"
     )

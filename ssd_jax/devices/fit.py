@@ -19,12 +19,12 @@ class Need(NamedTuple):
 
     Attributes:
       limit: bytes that it may hold.
-      whose: name of the memory, for messages.
+      memory: name of the memory, for messages.
     """
 
     parts: Parts
     limit: int
-    whose: str
+    memory: str
 
     @property
     def total(self) -> int:

@@ -6,7 +6,7 @@ text depends on them, and no other request pays for them:
 `logprobs`: (logits or law [rows * (w + 1), V], outcome [rows, w + 2]) -> `Logprobs` of the emitted
 tokens. `law`, where log-probabilities are processed: (as `accept`) -> log p [rows * (w + 1), V];
 it runs before `accept`, which changes the history, in the same variant, so that p has the same
-bits. `prompt_logprobs`: (parameters, hidden states of a chunk, tokens [1, R], where [slot, first])
+bits. `prompt_logprobs`: (parameters, hidden states of a chunk, tokens [1, R], origin [slot, first])
 -> `Logprobs` [1, R] of R tokens, each behind a position of the chunk, from position `first` on.
 """
 
@@ -45,12 +45,12 @@ def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
         widths = programs.model.execution.prefill_chunks
         return {(report, width): _prompt_spec(programs, width) for width in widths}
     sizes = [(1, 0), *((programs.slots, width) for width in programs.verification.widths)]
-    found: dict[Name, ProgramSpec] = {(report, *size): _spec(programs, *size) for size in sizes}
+    specs: dict[Name, ProgramSpec] = {(report, *size): _spec(programs, *size) for size in sizes}
     if programs.verification.logprobs_of == "processed":
         for size in sizes:
             for variant in programs.variants(size[0]):
-                found[variant_name(("law", *size), variant)] = _law_spec(programs, *size, variant)
-    return found
+                specs[variant_name(("law", *size), variant)] = _law_spec(programs, *size, variant)
+    return specs
 
 
 def rows(width: int) -> int:
@@ -59,31 +59,31 @@ def rows(width: int) -> int:
 
 
 def _spec(programs: Programs, count: int, proposed: int) -> ProgramSpec:
-    model, every = programs.model, count == programs.slots
+    model, all_slots = programs.model, count == programs.slots
     vocab, raw = model.config.vocab_size, programs.verification.logprobs_of == "raw"
     outcome = program_spec.ints(count, proposed + 2)
     shared = spans_processes(model.mesh)  # each device has the outcomes of all slots then
-    if every and not shared:
+    if all_slots and not shared:
         outcome = programs.by_slots(outcome)
 
     def report(logits, outcome):
-        if every and shared and model.data_shards > 1:
-            begin = jax.lax.axis_index(DATA_AXIS) * programs.share
-            outcome = jax.lax.dynamic_slice_in_dim(outcome, begin, programs.share)
+        if all_slots and shared and model.data_shards > 1:
+            begin = jax.lax.axis_index(DATA_AXIS) * programs.local_slots
+            outcome = jax.lax.dynamic_slice_in_dim(outcome, begin, programs.local_slots)
         log_p = logits.reshape(-1, proposed + 1, vocab)
-        log_p = _existing(programs, log_softmax(log_p) if raw else log_p)
-        return (logprobs(log_p, outcome[:, 1:], _most(programs)),)
+        log_p = _mask_padding(programs, log_softmax(log_p) if raw else log_p)
+        return (logprobs(log_p, outcome[:, 1:], _count(programs)),)
 
-    structs = programs.verified(count, proposed) | {"outcome": outcome}
-    return programs.spec(report, structs, (), ("read" if every else "whole",))
+    structs = programs.accept_structs(count, proposed) | {"outcome": outcome}
+    return programs.spec(report, structs, (), ("read" if all_slots else "whole",))
 
 
 def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> ProgramSpec:
-    every, vocab = count == programs.slots, programs.model.config.vocab_size
+    all_slots, vocab = count == programs.slots, programs.model.config.vocab_size
 
     def law(logits, drafted, sampling, start, history, slot):
-        slot, owner = programs.own(slot)
-        if not every:
+        slot, owner = programs.local_slot(slot)
+        if not all_slots:
             history = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
         p = target_probs(
             logits.reshape(-1, proposed + 1, vocab),
@@ -95,35 +95,35 @@ def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> Pr
             parts=VARIANTS[variant],
         )
         log_p = jnp.log(p).reshape(-1, vocab)
-        return (log_p if every else programs.of_owner(log_p, owner),)
+        return (log_p if all_slots else programs.from_owner(log_p, owner),)
 
-    structs = programs.verified(count, proposed)
-    return programs.spec(law, structs, (), ("logits",), told=("start", "slot"))
+    structs = programs.accept_structs(count, proposed)
+    return programs.spec(law, structs, (), ("logits",), host_args=("start", "slot"))
 
 
 def _prompt_spec(programs: Programs, width: int) -> ProgramSpec:
     model, count = programs.model, rows(width)
 
-    def score(parameters, hidden, tokens, where):
-        slot, first = where
-        _, owner = programs.own(slot)
-        some = jax.lax.dynamic_slice_in_dim(hidden, first, count, axis=1)
-        log_p = _existing(programs, log_softmax(passes.logits(model, parameters, some)))
-        return (programs.of_owner(logprobs(log_p, tokens, _most(programs)), owner),)
+    def score(parameters, hidden, tokens, origin):
+        slot, first = origin
+        _, owner = programs.local_slot(slot)
+        hidden = jax.lax.dynamic_slice_in_dim(hidden, first, count, axis=1)
+        log_p = _mask_padding(programs, log_softmax(passes.logits(model, parameters, hidden)))
+        return (programs.from_owner(logprobs(log_p, tokens, _count(programs)), owner),)
 
     shape = model.data_shards, width, model.config.hidden_size
     structs = programs.structs | {
         "hidden": programs.by_slots(jax.ShapeDtypeStruct(shape, jnp.float32)),
         "tokens": program_spec.ints(1, count),
-        "where": program_spec.ints(2),
+        "origin": program_spec.ints(2),
     }
-    return programs.spec(score, structs, (), ("whole",), told=("tokens", "where"))
+    return programs.spec(score, structs, (), ("whole",), host_args=("tokens", "origin"))
 
 
-def _most(programs: Programs) -> int:
+def _count(programs: Programs) -> int:
     return min(MAX_LOGPROBS, programs.model.config.vocab_size)
 
 
-def _existing(programs: Programs, log_p: Float32[Array, "B W V"]) -> Float32[Array, "B W V"]:
+def _mask_padding(programs: Programs, log_p: Float32[Array, "B W V"]) -> Float32[Array, "B W V"]:
     """Without vocabulary padding, whose rows of the head stand for no token."""
     return jnp.where(jnp.arange(log_p.shape[-1]) < programs.ids, log_p, -jnp.inf)

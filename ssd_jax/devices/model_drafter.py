@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.devices import device
-from ssd_jax.devices.draft_programs import UNSEEN, Asked, DraftPrograms
+from ssd_jax.devices.draft_programs import UNSEEN, DraftPrograms, DraftRequest
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
@@ -17,7 +18,7 @@ from ssd_jax.system.stored_jit import create_arrays
 
 
 class ModelDrafter(PagedRole, Drafter):
-    """See `protocols.Drafter`. Every call only dispatches.
+    """Proposes tokens that a draft model draws one after another. Every call only dispatches.
 
     Args:
       programs, parameters, temperature: see `PagedRole`.
@@ -37,35 +38,35 @@ class ModelDrafter(PagedRole, Drafter):
         send: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(programs, parameters, temperature)
-        self._room = programs.drafting.k
-        self.k = k or self._room
+        self._width = programs.drafting.k
+        self.k = k or self._width
         self._programs = programs
         self._send = send
         self._record = programs.model.place(create_arrays(lambda: programs.records(self.slots)))
         self._cached = np.zeros(self.slots, np.int32)  # positions with right keys and values
-        self._told = np.zeros(self.slots, np.int32)  # tokens that the history has counted
+        self._counted = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Any = None
 
+    @override
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Drafter.open`."""
         super().open(opening)
         self._cached[opening.slot] = 0
 
+    @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
-        """See `protocols.Drafter.prefill`."""
         self._run_prefill(slot, tokens, offset)
-        self._cached[slot] = self._told[slot] = offset + len(tokens)
+        self._cached[slot] = self._counted[slot] = offset + len(tokens)
 
+    @override
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `protocols.Drafter.propose`."""
         rows = batch.limit > 0
         # Keys and values drafted beyond the committed tokens are not valid.
         cached = np.minimum(self._cached, batch.position)
         counts = np.where(rows, batch.position + 1 - cached, 1).astype(np.int32)
-        new = rows & (batch.position >= self._told)  # tokens told by a failed step come again
-        committed = np.full((self.slots, self._room + 1), -1, np.int32)
+        new = rows & (batch.position >= self._counted)  # those of a failed step come again
+        committed = np.full((self.slots, self._width + 1), -1, np.int32)
         committed[new, : batch.tokens.shape[1]] = batch.tokens[new]
-        self._told[new] = batch.position[new] + 1
+        self._counted[new] = batch.position[new] + 1
         unseen = np.zeros((self.slots, UNSEEN), np.int32)
         for slot in batch.slots:
             end = batch.counts[slot]
@@ -78,8 +79,8 @@ class ModelDrafter(PagedRole, Drafter):
             self._programs.draft,
             *self._text(),
             self._record,
-            Asked(committed, unseen, counts, lengths, limits),
-            np.zeros((self.slots, self._room), np.int32),
+            DraftRequest(committed, unseen, counts, lengths, limits),
+            np.zeros((self.slots, self._width), np.int32),
             self._rows.on_device(),
             lambda: self._rows.needed(np.where(rows, batch.position, IDLE)),
         )
@@ -87,6 +88,6 @@ class ModelDrafter(PagedRole, Drafter):
         self._proposal = proposal if self._send is None else self._send(proposal)
         return Drafted(limits, self._proposal.tokens)
 
+    @override
     def proposal(self) -> Any:
-        """See `protocols.Drafter.proposal`."""
         return self._proposal

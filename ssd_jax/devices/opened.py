@@ -52,13 +52,15 @@ class OpenedModel:
         """
         size = self.tokenizer.size
         tokens = "\0".join(str(self.tokenizer.token(token)) for token in range(size))
-        about = f"{self.checkpoint.config!r}\0{tokens}"
+        identity = f"{self.checkpoint.config!r}\0{tokens}"
         if self.checkpoint.target_digest is not None:
             ids = self.checkpoint.output_ids
-            about += f"\0{self.checkpoint.target_digest}\0{None if ids is None else ids.tolist()}"
+            identity += (
+                f"\0{self.checkpoint.target_digest}\0{None if ids is None else ids.tolist()}"
+            )
         if self.checkpoint.digest is not None:
-            about += f"\0{self.checkpoint.digest()}"
-        return hashlib.sha256(about.encode()).hexdigest()
+            identity += f"\0{self.checkpoint.digest()}"
+        return hashlib.sha256(identity.encode()).hexdigest()
 
     @property
     def identity(self) -> str:
@@ -77,10 +79,10 @@ class OpenedModel:
           InputError: tensor data that cannot be read.
         """
         tensors = self.checkpoint.tensors
-        known = tensors.shapes.keys() & self.model.checkpoint_structs().keys()
-        names = sorted(known, key=lambda name: name[::-1])  # by kind, then by layer
-        about = [(name, tensors.shape(name), tensors.stored_type(name)) for name in names]
-        digest = hashlib.sha256(repr(about).encode())
+        loaded = tensors.shapes.keys() & self.model.checkpoint_structs().keys()
+        names = sorted(loaded, key=lambda name: name[::-1])  # by kind, then by layer
+        layout = [(name, tensors.shape(name), tensors.stored_type(name)) for name in names]
+        digest = hashlib.sha256(repr(layout).encode())
         for name in names[:: -(-len(names) // _TENSORS) or 1]:
             row = tensors.read(name, (slice(0, 1),))
             digest.update(np.ascontiguousarray(row).view(np.uint8).data)
@@ -92,8 +94,8 @@ class OpenedModel:
         Raises:
           InputError: tensor data that cannot be read.
         """
-        where = str(self.checkpoint.path)
-        return load_parameters(self.checkpoint.tensors, self.model, where=where, progress=progress)
+        path = str(self.checkpoint.path)
+        return load_parameters(self.checkpoint.tensors, self.model, where=path, progress=progress)
 
 
 def execution_for(
@@ -126,10 +128,12 @@ def execution_for(
         linear=linear,
         blocks=products.stored_in_blocks(device),
     )
-    found = backends(platform, devices=devices, requested=attention)
-    *preferred, last = [for_platform(attention=name) for name in found]
-    reads = partial(why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK)
-    return next((each for each in preferred if reads(each) is None), last)
+    choices = backends(platform, devices=devices, requested=attention)
+    *preferred, last = [for_platform(attention=name) for name in choices]
+    why_not = partial(
+        why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK
+    )
+    return next((execution for execution in preferred if why_not(execution) is None), last)
 
 
 def why_unread(

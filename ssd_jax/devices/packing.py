@@ -37,28 +37,37 @@ class Packing:
 
     Args:
       arguments: structs of all arguments of the program, in trees.
-      told: indices of arguments that are on the host.
-      either: indices of arguments that a call may have on the host or on the device; each is one
-        array.
+      host_args: indices of arguments that are on the host.
+      host_or_device_args: indices of arguments that a call may have on either; each is one array.
     """
 
     def __init__(
-        self, arguments: Sequence[Any], told: Sequence[int], either: Sequence[int] = ()
+        self,
+        arguments: Sequence[Any],
+        host_args: Sequence[int],
+        host_or_device_args: Sequence[int] = (),
     ) -> None:
-        self.told, self.either = tuple(told), tuple(either)
-        self.kept = tuple(at for at in range(len(arguments)) if at not in self.told)
-        leaves = [leaf for at in (*told, *either) for leaf in jax.tree.leaves(arguments[at])]
+        self.host_args, self.host_or_device_args = tuple(host_args), tuple(host_or_device_args)
+        self.device_args = tuple(
+            index for index in range(len(arguments)) if index not in self.host_args
+        )
+        leaves = [
+            leaf
+            for index in (*host_args, *host_or_device_args)
+            for leaf in jax.tree.leaves(arguments[index])
+        ]
         first = next(leaf for leaf in leaves if leaf.shape)
         self._rows, begin = first.shape[0], 0
         self._columns: dict[int, list[_Columns]] = {}
-        for at in (*told, *either):
-            self._columns[at] = []
-            for leaf in jax.tree.leaves(arguments[at]):
+        for index in (*host_args, *host_or_device_args):
+            self._columns[index] = []
+            for leaf in jax.tree.leaves(arguments[index]):
                 width = math.prod(leaf.shape) // self._rows if leaf.shape else 1
-                self._columns[at].append(_Columns(begin, width, leaf.shape, leaf.dtype))
+                self._columns[index].append(_Columns(begin, width, leaf.shape, leaf.dtype))
                 begin += width
-            begin += at in self.either  # a flag: whether the argument is in the packed array
-        self._trees = {at: jax.tree.structure(arguments[at]) for at in self._columns}
+            # A flag in a column of its own: whether the argument is in the packed array.
+            begin += index in self.host_or_device_args
+        self._trees = {index: jax.tree.structure(arguments[index]) for index in self._columns}
         self._arguments = arguments
         self._blank: dict[int, jax.Array] = {}
         self.struct = jax.ShapeDtypeStruct((self._rows, begin), jnp.int32, sharding=first.sharding)
@@ -69,39 +78,39 @@ class Packing:
         Raises:
           ValueError: an array on the host has another shape or type.
         """
-        kept, array = list(arguments), np.zeros(self.struct.shape, np.int32)
-        for at in self.told:
-            value = arguments[at]
+        on_device, array = list(arguments), np.zeros(self.struct.shape, np.int32)
+        for index in self.host_args:
+            value = arguments[index]
             leaves = value if isinstance(value, tuple) else (value,)
-            for columns, leaf in zip(self._columns[at], leaves, strict=True):
+            for columns, leaf in zip(self._columns[index], leaves, strict=True):
                 _put(array, columns, leaf)
-        for at in self.either:
-            value = arguments[at]
+        for index in self.host_or_device_args:
+            value = arguments[index]
             if isinstance(value, np.ndarray):
-                (columns,) = self._columns[at]
+                (columns,) = self._columns[index]
                 _put(array, columns, value)
                 array[:, columns.begin + columns.width] = 1
-                kept[at] = self._nothing(at)
-        return [kept[at] for at in self.kept], array
+                on_device[index] = self._placeholder(index)
+        return [on_device[index] for index in self.device_args], array
 
-    def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def unpack_for(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function over what `pack` returns; on a group of devices, over the group's rows."""
 
         def packed(*arguments: Any) -> Any:
-            *kept, array = arguments
-            every = dict(zip(self.kept, kept, strict=True))
-            for at, columns in self._columns.items():
-                leaves = [self._taken(array, each) for each in columns]
-                if at in self.either:
-                    here = columns[0].begin + columns[0].width
-                    flag = array[:, here].reshape(-1, *(1,) * (leaves[0].ndim - 1))
-                    leaves = [jnp.where(flag != 0, leaves[0], every[at])]
-                every[at] = jax.tree.unflatten(self._trees[at], leaves)
-            return function(*(every[at] for at in sorted(every)))
+            *on_device, array = arguments
+            arguments_of = dict(zip(self.device_args, on_device, strict=True))
+            for index, columns in self._columns.items():
+                leaves = [self._unpack(array, leaf_columns) for leaf_columns in columns]
+                if index in self.host_or_device_args:
+                    flag_column = columns[0].begin + columns[0].width
+                    flag = array[:, flag_column].reshape(-1, *(1,) * (leaves[0].ndim - 1))
+                    leaves = [jnp.where(flag != 0, leaves[0], arguments_of[index])]
+                arguments_of[index] = jax.tree.unflatten(self._trees[index], leaves)
+            return function(*(arguments_of[index] for index in sorted(arguments_of)))
 
         return packed
 
-    def _taken(self, array: jax.Array, columns: _Columns) -> jax.Array:
+    def _unpack(self, array: jax.Array, columns: _Columns) -> jax.Array:
         begin, width, shape, dtype = columns
         piece = array[:, begin : begin + width]
         if not shape:
@@ -114,11 +123,11 @@ class Packing:
             return jax.lax.bitcast_convert_type(piece, jnp.float32)
         return piece != 0 if dtype == jnp.bool_ else piece
 
-    def _nothing(self, at: int) -> jax.Array:
+    def _placeholder(self, index: int) -> jax.Array:
         """Placeholder on the device for an argument that is on the host."""
-        if at not in self._blank:
-            self._blank[at] = zeros(self._arguments[at])
-        return self._blank[at]
+        if index not in self._blank:
+            self._blank[index] = zeros(self._arguments[index])
+        return self._blank[index]
 
 
 def _put(array: np.ndarray, columns: _Columns, value: np.ndarray) -> None:
@@ -144,8 +153,8 @@ class PackedProgram:
 
     def __call__(self, *arguments: Any) -> Any:
         """Packs the arguments and dispatches the program."""
-        kept, array = self._packing.pack(arguments)
-        return self._program(*kept, array)
+        on_device, array = self._packing.pack(arguments)
+        return self._program(*on_device, array)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)

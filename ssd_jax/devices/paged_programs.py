@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32
 
 from ssd_jax.devices.passes import cut, history_structs, logits, over_words
-from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, room_of
+from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, working_memory
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray
@@ -28,7 +28,7 @@ from ssd_jax.sampling.variants import Needed, cheapest_variant
 _SHORT = 1024
 """Least positions a variant reads: variants that read fewer are not worth compiling."""
 
-_PROMPT = ("tokens", "where")  # host arguments of programs that take a prompt
+_PROMPT = ("tokens", "span")  # host arguments of programs that take a prompt
 
 
 class Paging(NamedTuple):
@@ -51,7 +51,7 @@ def page_size(context: int) -> int:
 class PagedPrograms:
     """Compiled programs of a model over pages of its own: `prefill`, and what its role adds.
 
-    `prefill` of [1, width] tokens -> pages, history, logits, hidden states. `where` is [slot,
+    `prefill` of [1, width] tokens -> pages, history, logits, hidden states. `span` is [slot,
     offset, number of tokens that are not padding]; the logits [1, V] are of the last token, the
     hidden states [groups, width, hidden] of all in the slot's group of devices and garbage in
     others; both are None without `with_logits`. Where slots share pages, `remember` and `recall`
@@ -63,14 +63,14 @@ class PagedPrograms:
       slots: rows of a batched forward.
       context: most positions of a sequence.
       paging: pages that slots share; None gives each slot one page.
-      about: anything else that the programs depend on; its `repr` must distinguish all of it.
+      dependencies: all else that the programs depend on; their `repr` must tell them apart.
 
     Attributes:
-      made_from: all that decides what the programs are, except their names.
+      cache_key: everything that decides what the programs compute, except their names.
       capacity: positions of a slot's pages.
       reaches: how far attention reads in variants of programs that read all positions up to there,
         visible or not, ascending; the last is the capacity.
-      share: slots of a device; programs see only these of a mesh.
+      local_slots: slots of a device; programs see only these of a mesh.
       structs: of the programs' arguments, by name; "logits" are those of `prefill`.
     """
 
@@ -80,19 +80,19 @@ class PagedPrograms:
         slots: int,
         context: int,
         paging: Paging | None = None,
-        *about: Any,
+        *dependencies: Any,
     ) -> None:
-        parts = type(self).__name__, model.fingerprint, slots, context, paging, *about
-        self.made_from = repr(parts)
+        parts = type(self).__name__, model.fingerprint, slots, context, paging, *dependencies
+        self.cache_key = repr(parts)
         self.model, self.slots, self.context = model, slots, context
-        self.share = slots // model.data_shards
+        self.local_slots = slots // model.data_shards
         self.paging = paging
         self.capacity = page_size(context)
         pages, table = Paging(self.capacity, slots), None
         if paging is not None:
-            pages, in_a_row = paging, -(-context // paging.size)
-            self.capacity = in_a_row * paging.size
-            table = self.by_slots(ints(slots, in_a_row))
+            pages, per_slot = paging, -(-context // paging.size)
+            self.capacity = per_slot * paging.size
+            table = self.by_slots(ints(slots, per_slot))
         self.reaches = (self.capacity,)
         if model.execution.attention == "xla_static":
             self.reaches = _reaches(self.capacity, paging.size if paging else STATIC_BLOCK)
@@ -120,26 +120,26 @@ class PagedPrograms:
         """Names of all programs."""
         return self._compiled.keys()
 
-    def to(self, name: Name, reach: int) -> Name:
+    def with_reach(self, name: Name, reach: int) -> Name:
         """The name of a program's variant that reads `reach` positions of a slot."""
         return name if reach == self.capacity else (*name, reach)
 
-    def reaching(self, name: Name, end: int) -> Name:
+    def select_reach(self, name: Name, end: int) -> Name:
         """The name of the variant that reads least of those that reach `end`, if any reaches it."""
-        return self.to(name, next((r for r in self.reaches if r >= end), self.capacity))
+        return self.with_reach(name, next((r for r in self.reaches if r >= end), self.capacity))
 
     def table(
-        self, told: Int32[Array, "B P"] | None, reach: int | None = None
+        self, table: Int32[Array, "B P"] | None, reach: int | None = None
     ) -> Int32[Array, "B reached"] | kv_pages.Contiguous:
         """The page table of all slots, from a program's argument; None if each slot has one page.
 
         No positions from `reach` on are read or written; None is the capacity.
         """
-        if self.paging is None or told is None:
+        if self.paging is None or table is None:
             return kv_pages.Contiguous(reach=reach)
-        return told if reach is None else told[:, : reach // self.paging.size]
+        return table if reach is None else table[:, : reach // self.paging.size]
 
-    def fitting(self, name: Name, needed: Needed) -> Program:
+    def select(self, name: Name, needed: Needed) -> Program:
         """The cheapest variant of a program that has the parts of sampling that its rows need."""
         return self[cheapest_variant(self._compiled, name, needed)]
 
@@ -154,27 +154,28 @@ class PagedPrograms:
         donate: Sequence[str],
         results: Sequence[str],
         *,
-        told: Sequence[str] = (),
-        either: Sequence[str] = (),
-        beside: Sequence[Any] = (),
+        host_args: Sequence[str] = (),
+        host_or_device_args: Sequence[str] = (),
+        extra_key: Sequence[Any] = (),
         options: tuple[tuple[str, bool], ...] = (),
     ) -> ProgramSpec:
         """A function to compile for the `structs` that its parameters are named after.
 
         Args:
-          told, either: parameters, see `Packing`, where the platform takes one array.
-          beside: what it depends on besides `made_from`.
+          host_args, host_or_device_args: parameters that a call has on the host, and on the host
+            or the device, where the platform takes one array; see `Packing`.
+          extra_key: what the function depends on beside the programs' `cache_key`.
           options: the compiler's.
           results: what it returns: names of structs, "slots" for anything with the slots in front,
             "read" if the host reads it as well, or "whole" for what every device has whole.
         """
         names = list(inspect.signature(function).parameters)
         arguments = tuple(structs[name] for name in names)
-        laid_out = None
+        shardings = None
         if self.model.mesh is not None:
             by_slots = self.model.slot_sharding
             usual = {"slots": by_slots, "read": by_slots, "whole": self.model.replicated}
-            laid_out = tuple(
+            shardings = tuple(
                 usual.get(name) or jax.tree.map(lambda struct: struct.sharding, structs[name])
                 for name in results
             )
@@ -182,91 +183,94 @@ class PagedPrograms:
         shared = spans_processes(self.model.mesh)
         gathered = [i for i, name in enumerate(results) if shared and name == "read"]
         if shared or not self.model.execution.one_array:
-            told = either = ()
-        donated, host, both = (tuple(map(names.index, some)) for some in (donate, told, either))
-        made_from = f"{self.made_from} with {beside}" if beside else self.made_from
-        layout = laid_out, gathered, host, both
-        return ProgramSpec(function, arguments, donated, *layout, options, made_from)
+            host_args = host_or_device_args = ()
+        kinds = donate, host_args, host_or_device_args
+        donated, on_host, on_either = (tuple(map(names.index, kind)) for kind in kinds)
+        cache_key = f"{self.cache_key} with {extra_key}" if extra_key else self.cache_key
+        layout = shardings, gathered, on_host, on_either
+        return ProgramSpec(function, arguments, donated, *layout, options, cache_key)
 
     def prompt_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
         """`prefill` of every width; `remember` and `recall` where slots share pages."""
         widths = self.model.execution.prefill_chunks
         specs: dict[Name, ProgramSpec] = {
-            self.to(("prefill", width), reach): self._prefill_spec(width, with_logits, reach)
+            self.with_reach(("prefill", width), reach): self._prefill_spec(
+                width, with_logits, reach
+            )
             for width in widths
             for reach in self.reaches
         }
         if self.paging is not None:
-            specs["remember", max(widths)] = self._note_spec(max(widths), output=False)
-            specs["recall", max(widths)] = self._note_spec(max(widths), output=True)
+            specs["remember", max(widths)] = self._record_spec(max(widths), output=False)
+            specs["recall", max(widths)] = self._record_spec(max(widths), output=True)
         return specs
 
     def _prefill_spec(self, width: int, with_logits: bool, reach: int) -> ProgramSpec:
         model, vocab = self.model, self.model.config.vocab_size
 
-        def prefill(parameters, pages, history, table, tokens, where):
-            slot, offset, count = where
-            slot, owner = self.own(slot)
+        def prefill(parameters, pages, history, table, tokens, span):
+            slot, offset, count = span
+            slot, owner = self.local_slot(slot)
             index = jnp.arange(width)[None]
-            real = (index < count) & owner
-            positions = jnp.where(real, offset + index, self.capacity)
-            visible = jnp.where(real, positions + 1, 0)
-            own = self.table(table, reach)
-            if isinstance(own, kv_pages.Contiguous):
-                own = dataclasses.replace(own, first=slot)
+            present = (index < count) & owner
+            positions = jnp.where(present, offset + index, self.capacity)
+            visible = jnp.where(present, positions + 1, 0)
+            slot_table = self.table(table, reach)
+            if isinstance(slot_table, kv_pages.Contiguous):
+                slot_table = dataclasses.replace(slot_table, first=slot)
             else:
-                own = jax.lax.dynamic_slice_in_dim(own, slot, 1)
+                slot_table = jax.lax.dynamic_slice_in_dim(slot_table, slot, 1)
             hidden, pages, _ = model.module(parameters).hidden(
-                tokens, positions, visible, pages, own
+                tokens, positions, visible, pages, slot_table
             )
-            told = jnp.where(real, tokens, vocab)[0]
-            history = penalties.add_prompt(history, slot, told, (offset == 0) & owner)
+            real_tokens = jnp.where(present, tokens, vocab)[0]
+            history = penalties.add_prompt(history, slot, real_tokens, (offset == 0) & owner)
             if not with_logits:
                 return pages, history, None, None
             last = jax.lax.dynamic_slice_in_dim(hidden[0], count - 1, 1)
-            return pages, history, self.of_owner(logits(model, parameters, last), owner), hidden
+            return pages, history, self.from_owner(logits(model, parameters, last), owner), hidden
 
-        kept = ("pages", "history")
-        results = (*kept, "logits" if with_logits else "whole", "slots")
+        donated = ("pages", "history")
+        results = (*donated, "logits" if with_logits else "whole", "slots")
         structs, options = self._prompt_structs(width), model.execution.chunk_options
-        return self.spec(prefill, structs, kept, results, told=_PROMPT, options=options)
+        return self.spec(prefill, structs, donated, results, host_args=_PROMPT, options=options)
 
-    def _note_spec(self, width: int, *, output: bool) -> ProgramSpec:
+    def _record_spec(self, width: int, *, output: bool) -> ProgramSpec:
         """`recall` if `output`, else `remember`."""
         vocab = self.model.config.vocab_size
 
-        def note(history, tokens, where):
-            slot, offset, count = where
-            slot, owner = self.own(slot)
-            real = (jnp.arange(width) < count) & owner
+        def note(history, tokens, span):
+            slot, offset, count = span
+            slot, owner = self.local_slot(slot)
+            present = (jnp.arange(width) < count) & owner
             if output:
-                return (penalties.recall_output(history, slot, jnp.where(real, tokens[0], -1)),)
-            told = jnp.where(real, tokens[0], vocab)
-            return (penalties.add_prompt(history, slot, told, (offset == 0) & owner),)
+                return (penalties.recall_output(history, slot, jnp.where(present, tokens[0], -1)),)
+            real_tokens = jnp.where(present, tokens[0], vocab)
+            return (penalties.add_prompt(history, slot, real_tokens, (offset == 0) & owner),)
 
-        kept = ("history",)
-        return self.spec(note, self._prompt_structs(width), kept, kept, told=_PROMPT)
+        history = ("history",)
+        return self.spec(note, self._prompt_structs(width), history, history, host_args=_PROMPT)
 
     def _prompt_structs(self, width: int) -> dict[str, Any]:
-        return self.structs | {"tokens": ints(1, width), "where": ints(3)}
+        return self.structs | {"tokens": ints(1, width), "span": ints(3)}
 
-    def own(self, slot: Int32[Array, ""]) -> tuple[Int32[Array, ""], Bool[Array, ""]]:
+    def local_slot(self, slot: Int32[Array, ""]) -> tuple[Int32[Array, ""], Bool[Array, ""]]:
         """Index of a slot among those of the device, and whether the device has it."""
         if self.model.data_shards == 1:
             return slot, jnp.array(True)
-        here = slot - jax.lax.axis_index(DATA_AXIS) * self.share
-        return jnp.clip(here, 0, self.share - 1), (here >= 0) & (here < self.share)
+        index = slot - jax.lax.axis_index(DATA_AXIS) * self.local_slots
+        return jnp.clip(index, 0, self.local_slots - 1), (index >= 0) & (index < self.local_slots)
 
-    def of_owner(self, tree: Any, owner: Bool[Array, ""]) -> Any:
+    def from_owner(self, tree: Any, owner: Bool[Array, ""]) -> Any:
         """Arrays of the devices that have a slot, on all devices."""
         if self.model.data_shards == 1:
             return tree
         return jax.tree.map(lambda x: jax.lax.psum(jnp.where(owner, x, 0), DATA_AXIS), tree)
 
     @property
-    def room(self) -> int:
-        """See `program_spec.room_of`."""
-        return room_of(self._compiled.values())
+    def working_memory(self) -> int:
+        """Most bytes that a program takes while it runs; see `program_spec.working_memory`."""
+        return working_memory(self._compiled.values())
 
     def new_pages(self) -> PageArray:
         """Zeroed pages for every slot."""
@@ -276,9 +280,9 @@ class PagedPrograms:
         """A page table with pages for the first slot; other slots may have the same pages."""
         if self.paging is None:
             return None
-        in_a_row = self.capacity // self.paging.size
+        per_slot = self.capacity // self.paging.size
         count = self.paging.total // self.model.data_shards
-        return np.arange(self.slots * in_a_row, dtype=np.int32).reshape(self.slots, -1) % count
+        return np.arange(self.slots * per_slot, dtype=np.int32).reshape(self.slots, -1) % count
 
     def new_history(self) -> History:
         """History without tokens in any slot."""
@@ -308,35 +312,40 @@ class PagedPrograms:
           each chunk's number of tokens and hidden states.
         """
         execution, logits, chunks = self.model.execution, None, []
-        most, known = max(execution.prefill_chunks), min(max(reused - offset, 0), len(tokens))
-        for begin in range(0, known, most):
-            told = _padded(tokens[begin : min(begin + most, known)], most, slot, offset + begin)
-            (history,) = self["remember", most](history, *told)
-        begin = known
-        for width in execution.chunk_sizes(len(tokens) - known):
-            told = _padded(tokens[begin : begin + width], width, slot, offset + begin)
-            program = self[self.reaching(("prefill", width), offset + begin + width)]
-            pages, history, logits, hidden = program(parameters, pages, history, table, *told)
+        widest, remembered = (
+            max(execution.prefill_chunks),
+            min(max(reused - offset, 0), len(tokens)),
+        )
+        for begin in range(0, remembered, widest):
+            arguments = _padded(
+                tokens[begin : min(begin + widest, remembered)], widest, slot, offset + begin
+            )
+            (history,) = self["remember", widest](history, *arguments)
+        begin = remembered
+        for width in execution.chunk_sizes(len(tokens) - remembered):
+            arguments = _padded(tokens[begin : begin + width], width, slot, offset + begin)
+            program = self[self.select_reach(("prefill", width), offset + begin + width)]
+            pages, history, logits, hidden = program(parameters, pages, history, table, *arguments)
             chunks.append((min(width, len(tokens) - begin), hidden))
             begin += width
-        for begin in range(max(prompt - offset, 0), len(tokens), most):
-            told = _padded(tokens[begin : begin + most], most, slot, offset + begin)
-            (history,) = self["recall", most](history, *told)
+        for begin in range(max(prompt - offset, 0), len(tokens), widest):
+            arguments = _padded(tokens[begin : begin + widest], widest, slot, offset + begin)
+            (history,) = self["recall", widest](history, *arguments)
         return pages, history, logits, chunks
 
 
 def _reaches(capacity: int, unit: int) -> tuple[int, ...]:
     """Reaches, each a quarter of the next in whole units, down to `_SHORT`."""
-    found = [capacity]
-    while (less := -(-found[0] // (4 * unit)) * unit) >= _SHORT and less < found[0]:
-        found.insert(0, less)
-    return tuple(found)
+    reaches = [capacity]
+    while (quarter := -(-reaches[0] // (4 * unit)) * unit) >= _SHORT and quarter < reaches[0]:
+        reaches.insert(0, quarter)
+    return tuple(reaches)
 
 
 def _padded(
     tokens: Sequence[int], width: int, slot: int, offset: int
 ) -> tuple[Int32[np.ndarray, "1 {width}"], Int32[np.ndarray, "3"]]:
-    """Tokens of a slot from a position on, padded, and `where`, as `prefill` takes them."""
+    """Tokens of a slot from a position on, padded, and `span`, as `prefill` takes them."""
     padded = np.zeros((1, width), np.int32)
     padded[0, : len(tokens)] = tokens
     return padded, np.array([slot, offset, len(tokens)], np.int32)

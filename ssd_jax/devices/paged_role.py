@@ -36,14 +36,14 @@ class PagedRole:
         self._history = programs.new_history()
         model = programs.model
         self._rows = SamplingRows(self.slots, model.config.vocab_size, model.slot_sharding)
-        self._told_table: Int32[np.ndarray, "B P"] | None = programs.any_table()
+        self._host_table: Int32[np.ndarray, "B P"] | None = programs.any_table()
         self._device_table: Int32[jax.Array, "B P"] | None = None
         self._openings = [(0, ALL)] * self.slots  # `SlotOpening.reused` and `prompt`
 
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Target.open`.
+        """Sets a slot's sampling, and its pages if the opening gives any.
 
-        The engine assigns pages; without one a slot may have any.
+        The engine assigns pages; without an engine a slot may have any.
         """
         self._rows.set(opening, self._temperature)
         self._openings[opening.slot] = opening.reused, opening.prompt
@@ -51,26 +51,29 @@ class PagedRole:
             self.set_pages(opening.slot, opening.pages)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `protocols.Drafter.set_pages`.
+        """Sets all pages of a slot.
 
         The last page fills the rest of the table's row, so that nothing reaches pages of others.
         """
         programs = self._paged
-        if programs.paging is None or self._told_table is None:
+        if programs.paging is None or self._host_table is None:
             return
         # Each group of devices numbers its own pages from 0.
-        each = programs.paging.total // programs.model.data_shards
-        row, own = self._told_table[slot], np.array(pages, np.int32) - slot // programs.share * each
-        row[:] = own[-1]
-        row[: len(own)] = own
+        pages_per_group = programs.paging.total // programs.model.data_shards
+        row, local_pages = (
+            self._host_table[slot],
+            np.array(pages, np.int32) - slot // programs.local_slots * pages_per_group,
+        )
+        row[:] = local_pages[-1]
+        row[: len(local_pages)] = local_pages
         self._device_table = None
 
     @property
     def _table(self) -> Int32[jax.Array, "B P"] | None:
         """The table on the device, copied only after a change; None if each slot has one page."""
-        if self._device_table is None and self._told_table is not None:
+        if self._device_table is None and self._host_table is not None:
             # The host's table is changed in place later, and a CPU device may share its memory.
-            self._device_table = put(self._told_table.copy(), self._paged.model.slot_sharding)
+            self._device_table = put(self._host_table.copy(), self._paged.model.slot_sharding)
         return self._device_table
 
     def _text(self) -> tuple[Any, Any, Any, Any]:
@@ -80,7 +83,7 @@ class PagedRole:
     def _run_prefill(
         self, slot: int, tokens: Sequence[int], offset: int
     ) -> tuple[Any, list[tuple[int, Any]]]:
-        """See `PagedPrograms.prefill`; returns its logits and hidden states."""
+        """Runs `PagedPrograms.prefill` for a slot; returns its logits and hidden states."""
         self._pages, self._history, logits, chunks = device.run(
             self._paged.prefill, *self._text(), slot, tokens, offset, *self._openings[slot]
         )

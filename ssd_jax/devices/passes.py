@@ -90,9 +90,11 @@ def promote(
     rows = jnp.arange(winner.shape[0])
 
     def copy(array: jax.Array, branches: jax.Array, table: kv_pages.PageTable) -> jax.Array:
-        own = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(1, 2)  # [B, depths, heads, 2 D]
+        winner_kv = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(
+            1, 2
+        )  # [B, depths, heads, 2 D]
         windows, kernels = model.execution.window_writes, model.execution.write_kernels
-        return write(array, table, positions, own, windows=windows, kernels=kernels)
+        return write(array, table, positions, winner_kv, windows=windows, kernels=kernels)
 
     count = pages.shape[0] // scratch.shape[0]  # layers lie one after another
     if not model.execution.scan_layers:
@@ -114,6 +116,6 @@ def logits(
     flat = model.module(parameters).logits(hidden.reshape(-1, hidden.shape[-1]))
     if model.mesh is not None:
         axis = model.rules.outputs
-        for each in dict.fromkeys((axis, over_words(model, axis))):
-            flat = jax.lax.with_sharding_constraint(flat, PartitionSpec(None, each))
+        for spec in dict.fromkeys((axis, over_words(model, axis))):
+            flat = jax.lax.with_sharding_constraint(flat, PartitionSpec(None, spec))
     return flat.reshape(*hidden.shape[:-1], -1)

@@ -31,14 +31,14 @@ _IMPORTING = 10.0  # most seconds since the first source was read
 
 
 def find_or_compile(
-    made_from: str,
+    cache_key: str,
     devices: Sequence[Any],
     compile_or_load: Callable[[], tuple[jax.stages.Compiled, str | None]],
 ) -> jax.stages.Compiled:
     """Returns a program that the store in use has, or compiles it and stores how to find it.
 
     Args:
-      made_from: decides, with sources, versions and settings, what is compiled.
+      cache_key: names, with sources, versions and settings, what is compiled.
       devices: of the program.
       compile_or_load: traces the program; see `stored_jit.compile_or_load`.
     """
@@ -47,16 +47,16 @@ def find_or_compile(
         return compile_or_load()[0]
     kinds = ((device.id, device.device_kind) for device in devices)
     process = jax.process_index(), jax.process_count()
-    about = surroundings(devices[0].client), made_from, *kinds, process
-    name = f"lookup-{stored_jit.digest(about)}"
+    conditions = surroundings(devices[0].client), cache_key, *kinds, process
+    name = f"lookup-{stored_jit.digest(conditions)}"
     key = store.get(name)
     if key is not None:
         program = stored_jit.load(store, key.decode(), devices)
         if program is not None:
             return program
-    program, stored = compile_or_load()
-    if stored is not None and _unchanged(_sources()):
-        store.put(name, stored.encode())
+    program, stored_key = compile_or_load()
+    if stored_key is not None and _unchanged(_sources()):
+        store.put(name, stored_key.encode())
     return program
 
 
@@ -66,9 +66,9 @@ def surroundings(client: Any) -> str:
     It covers sources, where they are known, versions, processor, settings and flags, but not the
     number of cores.
     """
-    handled = client.platform == "cpu" and handlers.why_missing() is None
-    about = _sources_digest(), flax.__version__, stored_jit.conditions(client), handled
-    return stored_jit.digest(about)
+    has_handlers = client.platform == "cpu" and handlers.why_missing() is None
+    conditions = _sources_digest(), flax.__version__, stored_jit.conditions(client), has_handlers
+    return stored_jit.digest(conditions)
 
 
 @functools.cache
@@ -89,8 +89,8 @@ def _sources_digest() -> str | None:
 
 def _sources() -> list[Path]:
     """Sources of this package, without files that editors leave there."""
-    found = (path for path in _PACKAGE.rglob("*") if path.suffix in _SOURCES and path.is_file())
-    return sorted(path for path in found if not path.name.startswith("."))
+    paths = (path for path in _PACKAGE.rglob("*") if path.suffix in _SOURCES and path.is_file())
+    return sorted(path for path in paths if not path.name.startswith("."))
 
 
 def _unchanged(sources: Sequence[Path]) -> bool:

@@ -35,10 +35,11 @@ class ProgramSpec(NamedTuple):
       donate: arguments that are reused in place.
       results: shardings of the results, each a tree or one for a whole tree; None without a mesh.
       gathered: indices of results that every device has whole in the end.
-      told, either: arguments on the host, and arguments on the host or the device; see `Packing`.
+      host_args, host_or_device_args: indices of arguments that a call has on the host, and on the
+        host or the device; see `Packing`.
       options: the compiler's, by name.
-      made_from: decides, with the program's name, what the function computes, and for which shapes;
-        empty where that is unknown: the function is then compiled at every start.
+      cache_key: names, with the program's name, what the function computes; empty where that is
+        unknown: the function is then compiled at every start.
     """
 
     function: Callable[..., Any]
@@ -46,10 +47,10 @@ class ProgramSpec(NamedTuple):
     donate: tuple[int, ...] = ()
     results: tuple[Any, ...] | None = None
     gathered: Collection[int] = ()
-    told: tuple[int, ...] = ()
-    either: tuple[int, ...] = ()
+    host_args: tuple[int, ...] = ()
+    host_or_device_args: tuple[int, ...] = ()
     options: tuple[tuple[str, bool], ...] = ()
-    made_from: str = ""
+    cache_key: str = ""
 
     def compile(self, mesh: Mesh | None, name: Name | None = None) -> Program:
         """Compiles the program for the default device or for the devices of a mesh.
@@ -57,26 +58,35 @@ class ProgramSpec(NamedTuple):
         Arguments without a sharding are whole on every device of the mesh.
 
         Args:
-          name: with `made_from`, finds a program that an earlier start kept; None always compiles.
+          name: with `cache_key`, finds a program that an earlier start kept; None always compiles.
         """
-        if self.told:
-            packing = Packing(self.arguments, self.told, self.either)
-            arguments = (*(self.arguments[at] for at in packing.kept), packing.struct)
-            function, told = packing.over(self.function), ()
-            donate = tuple(map(packing.kept.index, self.donate))
-            spec = self._replace(function=function, arguments=arguments, donate=donate, told=told)
-            return PackedProgram(spec._of(mesh, name), packing)
-        return self._of(mesh, name)
+        if self.host_args:
+            packing = Packing(self.arguments, self.host_args, self.host_or_device_args)
+            arguments = (*(self.arguments[index] for index in packing.device_args), packing.struct)
+            function, host_args = packing.unpack_for(self.function), ()
+            donate = tuple(map(packing.device_args.index, self.donate))
+            spec = self._replace(
+                function=function, arguments=arguments, donate=donate, host_args=host_args
+            )
+            return PackedProgram(spec._find_or_compile(mesh, name), packing)
+        return self._find_or_compile(mesh, name)
 
-    def _of(self, mesh: Mesh | None, name: Name | None) -> jax.stages.Compiled:
+    def _find_or_compile(self, mesh: Mesh | None, name: Name | None) -> jax.stages.Compiled:
         devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
         compile_or_load = functools.partial(self._compile_or_load, mesh, devices)
-        if name is None or not self.made_from:
+        if name is None or not self.cache_key:
             return compile_or_load()[0]
-        shapes = [(each.shape, str(each.dtype)) for each in jax.tree.leaves(self.arguments)]
-        called = shapes, self.donate, sorted(self.gathered), self.told, self.either, self.options
-        made_from = f"{name} of {self.made_from} for {called}"
-        return program_lookup.find_or_compile(made_from, devices, compile_or_load)
+        shapes = [(struct.shape, str(struct.dtype)) for struct in jax.tree.leaves(self.arguments)]
+        signature = (
+            shapes,
+            self.donate,
+            sorted(self.gathered),
+            self.host_args,
+            self.host_or_device_args,
+            self.options,
+        )
+        cache_key = f"{name} of {self.cache_key} for {signature}"
+        return program_lookup.find_or_compile(cache_key, devices, compile_or_load)
 
     def _compile_or_load(
         self, mesh: Mesh | None, devices: Sequence[Any]
@@ -91,7 +101,7 @@ class ProgramSpec(NamedTuple):
             return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
 
         arguments = jax.tree.map(placed, self.arguments)
-        shares = jax.shard_map(
+        per_group = jax.shard_map(
             self.function,
             mesh=mesh,
             in_specs=jax.tree.map(lambda struct: _of_slots(struct.sharding), arguments),
@@ -102,8 +112,8 @@ class ProgramSpec(NamedTuple):
         results = self.results
         if self.gathered and results is not None:
             pairs = enumerate(results)
-            results = tuple(everywhere if i in self.gathered else kept for i, kept in pairs)
-        jitted = jax.jit(shares, donate_argnums=self.donate, out_shardings=results)
+            results = tuple(everywhere if i in self.gathered else sharding for i, sharding in pairs)
+        jitted = jax.jit(per_group, donate_argnums=self.donate, out_shardings=results)
         shardings = [struct.sharding for struct in jax.tree.leaves(arguments)], results
         return stored_jit.compile_or_load(
             jitted.trace(*arguments), devices, shardings, dict(self.options)
@@ -115,15 +125,15 @@ def _of_slots(sharding: NamedSharding) -> PartitionSpec:
     return PartitionSpec(*(axis if axis == DATA_AXIS else None for axis in sharding.spec))
 
 
-def room_of(programs: Iterable[Program]) -> int:
-    """Most bytes that one of the programs takes on a device beside its arguments while it runs."""
-    room = 0
+def working_memory(programs: Iterable[Program]) -> int:
+    """Most bytes that one of the programs takes on a device while it runs, beside its arguments."""
+    most = 0
     for program in programs:
-        about = program.memory_analysis()
-        if about is not None:
-            fresh = about.output_size_in_bytes - about.alias_size_in_bytes
-            room = max(room, about.temp_size_in_bytes + fresh)
-    return room
+        analysis = program.memory_analysis()
+        if analysis is not None:
+            results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+            most = max(most, analysis.temp_size_in_bytes + results)
+    return most
 
 
 def ints(*shape: int) -> jax.ShapeDtypeStruct:

@@ -82,10 +82,10 @@ def put(
     )
 
 
-def where(rows: Bool[Array, "B"], these: Record, those: Record) -> Record:
-    """`these` records in these rows, `those` in the others."""
+def where(rows: Bool[Array, "B"], inside: Record, outside: Record) -> Record:
+    """`inside` records in these rows, `outside` in the others."""
 
-    def choose(one: jax.Array, other: jax.Array) -> jax.Array:
-        return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+    def choose(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
 
-    return jax.tree.map(choose, these, those)
+    return jax.tree.map(choose, inside, outside)

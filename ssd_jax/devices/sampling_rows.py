@@ -21,7 +21,7 @@ from ssd_jax.sampling.params import (
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import Parts
 
-_SAME = {field.name for field in dataclasses.fields(SamplingParams)} & {*Sampling._fields}
+_COMMON_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} & {*Sampling._fields}
 
 
 class SamplingRows:
@@ -31,8 +31,8 @@ class SamplingRows:
       where: devices of the settings; None is the default device.
     """
 
-    def __init__(self, rows: int, vocab: int, where: Sharding | None = None) -> None:
-        self._vocab, self._where = vocab, where
+    def __init__(self, rows: int, vocab: int, sharding: Sharding | None = None) -> None:
+        self._vocab, self._sharding = vocab, sharding
         arrays: dict[str, Any] = {
             "temperature": np.zeros(rows, np.float32),
             "top_k": np.zeros(rows, np.int32),
@@ -59,21 +59,21 @@ class SamplingRows:
         Args:
           temperature: replaces a sampled request's own.
         """
-        row, params, own = opening.slot, opening.params, self._host
-        for name in _SAME - {"seed"}:
-            getattr(own, name)[row] = getattr(params, name)
+        row, params, host = opening.slot, opening.params, self._host
+        for name in _COMMON_FIELDS - {"seed"}:
+            getattr(host, name)[row] = getattr(params, name)
         if temperature is not None and params.temperature > 0:
-            own.temperature[row] = temperature
-        own.bias_ids[row] = self._vocab
+            host.temperature[row] = temperature
+        host.bias_ids[row] = self._vocab
         for place, (token, bias) in enumerate(params.logit_bias):
-            own.bias_ids[row, place] = token
-            own.bias[row, place] = bias
-        own.seed[row] = (params.seed_of_request & 0xFFFFFFFF, params.seed_of_request >> 32)
-        own.request[row] = opening.index
-        own.banned[row] = -1
-        own.banned[row, : len(opening.banned)] = opening.banned
-        own.ban_before[row] = opening.ban_before
-        words = own.bad_word_ids[row]
+            host.bias_ids[row, place] = token
+            host.bias[row, place] = bias
+        host.seed[row] = (params.seed_of_request & 0xFFFFFFFF, params.seed_of_request >> 32)
+        host.request[row] = opening.index
+        host.banned[row] = -1
+        host.banned[row, : len(opening.banned)] = opening.banned
+        host.ban_before[row] = opening.ban_before
+        words = host.bad_word_ids[row]
         if opening.bad_word_ids or (words >= 0).any():
             words[:] = -1
             for place, ids in enumerate(opening.bad_word_ids):
@@ -87,9 +87,9 @@ class SamplingRows:
         if device is None:
             # The host arrays are changed in place later, and a CPU device may share their memory.
             if self._bad_word_ids is None:
-                self._bad_word_ids = put(self._host.bad_word_ids.copy(), self._where)
-            others = jax.tree.map(np.array, self._host._replace(bad_word_ids=None))
-            device = put(others, self._where)._replace(bad_word_ids=self._bad_word_ids)
+                self._bad_word_ids = put(self._host.bad_word_ids.copy(), self._sharding)
+            settings = jax.tree.map(np.array, self._host._replace(bad_word_ids=None))
+            device = put(settings, self._sharding)._replace(bad_word_ids=self._bad_word_ids)
             self._device = device
         return device
 
@@ -104,18 +104,18 @@ class SamplingRows:
           start: [rows] position before that of each slot's first token; slots with a negative one
             are idle and need nothing.
         """
-        own, live = self._host, start >= 0
-        hot = live & (own.temperature > 0)
-        truncated = (own.top_k > 0) | (own.top_p < 1) | (own.min_p > 0)
-        banned = (own.ban_before > start + 1) & (own.banned >= 0).any(axis=1)
-        penalised = own.repetition_penalty != 1
-        penalised |= (own.frequency_penalty != 0) | (own.presence_penalty != 0)
-        biased = (own.bias_ids < self._vocab).any(axis=1)
-        worded = (own.bad_word_ids[..., -1] >= 0).any(axis=1)
+        host, live = self._host, start >= 0
+        hot = live & (host.temperature > 0)
+        truncated = (host.top_k > 0) | (host.top_p < 1) | (host.min_p > 0)
+        banned = (host.ban_before > start + 1) & (host.banned >= 0).any(axis=1)
+        penalised = host.repetition_penalty != 1
+        penalised |= (host.frequency_penalty != 0) | (host.presence_penalty != 0)
+        biased = (host.bias_ids < self._vocab).any(axis=1)
+        bad_worded = (host.bad_word_ids[..., -1] >= 0).any(axis=1)
         return Parts(
             sampled=bool(hot.any()),
             truncated=bool((hot & truncated).any()),
-            adjusted=bool((live & (banned | penalised | biased | worded)).any()),
+            adjusted=bool((live & (banned | penalised | biased | bad_worded)).any()),
         )
 
     def structs(self) -> Sampling:

@@ -16,8 +16,8 @@ def device_limit(opened: OpenedModel) -> int | None:
     """Bytes that each of a model's devices may hold; None if the devices do not report it."""
     mesh = opened.model.mesh
     devices = jax.local_devices()[:1] if mesh is None else mesh.local_devices
-    told = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
-    return min((limit for limit in told if limit), default=None)
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    return min((limit for limit in limits if limit), default=None)
 
 
 def devices_of_process(opened: OpenedModel) -> int:
@@ -28,12 +28,12 @@ def devices_of_process(opened: OpenedModel) -> int:
 
 def bytes_per_device(structs: Any) -> int:
     """Bytes that arrays of these structs take on each device."""
-    return sum(_share(struct) for struct in jax.tree.leaves(structs))
+    return sum(_shard_bytes(struct) for struct in jax.tree.leaves(structs))
 
 
 def bytes_of_process(structs: Any) -> int:
     """Bytes that these arrays take on all devices of this process."""
-    return sum(_share(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
+    return sum(_shard_bytes(struct) * _devices(struct) for struct in jax.tree.leaves(structs))
 
 
 def branch_structs(
@@ -49,9 +49,9 @@ def branch_structs(
     ]
 
 
-def _share(struct: jax.ShapeDtypeStruct) -> int:
-    whole = struct.sharding is None
-    shape = struct.shape if whole else struct.sharding.shard_shape(struct.shape)
+def _shard_bytes(struct: jax.ShapeDtypeStruct) -> int:
+    unsharded = struct.sharding is None
+    shape = struct.shape if unsharded else struct.sharding.shard_shape(struct.shape)
     return math.prod(shape) * struct.dtype.itemsize
 
 

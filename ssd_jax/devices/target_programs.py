@@ -94,7 +94,7 @@ class Programs(PagedPrograms):
                 accept = self._accept_spec(slots, width, variant)
                 specs[variant_name(("accept", slots, width), variant)] = accept
             for reach in self.reaches:
-                specs[self.to(("forward", width), reach)] = self._forward_spec(width, reach)
+                specs[self.with_reach(("forward", width), reach)] = self._forward_spec(width, reach)
         specs |= self.prompt_specs(with_logits=True)
         self._compiler = compiler
         self._compiled = dict((compiler or program_spec.compile_all)(specs, model.mesh, progress))
@@ -126,25 +126,25 @@ class Programs(PagedPrograms):
 
         One row costs little, and only has that one, unless there is one slot.
         """
-        every = self.model.execution.variants
-        return every if rows == self.slots else every[-1:]
+        all_variants = self.model.execution.variants
+        return all_variants if rows == self.slots else all_variants[-1:]
 
     @property
     def ids(self) -> int:
         """Number of ids that exist; logits beyond are vocabulary padding."""
         return self._tokens
 
-    def verified(self, rows: int, proposed: int) -> dict[str, Any]:
+    def accept_structs(self, rows: int, proposed: int) -> dict[str, Any]:
         """Structs of the arguments of `accept`, by name, for every slot or for one."""
-        of_rows = {
+        per_row = {
             "drafted": jax.eval_shape(lambda: self.verification.blank(rows)),
             "sampling": SamplingRows(rows, self.model.config.vocab_size).structs(),
             "start": program_spec.ints(rows),
         }
-        every = rows == self.slots
-        structs = self.structs | (self.by_slots(of_rows) if every else of_rows)
+        all_slots = rows == self.slots
+        structs = self.structs | (self.by_slots(per_row) if all_slots else per_row)
         structs["slot"] = program_spec.ints()
-        if every:
+        if all_slots:
             structs["logits"] = self.logits_of(proposed)
         return structs
 
@@ -158,10 +158,10 @@ class Programs(PagedPrograms):
         def receive(drafted):
             return (drafted,)
 
-        spec = self.spec(receive, structs, (), ("slots",), told=("drafted",))
+        spec = self.spec(receive, structs, (), ("slots",), host_args=("drafted",))
         return spec.compile(self.model.mesh, ("receive",))
 
-    def placed(self, drafted: Proposal) -> Proposal:
+    def to_device(self, drafted: Proposal) -> Proposal:
         """A proposal of every slot as `accept` takes it.
 
         A proposal on the host is sent to an accelerator in one array.
@@ -183,45 +183,60 @@ class Programs(PagedPrograms):
             # Flat: on a TPU arrays of three dimensions have another memory layout.
             return logits.reshape(-1, logits.shape[-1]), pages
 
-        room = max(proposed, self.verification.widths[-1])
+        k = max(proposed, self.verification.widths[-1])
         structs = self.structs | {
             **self.by_slots(dict.fromkeys(("pending", "lengths"), program_spec.ints(self.slots))),
-            "tokens": self.by_slots(program_spec.ints(self.slots, room)),
+            "tokens": self.by_slots(program_spec.ints(self.slots, k)),
             "logits": self.logits_of(proposed),
         }
-        results, both = ("logits", "pages"), ("pending", "tokens")
-        return self.spec(forward, structs, ("pages",), results, told=("lengths",), either=both)
+        results, host_or_device = ("logits", "pages"), ("pending", "tokens")
+        return self.spec(
+            forward,
+            structs,
+            ("pages",),
+            results,
+            host_args=("lengths",),
+            host_or_device_args=host_or_device,
+        )
 
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` for every slot, or for one slot whose number is an argument."""
-        vocab, about = self.model.config.vocab_size, self.verification
+        vocab, verification = self.model.config.vocab_size, self.verification
         common = {"tokens": self._tokens, "parts": VARIANTS[variant]}
-        every = rows == self.slots
+        all_slots = rows == self.slots
 
         def accept(logits, drafted, sampling, start, history, slot):
             logits = logits.reshape(-1, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
             sampling = greedy_where_idle(sampling, start >= 0)
-            slot, owner = self.own(slot)
-            own = history
-            if not every:
-                own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
-            outcome = verify(logits, drafted, sampling, start, own, rule=about.rule, **common)
-            said = history
+            slot, owner = self.local_slot(slot)
+            slot_history = history
+            if not all_slots:
+                slot_history = jax.tree.map(
+                    lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history
+                )
+            outcome = verify(
+                logits, drafted, sampling, start, slot_history, rule=verification.rule, **common
+            )
+            new_history = history
             if VARIANTS[variant].adjusted is not False:
-                said = commit(own, drafted, outcome, (start >= 0) & (every | owner))
-                if not every:
-                    said = history._replace(
-                        output=history.output.at[slot].set(said.output[0]),
-                        recent=history.recent.at[slot].set(said.recent[0]),
+                new_history = commit(
+                    slot_history, drafted, outcome, (start >= 0) & (all_slots | owner)
+                )
+                if not all_slots:
+                    new_history = history._replace(
+                        output=history.output.at[slot].set(new_history.output[0]),
+                        recent=history.recent.at[slot].set(new_history.recent[0]),
                     )
             packed = jnp.concatenate(
                 [outcome.accepted[:, None], emitted_tokens(drafted, outcome)], axis=1
             )
-            told = packed, outcome.bonus
-            packed, bonus = told if every else self.of_owner(told, owner)
-            return packed, bonus, said
+            results_of_rows = packed, outcome.bonus
+            packed, bonus = (
+                results_of_rows if all_slots else self.from_owner(results_of_rows, owner)
+            )
+            return packed, bonus, new_history
 
-        structs = self.verified(rows, proposed)
-        results = (*(("read", "slots") if every else ("whole", "whole")), "history")
-        return self.spec(accept, structs, ("history",), results, told=("start", "slot"))
+        structs = self.accept_structs(rows, proposed)
+        results = (*(("read", "slots") if all_slots else ("whole", "whole")), "history")
+        return self.spec(accept, structs, ("history",), results, host_args=("start", "slot"))

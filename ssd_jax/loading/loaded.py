@@ -195,14 +195,14 @@ class Loaded:
         The draft's are included if one of `engines`, as (mode, K), has it in this process; they are
         compiled if need be.
         """
-        by_role, modes = {"target": self.programs.room}, {mode for mode, _ in engines}
+        by_role, modes = {"target": self.programs.working_memory}, {mode for mode, _ in engines}
         menus: list[Sequence[DraftPrograms | ExpansionPrograms]] = []
         if self.inline is not None and "sd" in modes:
             menus.append([self.inline.plain()])
         if self.inline is not None and "ssd" in modes and self.worker is None:
             menus.append(self.inline.branching())
         if menus:
-            by_role["draft"] = max(programs.room for menu in menus for programs in menu)
+            by_role["draft"] = max(programs.working_memory for menu in menus for programs in menu)
         return by_role
 
     def close(self) -> None:

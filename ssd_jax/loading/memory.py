@@ -184,7 +184,7 @@ def _check(resolved: Resolved, need: Need) -> None:
         f"slots = {config.slots} of context = {resolved.context}{budget}{memory} need "
         f"{in_bytes(need.total)} of memory ("
         + ", ".join(f"{what} {in_bytes(size)}" for what, size in need.parts.items() if size)
-        + f"), {need.whose} has {in_bytes(need.limit)}; lower one of them"
+        + f"), {need.memory} has {in_bytes(need.limit)}; lower one of them"
         + (", or `proposal_support`" if branches else "")
         + (", or give one budget" if len(budgets) > 1 else "")
         + ", or use a smaller model or dtype"

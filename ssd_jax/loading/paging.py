@@ -77,7 +77,7 @@ def most_pages(config: Config, size: int, groups: int, needed: Needs) -> int:
     share = config.kv_share
     assert share is not None
     one, two = needed(Paging(size, groups)), needed(Paging(size, 2 * groups))
-    if jax.default_backend() != "cpu" and not any("of the target" in need.whose for need in one):
+    if jax.default_backend() != "cpu" and not any("of the target" in need.memory for need in one):
         raise InputError(
             f"kv_memory = {config.kv_memory}: the target's devices do not report how much memory "
             "they have; give a size such as 4GiB"

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import branching
-from ssd_jax.devices.branching import Forks
-from ssd_jax.devices.branching import forks as forks_of
+from ssd_jax.devices.branching import Forks, place_forks
 from ssd_jax.devices.record import Record
 from ssd_jax.sampling.proposal import Proposal
 from tests.sampling.rows import QUICKLY
 
 K, W, VOCAB = 4, 5, 9
 
-jitted = jax.jit(forks_of, static_argnums=2, compiler_options=QUICKLY)
+jitted = jax.jit(place_forks, static_argnums=2, compiler_options=QUICKLY)
 
 
 def numbers(counts, branches):
@@ -26,7 +25,7 @@ def numbers(counts, branches):
 @functools.partial(jax.jit, compiler_options=QUICKLY)
 def bonus_tokens(kept: Record, last, forks: Forks):
     """Bonus tokens of branches with k < L, and of those with k = L."""
-    return branching.before_last(kept, forks), branching.after_last(last, kept, forks)
+    return branching.early_bonus_tokens(kept, forks), branching.tail_bonus_tokens(last, kept, forks)
 
 
 def recorded(tokens, length, candidates) -> Record:

@@ -136,25 +136,25 @@ def test_every_field_of_the_settings_is_classified():
 
 
 FAULTS = [
-    (" | (own.min_p > 0)", ""),
-    ("(own.top_k > 0) | ", ""),
-    (" | (own.top_p < 1)", ""),
+    (" | (host.min_p > 0)", ""),
+    ("(host.top_k > 0) | ", ""),
+    (" | (host.top_p < 1)", ""),
     ("hot = live & ", "hot = "),
     ("(hot & truncated)", "truncated"),
-    (" | (own.presence_penalty != 0)", ""),
-    ("(own.frequency_penalty != 0) | ", ""),
-    ("own.presence_penalty != 0", "own.presence_penalty > 0"),
-    ("own.presence_penalty != 0", "own.presence_penalty < 0"),
-    ("own.frequency_penalty != 0", "own.frequency_penalty > 0"),
-    ("own.frequency_penalty != 0", "own.frequency_penalty < 0"),
-    ("own.repetition_penalty != 1", "own.repetition_penalty > 1"),
-    ("own.repetition_penalty != 1", "own.repetition_penalty < 1"),
+    (" | (host.presence_penalty != 0)", ""),
+    ("(host.frequency_penalty != 0) | ", ""),
+    ("host.presence_penalty != 0", "host.presence_penalty > 0"),
+    ("host.presence_penalty != 0", "host.presence_penalty < 0"),
+    ("host.frequency_penalty != 0", "host.frequency_penalty > 0"),
+    ("host.frequency_penalty != 0", "host.frequency_penalty < 0"),
+    ("host.repetition_penalty != 1", "host.repetition_penalty > 1"),
+    ("host.repetition_penalty != 1", "host.repetition_penalty < 1"),
     ("banned | penalised | biased", "banned | penalised"),
-    ("penalised | biased | worded", "penalised | biased"),
+    ("penalised | biased | bad_worded", "penalised | biased"),
     ("(live & (banned", "((banned"),
     ("> start + 1", "> start"),
     ("> start + 1", "> start + 2"),
-    (" & (own.banned >= 0).any(axis=1)", ""),
+    (" & (host.banned >= 0).any(axis=1)", ""),
 ]
 
 

@@ -49,11 +49,11 @@ def test_arguments_come_out_as_they_went_in(on_device):
     """Also numbers that are none, bit by bit."""
     arguments = drawn(np.random.default_rng(0))
     arguments[1].q[0, 0, :2] = np.nan, -0.0
-    packing = Packing(structs(arguments), told=(1, 2, 3), either=(4,))
+    packing = Packing(structs(arguments), host_args=(1, 2, 3), host_or_device_args=(4,))
     *rest, last = arguments
     kept, array = packing.pack([*rest, jnp.asarray(last) if on_device else last])
     assert (array.dtype, array.shape) == (np.int32, packing.struct.shape)
-    found = jax.jit(packing.over(lambda *every: every))(*kept, array)
+    found = jax.jit(packing.unpack_for(lambda *every: every))(*kept, array)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(arguments), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, np.shape(other))
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
@@ -61,10 +61,10 @@ def test_arguments_come_out_as_they_went_in(on_device):
 
 def test_arguments_of_one_row_may_have_any_shape():
     arguments = np.arange(8, dtype=np.int32)[None], np.array([3, 5, 7], np.int32)
-    packing = Packing(structs(arguments), told=(0, 1))
+    packing = Packing(structs(arguments), host_args=(0, 1))
     kept, array = packing.pack(arguments)
     assert (kept, array.shape) == ([], (1, 11))
-    found = packing.over(lambda *every: every)(jnp.asarray(array))
+    found = packing.unpack_for(lambda *every: every)(jnp.asarray(array))
     assert all(map(np.array_equal, found, arguments))
 
 
@@ -79,7 +79,7 @@ def test_arguments_of_one_row_may_have_any_shape():
 )
 def test_an_array_of_another_size_or_type_is_refused(wrong):
     arguments = drawn(np.random.default_rng(0))
-    packing = Packing(structs(arguments), told=(1, 2, 3, 4))
+    packing = Packing(structs(arguments), host_args=(1, 2, 3, 4))
     packing.pack(arguments)
     with pytest.raises(ValueError, match=r"in place of int32\[3, 5\]"):
         packing.pack([*arguments[:4], wrong(arguments[4])])
@@ -146,7 +146,7 @@ def test_a_dispatch_hands_over_one_array_at_most(pair, monkeypatch, mesh, there,
     assert others == [expected] * 2
     if "kv_memory" in settings:  # the planted fault: tables that stay on the host
         llm._engines.clear()
-        monkeypatch.setattr(PagedRole, "_table", property(lambda self: self._told_table))
+        monkeypatch.setattr(PagedRole, "_table", property(lambda self: self._host_table))
         assert max(counts_of(llm, "ar", monkeypatch)) == 2
 
 
@@ -161,17 +161,17 @@ def test_a_proposal_of_the_host_is_one_array_and_the_same(pair, monkeypatch):
     )
     assert found == expected
     assert max(counts_of(llm, "sd", monkeypatch)) == 1
-    monkeypatch.setattr(Programs, "placed", lambda self, drafted: drafted)  # the planted fault
+    monkeypatch.setattr(Programs, "to_device", lambda self, drafted: drafted)  # the planted fault
     assert max(counts_of(llm, "sd", monkeypatch)) > 1
 
 
 def test_a_layout_that_is_off_by_a_column_is_seen(monkeypatch):
     """The planted fault: what is taken apart begins a column late."""
     arguments = drawn(np.random.default_rng(0))
-    packing = Packing(structs(arguments), told=(1, 2, 3), either=(4,))
+    packing = Packing(structs(arguments), host_args=(1, 2, 3), host_or_device_args=(4,))
     kept, array = packing.pack(arguments)
-    right = packing._taken
-    monkeypatch.setattr(packing, "_taken", lambda a, c: right(jnp.roll(a, -1, axis=1), c))
-    found = packing.over(lambda *every: every)(*kept, jnp.asarray(array))
+    right = packing._unpack
+    monkeypatch.setattr(packing, "_unpack", lambda a, c: right(jnp.roll(a, -1, axis=1), c))
+    found = packing.unpack_for(lambda *every: every)(*kept, jnp.asarray(array))
     same = map(np.array_equal, jax.tree.leaves(found)[1:], jax.tree.leaves(arguments)[1:])
     assert not any(same)

@@ -40,12 +40,12 @@ CONFIG = ModelConfig.from_hf(tiny.config("llama"))
 EXECUTION = Execution.for_platform("cpu", "float32")
 
 
-def made_from(make, *arguments, **changes):
+def cache_keys(make, *arguments, **changes):
     """Of the programs that a constructor would compile, by name."""
     seen = {}
 
     def compiler(specs, *_):
-        seen.update({name: spec.made_from for name, spec in specs.items()})
+        seen.update({name: spec.cache_key for name, spec in specs.items()})
         return {}
 
     make(*arguments, compiler=compiler, **changes)
@@ -89,7 +89,7 @@ DRAFTING = {
     "confident": True,
 }
 USUAL = Drafting(k=2, support=4, rule="ratio", branches=4)
-NO_PROGRAM = {"progress", "compiler", "late", "others"}
+NO_PROGRAM = {"progress", "compiler", "defer", "sibling"}
 """Parameters that change no program."""
 
 
@@ -125,13 +125,13 @@ def test_programs_are_made_from_all_that_they_are_given(make, about, others):
     changes = {**OTHER_ROOM, about: others}
     changes["model"] = [FunctionalModel(CONFIG, MODELS["execution"][0])]
     assert parameters(make) == set(changes)
-    first = made_from(make, **usual, model=model)
-    assert made_from(make, **usual, model=model) == first
+    first = cache_keys(make, **usual, model=model)
+    assert cache_keys(make, **usual, model=model) == first
     texts = [{*first.values()}]
     for name, values in changes.items():
         for value in values:
             settings = {"model": model, **usual, name: value}
-            texts.append({*made_from(make, **settings).values()})
+            texts.append({*cache_keys(make, **settings).values()})
     assert all(len(text) == 1 for text in texts)
     assert len(set.union(*texts)) == len(texts)
 
@@ -143,8 +143,8 @@ def test_branches_are_made_from_their_number_and_their_base():
         for each in (USUAL, dataclasses.replace(USUAL, branches=5))
     ]
     assert parameters(ExpansionPrograms) == {"base", "branches"}
-    found = [made_from(ExpansionPrograms, *pair) for pair in [(bases[0], 4), (bases[0], 3)]]
-    found += [made_from(ExpansionPrograms, base) for base in bases]
+    found = [cache_keys(ExpansionPrograms, *pair) for pair in [(bases[0], 4), (bases[0], 3)]]
+    found += [cache_keys(ExpansionPrograms, base) for base in bases]
     first, fewer, usual, other = ({*each.values()} for each in found)
     assert first == usual
     assert len(first | fewer | other) == 3
@@ -161,11 +161,11 @@ def made(directory):
     return sorted(directory.glob("lookup-*.program"))
 
 
-def compiled(text="x + 1", *, told=()):
+def compiled(text="x + 1", *, host_args=()):
     """A program that `text` says, from the store if it is there."""
     struct = jax.ShapeDtypeStruct((4,), jnp.int32)
-    spec = ProgramSpec(eval(f"lambda x, y: ({text}, y)"), (struct, struct), told=told)
-    return spec._replace(made_from=text).compile(None, ("a", 1))
+    spec = ProgramSpec(eval(f"lambda x, y: ({text}, y)"), (struct, struct), host_args=host_args)
+    return spec._replace(cache_key=text).compile(None, ("a", 1))
 
 
 def run(program):
@@ -178,24 +178,24 @@ def build_none(monkeypatch):
     monkeypatch.setattr(stored_jit, "_store", lambda *_: pytest.fail("it is compiled"))
 
 
-@pytest.mark.parametrize("told", [(), (0,)])
-def test_the_next_start_does_not_build_it(store, monkeypatch, told):
+@pytest.mark.parametrize("host_args", [(), (0,)])
+def test_the_next_start_does_not_build_it(store, monkeypatch, host_args):
     arguments = [np.arange(4, dtype=np.int32)] * 2
-    first = [np.asarray(each) for each in compiled(told=told)(*arguments)]
+    first = [np.asarray(each) for each in compiled(host_args=host_args)(*arguments)]
     assert len(made(store.directory)) == 1
     jax.clear_caches()
     build_none(monkeypatch)
-    kept = compiled(told=told)
+    kept = compiled(host_args=host_args)
     np.testing.assert_array_equal(first, [np.asarray(each) for each in kept(*arguments)])
     assert kept.memory_analysis() is not None
     with pytest.raises(pytest.fail.Exception):
-        compiled("x + 2", told=told)
+        compiled("x + 2", host_args=host_args)
 
 
 def test_without_a_name_or_a_store_of_ours_it_is_built(store):
     spec = ProgramSpec(lambda x: x, (jax.ShapeDtypeStruct((1,), jnp.int32),))
     spec.compile(None, ("a",))
-    spec._replace(made_from="something").compile(None)
+    spec._replace(cache_key="something").compile(None)
     assert made(store.directory) == []
     use_store(None)
     compiled()
@@ -276,20 +276,22 @@ OPTIONS = (("xla_cpu_enable_fast_math", False),)
 
 
 @pytest.mark.parametrize(
-    "change", [{"donate": (0,)}, {"shape": (8,)}, {"told": (0,)}, {"options": OPTIONS}]
+    "change", [{"donate": (0,)}, {"shape": (8,)}, {"host_args": (0,)}, {"options": OPTIONS}]
 )
-def test_other_arguments_are_another_program_whatever_it_is_made_from(store, change):
+def test_other_arguments_are_another_program_whatever_the_cache_key(store, change):
     for about in ({}, change, {}, change):
         struct = jax.ShapeDtypeStruct(about.get("shape", (4,)), jnp.int32)
-        spec = ProgramSpec(lambda x, y: (x + 1, y), (struct, struct), made_from="the same")
+        spec = ProgramSpec(lambda x, y: (x + 1, y), (struct, struct), cache_key="the same")
         spec._replace(**{n: v for n, v in about.items() if n != "shape"}).compile(None, ("a",))
     assert len(made(store.directory)) == 2
 
 
-@pytest.mark.parametrize("told", [(), (0,)])
-def test_the_compiler_gets_its_options(told):
+@pytest.mark.parametrize("host_args", [(), (0,)])
+def test_the_compiler_gets_its_options(host_args):
     struct = jax.ShapeDtypeStruct((4,), jnp.int32)
-    spec = ProgramSpec(lambda x: x, (struct,), told=told, options=(("no_such_option", True),))
+    spec = ProgramSpec(
+        lambda x: x, (struct,), host_args=host_args, options=(("no_such_option", True),)
+    )
     with pytest.raises(Exception, match="no_such_option"):
         spec.compile(None)
 

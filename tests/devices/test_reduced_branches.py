@@ -175,10 +175,10 @@ def test_columns_taken_for_ids_are_caught(programs, edit, expected):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("penalties.add_output(rows, both, self._outputs)", "rows"),
-        ("penalties.add_output(rows, both, self._outputs)", "penalties.add_output(rows, both)"),
-        ("[path, own]", "[path]"),
-        ("[path, own]", "[own]"),
+        ("penalties.add_output(rows, output, self._outputs)", "rows"),
+        ("penalties.add_output(rows, output, self._outputs)", "penalties.add_output(rows, both)"),
+        ("[path, drafted]", "[path]"),
+        ("[path, drafted]", "[drafted]"),
     ],
 )
 def test_branches_that_forget_what_they_said_are_caught(programs, monkeypatch, old, new):

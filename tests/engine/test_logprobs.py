@@ -290,7 +290,9 @@ def test_prompt_tokens_have_the_logprobs_of_a_plain_forward(llm, checkpoint, mod
 def test_a_prompt_whose_tokens_are_judged_by_their_own_positions_is_noticed(raw, checkpoint):
     (ids,) = prompts_of([40])
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    with edited([Edit(DeviceTarget, "score", ": len(some)] = some", "1 : len(some)] = some[:-1]")]):
+    with edited(
+        [Edit(DeviceTarget, "score", ": len(scored)] = scored", "1 : len(scored)] = scored[:-1]")]
+    ):
         (output,) = raw.generate([ids], params)
     with pytest.raises(AssertionError):
         are_those_of_a_plain_forward(output.prompt_logprobs, checkpoint, ids, 0)

@@ -136,8 +136,8 @@ KEYED_BY_SLOT = [
     Edit(
         SamplingRows,
         "set",
-        "own.request[row] = opening.index",
-        "own.request[row] = row",
+        "host.request[row] = opening.index",
+        "host.request[row] = row",
     )
 ]
 Q_OF_BEFORE = [

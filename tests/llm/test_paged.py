@@ -123,7 +123,7 @@ def forgotten(self, slot, pages):
 
 def tail_of_another(self, slot, pages):
     usual_pages(self, slot, pages)
-    self._told_table[slot, len(pages) - 1 :] = 0
+    self._host_table[slot, len(pages) - 1 :] = 0
 
 
 usual_pages = PagedRole.set_pages

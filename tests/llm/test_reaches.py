@@ -32,7 +32,7 @@ def checkpoints(tmp_path_factory):
 @pytest.fixture
 def used(monkeypatch):
     """Names of the programs that ran, of attention as on GPUs and of short blocks."""
-    usual, reaching, names = Execution.for_platform, PagedPrograms.reaching, []
+    usual, reaching, names = Execution.for_platform, PagedPrograms.select_reach, []
 
     def as_on_gpus(platform, dtype, **choices):
         return dataclasses.replace(usual(platform, dtype, **choices), attention="xla_static")
@@ -42,7 +42,7 @@ def used(monkeypatch):
         return names[-1]
 
     monkeypatch.setattr(Execution, "for_platform", as_on_gpus)
-    monkeypatch.setattr(PagedPrograms, "reaching", noted)
+    monkeypatch.setattr(PagedPrograms, "select_reach", noted)
     monkeypatch.setattr(paged_programs, "_SHORT", BLOCK)
     for module in (paged_programs, xla):
         monkeypatch.setattr(module, "STATIC_BLOCK", BLOCK)
@@ -85,9 +85,9 @@ def test_texts_are_the_same_and_short_ones_read_little(checkpoints, expected, us
 
 
 def test_a_program_that_reads_too_little_is_caught(checkpoints, expected, used, monkeypatch):
-    reaching = PagedPrograms.reaching
+    reaching = PagedPrograms.select_reach
     monkeypatch.setattr(
-        PagedPrograms, "reaching", lambda self, name, end: reaching(self, name, end - 12)
+        PagedPrograms, "select_reach", lambda self, name, end: reaching(self, name, end - 12)
     )
     assert texts(checkpoints, "ar") != expected
 

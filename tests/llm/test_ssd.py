@@ -231,7 +231,7 @@ def test_text_up_to_the_last_position_of_the_context(many):
 
 @pytest.mark.more
 def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch):
-    right = branching.after_last, branching.before_last
+    right = branching.tail_bonus_tokens, branching.early_bonus_tokens
 
     def others(candidates):
         return (candidates + 17) % tiny.TOKENS
@@ -239,8 +239,10 @@ def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch
     def elsewhere(record):
         return record._replace(candidates=others(record.candidates))
 
-    monkeypatch.setattr(branching, "after_last", lambda c, *rest: right[0](others(c), *rest))
-    monkeypatch.setattr(branching, "before_last", lambda r, forks: right[1](elsewhere(r), forks))
+    monkeypatch.setattr(branching, "tail_bonus_tokens", lambda c, *rest: right[0](others(c), *rest))
+    monkeypatch.setattr(
+        branching, "early_bonus_tokens", lambda r, forks: right[1](elsewhere(r), forks)
+    )
     settings = {"budget": "8", "dtype": "float32", "verify": "coupled", "fan_out": "confidence"}
     llm = ssd(checkpoints["qwen3"], slots=4, **settings)
     spoken = outputs(llm, asked(llm), "ssd")

@@ -169,7 +169,7 @@ def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
     tiny_checkpoint, monkeypatch
 ):
     llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **SMALL)
-    programs = {"target": llm.loaded.programs.room}
+    programs = {"target": llm.loaded.programs.working_memory}
     both = sum(parts(llm, [("sd", 1), ("ar", 0)], programs=programs).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
     assert llm.engine_of("sd")
@@ -184,13 +184,13 @@ def test_each_device_holds_its_role(ssd, accelerators):
     weights = size(ssd.target.model.parameter_structs())
     pages = size(ssd.target.model.page_struct(2, 128))
     _, one = needed(ssd, [("ssd", 2), ("ar", 0)], programs=ROOM)
-    assert one.whose == "each device of the target"
+    assert one.memory == "each device of the target"
     assert one.parts["weights of the target"] == one.parts["weights of the draft"] == weights
     assert one.parts["its keys and values"] == 2 * pages
     assert one.parts["the draft's keys and values"] == pages
     assert one.parts["its records of past tokens"] == 2 * one.parts[OF_DRAFT] > 0
     _, target, draft = needed(ssd, [("ssd", 2), ("ar", 0)], "submesh", programs=ROOM)
-    assert draft.whose == "each device of the draft"
+    assert draft.memory == "each device of the draft"
     assert {**target.parts, **draft.parts} == one.parts
     assert target.parts["its programs"] == 5
     assert draft.parts["the draft's programs"] == 7
@@ -233,7 +233,7 @@ def test_programs_that_need_too_much_are_refused_before_anything_is_decoded(
     tiny_checkpoint, accelerators
 ):
     llm = LLM(str(tiny_checkpoint), **SMALL)
-    room = llm.loaded.programs.room
+    room = llm.loaded.programs.working_memory
     assert room > 0
     accelerators(1 << 40)
     _, need = needed(llm, [("ar", 0)])
@@ -249,7 +249,10 @@ def test_programs_of_a_draft_are_counted_in_the_mode_that_runs_them(tiny_checkpo
     draft = {"mode": "sd", "draft": str(tiny_checkpoint), "k": "1"}
     llm = LLM(str(tiny_checkpoint), **draft, **SMALL)
     room = llm.loaded.program_bytes([("sd", 1), ("ar", 0)])
-    assert room == {"target": llm.loaded.programs.room, "draft": llm.loaded.inline.plain().room}
+    assert room == {
+        "target": llm.loaded.programs.working_memory,
+        "draft": llm.loaded.inline.plain().working_memory,
+    }
     assert llm.loaded.program_bytes([("ar", 0)]) == {"target": room["target"]}
     both = sum(parts(llm, [("sd", 1)], programs=room).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))

@@ -95,8 +95,8 @@ def heads_in_turns(self, name, array):
 @pytest.mark.parametrize(
     ("where", "name", "fault"),
     [
-        (PagedPrograms, "own", written_by_all),
-        pytest.param(PagedPrograms, "of_owner", counted_by_all, marks=pytest.mark.slow),
+        (PagedPrograms, "local_slot", written_by_all),
+        pytest.param(PagedPrograms, "from_owner", counted_by_all, marks=pytest.mark.slow),
         pytest.param(FunctionalModel, "prepare", heads_in_turns, marks=pytest.mark.slow),
     ],
 )

@@ -448,7 +448,7 @@ if when == "pinned":
     pin({CORE})
 use_store(open_store(StoreSettings(directory)))
 struct = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
-spec = ProgramSpec(lambda x, y: jnp.sin(x) * jnp.cos(y), (struct, struct), made_from="it")
+spec = ProgramSpec(lambda x, y: jnp.sin(x) * jnp.cos(y), (struct, struct), cache_key="it")
 print(spec.compile(None, ("it",)).as_text().count('"outer_dimension_partitions":["'))
 """
 

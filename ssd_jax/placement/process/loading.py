@@ -99,11 +99,11 @@ def load_sessions(
             tokens=spec.tokens,
             drafting=spec.drafting,
             paging=paging,
-            late=urgent,
+            defer=urgent,
         )
         *fewer, most = sorted(spec.budgets)
         menu = ExpansionPrograms.menu(base, [most] if urgent else spec.budgets)
-        check(programs=max(programs.room for programs in menu))
+        check(programs=max(programs.working_memory for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, spec.draft_temperature)
     if urgent:

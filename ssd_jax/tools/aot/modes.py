@@ -86,7 +86,7 @@ class Mode:
         for need, _ in self.needs(chip):
             if not need.fits:
                 return (
-                    f"{need.whose} takes {need.total / 2**30:.1f} GiB of a device, which has "
+                    f"{need.memory} takes {need.total / 2**30:.1f} GiB of a device, which has "
                     f"{chip.memory / 2**30:.2f}"
                 )
         return None

@@ -58,7 +58,7 @@ def _memory(needs: Sequence[DeviceNeed], chip: Chip) -> Page:
         return _gib(parts[name]) if parts["running"] or parts["code"] else None  # none compiled
 
     columns: list[Column[DeviceNeed]] = [
-        Column("mode and devices", lambda row: row.need.whose, "left"),
+        Column("mode and devices", lambda row: row.need.memory, "left"),
         Column("weights", lambda row: _gib(row.need.parts["weights"])),
         Column("pages", lambda row: _gib(row.need.parts["pages"])),
         Column("while running", lambda row: of_programs(row, "running")),
