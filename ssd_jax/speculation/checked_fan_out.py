@@ -11,7 +11,7 @@ from ssd_jax.speculation.fan_out import After, Classes, Counts, FanOut, Verifica
 
 
 class CheckedFanOut(FanOut):
-    """A policy whose counts are checked.
+    """A policy whose counts are checked, and which gets confidence only if it reads it.
 
     Args:
       policy: decides.
@@ -29,7 +29,8 @@ class CheckedFanOut(FanOut):
         Raises:
           InputError: they are not L + 1 numbers that sum to the budget, the last one at least 1.
         """
-        found = self._policy.counts(length, budget, after, confidence)
+        known = confidence[:length] if self.reads_confidence else ()
+        found = self._policy.counts(length, budget, after, known)
         whole = isinstance(found, tuple | list) and all(isinstance(n, Integral) for n in found)
         if not whole or len(found) != length + 1 or min(found) < 0 or found[-1] < 1:
             wrong = f"give {length + 1} numbers, none negative and the last one at least 1"
@@ -41,4 +42,5 @@ class CheckedFanOut(FanOut):
 
     @override
     def observe(self, verified: VerificationStats) -> None:
-        self._policy.observe(verified)
+        known = verified if self.reads_confidence else verified._replace(confidence=())
+        self._policy.observe(known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
@@ -15,9 +16,10 @@ from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import load as loading
 from ssd_jax.loading.custom import Custom
 from ssd_jax.roles.protocols import Drafter
-from ssd_jax.roles.records import DraftSetup, SlotOpening
+from ssd_jax.roles.records import Drafted, DraftSetup, SlotOpening
+from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.fan_out import FanOut, VerificationStats
 from ssd_jax.speculation.text_drafts import TextDrafter
 from ssd_jax.testing.by_row import DraftRow, batch_of
 from tests.checkpoints import tiny_pair
@@ -250,9 +252,69 @@ def test_counts_of_a_policy_that_do_not_fit_are_refused(counts, message):
         Custom(fan_out=Scripted).new_fan_out().counts(2, 6, "hit")
 
 
-def test_a_policy_reads_confidence_if_it_says_so():
+@pytest.mark.parametrize(("reads", "seen"), [(True, (5, 7)), (False, ())])
+def test_a_policy_sees_confidence_if_it_says_that_it_reads_it(reads, seen):
+    asked = []
+
+    class Reading(OneEach):
+        reads_confidence = reads
+
+        def counts(self, length, budget, after, confidence=()):
+            asked.append(confidence)
+            return super().counts(length, budget, after)
+
+        def observe(self, verified):
+            asked.append(verified.confidence)
+
+    policy = Custom(fan_out=Reading).new_fan_out()
+    assert policy.reads_confidence == reads
+    policy.counts(2, 6, "hit", (5, 7))
+    policy.observe(VerificationStats(1, 2, "hit", confidence=(5, 7)))
+    assert asked == [seen, seen]
+
+
+class HalfQ(Drafter):
+    """Draws the last token or its neighbour, each with q = 1/2."""
+
+    draws_from_q = True
+
+    def __init__(self, setup):
+        self.k, self._ids, self._noise = setup.k, setup.ids, np.random.default_rng(0)
+
+    def propose(self, batch):
+        last = np.repeat(batch.pending[:, None], self.k, axis=1)
+        self._both = np.stack([last, (last + 1) % self._ids], -1)
+        first = self._noise.integers(2, size=last.shape) == 0
+        return Drafted(batch.limit, np.where(first, self._both[..., 0], self._both[..., 1]))
+
+    def proposal(self):
+        q = np.full(self._both.shape, 0.5, np.float32)
+        return SimpleNamespace(support=self._both, q=q)
+
+
+@pytest.mark.more
+def test_a_drafter_that_draws_from_its_q_leaves_greedy_text_as_it_is(target):
+    with opened(target, mode="sd", draft=HalfQ) as llm:
+        assert llm.loaded.programs.verification.support == 64
+        says_what_ar_says(llm, "sd")
+
+
+@pytest.mark.more
+def test_a_policy_serves_beside_a_draft_model_in_a_process(tmp_path):
     class Reading(Counted):
         reads_confidence = True
 
-    assert Custom(fan_out=Reading).new_fan_out().reads_confidence
-    assert not Custom(fan_out=Counted).new_fan_out().reads_confidence
+        def counts(self, length, budget, after, confidence=()):
+            assert len(confidence) in (0, length)
+            self.known |= bool(confidence) and UNKNOWN not in confidence
+            return super().counts(length, budget, after)
+
+        known = False
+
+    Counted.made = []
+    target, draft = tiny_pair.write(tmp_path, "qwen3")
+    settings = {"draft_placement": "process", "budget": 8, "fan_out": Reading}
+    with opened(target, mode="ssd", draft=draft, **settings) as llm:
+        assert llm.modes == ("ar", "sd", "ssd")
+        says_what_ar_says(llm, "ssd")
+    assert any(policy.known for policy in Counted.made)

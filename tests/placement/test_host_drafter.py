@@ -144,9 +144,15 @@ LAW = np.array([0.5, 0.3, 0.15, 0.05])
 TRIES = 2000
 
 
-def texts(draws):
-    """First tokens under the ratio rule, where a draft always proposes 3 and says q(3) = .05."""
+def texts(draws, *, lies=True):
+    """First tokens under the ratio rule, where a draft says that it proposes 3 with q(3) = .05.
+
+    Args:
+      lies: it always proposes 3.
+    """
     lengths, tokens = np.full(TRIES, 1, np.int32), np.full((TRIES, 1), 3, np.int32)
+    if not lies:
+        tokens[np.random.default_rng(0).random(TRIES) >= 0.05] = 0
     support = np.tile(np.array([3, 0], np.int32), (TRIES, 1, 1))
     q = np.tile(np.array([0.05, 0.95], np.float32), (TRIES, 1, 1))
     setup = DraftSetup(slots=TRIES, k=1, ids=IDS, context=64, support=2)
@@ -167,3 +173,8 @@ def texts(draws):
 def test_a_draft_that_lies_about_its_q_leaves_the_targets_distribution():
     assert p_value(texts(draws=False), LAW) > ALPHA
     assert p_value(texts(draws=True), LAW) < ALPHA  # planted: its q is trusted
+
+
+def test_a_draft_that_draws_from_its_q_leaves_the_targets_distribution():
+    assert p_value(texts(draws=True, lies=False), LAW) > ALPHA
+    assert p_value(texts(draws=False, lies=False), LAW) > ALPHA
