@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_jax.cli import settings
-from ssd_jax.cli.entries import wrapped
+from ssd_jax.cli.entries import wrap_text
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.compat import require_whole_programs
 from ssd_jax.config.config import Config
@@ -16,7 +16,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
-_USED = (
+_SETTINGS = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
     *("mesh", "target_devices", "draft_devices", "config"),
 )
@@ -57,19 +57,19 @@ def run(arguments: Sequence[str]) -> int:
     for name, text in _TEXTS.items():
         values[name].help = text
     values.choices.update(dtype=_DTYPES, draft_dtype=_DTYPES)
-    hidden = [name for name in values if name not in (*_USED, *_FLAGS)]
-    given = settings.parse(values, "aot", arguments, hidden=hidden)
-    settings.require_used(values, "aot", (*_USED, *_FLAGS))
-    for name in ("target", "draft", "chip", *(["devices"] if given["mesh"] is None else [])):
-        if given[name] is None:
+    hidden = [name for name in values if name not in (*_SETTINGS, *_FLAGS)]
+    options = settings.parse(values, "aot", arguments, hidden=hidden)
+    settings.require_used(values, "aot", (*_SETTINGS, *_FLAGS))
+    for name in ("target", "draft", "chip", *(["devices"] if options["mesh"] is None else [])):
+        if options[name] is None:
             raise InputError(f"give --{name}, as in {_EXAMPLE}")
-    if given["draft"] in TEXT_DRAFTS:
+    if options["draft"] in TEXT_DRAFTS:
         raise InputError(
-            f"draft = {given['draft']!r}: a draft without a model has no programs; name a model"
+            f"draft = {options['draft']!r}: a draft without a model has no programs; name a model"
         )
-    settings.at_least(given, devices=1)
-    placement = "submesh" if given["target_devices"] or given["draft_devices"] else None
-    config = settings.config_of({**given, "mode": "ssd", "draft_placement": placement})
+    settings.at_least(options, devices=1)
+    placement = "submesh" if options["target_devices"] or options["draft_devices"] else None
+    config = settings.config_of({**options, "mode": "ssd", "draft_placement": placement})
     draft_dtype = config.draft_dtype or config.dtype
     for name, dtype in (("dtype", config.dtype), ("draft_dtype", draft_dtype)):
         if dtype not in _DTYPES:
@@ -82,13 +82,13 @@ def run(arguments: Sequence[str]) -> int:
     platform = config.device_groups.platform
     if platform is not None:
         raise InputError(f"devices of {platform}: --chip says what they are; give numbers alone")
-    return _show(config, draft_dtype, given)
+    return _show(config, draft_dtype, options)
 
 
 _EXAMPLE = "ssd-jax aot --target=llama-3.1-8b --draft=llama-3.2-1b --chip=v6e --devices=8"
 
 
-def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
+def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
     import jax
     from rich.console import Console
 
@@ -103,8 +103,8 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
     from ssd_jax.tools.aot.parts import ChipSlice
     from ssd_jax.tools.aot.programs import Sizes
 
-    name, grid = given["chip"], config.grid
-    count = given["devices"] or (0 if grid is None else grid.devices)
+    name, grid = options["chip"], config.grid
+    count = options["devices"] or (0 if grid is None else grid.devices)
     chip = chip_named(name)
     assert config.draft is not None
     pair = ModelPair(
@@ -122,26 +122,26 @@ def _show(config: Config, draft_dtype: str, given: Mapping[str, Any]) -> int:
         branches=max(config.budgets_at()),
     )
     groups = config.device_groups
-    given_groups = groups.target is not None or groups.draft is not None
+    has_groups = groups.target is not None or groups.draft is not None
     if grid is not None:
         groups.of_target(count, grid)
-    split = groups.split(count, grid) if given_groups else None
-    if given["compile"]:
+    split = groups.split(count, grid) if has_groups else None
+    if options["compile"]:
         require_whole_programs()
-    find = devices if given["compile"] else absent_devices
+    find = devices if options["compile"] else absent_devices
     slice_ = ChipSlice(name=name, devices=find(name, count))
     with progress_bar("compiling", unit="programs") as progress:
         modes = modes_of(pair, slice_, sizes, split, grid, progress)
-    where = f"{count} {name}"
+    devices_text = f"{count} {name}"
     title = (
-        f"{config.target} ({config.dtype}) with {config.draft} ({draft_dtype}) on {where}: "
+        f"{config.target} ({config.dtype}) with {config.draft} ({draft_dtype}) on {devices_text}: "
         f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
         f"budget = {sizes.branches}" + ("" if grid is None else f", mesh = {grid}")
     )
     fan_out = config.fan_out_of(sizes.k, sizes.branches)
-    for each in build_page(modes, chip, sizes, fan_out, title=title, where=where):
-        if isinstance(each, str):
-            print(*map(wrapped, each.split("\n")), sep="\n")
+    for item in build_page(modes, chip, sizes, fan_out, title=title, where=devices_text):
+        if isinstance(item, str):
+            print(*map(wrap_text, item.split("\n")), sep="\n")
         else:
-            Console().print(each)
+            Console().print(item)
     return 0

@@ -19,7 +19,7 @@ _SHORT = {"p": "prompt", "t": "temperature", "m": "target", "n": "max_tokens"}
 """Flags that other programs know by one letter."""
 _LISTS = settings_where(listed=True)
 _FLAG = re.compile(r"--?([\w-]+)(=.*)?", re.DOTALL)
-_BRACKETED = re.compile(r"=[\[({]([-\d., :/e]*)[\])}]")
+_BRACKETS = re.compile(r"=[\[({]([-\d., :/e]*)[\])}]")
 _OTHER_NAMES = {**SAME_AS, "h": "help"}
 
 
@@ -32,15 +32,15 @@ def parse_argv(values: Flags, arguments: Sequence[str]) -> list[str]:
       InputError: an unknown flag, or a value of the wrong type.
     """
     try:
-        return values([*arguments[:1], *_by_name(values, arguments[1:])])
+        return values([*arguments[:1], *_canonical_arguments(values, arguments[1:])])
     except flags.UnrecognizedFlagError as error:
         name = error.flagname
-        if meant := _SHORT.get(name):
-            write = f"write --{meant}=..." if meant in values else "flags have whole names"
+        if long_name := _SHORT.get(name):
+            write = f"write --{long_name}=..." if long_name in values else "flags have whole names"
             raise InputError(f"there is no flag -{name}; {write}") from None
-        if why := refusal(_underscored(name)):
-            raise InputError(f"there is no flag --{name}: {why.partition(': ')[2]}") from None
-        near = difflib.get_close_matches(name.removeprefix("no"), _known(values), n=1)
+        if reason := refusal(_with_underscores(name)):
+            raise InputError(f"there is no flag --{name}: {reason.partition(': ')[2]}") from None
+        near = difflib.get_close_matches(name.removeprefix("no"), _all_names(values), n=1)
         hint = f"did you mean --{near[0]}?" if near else f"ssd-jax {arguments[0]} --help lists them"
         raise InputError(f"there is no flag --{name}; {hint}") from None
     except flags.IllegalFlagValueError as error:
@@ -49,39 +49,42 @@ def parse_argv(values: Flags, arguments: Sequence[str]) -> list[str]:
         raise InputError(f"{error}; flags are given as --name=value") from None
 
 
-def _known(values: Flags) -> list[str]:
+def _all_names(values: Flags) -> list[str]:
     """Names of flags and vLLM's names for them."""
     return sorted(
         {*values, *values.translated, *(n for n, ours in SAME_AS.items() if ours in values)}
     )
 
 
-def _underscored(name: str) -> str:
+def _with_underscores(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _by_name(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
+def _canonical_arguments(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
     """The arguments, with every known flag by its own name, in the form that absl takes.
 
     It may have been given with dashes for underscores, by vLLM's name, or as --no-NAME. Unknown
     flags, and values, stay as they are.
     """
-    rest = iter(arguments)
-    for argument in rest:
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--":
-            yield from (argument, *rest)
+            yield from (argument, *remaining)
             return
         flag = _FLAG.fullmatch(argument)
         if flag is None:
             yield argument
             continue
-        name, value = _underscored(flag[1]), flag[2]
-        other = name.removeprefix("no").removeprefix("_")
-        name, positive = _OTHER_NAMES.get(name, name), _OTHER_NAMES.get(other, other)
+        name, value = _with_underscores(flag[1]), flag[2]
+        positive_name = name.removeprefix("no").removeprefix("_")
+        name, positive = (
+            _OTHER_NAMES.get(name, name),
+            _OTHER_NAMES.get(positive_name, positive_name),
+        )
         if name in values:
             yield from _with_value(values, name, value)
             if value is None and not values[name].boolean:
-                yield from itertools.islice(rest, 1)
+                yield from itertools.islice(remaining, 1)
         elif name.startswith("no") and positive in values and values[positive].boolean:
             yield f"--no{positive}{value or ''}"
         else:
@@ -91,10 +94,10 @@ def _by_name(values: Flags, arguments: Sequence[str]) -> Iterator[str]:
 def _with_value(values: Flags, name: str, value: str | None) -> Iterator[str]:
     """A flag with its value, in which numbers in brackets, as Python writes lists, are as flags
     take them: one text with commas, or the flag repeated."""
-    bracketed = None if value is None else _BRACKETED.fullmatch(value)
+    match = None if value is None else _BRACKETS.fullmatch(value)
     kind = values[name].flag_type()
-    if bracketed is not None:
-        numbers = "".join(bracketed[1].split())
+    if match is not None:
+        numbers = "".join(match[1].split())
         if kind == "multi int" or name == "logit_bias":
             yield from (f"--{name}={number}" for number in numbers.split(","))
             return
@@ -105,12 +108,12 @@ def _with_value(values: Flags, name: str, value: str | None) -> Iterator[str]:
 
 def wrong_type(values: Flags, error: flags.IllegalFlagValueError) -> InputError:
     """The error for a value that absl refuses, in our words where we have some."""
-    name, _, rest = str(error).removeprefix("flag --").partition("=")
+    name, _, assignment = str(error).removeprefix("flag --").partition("=")
     if name in ONCE and name in values and values[name].present:
         return InputError(
             f"--{name} is given twice; give one, or a file of prompts by --prompt_file"
         )
-    value = rest.removesuffix(f": {error.__context__}")
+    value = assignment.removesuffix(f": {error.__context__}")
     kind = values[name].flag_type().removeprefix("multi ") if name in values else ""
     if kind not in TYPE_WORDS:
         return InputError(" ".join(str(error).split()))

@@ -42,38 +42,38 @@ _FLAGS: settings.FlagSpecs = {
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS, max_tokens=1024)
-    given = settings.parse(values, "chat", arguments, hidden=_REPORTS)
-    config = settings.config_of(given)
+    options = settings.parse(values, "chat", arguments, hidden=_REPORTS)
+    config = settings.config_of(options)
     if config.chat_template is False:
         raise InputError("chat needs the chat template; leave out --chat_template=false")
     for name in _REPORTS:
-        if given[name] not in (None, "raw"):
+        if options[name] not in (None, "raw"):
             raise InputError(f"chat shows no log-probabilities; leave out --{name}")
-    history = _history(given)
-    params = params_of(config, given, values)
+    history = _history(options)
+    params = params_of(config, options, values)
     with open_llm(config) as llm:
-        _check_template(llm, given["system"], params)
+        _check_template(llm, options["system"], params)
         from ssd_jax.tools.chat.session import ChatSession  # bad flags must not wait for JAX
 
         console, interrupts = Console(stderr=True), Deferred(signal.SIGINT)
-        piped = not sys.stdin.isatty()
-        if not piped:
+        is_piped = not sys.stdin.isatty()
+        if not is_piped:
             load(llm)
         session = ChatSession(
             llm,
             params,
             Screen(sys.stdout, console),
-            system=given["system"],
+            system=options["system"],
             # Nothing loads for a pipe if none of its lines can be answered.
-            load_model=functools.cache(lambda: load(llm)) if piped else lambda: None,
+            load_model=functools.cache(lambda: load(llm)) if is_piped else lambda: None,
             should_stop=lambda: interrupts.pending,
         )
-        if piped:
+        if is_piped:
             return _answer_lines(session)
         from ssd_jax.tools.chat.terminal import TerminalReader  # a pipe needs no line editing
 
         reader = TerminalReader(history)
-        title, hint = _greeting(llm)
+        title, hint = _header(llm)
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(hint, style="dim", markup=False, highlight=False)
         with interrupts:
@@ -82,18 +82,18 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _history(given: Mapping[str, Any]) -> Path | None:
+def _history(options: Mapping[str, Any]) -> Path | None:
     """The file where entries are kept; None keeps none.
 
     Raises:
       InputError: entries cannot be kept there.
     """
-    place = given["history"]
-    if not place:
+    history = options["history"]
+    if not history:
         raise InputError("history is empty; give a file, auto or off")
-    if place in ("auto", "off"):
-        return None if place == "off" else cache_dir() / "chat_history"
-    path = user_path(place)
+    if history in ("auto", "off"):
+        return None if history == "off" else cache_dir() / "chat_history"
+    path = user_path(history)
     if path.is_dir():
         raise InputError(f"history = '{path}' is a directory; give a file, auto or off")
     require_writable("history", path)
@@ -111,7 +111,7 @@ def _check_template(llm: LLM, system: str | None, params: SamplingParams) -> Non
     llm.request([*messages, {"role": "user", "content": "?"}], params)
 
 
-def _greeting(llm: LLM) -> list[str]:
+def _header(llm: LLM) -> list[str]:
     config, source = llm.config, llm.resolved.draft_source
     k = "auto" if config.chooses_k else str(config.speculated)
     draft = f" (draft {short(source)}, k {k})" if source else ""
@@ -125,7 +125,7 @@ def _talk(
     session: ChatSession, reader: TerminalReader, interrupts: Deferred, console: Console
 ) -> None:
     """Holds a conversation at a terminal until the user leaves."""
-    leaving = False
+    should_leave = False
     while True:
         console.print()
         try:
@@ -136,13 +136,13 @@ def _talk(
             return
         except KeyboardInterrupt:
             console.print()
-            if leaving and not reader.discarded_text:
+            if should_leave and not reader.discarded_text:
                 return
-            leaving = not reader.discarded_text
-            if leaving:
+            should_leave = not reader.discarded_text
+            if should_leave:
                 console.print("Ctrl-C again leaves, and so does Ctrl-D", style="dim")
             continue
-        leaving = False
+        should_leave = False
         interrupts.clear()
         try:
             if not session.take(raw):

@@ -33,35 +33,37 @@ _OF_A_MODE = frozenset({"mode", *SPECULATIVE, "slots", "trace"})
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS)
-    given = settings.parse(values, "compare", arguments, files=_FILES, hidden=_OF_A_MODE)
-    config = settings.config_of({**given, "trace": None})
-    if config.hosts is not None and given["prompt_file"] is not None:
+    options = settings.parse(values, "compare", arguments, files=_FILES, hidden=_OF_A_MODE)
+    config = settings.config_of({**options, "trace": None})
+    if config.hosts is not None and options["prompt_file"] is not None:
         raise InputError(
             f"hosts = {config.hosts!r}: one process computes margins; leave it or prompt_file out"
         )
-    params = params_of(config, given, values)
-    pairs = pair_up(*(read_outputs(user_path(given[name])) for name in _FILES))
-    names = _names(given)
-    if given["prompt_file"] is None:
-        found = compare(names, pairs, without_model(params, config.verify))
+    params = params_of(config, options, values)
+    pairs = pair_up(*(read_outputs(user_path(options[name])) for name in _FILES))
+    names = _names(options)
+    if options["prompt_file"] is None:
+        comparison = compare(names, pairs, without_model(params, config.verify))
     else:
-        found = _with_model(names, pairs, _alone(config), params, given["prompt_file"])
-    Console().print(comparison_table(found))
-    return found.exit_status
+        comparison = _with_model(
+            names, pairs, _without_mode(config), params, options["prompt_file"]
+        )
+    Console().print(comparison_table(comparison))
+    return comparison.exit_status
 
 
-def judged(names: tuple[str, str], pairs: Sequence[Pair], judge: ModelJudge) -> Comparison:
+def judge_pairs(names: tuple[str, str], pairs: Sequence[Pair], judge: ModelJudge) -> Comparison:
     """Judges pairs with a model, with a progress bar."""
-    different = sum(pair.kind != "identical" for pair in pairs)
+    num_different = sum(pair.kind != "identical" for pair in pairs)
     with progress_bar("scoring forks", unit="prompts") as progress:
-        done = itertools.count(1)
+        counter = itertools.count(1)
 
-        def one(pair: Pair) -> Finding:
+        def judge_pair(pair: Pair) -> Finding:
             finding = judge(pair)
-            progress(next(done), different)
+            progress(next(counter), num_different)
             return finding
 
-        return compare(names, pairs, one, limit=judge.limit, bitwise=judge.bitwise)
+        return compare(names, pairs, judge_pair, limit=judge.limit, bitwise=judge.bitwise)
 
 
 def _with_model(
@@ -72,10 +74,10 @@ def _with_model(
     prompts: str,
 ) -> Comparison:
     lines = read_prompt_file(prompts)
-    asked = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
+    by_index = {p.prompt_index: _prompt(lines, p, prompts) for p in pairs if p.compared}
     llm = open_llm(config)
     requests = {}
-    for index, prompt in asked.items():
+    for index, prompt in by_index.items():
         try:
             requests[index] = llm.request(prompt.content, prompt.params(params), index)
         except InputError as error:
@@ -83,30 +85,30 @@ def _with_model(
     check_fits(llm, pairs, requests)
     if any(pair.kind == "fork" for pair in pairs):
         load(llm)
-    return judged(names, pairs, ModelJudge(llm, requests, certain=False))
+    return judge_pairs(names, pairs, ModelJudge(llm, requests, certain=False))
 
 
 def _prompt(lines: Sequence[FilePrompt | BadLine], pair: Pair, path: str) -> FilePrompt:
     index = pair.prompt_index
-    places = {index - output.index * len(lines) for output in pair.answers}
-    if len(places) != 1 or not 0 <= min(places) < len(lines):
+    indices = {index - output.index * len(lines) for output in pair.answers}
+    if len(indices) != 1 or not 0 <= min(indices) < len(lines):
         raise InputError(
             f"prompt_index {index} has answers, but {path} has {len(lines)} prompts; give the "
             "prompt file of both runs"
         )
-    line = lines[places.pop()]
+    line = lines[indices.pop()]
     if isinstance(line, BadLine):
         raise InputError(f"prompt_index {index} has answers, but {line.where}: {line.error}")
     return line
 
 
-def _alone(config: Config) -> Config:
+def _without_mode(config: Config) -> Config:
     """The configuration of the target in mode ar, without settings of speculation."""
     slots = 1 if config.grid is None else config.grid.data
     return dataclasses.replace(config, mode="ar", slots=slots, **dict.fromkeys(SPECULATIVE))
 
 
-def _names(given: Mapping[str, Any]) -> tuple[str, str]:
+def _names(options: Mapping[str, Any]) -> tuple[str, str]:
     """Titles of A and B: file names, or the paths where the names are the same."""
-    one, other = (user_path(given[name]) for name in _FILES)
-    return (one.name, other.name) if one.name != other.name else (str(one), str(other))
+    a, b = (user_path(options[name]) for name in _FILES)
+    return (a.name, b.name) if a.name != b.name else (str(a), str(b))

@@ -11,19 +11,19 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.paths import require_free, require_writable, user_path
 
 _DTYPES = ("float32", "bfloat16")
-_USED = ("target", "dtype", "out", "config")
+_SETTINGS = ("target", "dtype", "out", "config")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags({"out": "directory to write; must not exist, or be empty"})
     values["dtype"].help, values.choices["dtype"] = "dtype to store", _DTYPES
-    given = settings.parse(
-        values, "convert", arguments, hidden=[name for name in values if name not in _USED]
+    options = settings.parse(
+        values, "convert", arguments, hidden=[name for name in values if name not in _SETTINGS]
     )
-    config = settings.config_of(given)
-    settings.require_used(values, "convert", _USED)
-    if not given["out"]:
+    config = settings.config_of(options)
+    settings.require_used(values, "convert", _SETTINGS)
+    if not options["out"]:
         raise InputError("give --out=DIRECTORY")
 
     if config.dtype not in _DTYPES:
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.checkpoints.orbax import write_checkpoint
 
-    out = user_path(given["out"])
+    out = user_path(options["out"])
     require_free(out)
     require_writable("out", out, atomic=True)
     with progress_bar("downloading", unit="bytes") as progress:

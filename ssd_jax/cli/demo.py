@@ -56,7 +56,7 @@ _FLAGS: settings.FlagSpecs = {
     "replay": "play the answers in this file of --trace instead, without a model",
 }
 _SLOW_START = 20.0  # seconds; a longer one is explained
-_SHOWN = 1  # request of the pane, behind a first short one
+_FIRST_ANSWER = 1  # request of the pane, behind a first short one
 _WARM_UP = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
@@ -64,42 +64,42 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS, max_tokens=128, mode=None)
     values["mode"].help = _MODE
-    given = settings.parse(values, "demo", arguments)
+    options = settings.parse(values, "demo", arguments)
     console = Console(highlight=False)
-    if given["replay"] is not None:
+    if options["replay"] is not None:
         settings.require_used(values, "demo --replay", ("replay",))
-        play(user_path(given["replay"]), console)
+        play(user_path(options["replay"]), console)
         return 0
-    every = given["mode"] is None and given["draft"] is None
-    if every:
-        _refuse_settings_of_drafts(given)
-    elif given["full"]:
+    all_modes = options["mode"] is None and options["draft"] is None
+    if all_modes:
+        _refuse_settings_of_drafts(options)
+    elif options["full"]:
         raise InputError("full: tables of every mode are for the demo's own draft; leave it out")
-    mode = given["mode"] or ("ar" if every else "sd")
-    config = settings.config_of({**given, "mode": mode})
-    asked = given["prompt"]
-    one = BenchPrompt(set="demo", index=0, prompt=asked)
+    mode = options["mode"] or ("ar" if all_modes else "sd")
+    config = settings.config_of({**options, "mode": mode})
+    prompt = options["prompt"]
+    single = BenchPrompt(set="demo", index=0, prompt=prompt)
     demo = _Demo(
-        prompts=load_prompts("demo") if asked is None else [one],
-        params=params_of(config, given, values),
+        prompts=load_prompts("demo") if prompt is None else [single],
+        params=params_of(config, options, values),
         console=console,
     )
-    if every:
-        chosen = values["dtype"].present or "dtype" in settings.names_from_file(given)
-        results = demo.every_mode(config, any_dtype=not chosen, full=given["full"])
+    if all_modes:
+        dtype_set = values["dtype"].present or "dtype" in settings.names_from_file(options)
+        results = demo.every_mode(config, any_dtype=not dtype_set, full=options["full"])
     else:
         results = [demo.modes_of(config)]
-    if failed := [name for result in results for name in result.failures]:
-        raise failure(failed, sum(len(result.runs) for result in results), "answers")
+    if failures := [name for result in results for name in result.failures]:
+        raise failure(failures, sum(len(result.runs) for result in results), "answers")
     return 0
 
 
-def _refuse_settings_of_drafts(given: Mapping[str, Any]) -> None:
-    with settings.naming_file(given):
+def _refuse_settings_of_drafts(options: Mapping[str, Any]) -> None:
+    with settings.naming_file(options):
         for name in SPECULATIVE:
-            if given[name] is not None:
+            if options[name] is not None:
                 raise InputError(
-                    f"{name} = {given[name]!r} is for a draft of yours; give --draft, too, or "
+                    f"{name} = {options[name]!r} is for a draft of yours; give --draft, too, or "
                     "leave it out: without one the demo chooses a draft"
                 )
 
@@ -114,13 +114,13 @@ class _Demo:
 
     def modes_of(self, config: Config) -> BenchResult:
         """Shows the first answer in the configured mode, and compares it with mode ar."""
-        with self._opened(config) as llm:
+        with self._open(config) as llm:
             self._answer(llm, llm.mode)
             result = self._run({mode: self._variant(llm, mode) for mode in llm.modes})
-            self.console.print(speed_table(summarize(result), title=_described(llm.resolved)))
+            self.console.print(speed_table(summarize(result), title=_describe(llm.resolved)))
         return result
 
-    def every_mode(self, plain: Config, *, any_dtype: bool, full: bool) -> list[BenchResult]:
+    def every_mode(self, config: Config, *, any_dtype: bool, full: bool) -> list[BenchResult]:
         """Shows an answer of mode ssd, the fastest mode here, and predictions for accelerators.
 
         Args:
@@ -133,23 +133,23 @@ class _Demo:
 
         platform = jax.default_backend()
         cores = sorted(usable_cores()) if platform == "cpu" else []
-        groups = core_groups(plain.target_cores, None) if len(cores) > 1 else None
-        if groups is None and plain.target_cores is not None:
+        groups = core_groups(config.target_cores, None) if len(cores) > 1 else None
+        if groups is None and config.target_cores is not None:
             raise InputError(
-                f"target_cores = {plain.target_cores!r}: the demo gives target and draft cores of "
+                f"target_cores = {config.target_cores!r}: the demo gives target and draft cores of "
                 "their own on a processor with two or more; leave it out"
             )
         with progress_bar("downloading", unit="bytes") as progress:
-            source = open_checkpoint(plain.target, progress=progress)
+            source = open_checkpoint(config.target, progress=progress)
         if any_dtype:
-            plain = dataclasses.replace(plain, dtype=fitting_dtype(source, platform))
+            config = dataclasses.replace(config, dtype=fitting_dtype(source, platform))
         cache_dir().mkdir(parents=True, exist_ok=True)
-        plain = dataclasses.replace(plain, target_cores=None)
-        chosen = choose_settings(plain, source, cache_dir() / "demo-trace.json")
-        config = chosen.config
-        self._note(f"{short(config.target)} in {config.dtype}, with {chosen.draft}")
-        modes = _modes(chosen.ks, config.speculated)
-        with self._opened(config, ks=chosen.ks) as llm:
+        config = dataclasses.replace(config, target_cores=None)
+        demo_settings = choose_settings(config, source, cache_dir() / "demo-trace.json")
+        config = demo_settings.config
+        self._note(f"{short(config.target)} in {config.dtype}, with {demo_settings.draft}")
+        modes = _modes(demo_settings.ks, config.speculated)
+        with self._open(config, ks=demo_settings.ks) as llm:
             self._answer(llm, "ssd")
             variants = {name: self._variant(llm, mode, k) for name, (mode, k) in modes.items()}
             result = self._run(variants)
@@ -159,8 +159,8 @@ class _Demo:
         self._predict(result, config.speculated)
         results = [result]
         if full:
-            where = f": {_named(cores)}" if cores else ""
-            self.console.print("", speed_table(rows, title=f"All cores for everybody{where}"))
+            suffix = f": {_core_names(cores)}" if cores else ""
+            self.console.print("", speed_table(rows, title=f"All cores for everybody{suffix}"))
             if groups is not None:
                 results.append(self._paper(config, modes, *groups))
         self.console.print()
@@ -182,20 +182,20 @@ class _Demo:
             config, target_cores=shown(target), draft_cores=shown(draft), trace=None
         )
         with closing(PinnedModel(pinned, self.params, ks=ks)) as model:
-            with self._waiting("loading again, on fewer cores"):
+            with self._status("loading again, on fewer cores"):
                 model.wait_ready()
             result = self._run({name: model.variant(*of_it) for name, of_it in modes.items()})
         title = (
-            f"The paper's accounting: the target on {_named(target)} in every mode,\n"
-            f"SSD's draft on {_named(draft)}"
+            f"The paper's accounting: the target on {_core_names(target)} in every mode,\n"
+            f"SSD's draft on {_core_names(draft)}"
         )
         self.console.print("", speed_table(summarize(result), title=title))
         return result
 
     @contextmanager
-    def _opened(self, config: Config, ks: Sequence[int] = ()) -> Iterator[LLM]:
+    def _open(self, config: Config, ks: Sequence[int] = ()) -> Iterator[LLM]:
         """Opens a model, and loads it once its prompts are known to fit."""
-        began = time.monotonic()
+        start = time.monotonic()
         if config.compile_cache == "off":
             self._note("compile_cache = off: every start compiles its programs, for minutes")
         elif not any(compile_cache(config.compile_cache).glob("*.program")):
@@ -206,21 +206,21 @@ class _Demo:
         with open_llm(config, ks=ks) as llm:
             for prompt in self.prompts:
                 llm.request(prompt.content, self.params)
-            opened = time.monotonic()
+            opened_at = time.monotonic()
             with loading_line() as (progress, status):
                 llm.load(progress=progress, status=status)
-            ready = time.monotonic()
-            if ready - began > _SLOW_START:
+            loaded_at = time.monotonic()
+            if loaded_at - start > _SLOW_START:
                 self._note(
-                    f"ready after {ready - began:.0f} s: {opened - began:.0f} s to open files, "
-                    f"{ready - opened:.0f} s to load weights and compile programs"
+                    f"ready after {loaded_at - start:.0f} s: {opened_at - start:.0f} s to open "
+                    f"files, {loaded_at - opened_at:.0f} s to load weights and compile programs"
                 )
             yield llm
 
     def _answer(self, llm: LLM, mode: str) -> None:
         """Streams the first answer in a pane, after an uncounted short one: first runs are slow."""
         prompt, metrics = self.prompts[0], {}
-        with self._waiting("a first short answer, which loads what is left"):
+        with self._status("a first short answer, which loads what is left"):
             for _event in llm.run([llm.request(prompt.content, _WARM_UP)], mode):
                 pass
         with AnswerPane(self.console, prompt.prompt or "") as pane:
@@ -229,30 +229,30 @@ class _Demo:
                 if event.output is not None:
                     metrics = event.output.metrics
         histogram = metrics.get("acceptance_histogram") or []
-        committed = [n for n, count in enumerate(histogram, start=1) for _ in range(count)]
+        counts = [n for n, count in enumerate(histogram, start=1) for _ in range(count)]
         misses = sum((metrics.get("miss_causes") or {}).values())
-        hits = _hits(metrics.get("hit_rate"), misses, len(committed))
-        if committed:
-            self._note(round_line(committed, hits, misses))
+        hits = _hits(metrics.get("hit_rate"), misses, len(counts))
+        if counts:
+            self._note(round_line(counts, hits, misses))
         self.console.print()
 
     def _predict(self, result: BenchResult, k: int) -> None:
         """Prints what the recorded rounds would give on accelerators."""
         rounds = {
             mode: RecordedRounds.from_metrics(
-                (one.metrics for runs in result.runs_of(f"{mode} k={k}") for one in runs.results), k
+                (run.metrics for runs in result.runs_of(f"{mode} k={k}") for run in runs.results), k
             )
             for mode in ("sd", "ssd")
         }
         stored = stored_times()
-        if not all(each.rounds for each in rounds.values()) or k > stored.k:
+        if not all(recorded.rounds for recorded in rounds.values()) or k > stored.k:
             return
         pair = f"{stored.target} with {stored.draft}"
         self.console.print(f"\npredicted for these rounds (K = {k}) of {pair}, tokens/s")
         self.console.print("at best, by programs as compiled; ssd's draft has one device more:")
         for chip, times in stored.chips.items():
-            found = predict(times, rounds["sd"], rounds["ssd"], stored.branches)
-            speeds = "".join(f"{mode} {found[mode]:4.0f}   " for mode in found)
+            predictions = predict(times, rounds["sd"], rounds["ssd"], stored.branches)
+            speeds = "".join(f"{mode} {predictions[mode]:4.0f}   " for mode in predictions)
             share = f"drafting is {times.drafting_share(k):.0%} of sd's time"
             self.console.print(f"  {f'{times.target_devices} {chip}':9}{speeds}{share}")
 
@@ -261,10 +261,10 @@ class _Demo:
 
     def _run(self, variants: Mapping[str, Variant]) -> BenchResult:
         """Runs all prompts in every mode, after an uncounted run of each: first runs are slow."""
-        with self._waiting("measuring every mode"):
+        with self._status("measuring every mode"):
             return run_paired(variants, self.prompts, warmup=1, repeats=1)
 
-    def _waiting(self, text: str) -> Status:
+    def _status(self, text: str) -> Status:
         """A line on the terminal while something runs."""
         return Console(stderr=True).status(text, spinner="line")
 
@@ -272,10 +272,10 @@ class _Demo:
         self.console.print(Text(text, style="dim"), soft_wrap=not self.console.is_terminal)
 
 
-def _modes(ks: Sequence[int], most: int) -> dict[str, tuple[str, int | None]]:
+def _modes(ks: Sequence[int], max_k: int) -> dict[str, tuple[str, int | None]]:
     """(mode, K) of what is measured, by name: sd with every K, ssd with the largest one."""
-    of_sd: dict[str, tuple[str, int | None]] = {f"sd k={k}": ("sd", k) for k in ks}
-    return {"ar": ("ar", None), **of_sd, f"ssd k={most}": ("ssd", most)}
+    sd_modes: dict[str, tuple[str, int | None]] = {f"sd k={k}": ("sd", k) for k in ks}
+    return {"ar": ("ar", None), **sd_modes, f"ssd k={max_k}": ("ssd", max_k)}
 
 
 def _same_text(rows: Sequence[VariantSummary]) -> str:
@@ -295,20 +295,20 @@ def _hits(rate: float | None, misses: int, rounds: int) -> int:
     return round(misses * rate / (1 - rate)) if rate < 1 else rounds
 
 
-def _described(resolved: Resolved) -> str:
+def _describe(resolved: Resolved) -> str:
     config, source = resolved.config, resolved.draft_source
     draft = "" if source is None else f", draft {short(source)}, k = {config.speculated}"
     return f"{short(config.target)} in {resolved.dtype}{draft}"
 
 
-def _named(cores: Sequence[int]) -> str:
+def _core_names(cores: Sequence[int]) -> str:
     return f"core{'s' if len(cores) > 1 else ''} {shown(cores)}"
 
 
 def first_round(engine: EngineLanes, request: int) -> int | None:
     """The number of the first round of a request; None where there is none."""
-    for number, each in enumerate(engine.rounds):
-        if any(row["request"] == request for row in each.args["rows"]):
+    for number, round_ in enumerate(engine.rounds):
+        if any(row["request"] == request for row in round_.args["rows"]):
             return number
     return None
 
@@ -324,7 +324,7 @@ def _picture(trace: Path) -> str:
     picture = trace.with_suffix(".png")
     try:
         engine = choose(read_trace(trace), None)
-        first = first_round(engine, _SHOWN)
+        first = first_round(engine, _FIRST_ANSWER)
         draw(engine, window(engine, first, ROUNDS), picture)
     except InputError as error:
         return f"the trace is in {trace}, and was not drawn: {error}"

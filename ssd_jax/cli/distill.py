@@ -31,8 +31,10 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns: exit status; 0 if all is done, `STOPPED` if the same command has to be run again.
     """
-    given = settings.parse(settings.make_flags(_FLAGS), "distill", arguments, config_of_flags=False)
-    stage, draft = given["stage"], given["draft"]
+    options = settings.parse(
+        settings.make_flags(_FLAGS), "distill", arguments, config_of_flags=False
+    )
+    stage, draft = options["stage"], options["draft"]
     if stage not in (None, *_STAGES):
         raise InputError(f"stage = {stage!r} is unknown; one of {', '.join(_STAGES)}")
 
@@ -45,25 +47,25 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.tools.distill.settings import read_settings
     from ssd_jax.tools.distill.stages import Stopped, run
 
-    if not given["config"]:
+    if not options["config"]:
         raise InputError("give --config=FILE, such as configs/distill/smollm2-light.toml")
     if draft is not None and stage not in (None, "evaluate"):
         raise InputError(
             f"draft = {draft!r} is for stage evaluate, and this is stage {stage}; leave it out"
         )
-    data = None if given["data"] is None else user_path(given["data"])
+    data = None if options["data"] is None else user_path(options["data"])
     if data is not None and not data.is_dir():
         raise InputError(f"data = '{data}' is no directory; give that of the prompt files")
-    wanted = read_settings(user_path(given["config"]), data=data)
-    name = wanted.target.name or wanted.name
-    work = cache_dir() / "distill" / name if given["out"] is None else user_path(given["out"])
+    configuration = read_settings(user_path(options["config"]), data=data)
+    name = configuration.target.name or configuration.name
+    work = cache_dir() / "distill" / name if options["out"] is None else user_path(options["out"])
     require_writable("out", work)
-    use_store(open_store(StoreSettings(given["compile_cache"], given["compile_cache_secret"])))
+    use_store(open_store(StoreSettings(options["compile_cache"], options["compile_cache_secret"])))
     keep_freed_memory()
     check_sums()
-    shown = {"bar": progress_bar, "say": _say, "show": Console().print}
+    output = {"bar": progress_bar, "say": _say, "show": Console().print}
     try:
-        run(wanted, work, stage=stage, draft=draft, **shown)
+        run(configuration, work, stage=stage, draft=draft, **output)
     except Stopped as stopped:
         _say(f"stopped ({stopped}); the same command goes on with what is in {work}")
         return STOPPED

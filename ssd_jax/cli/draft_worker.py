@@ -39,18 +39,18 @@ _FLAGS: settings.FlagSpecs = {
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command until an interrupt or SIGTERM, then ends the process."""
-    given = settings.parse(settings.make_flags(_FLAGS), "draft-worker", arguments)
+    options = settings.parse(settings.make_flags(_FLAGS), "draft-worker", arguments)
     for name in ("listen", "draft"):
-        if not given[name]:
+        if not options[name]:
             raise InputError(
                 f"give --{name}, as in ssd-jax draft-worker --listen=127.0.0.1:4711 --draft=default"
             )
-    settings.at_least(given, engines=1)
-    address = Address.parse(given["listen"], "listen", any_port=True)
-    files = Files(*(given[name] for name in OF_WORKER))
+    settings.at_least(options, engines=1)
+    address = Address.parse(options["listen"], "listen", any_port=True)
+    files = Files(*(options[name] for name in OF_WORKER))
     files.check(address, serves=True)
     token, tls = files.read_token(OF_WORKER.token), files.of_worker()
-    cores = Cores.parse(None, given["draft_cores"]).draft
+    cores = Cores.parse(None, options["draft_cores"]).draft
     if cores is not None:
         require_usable("draft_cores", cores)
         pin(cores)  # before JAX counts them
@@ -60,23 +60,25 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.system.compile_cache import open_store
     from ssd_jax.system.leaving import leave
 
-    store = open_store(StoreSettings(given["compile_cache"], given["compile_cache_secret"]))
-    devices = devices_of(given["draft_devices"])
-    draft, target = own_models(given["draft"], given["target"])
+    store = open_store(StoreSettings(options["compile_cache"], options["compile_cache_secret"]))
+    devices = devices_of(options["draft_devices"])
+    draft, target = own_models(options["draft"], options["target"])
     resources = WorkerResources(
         source=draft,
         target=target,
         store=None if store is None else store.settings,
         devices=devices,
     )
-    server = serve(resources, given["engines"], address, token, tls)
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    how = "TLS" if tls is not None else "plain text, this host alone"
-    print(f"serving {given['draft']} at {server.address} ({how})", file=sys.stderr, flush=True)
+    server = serve(resources, options["engines"], address, token, tls)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    transport = "TLS" if tls is not None else "plain text, this host alone"
+    print(
+        f"serving {options['draft']} at {server.address} ({transport})", file=sys.stderr, flush=True
+    )
     status = 0
     try:
-        ended.wait()
+        stop.wait()
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,30 +18,30 @@ _HEADINGS = {
     "speculation": settings_where(group="speculation"),
     "sampling": SAMPLING,
 }
-_REPEATED = ";\n    repeat this option to specify a list of values"  # absl adds it
+_ABSL_NOTE = ";\n    repeat this option to specify a list of values"  # absl adds it
 
 
 def help_of(values: Flags, listed: Sequence[str]) -> str:
     """The command's own flags, then those of each heading."""
     headings = _HEADINGS if {*SAMPLING} <= {*values} else {}
-    known = {name for names in headings.values() for name in names}
-    lines = [_described(values, name) for name in listed if name not in known]
-    lines.append(_described(values, "help"))
+    headed = {name for names in headings.values() for name in names}
+    lines = [_describe(values, name) for name in listed if name not in headed]
+    lines.append(_describe(values, "help"))
     for heading, names in headings.items():
-        if of_it := [name for name in names if name in listed]:
-            lines += ["", f"{heading}:", *(_described(values, name) for name in of_it)]
+        if group := [name for name in names if name in listed]:
+            lines += ["", f"{heading}:", *(_describe(values, name) for name in group)]
     return "\n".join(lines)
 
 
-def _described(values: Flags, name: str) -> str:
-    default, choices = _shown(values[name].default), values.choices.get(name, ())
-    text = " ".join(values[name].help.replace(_REPEATED, "; may be repeated").split())
+def _describe(values: Flags, name: str) -> str:
+    default, choices = _default_text(values[name].default), values.choices.get(name, ())
+    text = " ".join(values[name].help.replace(_ABSL_NOTE, "; may be repeated").split())
     text += f": {', '.join(choices)}" if choices else ""
     text += f" (default {default})" if default and name != "help" else ""
     return entry(f"--{name}", text)
 
 
-def _shown(default: Any) -> str:
+def _default_text(default: Any) -> str:
     """A default as it is typed; empty where it is None: the help may say what holds then."""
     if isinstance(default, list):
         return ",".join(map(str, default))

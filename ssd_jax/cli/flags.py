@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
+from typing_extensions import override
 
 ONCE = ("prompt", "prompt_file")
 """Flags of which a second value would leave the first unread."""
-_NOT_OURS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
+_ABSL_FLAGS = re.compile("--?(flagfile|undefok)(=.*)?", re.DOTALL)
 
 
 class _IntegerOrNone(flags.IntegerParser):
     """Reads "none" as None."""
 
+    @override
     def convert(self, argument: int | str) -> Any:
-        """See `flags.NumericParser`."""
         return None if argument == "none" else super().convert(argument)
 
 
@@ -66,8 +67,8 @@ class Flags(flags.FlagValues):
         """Returns the arguments unchanged; see `flags.FlagValues`."""
         del force_gnu
         for argument in argv[: argv.index("--") if "--" in argv else None]:
-            if found := _NOT_OURS.fullmatch(argument):
-                raise flags.UnrecognizedFlagError(found[1])
+            if match := _ABSL_FLAGS.fullmatch(argument):
+                raise flags.UnrecognizedFlagError(match[1])
         return list(argv)
 
 

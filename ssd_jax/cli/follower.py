@@ -8,19 +8,19 @@ from ssd_jax.cli import settings
 from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
 
-_OWN = ("hosts", "host_timeout", "target_cores", "compile_cache", "compile_cache_secret")
+_LOCAL_SETTINGS = ("hosts", "host_timeout", "target_cores", "compile_cache", "compile_cache_secret")
 """Settings that each process has for itself; all others are the leader's."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags()
-    used = (*_OWN, "config")
+    used = (*_LOCAL_SETTINGS, "config")
     hidden = [name for name in values if name not in used]
-    given = settings.parse(values, "follower", arguments, hidden=hidden)
+    options = settings.parse(values, "follower", arguments, hidden=hidden)
     settings.require_used(values, "follower", used)
-    own = {name: given[name] for name in _OWN}
-    config = Config(**own)
+    local = {name: options[name] for name in _LOCAL_SETTINGS}
+    config = Config(**local)
     if config.hosts is None:
         raise InputError(
             "follower needs hosts: the leader's, and which process this is, such as "
@@ -32,9 +32,9 @@ def run(arguments: Sequence[str]) -> int:
 
     leader = join(config.hosts, config.host_timeout)
     try:
-        wanted = leader.settings()
-        theirs = {**wanted.config, **own, "trace": None, "draft_cores": None}
-        llm = LLM(config=Config(**theirs), ks=wanted.ks, others=leader)
+        request = leader.settings()
+        shared = {**request.config, **local, "trace": None, "draft_cores": None}
+        llm = LLM(config=Config(**shared), ks=request.ks, others=leader)
         leader.follow(llm.loaded.roles, llm.loaded.load_report)
     except BaseException as error:
         leader.fail(error)  # ends this process, too

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
 
 
-_COMPARED = [mode for mode in MODES if mode != "auto"]
+_COMPARE_MODES = [mode for mode in MODES if mode != "auto"]
 _FLAGS: settings.FlagSpecs = {
     "prompt": "text to complete",
     "prompt_file": 'JSONL file, one {"prompt": ...} or {"messages": [...]} per line, perhaps with '
@@ -35,7 +35,7 @@ _FLAGS: settings.FlagSpecs = {
         "str",
         None,
         "also run the prompts in this mode, and show on standard error where texts diverge",
-        _COMPARED,
+        _COMPARE_MODES,
     ),
 }
 
@@ -43,38 +43,41 @@ _FLAGS: settings.FlagSpecs = {
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     values = settings.new_flags(_FLAGS)
-    given = settings.parse(values, "generate", arguments)
-    mode, other = given["mode"], given["compare"]
-    if mode == "ar" and other in ("sd", "ssd"):
-        raise _needs(other, mode)  # before what that mode needs is refused beside this one
-    config = settings.config_of(given)
-    _check_other(config, given["compare"])
-    prompts = _prompts(given)
-    params = params_of(config, given, values)
-    _check_shown(params, json=given["json"])
-    write = (_JsonLines if given["json"] else _TextLines)(prompts, params.n)
+    options = settings.parse(values, "generate", arguments)
+    mode, compared_mode = options["mode"], options["compare"]
+    if mode == "ar" and compared_mode in ("sd", "ssd"):
+        # Before what that mode needs is refused beside this one.
+        raise _needs_settings(compared_mode, mode)
+    config = settings.config_of(options)
+    _check_compared_mode(config, options["compare"])
+    prompts = _prompts(options)
+    params = params_of(config, options, values)
+    _check_shown(params, json=options["json"])
+    write = (_JsonLines if options["json"] else _TextLines)(prompts, params.n)
     good: list[tuple[int, FilePrompt, SamplingParams]] = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, BadLine):
-            write.refused(index, f"{prompt.where}: {prompt.error}")
+            write.refuse(index, f"{prompt.where}: {prompt.error}")
             continue
         try:
-            good.append((index, prompt, _params(prompt, params, json=given["json"])))
+            good.append((index, prompt, _params(prompt, params, json=options["json"])))
         except InputError as error:
-            write.refused(index, str(error))
+            write.refuse(index, str(error))
     if not good:
         return InputError.exit_status
-    if config.logprobs_of != "raw" and all(own.logprobs is None for _, _, own in good):
+    if config.logprobs_of != "raw" and all(
+        prompt_params.logprobs is None for _, _, prompt_params in good
+    ):
         raise InputError(
             f"logprobs_of = {config.logprobs_of!r} means nothing without logprobs; give both"
         )
     with open_llm(config) as llm:
         requests: list[Request] = []
-        for index, prompt, own in good:
+        for index, prompt, prompt_params in good:
             try:
-                requests += llm.request(prompt.content, own, index).split(len(prompts))
+                requests += llm.request(prompt.content, prompt_params, index).split(len(prompts))
             except InputError as error:
-                write.refused(index, as_flags(str(error)))
+                write.refuse(index, as_flags(str(error)))
         if not requests:
             return InputError.exit_status
         load(llm)
@@ -85,73 +88,78 @@ def run(arguments: Sequence[str]) -> int:
                 outputs.append(event.output)
         status = InputError.exit_status if len(requests) < params.n * len(prompts) else 0
         _require_all(outputs)
-        if given["compare"] is not None:
-            return _compare(llm, requests, outputs, given["compare"]) or status
+        if options["compare"] is not None:
+            return _compare(llm, requests, outputs, options["compare"]) or status
         return status
 
 
-def _check_other(config: Config, other: str | None) -> None:
+def _check_compared_mode(config: Config, compared_mode: str | None) -> None:
     """Refuses a mode to compare with that is the same, unknown, or not prepared."""
-    if other is None:
+    if compared_mode is None:
         return
-    if other not in MODES:
-        raise InputError(f"compare = {other!r} is unknown; one of {', '.join(_COMPARED)}")
-    if other == config.mode:
-        raise InputError(f"compare = {other!r} is the mode that runs anyway; name another")
-    if other == "auto":
+    if compared_mode not in MODES:
+        raise InputError(
+            f"compare = {compared_mode!r} is unknown; one of {', '.join(_COMPARE_MODES)}"
+        )
+    if compared_mode == config.mode:
+        raise InputError(f"compare = {compared_mode!r} is the mode that runs anyway; name another")
+    if compared_mode == "auto":
         raise InputError(
             "compare = 'auto' names no mode; use --mode=auto, and --compare=ar for example"
         )
     # Every model can decode one token at a time; a draft that branches can draft without branches.
     prepared = {"ssd": ("sd", "ssd"), "sd": ("sd",)}.get(config.prepared, ())
-    if other != "ar" and other not in prepared:
-        raise _needs(other, config.mode)
+    if compared_mode != "ar" and compared_mode not in prepared:
+        raise _needs_settings(compared_mode, config.mode)
 
 
-def _needs(other: str, mode: str) -> InputError:
+def _needs_settings(compared_mode: str, mode: str) -> InputError:
     return InputError(
-        f"compare = {other!r} needs the settings of that mode; use --mode={other} --compare={mode}"
+        f"compare = {compared_mode!r} needs the settings of that mode; use "
+        f"--mode={compared_mode} --compare={mode}"
     )
 
 
 def _compare(
-    llm: LLM, requests: Sequence[Request], outputs: Sequence[RequestOutput], other: str
+    llm: LLM, requests: Sequence[Request], outputs: Sequence[RequestOutput], compared_mode: str
 ) -> int:
     """Runs the requests in another mode and reports; returns the report's exit status."""
     from rich.console import Console
 
-    from ssd_jax.cli.compare import judged
+    from ssd_jax.cli.compare import judge_pairs
     from ssd_jax.tools.compare.judges import ModelJudge
     from ssd_jax.tools.compare.pairs import Output, pair_up
     from ssd_jax.tools.compare.report import comparison_table
 
-    again: list[RequestOutput] = []
-    with progress_bar(f"the same in mode {other}", unit="prompts") as progress:
-        for event in llm.run(requests, other):
+    compared_outputs: list[RequestOutput] = []
+    with progress_bar(f"the same in mode {compared_mode}", unit="prompts") as progress:
+        for event in llm.run(requests, compared_mode):
             if event.output is not None:
-                again.append(event.output)
-                progress(len(again), len(requests))
-    _require_all(again)
-    one, two = ({out.prompt_index: Output.of(out) for out in run} for run in (outputs, again))
+                compared_outputs.append(event.output)
+                progress(len(compared_outputs), len(requests))
+    _require_all(compared_outputs)
+    a, b = (
+        {out.prompt_index: Output.of(out) for out in run} for run in (outputs, compared_outputs)
+    )
     judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)
-    found = judged((llm.mode, other), pair_up(one, two), judge)
-    Console(stderr=True).print(comparison_table(found))
-    return found.exit_status
+    comparison = judge_pairs((llm.mode, compared_mode), pair_up(a, b), judge)
+    Console(stderr=True).print(comparison_table(comparison))
+    return comparison.exit_status
 
 
 def _require_all(outputs: Sequence[RequestOutput]) -> None:
     """Raises: SsdError: some requests ended with an error."""
-    failed = [f"prompt {out.prompt_index}" for out in outputs if out.finish_reason == "error"]
-    if failed:
-        raise failure(failed, len(outputs), "prompts")
+    failures = [f"prompt {out.prompt_index}" for out in outputs if out.finish_reason == "error"]
+    if failures:
+        raise failure(failures, len(outputs), "prompts")
 
 
-def _prompts(given: Mapping[str, Any]) -> list[FilePrompt | BadLine]:
-    if (given["prompt"] is None) == (given["prompt_file"] is None):
+def _prompts(options: Mapping[str, Any]) -> list[FilePrompt | BadLine]:
+    if (options["prompt"] is None) == (options["prompt_file"] is None):
         raise InputError("give one of --prompt=TEXT and --prompt_file=FILE.jsonl")
-    if given["prompt"] is not None:
-        return [FilePrompt(prompt=given["prompt"])]
-    return read_prompt_file(given["prompt_file"])
+    if options["prompt"] is not None:
+        return [FilePrompt(prompt=options["prompt"])]
+    return read_prompt_file(options["prompt_file"])
 
 
 def _params(prompt: FilePrompt, flags: SamplingParams, *, json: bool) -> SamplingParams:
@@ -182,12 +190,12 @@ class _JsonLines:
     """
 
     def __init__(self, prompts: Sequence[FilePrompt | BadLine], texts: int) -> None:
-        self._rows = [{} if isinstance(each, BadLine) else each.row for each in prompts]
+        self._rows = [{} if isinstance(prompt, BadLine) else prompt.row for prompt in prompts]
         self._prompts, self._texts = len(prompts), texts
-        self._ready: dict[int, dict[str, Any]] = {}
+        self._lines: dict[int, dict[str, Any]] = {}
         self._next = 0
 
-    def refused(self, index: int, error: str) -> None:
+    def refuse(self, index: int, error: str) -> None:
         print(f"prompt {index}: {error}", file=sys.stderr)
         for text in range(self._texts):
             self._print(index + text * self._prompts, {"error": error})
@@ -200,15 +208,15 @@ class _JsonLines:
                 del line["logprobs"]
             scores = event.output.prompt_logprobs
             if scores is not None:
-                line["prompt_logprobs"] = [each and dataclasses.asdict(each) for each in scores]
+                line["prompt_logprobs"] = [score and dataclasses.asdict(score) for score in scores]
             self._print(event.prompt_index, line)
 
     def _print(self, index: int, line: dict[str, Any]) -> None:
         text, prompt = divmod(index, self._prompts)
-        place = {"prompt_index": index, "index": text}
-        self._ready[index] = {**place, **line, **place, **self._rows[prompt]}
-        while self._next in self._ready:
-            print(json.dumps(self._ready.pop(self._next)), flush=True)
+        numbers = {"prompt_index": index, "index": text}
+        self._lines[index] = {**numbers, **line, **numbers, **self._rows[prompt]}
+        while self._next in self._lines:
+            print(json.dumps(self._lines.pop(self._next)), flush=True)
             self._next += 1
 
 
@@ -219,26 +227,28 @@ class _TextLines:
         self._prompts, self._texts = len(prompts), texts
         self._stream = self._prompts == texts == 1
         # A model's text must not move the cursor or rename the window.
-        self._shown = printable if sys.stdout.isatty() else str
+        self._printable = printable if sys.stdout.isatty() else str
 
-    def refused(self, index: int, error: str) -> None:
+    def refuse(self, index: int, error: str) -> None:
         print(f"prompt {index}: {error}", file=sys.stderr)
 
     def event(self, event: TokenEvent) -> None:
         if self._stream:
-            print(self._shown(event.text), end="", flush=True)
+            print(self._printable(event.text), end="", flush=True)
         elif event.output is not None:
             text, prompt = divmod(event.prompt_index, self._prompts)
             name = f"prompt {prompt}" + (f", text {text}" if self._texts > 1 else "")
-            print(f"--- {name}\n{self._shown(event.output.text)}", flush=True)
+            print(f"--- {name}\n{self._printable(event.output.text)}", flush=True)
         output = event.output
         if output is None:
             return
         if self._stream:
             print(flush=True)
-        speed, first = output.metrics["tokens_per_second"], output.metrics["ttft_ms"]
-        why = f"{output.finish_reason} ({output.limit})" if output.limit else output.finish_reason
-        parts = [f"{len(output.token_ids)} tokens", why]
-        parts += [f"{speed:.1f} tokens/s"] if speed else []
-        parts += [f"first token after {first:.0f} ms"] if first else []
-        print(f"[{', '.join(parts)}]", file=sys.stderr)
+        speed, ttft_ms = output.metrics["tokens_per_second"], output.metrics["ttft_ms"]
+        reason = (
+            f"{output.finish_reason} ({output.limit})" if output.limit else output.finish_reason
+        )
+        items = [f"{len(output.token_ids)} tokens", reason]
+        items += [f"{speed:.1f} tokens/s"] if speed else []
+        items += [f"first token after {ttft_ms:.0f} ms"] if ttft_ms else []
+        print(f"[{', '.join(items)}]", file=sys.stderr)

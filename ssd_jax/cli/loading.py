@@ -40,7 +40,7 @@ def open_llm(config: Config, *, ks: Sequence[int] = ()) -> LLM:
         return LLM(config=config, load=False, ks=ks, progress=progress)
 
 
-def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) -> SamplingParams:
+def params_of(config: Config, options: Mapping[str, Any], values: settings.Flags) -> SamplingParams:
     """The sampling parameters from parsed flags.
 
     With generation_config = auto, those not given are the checkpoint's, and a line says so. A seed
@@ -49,7 +49,7 @@ def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) 
     Raises:
       InputError: impossible settings, or a checkpoint that cannot be read.
     """
-    params = settings.params_of(given)
+    params = settings.params_of(options)
     if params.seed is None:
         params = dataclasses.replace(params, seed=secrets.randbits(64))
         print(f"seed = {params.seed}", file=sys.stderr)
@@ -60,10 +60,12 @@ def params_of(config: Config, given: Mapping[str, Any], values: settings.Flags) 
 
     with progress_bar("downloading", unit="bytes") as progress:
         checkpoint = open_checkpoint(config.target, progress=progress)
-    found = given_settings(default_params("auto", checkpoint))
-    taken = {name: value for name, value in found.items() if not values[name].present}
-    print(sampling_line(taken), file=sys.stderr)
-    return dataclasses.replace(params, **taken)
+    checkpoint_settings = given_settings(default_params("auto", checkpoint))
+    defaults = {
+        name: value for name, value in checkpoint_settings.items() if not values[name].present
+    }
+    print(sampling_line(defaults), file=sys.stderr)
+    return dataclasses.replace(params, **defaults)
 
 
 def load(llm: LLM) -> None:
@@ -82,15 +84,15 @@ def short(source: str) -> str:
     return path.name or source if path.exists() else source
 
 
-def failure(names: Sequence[str], runs: int, what: str) -> SsdError:
+def failure(names: Sequence[str], runs: int, noun: str) -> SsdError:
     """The error of a command some of whose requests ended with finish_reason `error`.
 
-    `names` are those of the failed requests, `what` is the plural noun for all of them.
+    `names` are those of the failed requests, `noun` is the plural noun for all of them.
     """
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    first_names = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return SsdError(
-        f"{len(names)} of {runs} {what} ended with finish_reason error ({shown}): their text is "
-        "incomplete, run them again"
+        f"{len(names)} of {runs} {noun} ended with finish_reason error ({first_names}): their text "
+        "is incomplete, run them again"
     )
 
 
@@ -133,16 +135,16 @@ def loading_line() -> Iterator[tuple[Progress, Status]]:
 
     If standard error is not a terminal, such a line is printed every half minute.
     """
-    shown = {"weights": "", "doing": "starting"}
+    parts = {"weights": "", "doing": "starting"}
     with _bar_line() if sys.stderr.isatty() else _repeated_line() as say:
 
         def show(**changes: str) -> None:
-            shown.update(changes)
-            say(", ".join(filter(None, shown.values())))
+            parts.update(changes)
+            say(", ".join(filter(None, parts.values())))
 
         def progress(done: int, total: int) -> None:
-            part = f"weights {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-            show(weights=part if done < total else "")
+            weights = f"weights {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            show(weights=weights if done < total else "")
 
         yield progress, lambda line: show(doing=line)
 
@@ -154,8 +156,12 @@ def _bar_line() -> Iterator[Callable[[str], None]]:
     from rich.progress import TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-    with Bars(TimeElapsedColumn(), words, console=Console(stderr=True), transient=True) as bar:
+    description = TextColumn(
+        "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
+    )
+    with Bars(
+        TimeElapsedColumn(), description, console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda line: bar.update(task, description=line)
 
@@ -163,10 +169,10 @@ def _bar_line() -> Iterator[Callable[[str], None]]:
 @contextlib.contextmanager
 def _repeated_line() -> Iterator[Callable[[str], None]]:
     """Prints the newest line every half minute: one program may compile for minutes."""
-    newest, ended = deque(["starting"], maxlen=1), threading.Event()
+    newest, stop = deque(["starting"], maxlen=1), threading.Event()
 
     def tell() -> None:
-        while not ended.wait(SECONDS_BETWEEN_LINES):
+        while not stop.wait(SECONDS_BETWEEN_LINES):
             print(f"loading: {newest[0]}", file=sys.stderr, flush=True)
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -174,21 +180,21 @@ def _repeated_line() -> Iterator[Callable[[str], None]]:
     try:
         yield newest.append
     finally:
-        ended.set()
+        stop.set()
         teller.join()
 
 
 def _lines(label: str, unit: str) -> ProgressLine:
-    began = said = time.monotonic()
+    start = last_time = time.monotonic()
 
     def progress(done: int, total: int, text: str = "") -> None:
-        nonlocal said
+        nonlocal last_time
         now = time.monotonic()
-        if now - said >= SECONDS_BETWEEN_LINES:
-            said = now
+        if now - last_time >= SECONDS_BETWEEN_LINES:
+            last_time = now
             line = f"{label}: {done} of {total} {unit}" + (f", {text}" if text else "")
             if unit == "tokens" and done:
-                speed = done / (now - began)
+                speed = done / (now - start)
                 line += f", {speed:.0f} tokens/s, {(total - done) / speed / 60:.0f} minutes left"
             print(line, file=sys.stderr, flush=True)
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ssd_jax import __version__
 from ssd_jax.cli.entries import entry
 from ssd_jax.errors import InputError, SsdError
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except SsdError as error:
-        return _failed(arguments, str(error), error.exit_status)
+        return _report_failure(arguments, str(error), error.exit_status)
     except KeyboardInterrupt:
         if argv is None:
             leave("", _INTERRUPTED)  # Python's own exit waits for compilers
@@ -83,33 +85,37 @@ def main(argv: Sequence[str] | None = None) -> int:
             _lost_output()
         bad = error.errno in _UNUSABLE and error.filename is not None
         status = InputError.exit_status if bad else SsdError.exit_status
-        return _failed(arguments, _about(error, _remedy(error) if bad else ""), status)
+        return _report_failure(
+            arguments, _describe_error(error, _remedy(error) if bad else ""), status
+        )
     except RuntimeError as error:
         if "can't start new thread" in str(error):
             why = (
                 "the system starts no more threads; allow more memory or processes (ulimit -v, -u)"
             )
-            return _failed(arguments, why, SsdError.exit_status)
+            return _report_failure(arguments, why, SsdError.exit_status)
         if not _is_of_device(error):
             raise
-        said = (str(error).splitlines() or [repr(error)])[0]
-        return _failed(arguments, f"a device has failed: {said}", SsdError.exit_status)
+        first_line = (str(error).splitlines() or [repr(error)])[0]
+        return _report_failure(
+            arguments, f"a device has failed: {first_line}", SsdError.exit_status
+        )
     except MemoryError:
         remedy = "lower --slots, --context or --budget, or take a smaller model"
-        return _failed(arguments, f"out of memory; {remedy}", SsdError.exit_status)
+        return _report_failure(arguments, f"out of memory; {remedy}", SsdError.exit_status)
 
 
 class _OneLine(logging.Formatter):
     """Formats log records without tracebacks, with settings as flags."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
         return as_flags(super().format(record))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """Nothing; see `logging.Formatter`."""
+    @override
+    def formatException(self, ei: Any) -> str:
         del ei
-        return ""
+        return ""  # no traceback
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -136,18 +142,18 @@ def _is_of_device(error: RuntimeError) -> bool:
     return "jax" in sys.modules and isinstance(error, sys.modules["jax"].errors.JaxRuntimeError)
 
 
-def _failed(arguments: Sequence[str], message: str, status: int) -> int:
+def _report_failure(arguments: Sequence[str], message: str, status: int) -> int:
     with contextlib.suppress(BrokenPipeError):
         print(f"{' '.join(['ssd-jax', *arguments[:1]])}: {as_flags(message)}", file=sys.stderr)
     return status
 
 
-def _about(error: OSError, remedy: str) -> str:
-    place = error.filename
-    if place is None and error.errno in _OF_STREAMS:
-        place = "standard input or output"
+def _describe_error(error: OSError, remedy: str) -> str:
+    subject = error.filename
+    if subject is None and error.errno in _OF_STREAMS:
+        subject = "standard input or output"
     reason = error.strerror or str(error)
-    return f"{'' if place is None else f'{place}: '}{reason}{remedy and '; '}{remedy}"
+    return f"{'' if subject is None else f'{subject}: '}{reason}{remedy and '; '}{remedy}"
 
 
 def _remedy(error: OSError) -> str:
@@ -174,5 +180,5 @@ def _open_missing_streams() -> None:
 
 def _usage() -> str:
     lines = [entry(name, text) for name, text in COMMANDS.items()]
-    more = "ssd-jax COMMAND --help lists the flags of a command"
-    return "\n".join(["usage: ssd-jax COMMAND [--flag=value ...]", "", *lines, "", more])
+    hint = "ssd-jax COMMAND --help lists the flags of a command"
+    return "\n".join(["usage: ssd-jax COMMAND [--flag=value ...]", "", *lines, "", hint])

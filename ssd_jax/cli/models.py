@@ -35,18 +35,18 @@ class CachedModel(NamedTuple):
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     flags: settings.FlagSpecs = {"json": ("bool", False, "one JSON object on standard output")}
-    given = settings.parse(settings.make_flags(flags), "models", arguments)
-    found = [_described(*each) for each in (*_of_wheels(), *_of_the_hub())]
-    if given["json"]:
-        print(json.dumps({"models": [model._asdict() for model in found]}))
-    elif found:
+    options = settings.parse(settings.make_flags(flags), "models", arguments)
+    models = [_open_cached(*location) for location in (*_of_wheels(), *_of_the_hub())]
+    if options["json"]:
+        print(json.dumps({"models": [model._asdict() for model in models]}))
+    elif models:
         columns: list[Column[CachedModel]] = [
             Column("source", lambda row: Text(row.source, style="cyan"), "left"),
             Column("MB", lambda row: f"{row.bytes / 1e6:.0f}"),
             Column("family", lambda row: row.family or "not supported", "left"),
             Column("draft in the package", lambda row: "yes" if row.draft else "no", "left"),
         ]
-        Console().print(build_table(columns, found))
+        Console().print(build_table(columns, models))
     else:
         print(f"no model is cached in {cache_dir()} or by the Hugging Face hub; a command fetches")
         print("the model that --target names")
@@ -78,13 +78,13 @@ def _of_the_hub() -> Iterator[tuple[str, Path, int]]:
             yield f"hf:{repo.repo_id}", newest.snapshot_path, repo.size_on_disk
 
 
-def _described(source: str, path: Path, size: int) -> CachedModel:
+def _open_cached(source: str, path: Path, size: int) -> CachedModel:
     from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.checkpoints.shipped import find_draft
 
     try:
-        opened = open_checkpoint(str(path))
-        family, draft = opened.config.family, find_draft(opened) is not None
+        checkpoint = open_checkpoint(str(path))
+        family, draft = checkpoint.config.family, find_draft(checkpoint) is not None
     except InputError:
         family, draft = None, False
     return CachedModel(source, size, family, draft)

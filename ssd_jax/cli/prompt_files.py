@@ -48,12 +48,12 @@ def read_prompt_file(name: str) -> list[FilePrompt | BadLine]:
       InputError: it cannot be read, or has no prompt.
     """
     if name in _STANDARD_INPUT:
-        found = read_json_lines(Path("standard input"), file_prompt, stream=_standard_input())
+        prompts = read_json_lines(Path("standard input"), file_prompt, stream=_standard_input())
     else:
-        found = read_json_lines(user_path(name), file_prompt)
-    if not found:
+        prompts = read_json_lines(user_path(name), file_prompt)
+    if not prompts:
         raise InputError(f"{name}: no prompts in the file")
-    return found
+    return prompts
 
 
 def file_prompt(line: Mapping[str, Any]) -> FilePrompt:
@@ -68,8 +68,8 @@ def file_prompt(line: Mapping[str, Any]) -> FilePrompt:
         if key == "n":
             raise ValueError('"n" is the same for all prompts: give --n')
         if key not in SAMPLING and key not in ROW_KEYS:
-            known = [*SAMPLING, *CHAT_KEYS, *ROW_KEYS]
-            near = difflib.get_close_matches(key, known, n=1)
+            names = [*SAMPLING, *CHAT_KEYS, *ROW_KEYS]
+            near = difflib.get_close_matches(key, names, n=1)
             hint = f'did you mean "{near[0]}"?' if near else "leave it out"
             raise ValueError(f'unknown key "{key[:40]}"; {hint}')
     return FilePrompt(

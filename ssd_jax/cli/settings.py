@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from ssd_jax.cli.argv import parse_argv, wrong_type
-from ssd_jax.cli.entries import wrapped
+from ssd_jax.cli.entries import wrap_text
 from ssd_jax.cli.flag_help import help_of
 from ssd_jax.cli.flags import Flags, FlagSpecs, make_flags
 from ssd_jax.cli.main import COMMANDS
@@ -90,25 +90,25 @@ def parse(
     """
     flags.DEFINE_boolean("help", False, "show this help", flag_values=values)
     values.set_gnu_getopt()  # flags may come after files
-    rest = parse_argv(values, [command, *arguments])[1:]
+    positional = parse_argv(values, [command, *arguments])[1:]
     usage = " ".join(["ssd-jax", command, *files, "[--flag=value ...]"])
     if values["help"].value:
-        listed = [name for name in values if name != "help" and name not in hidden]
-        print(f"usage: {usage}\n\n{wrapped(COMMANDS[command])}\n\n{help_of(values, listed)}")
+        visible = [name for name in values if name != "help" and name not in hidden]
+        print(f"usage: {usage}\n\n{wrap_text(COMMANDS[command])}\n\n{help_of(values, visible)}")
         raise SystemExit(0)
-    if len(rest) > len(files):
-        stray = rest[len(files)]
+    if len(positional) > len(files):
+        stray = positional[len(files)]
         raise InputError(f"unexpected argument {stray!r}; settings are given as --name=value")
-    if len(rest) < len(files):
-        raise InputError(f"{files[len(rest)]} is missing; usage: {usage}")
+    if len(positional) < len(files):
+        raise InputError(f"{files[len(positional)]} is missing; usage: {usage}")
     _translate(values)
     if config_of_flags and "config" in values and values["config"].value is not None:
         _read_config(values)
-    given = {name: values[name].value for name in values}
-    for name, value in given.items():  # a value from a file may be no path of any system
+    options = {name: values[name].value for name in values}
+    for name, value in options.items():  # a value from a file may be no path of any system
         if isinstance(value, str) and "\0" in value:
             raise InputError(f"{name} = {value!r} has a character of code 0; leave it out")
-    return given | dict(zip(files, rest, strict=True))
+    return options | dict(zip(files, positional, strict=True))
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -117,7 +117,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     Raises:
       InputError: impossible settings.
     """
-    return _built(Config, settings)
+    return _build(Config, settings)
 
 
 def params_of(settings: Mapping[str, Any]) -> SamplingParams:
@@ -126,10 +126,10 @@ def params_of(settings: Mapping[str, Any]) -> SamplingParams:
     Raises:
       InputError: impossible settings.
     """
-    return _built(SamplingParams, settings)
+    return _build(SamplingParams, settings)
 
 
-def _built(kind: type[T], settings: Mapping[str, Any]) -> T:
+def _build(kind: type[T], settings: Mapping[str, Any]) -> T:
     """A `kind` made from the settings that belong to it."""
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     with naming_file(settings):
@@ -162,32 +162,32 @@ def require_used(values: Flags, command: str, used: Sequence[str]) -> None:
     from_file = names_from_file({"config": values["config"].value})
     for name in values:
         if values[name].present and name not in used and name not in from_file:
-            takes = ", ".join(f"--{each}" for each in used)
+            takes = ", ".join(f"--{flag}" for flag in used)
             raise InputError(
                 f"{name} means nothing for {command}, which takes {takes}; leave it out"
             )
 
 
-def at_least(settings: Mapping[str, Any], **least: int) -> None:
+def at_least(settings: Mapping[str, Any], **bounds: int) -> None:
     """Refuses numbers that are too small; settings that are not given pass.
 
     Raises:
       InputError: the first of them, with the least that is allowed.
     """
-    for name, bound in least.items():
+    for name, bound in bounds.items():
         if settings[name] is not None and settings[name] < bound:
             raise InputError(f"{name} = {settings[name]} is out of range; give {bound} or more")
 
 
 def _translate(values: Flags) -> None:
     """Sets the flags that the given ones of `Flags.translated` stand for."""
-    theirs = {name: values[name].value for name in values.translated if values[name].present}
-    if not theirs:
+    translated = {name: values[name].value for name in values.translated if values[name].present}
+    if not translated:
         return
-    ours = {name: values[name].value for name in values if values[name].present}
-    names = {name: TRANSLATED[name] for name in theirs}
-    for name, value in canonical_settings({**ours, **theirs}, names).items():
-        if name not in ours:
+    present = {name: values[name].value for name in values if values[name].present}
+    names = {name: TRANSLATED[name] for name in translated}
+    for name, value in canonical_settings({**present, **translated}, names).items():
+        if name not in present:
             _set(values, name, value, "")
 
 
@@ -197,31 +197,37 @@ def _read_config(values: Flags) -> None:
     Settings that mean nothing with the given mode or draft are left out.
     """
     path = ConfigFile(values["config"].value)
-    theirs = {name: NAMES[name] for name in NAMES.keys() - {*values}}
-    read = read_toml(user_path(path), {*values, *theirs} - {"config", "help"})
+    translated = {name: NAMES[name] for name in NAMES.keys() - {*values}}
+    read = read_toml(user_path(path), {*values, *translated} - {"config", "help"})
     try:
-        read = canonical_settings(read, theirs)
+        read = canonical_settings(read, translated)
     except InputError as error:
         raise InputError(f"config {path}: {error}") from None
-    given = {name for name in values if values[name].present}
-    chosen = [at for at in MEANINGLESS if at[0] in given and values[at[0]].value == at[1]]
-    unused = {name for at in chosen for name in MEANINGLESS[at]}
-    path.names = frozenset({*read} - given - unused)
+    present = {name for name in values if values[name].present}
+    conditions = [
+        condition
+        for condition in MEANINGLESS
+        if condition[0] in present and values[condition[0]].value == condition[1]
+    ]
+    unused = {name for condition in conditions for name in MEANINGLESS[condition]}
+    path.names = frozenset({*read} - present - unused)
     for name in path.names:
         _set(values, name, read[name], f"config {path}: ")
     values["config"].value = path
 
 
-def _set(values: Flags, name: str, value: Any, where: str) -> None:
+def _set(values: Flags, name: str, value: Any, prefix: str) -> None:
     flag = values[name]
     if isinstance(value, dict):
-        raise InputError(f"{where}[{name}] is a section; give {name} = a value before all sections")
+        raise InputError(
+            f"{prefix}[{name}] is a section; give {name} = a value before all sections"
+        )
     if isinstance(value, bool) and not flag.boolean:
-        raise InputError(f"{where}{name} = {str(value).lower()} is a boolean; give another value")
+        raise InputError(f"{prefix}{name} = {str(value).lower()} is a boolean; give another value")
     if isinstance(value, list):
-        words = [str(item) for item in value]
-        value = ",".join(words) if flag.flag_type() == "string" else words
+        items = [str(item) for item in value]
+        value = ",".join(items) if flag.flag_type() == "string" else items
     try:
         flag.parse(value if isinstance(value, list) else str(value))
     except flags.IllegalFlagValueError as error:
-        raise InputError(f"{where}{wrong_type(values, error)}") from None
+        raise InputError(f"{prefix}{wrong_type(values, error)}") from None

@@ -50,7 +50,7 @@ class BenchJob:
       prompts: of the suites that have them.
       ks: values of K to compare; empty for the configured one.
       text: tokens of the text of suite perplexity.
-      given: every flag's value.
+      options: every flag's value.
       params: of every request.
       environment: from `environment.describe`.
     """
@@ -59,23 +59,23 @@ class BenchJob:
     prompts: Sequence[BenchPrompt]
     ks: Sequence[int]
     text: Sequence[int]
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     params: SamplingParams
     environment: Mapping[str, Any]
 
     def document(self, **content: Any) -> dict[str, Any]:
         """An object for `json.dumps`, with the settings worth recording."""
-        shown = {name: v for name, v in self.given.items() if name != "help" and v != []}
-        suite = self.given["suite"]
-        return report.document(suite, settings=shown, environment=self.environment, **content)
+        recorded = {name: v for name, v in self.options.items() if name != "help" and v != []}
+        suite = self.options["suite"]
+        return report.document(suite, settings=recorded, environment=self.environment, **content)
 
     def runs(self, result: BenchResult, tables: list[Page], **content: Any) -> SuiteReport:
         """The report of prompts run through variants."""
-        if accepted := acceptance(result):
-            tables.insert(0, acceptance_table(accepted))
-            content["acceptance"] = accepted
+        if entries := acceptance(result):
+            tables.insert(0, acceptance_table(entries))
+            content["acceptance"] = entries
         document = self.document(**report.bench_content(result), **content)
-        runs = sum(len(each.results) for each in result.runs)
+        runs = sum(len(run.results) for run in result.runs)
         return SuiteReport([report.bench_table(result), *tables], document, result.failures, runs)
 
 
@@ -90,8 +90,8 @@ def prompts(job: BenchJob) -> SuiteReport:
         result = run_paired(
             variants,
             job.prompts,
-            warmup=job.given["warmup"],
-            repeats=job.given["repeats"],
+            warmup=job.options["warmup"],
+            repeats=job.options["repeats"],
             progress=progress,
         )
     rounds = {}
@@ -108,23 +108,23 @@ def prompts(job: BenchJob) -> SuiteReport:
 def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
     """(mode, K) by name; K is None where it is not given."""
     config = job.llm.config
-    found: dict[str, tuple[str, int | None]] = {}
-    for mode in job.given["modes"]:
+    modes: dict[str, tuple[str, int | None]] = {}
+    for mode in job.options["modes"]:
         if mode in ("ar", "auto"):
-            found[mode] = (mode, None)
+            modes[mode] = (mode, None)
             continue
         for k in job.ks or [config.speculated]:
-            chosen = config.chooses_k and k == config.speculated
-            found[f"{mode} k={'auto' if chosen else k}"] = (mode, None if chosen else k)
-    return found
+            is_auto = config.chooses_k and k == config.speculated
+            modes[f"{mode} k={'auto' if is_auto else k}"] = (mode, None if is_auto else k)
+    return modes
 
 
 def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     from ssd_jax.tuning.measuring import blank_proposals, drafting, verifying
 
     # Always k tokens, and no tuner: these rounds belong to no text.
-    loaded = dataclasses.replace(job.llm.alone, tuner=None)
-    programs, roles = loaded.programs, loaded.roles(mode, k)
+    loaded_alone = dataclasses.replace(job.llm.alone, tuner=None)
+    programs, roles = loaded_alone.programs, loaded_alone.roles(mode, k)
     assert roles.drafter is not None
     verify = verifying(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
     draft = drafting(roles.drafter, programs.slots, job.llm.context, job.params)
@@ -133,32 +133,32 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
 
 def accountings(job: BenchJob) -> SuiteReport:
     """Runs AR, SD and SSD, in processes of their own, with the cores counted in two ways."""
-    config, given = job.llm.config, job.given
+    config, options = job.llm.config, job.options
     with progress_bar("prompts", unit="runs") as progress:
         result = accounting.measure(
             config,
             job.prompts,
-            groups=accounting.core_groups(given["target_cores"], given["draft_cores"]),
+            groups=accounting.core_groups(options["target_cores"], options["draft_cores"]),
             ks=tuple(job.ks) or (config.speculated,),
             params=job.params,
-            warmup=given["warmup"],
+            warmup=options["warmup"],
             progress=progress,
         )
-    found = accounting.gains(result)
-    return job.runs(result, [accounting.gains_table(found)], gains=found)
+    gains = accounting.gains(result)
+    return job.runs(result, [accounting.gains_table(gains)], gains=gains)
 
 
-def starting(job: BenchJob) -> SuiteReport:
+def starts_suite(job: BenchJob) -> SuiteReport:
     """Starts mode auto again and again, without costs, and compares its choice with every mode."""
     with progress_bar("starts", unit="starts") as progress:
-        found, result = starts.measure(
+        records, result = starts.measure(
             job.llm.config,
             job.prompts,
-            starts=job.given["starts"],
+            starts=job.options["starts"],
             params=job.params,
             progress=progress,
         )
-    return job.runs(result, [starts.starts_table(found)], starts=found)
+    return job.runs(result, [starts.starts_table(records)], starts=records)
 
 
 def steps(job: BenchJob) -> SuiteReport:
@@ -174,13 +174,13 @@ def steps(job: BenchJob) -> SuiteReport:
     pending = np.zeros(programs.slots, np.int32)
 
     def forward(width: int) -> Callable[[], Callable[[], object]]:
-        compiled = programs.compile_forward(width - 1)
-        room = max(width - 1, programs.verification.widths[-1])
-        tokens = np.zeros((programs.slots, room), np.int32)
+        program = programs.compile_forward(width - 1)
+        max_width = max(width - 1, programs.verification.widths[-1])
+        tokens = np.zeros((programs.slots, max_width), np.int32)
 
         def dispatch() -> Callable[[], object]:
             nonlocal pages
-            logits, pages = compiled(parameters, pages, table, pending, tokens, lengths)
+            logits, pages = program(parameters, pages, table, pending, tokens, lengths)
             return partial(jax.block_until_ready, logits)
 
         return dispatch
@@ -189,8 +189,8 @@ def steps(job: BenchJob) -> SuiteReport:
         result = time_steps(
             forward,
             weight_bytes=bytes_per_device(llm.target.model.read_structs()),
-            widths=numbers(job.given, "widths"),
-            repeats=job.given["step_repeats"],
+            widths=numbers(job.options, "widths"),
+            repeats=job.options["step_repeats"],
             progress=progress,
         )
     memory = measure_bandwidth(jax.devices()[0])
@@ -200,27 +200,29 @@ def steps(job: BenchJob) -> SuiteReport:
 
 def perplexities(job: BenchJob) -> SuiteReport:
     """Measures how well the model predicts a text."""
-    llm, window = job.llm, job.given["window"]
+    llm, window = job.llm, job.options["window"]
     model, parameters = llm.alone.programs.model, llm.alone.parameters
     score = perplexity.TextScorer(model, parameters, window=window, tokens=llm.tokenizer.size)
     with progress_bar("perplexity", unit="windows") as progress:
         result = perplexity.measure_perplexity(
-            score, job.text, window=window, windows=job.given["windows"], progress=progress
+            score, job.text, window=window, windows=job.options["windows"], progress=progress
         )
-    about = {"perplexity": result.value, "predicted": result.num_predicted}
-    document = job.document(**about, **dataclasses.asdict(result))
+    figures = {"perplexity": result.value, "predicted": result.num_predicted}
+    document = job.document(**figures, **dataclasses.asdict(result))
     return SuiteReport([perplexity.perplexity_table(result, dtype=llm.resolved.dtype)], document)
 
 
-def numbers(given: Mapping[str, Any], name: str) -> list[int]:
+def numbers(options: Mapping[str, Any], name: str) -> list[int]:
     """A flag's list of positive numbers.
 
     Raises:
       InputError: anything else.
     """
-    if not given[name] or not all(_POSITIVE.fullmatch(each) for each in given[name]):
-        raise InputError(f"{name} = {','.join(given[name])!r}: give numbers from 1, such as 16,64")
-    return [int(each) for each in given[name]]
+    if not options[name] or not all(_POSITIVE.fullmatch(item) for item in options[name]):
+        raise InputError(
+            f"{name} = {','.join(options[name])!r}: give numbers from 1, such as 16,64"
+        )
+    return [int(item) for item in options[name]]
 
 
 class Suite(NamedTuple):
@@ -233,7 +235,7 @@ class Suite(NamedTuple):
 SUITES = {
     "prompts": Suite(prompts, ("modes", "ks", "prompts", "warmup", "repeats")),
     "accounting": Suite(accountings, ("modes", "ks", "prompts", "warmup")),
-    "starts": Suite(starting, ("prompts", "starts")),
+    "starts": Suite(starts_suite, ("prompts", "starts")),
     "step": Suite(steps, ("widths", "step_repeats")),
     "perplexity": Suite(perplexities, ("text", "window", "windows")),
 }

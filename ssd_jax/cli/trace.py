@@ -20,14 +20,14 @@ _FLAGS: settings.FlagSpecs = {
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    given = settings.parse(settings.make_flags(_FLAGS), "trace", arguments, files=["FILE"])
-    path = user_path(given["FILE"])
-    if given["output"] == "":
+    options = settings.parse(settings.make_flags(_FLAGS), "trace", arguments, files=["FILE"])
+    path = user_path(options["FILE"])
+    if options["output"] == "":
         raise InputError("output is empty; give a file such as trace.png, or leave it out")
-    output = user_path(given["output"] or f"{path}.png")
-    settings.at_least(given, **{"from": 0, "rounds": 1})
-    engine = choose(read_trace(path), given["engine"])
-    rounds = window(engine, given["from"], given["rounds"])
+    output = user_path(options["output"] or f"{path}.png")
+    settings.at_least(options, **{"from": 0, "rounds": 1})
+    engine = choose(read_trace(path), options["engine"])
+    rounds = window(engine, options["from"], options["rounds"])
     if not output.parent.is_dir():
         raise InputError(f"output = '{output}': there is no directory '{output.parent}'; make it")
     if output.is_dir():
