@@ -5,7 +5,6 @@ from __future__ import annotations
 from ssd_jax.testing.fakes import FakeTarget
 
 SIZE, CONTEXT, K = 4, 64, 3
-
 LONG = "".join(chr(97 + index % 26) for index in range(50))
 
 

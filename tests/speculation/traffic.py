@@ -3,8 +3,6 @@
 from tests.engine.letters import drain, outputs, request
 
 WORDS = "now and again and then again "
-
-
 # Where the right bonus token stands among the candidates.
 PREDICTORS = {
     "right": lambda prompt, position: 0,

@@ -7,7 +7,7 @@ from rich.console import Console
 from ssd_jax.speculation.fan_out import UniformFanOut
 from ssd_jax.tools.aot.modes import Mode
 from ssd_jax.tools.aot.page import build_page
-from tests.tools.aot import test_modes as given
+from tests.tools.aot import costs as given
 
 
 def page(*modes):
