@@ -23,7 +23,7 @@ def encoded(
     Raises:
       InputError: a word has no ids, or too many; or there are too many sequences.
     """
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         bare, spaced = (tuple(encode(space + word.lstrip())) for space in ("", " "))
         if not word.strip() or not bare:
@@ -38,10 +38,10 @@ def encoded(
                 f"bad_words: {shown(word)} has {longest} tokens; at most {MAX_BAD_WORD_TOKENS} are "
                 "supported; ban a part of it"
             )
-        found |= dict.fromkeys(forms)
-    if len(found) > MAX_BAD_WORDS:
+        sequences |= dict.fromkeys(forms)
+    if len(sequences) > MAX_BAD_WORDS:
         raise InputError(
-            f"bad_words have {len(found)} token sequences, with and without a space; at most "
+            f"bad_words have {len(sequences)} token sequences, with and without a space; at most "
             f"{MAX_BAD_WORDS} are supported"
         )
-    return tuple(found)
+    return tuple(sequences)

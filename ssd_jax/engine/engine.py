@@ -102,8 +102,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        left = self._committed or self._cut_off or self._events
-        return bool(self._seats.waiting or self._running or left)
+        unreported = self._committed or self._cut_off or self._events
+        return bool(self._seats.waiting or self._running or unreported)
 
     def add(self, request: Request) -> int:
         """Queues a request; it enters a free slot between rounds.
@@ -193,9 +193,9 @@ class Engine:
         self._read_prompts()
         self._log.mark("admit")
 
-        rows = self._decoding()
+        rows = self._decoding_rows()
         if rows:
-            pending_tokens, lengths, batch = self._batches.of(rows)
+            pending_tokens, lengths, batch = self._batches.make(rows)
             drafted = None
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
@@ -229,8 +229,8 @@ class Engine:
             return False
         flight = self._in_flight[0]
         # There must be room for one more token after the one in flight.
-        going = [each for each in flight.rows if not each[1].finished]
-        rows = [(slot, state) for slot, state in going if state.sequence.room > 1]
+        running_rows = [row for row in flight.rows if not row[1].finished]
+        rows = [(slot, state) for slot, state in running_rows if state.sequence.room > 1]
         lengths = np.full(self._target.slots, IDLE, np.int32)
         for slot, state in rows:
             lengths[slot] = state.sequence.cached + 1
@@ -242,7 +242,7 @@ class Engine:
 
     def _report(self) -> None:
         """Makes the events that are due; an error in one request's text ends that request alone."""
-        self._log.settle(self._in_flight, self._running)
+        self._log.evaluate(self._in_flight, self._running)
         if self.broken is not None:
             self._in_flight.clear()
             for state in self._seats.all:
@@ -257,21 +257,21 @@ class Engine:
                 self._fail(state, error)
                 continue
             if event.token_ids or event.text or event.output:
-                self._tell(event)
+                self._add_event(event)
         while self._cut_off:
             state, reason, error = self._cut_off.popleft()
             if state.ended:  # by an earlier event
                 continue
             if error is not None:
-                known = isinstance(error, SsdError)
-                said, trace = (str(error), None) if known else (repr(error), error)
+                expected = isinstance(error, SsdError)
+                message, trace = (str(error), None) if expected else (repr(error), error)
                 _LOG.error(
-                    "request %d ends by an error: %s", state.request_id, said, exc_info=trace
+                    "request %d ends by an error: %s", state.request_id, message, exc_info=trace
                 )
-            self._tell(state.final(reason, state.text.cut()))
+            self._add_event(state.final(reason, state.text.cut()))
         self._log.mark("text")
 
-    def _tell(self, event: TokenEvent) -> None:
+    def _add_event(self, event: TokenEvent) -> None:
         self._events.append(event)
         self._log.text(event)
 
@@ -284,43 +284,43 @@ class Engine:
         for row, state in flight.rows:
             if state.finished:
                 continue
-            said = emitted[row][: accepted[row] + 1]
-            sound = said[-1] != NO_TOKEN
+            row_tokens = emitted[row][: accepted[row] + 1]
+            sound = row_tokens[-1] != NO_TOKEN
             try:
-                tokens = state.commit(said if sound else said[:-1], now)
+                tokens = state.commit(row_tokens if sound else row_tokens[:-1], now)
             except Exception as error:
                 self._fail(state, error)
                 continue
             if state.finished:
                 self._seats.leave(state)
             if tokens or sound:
-                done = CommittedRow(row, state, tokens, state.sequence.finish_reason)
-                flight.committed.append(done)
-                self._committed.append(done)
+                committed_row = CommittedRow(row, state, tokens, state.sequence.finish_reason)
+                flight.committed.append(committed_row)
+                self._committed.append(committed_row)
             if not sound and not state.finished:
                 self._fail(state, SsdError(NO_NUMBERS))
 
     def _grow(self, *, puts_off: bool = True) -> bool:
         """Takes pages for the next round and tells the roles of them; see `Seats.grow`."""
-        found = self._seats.grow(puts_off=puts_off)
+        complete = self._seats.grow(puts_off=puts_off)
         for state, pages in self._seats.grown():
             for role in self._roles:
                 role.set_pages(state.slot, pages)
             state.pages = state.times.kv_pages = len(pages)
-        return found
+        return complete
 
     def _admit(self) -> None:
         if not self._running:
             self._log.idle()
         while (seat := self._seats.offer()) is not None:
             state, request = seat.state, seat.state.request
-            params = state.params = state.params or self._keyed(request)
+            params = state.params = state.params or self._sampling_of(request)
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             prompt = len(request.prompt_ids)
             ban_before = min(prompt + params.min_tokens, self._target.context)
             bans, words = (banned, ban_before), request.bad_word_ids
             opening = SlotOpening(
-                seat.slot, params, request.index, *bans, *seat.taken, prompt, words
+                seat.slot, params, request.index, *bans, *seat.pages, prompt, words
             )
             try:
                 for role in self._roles:
@@ -332,7 +332,7 @@ class Engine:
                 continue
             self._seats.enter(seat)
 
-    def _keyed(self, request: Request) -> SamplingParams:
+    def _sampling_of(self, request: Request) -> SamplingParams:
         """Sampling of a request that begins: with its own noise where lengths depend on time."""
         params = request.params
         if params.temperature == 0:
@@ -344,25 +344,25 @@ class Engine:
     def _read_prompts(self) -> None:
         """Admits requests and reads their prompts, oldest first: one whole chunk, or a few short
         prompts that fit into one, so as not to hold up running requests."""
-        left = chunk = self._target.max_chunk
+        budget = chunk = self._target.max_chunk
         while True:
             self._admit()
-            tokens = self._prefill(left)
+            tokens = self._prefill(budget)
             self._prompt_drafter()
             self._seats.share()
             if not tokens:
                 return
-            left -= max(tokens, chunk // _SHORT_PROMPTS)
+            budget -= max(tokens, chunk // _SHORT_PROMPTS)
 
-    def _prefill(self, most: int) -> int:
+    def _prefill(self, budget: int) -> int:
         """Prefills the next chunk of the oldest request whose prompt is not read.
 
         The first chunk also covers the positions whose keys and values the pages hold already.
 
         Args:
-          most: most tokens to run.
+          budget: most tokens to run.
 
-        Returns: number of tokens that are run; 0 if there are more than `most`, or none.
+        Returns: number of tokens that are run; 0 if there are more than `budget`, or none.
         """
         unfinished = [
             (state.request_id, slot)
@@ -373,22 +373,22 @@ class Engine:
             return 0
         _, slot = min(unfinished)
         state = self._running[slot]
-        sequence, given = state.sequence, state.sequence.given
-        begin = max(given, state.reused)
+        sequence, prefilled = state.sequence, state.sequence.given
+        begin = max(prefilled, state.reused)
         end = min(begin + self._target.max_chunk, sequence.to_prefill)
-        if end - begin > most:
+        if end - begin > budget:
             return 0
-        chunk = sequence.text[given:end]
+        chunk = sequence.text[prefilled:end]
         self._log.prompt()
         if end < sequence.to_prefill or sequence.output:
-            self._target.prefill(slot, chunk, given)
+            self._target.prefill(slot, chunk, prefilled)
         else:
-            pending = self._target.prefill_last(slot, chunk, given)
+            pending = self._target.prefill_last(slot, chunk, prefilled)
             self._in_flight.append(InFlight(pending, [(0, state)], end))
         sequence.prefill(end)
         try:
             if state.prompt_logprobs is not None:
-                state.prompt_logprobs.ask(self._target, slot, given, end)
+                state.prompt_logprobs.ask(self._target, slot, prefilled, end)
         except DeviceError:
             raise
         except Exception as error:
@@ -400,17 +400,17 @@ class Engine:
         if self._drafter is None:
             return
         for slot, state in self._running.items():
-            sequence, most = state.sequence, self._target.max_chunk
-            for begin in range(state.prompted, sequence.given, most):
-                end = min(begin + most, sequence.given)
+            sequence, chunk = state.sequence, self._target.max_chunk
+            for begin in range(state.prompted, sequence.given, chunk):
+                end = min(begin + chunk, sequence.given)
                 last = end == sequence.to_prefill
                 self._drafter.prefill(slot, sequence.text[begin:end], begin, last=last)
                 state.prompted = end
 
-    def _decoding(self) -> list[tuple[int, RequestState]]:
+    def _decoding_rows(self) -> list[tuple[int, RequestState]]:
         """Slots whose pending token is known and whose pages hold all tokens before it."""
         running = self._running.items()
-        return [each for each in running if each[1].sequence.output and each[1].sequence.prefilled]
+        return [row for row in running if row[1].sequence.output and row[1].sequence.prefilled]
 
     def _event(
         self, state: RequestState, tokens: list[int], reason: FinishReason | None
@@ -435,8 +435,8 @@ class Engine:
         self._end(state, "error")
         self._cut_off.append((state, "error", error))
 
-    def _break(self, why: str) -> None:
-        self.broken = f"{why}; open the model again"
+    def _break(self, reason: str) -> None:
+        self.broken = f"{reason}; open the model again"
         _LOG.error(self.broken)
 
     def _refuse_broken(self) -> None:

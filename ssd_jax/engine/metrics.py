@@ -38,9 +38,9 @@ def row_lookup(lookup: CacheLookup | None, row: int, proposed: int) -> RowLookup
     """The look-up of a row that has proposed so many tokens; None where it had no outcome."""
     if lookup is None or lookup.k[row] < 0:
         return None
-    k, prepared, rank = (int(each[row]) for each in (lookup.k, lookup.prepared, lookup.rank))
-    used = proposed if lookup.branch[row] >= 0 else 0
-    wasted = int(lookup.lengths[row].sum()) - used
+    k, prepared, rank = (int(array[row]) for array in (lookup.k, lookup.prepared, lookup.rank))
+    promoted = proposed if lookup.branch[row] >= 0 else 0
+    wasted = int(lookup.lengths[row].sum()) - promoted
     return RowLookup(k, prepared, None if rank < 0 else rank, wasted)
 
 
@@ -120,20 +120,20 @@ class RequestTimes:
         """
         if self.rounds and self.rounds[-1].read == read:
             last = self.rounds[-1]
-            beside = [(span.begin, span.end) for span in spans]
-            last.alone = not overlap(last.read - last.seconds, last.read, beside)
+            draft_spans = [(span.begin, span.end) for span in spans]
+            last.alone = not overlap(last.read - last.seconds, last.read, draft_spans)
 
     def keep(self, count: int) -> None:
         """Forgets everything after the first `count` tokens."""
         del self.tokens[count:]
-        left = count - 1  # the first token is the prefill's
+        remaining = count - 1  # the first token is the prefill's
         for index, verified in enumerate(self.rounds):
-            if left <= 0:
+            if remaining <= 0:
                 del self.rounds[index:]
                 return
-            if left < verified.committed:
-                verified.truncate(left)
-            left -= verified.committed
+            if remaining < verified.committed:
+                verified.truncate(remaining)
+            remaining -= verified.committed
 
     def summary(self) -> RequestMetrics:
         """The metrics over committed tokens only; decode speed excludes the prefill.

@@ -1,8 +1,9 @@
 """Gives requests of one seed and index different noise, where sharing it would bias them.
 
-Under the ratio rule a text depends on the lengths of its proposals. Lengths that depend on time
-carry the effects of other requests' noise: the number of accepted tokens decides how long rounds
-take and what is waited for. A request may know the effects of any noise but its own.
+Two requests with the same seed and index would share all random numbers. Under the ratio rule a
+text also depends on the lengths of its proposals. If these depend on time, they depend on other
+requests' random numbers, and the text is biased where those are its own. So a repeated pair gets a
+hashed seed.
 
 Pure host code.
 """
@@ -13,7 +14,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-_MOST = 65_536
+_CAPACITY = 65_536
 
 
 class Occurrences:
@@ -22,13 +23,15 @@ class Occurrences:
     Engines share one if the time of one's rounds may show on another's clock. Any thread may ask.
 
     Args:
-      most: pairs that are remembered. When there are more, all are forgotten and a new generation
-        begins, whose number is hashed too: no seed is repeated, and memory is bounded.
+      capacity: pairs that are remembered. When there are more, all are forgotten and a new
+        generation begins, whose number is hashed too: no seed is repeated, and memory is bounded.
       first: called before the first request is counted.
     """
 
-    def __init__(self, *, most: int = _MOST, first: Callable[[], None] = lambda: None) -> None:
-        self._most, self._first = most, first
+    def __init__(
+        self, *, capacity: int = _CAPACITY, first: Callable[[], None] = lambda: None
+    ) -> None:
+        self._capacity, self._first = capacity, first
         self._counts: dict[tuple[int, int], int] = {}
         self._generation = 0
         self._lock = threading.Lock()
@@ -42,7 +45,7 @@ class Occurrences:
             if not self._counts and not self._generation:
                 self._first()
             pair = seed, index
-            if pair not in self._counts and len(self._counts) == self._most:
+            if pair not in self._counts and len(self._counts) == self._capacity:
                 self._counts.clear()
                 self._generation += 1
             occurrence = self._counts.get(pair, 0)

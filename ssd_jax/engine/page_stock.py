@@ -13,7 +13,7 @@ import numpy as np
 Digest = bytes
 
 
-class Taken(NamedTuple):
+class PageGrant(NamedTuple):
     """Pages that a request gets.
 
     Attributes:
@@ -26,7 +26,7 @@ class Taken(NamedTuple):
 
 
 @dataclasses.dataclass
-class _Held:
+class _SlotPages:
     """Pages of a slot; the first `filled` of them hold the tokens that `names` stand for."""
 
     pages: tuple[int, ...]
@@ -37,13 +37,13 @@ class _Held:
 class _Group:
     """The pages that a group of slots has in common.
 
-    A page is in use by one or more requests; or `kept`: unused, but still known by its content, in
-    the order in which pages are forgotten; or `free`.
+    A page is in use by one or more requests; or `cached`: unused, but still known by its content,
+    in the order in which pages are forgotten; or `free`.
     """
 
     def __init__(self, pages: range) -> None:
         self.free = deque(pages)
-        self.kept: dict[int, None] = {}
+        self.cached: dict[int, None] = {}
         self.users: Counter[int] = Counter()
         self.by_name: dict[Digest, int] = {}
         self.names: dict[int, Digest] = {}
@@ -55,15 +55,15 @@ class _Group:
             if self.free:
                 page = self.free.popleft()
             else:
-                page = next(iter(self.kept))
-                del self.kept[page], self.by_name[self.names.pop(page)]
+                page = next(iter(self.cached))
+                del self.cached[page], self.by_name[self.names.pop(page)]
             self.use(page)
             pages.append(page)
         return pages
 
     def use(self, page: int) -> None:
         """Counts one more request that uses a page."""
-        self.kept.pop(page, None)
+        self.cached.pop(page, None)
         self.users[page] += 1
 
     def leave(self, page: int) -> None:
@@ -72,7 +72,7 @@ class _Group:
         if self.users[page]:
             return
         if page in self.names:
-            self.kept[page] = None
+            self.cached[page] = None
         else:
             self.free.append(page)
 
@@ -112,12 +112,14 @@ class PageStock:
     ) -> None:
         self.grows = grows
         self._size, self._beyond, self._context = size, beyond, context
-        self._each = count // groups
-        self._share = slots // groups
-        each = self._each
-        self._groups = [_Group(range(index * each, (index + 1) * each)) for index in range(groups)]
+        self._group_pages = count // groups
+        self._group_slots = slots // groups
+        group_pages = self._group_pages
+        self._groups = [
+            _Group(range(index * group_pages, (index + 1) * group_pages)) for index in range(groups)
+        ]
         self._grain = grain // size  # pages
-        self._held: dict[int, _Held] = {}
+        self._by_slot: dict[int, _SlotPages] = {}
 
     @property
     def shares(self) -> bool:
@@ -126,8 +128,8 @@ class PageStock:
 
     def needed(self, tokens: int) -> int:
         """Number of pages for a text of `tokens` tokens and what rounds write behind it."""
-        most = -(-self._context // self._size)
-        return min(-(-(min(tokens, self._context) + self._beyond) // self._size), most)
+        limit = -(-self._context // self._size)
+        return min(-(-(min(tokens, self._context) + self._beyond) // self._size), limit)
 
     def names(self, prompt: Sequence[int]) -> tuple[Digest, ...]:
         """Names of the pages of a prompt that may be shared: a digest of all tokens up to the end
@@ -150,7 +152,7 @@ class PageStock:
         spare: int = 0,
         *,
         reuses: bool = True,
-    ) -> Taken | None:
+    ) -> PageGrant | None:
         """Takes the pages of a request for a free slot; None if there are not enough.
 
         Args:
@@ -160,68 +162,70 @@ class PageStock:
           reuses: whether known pages of the prompt are taken.
         """
         group, needed = self._group(slot), self.needed(tokens)
-        known = self._known(group, names) if reuses else []
-        kept = len(group.kept) - sum(page in group.kept for page in known)
-        if needed - len(known) > len(group.free) + kept - spare:
+        shared = self._shared_prefix(group, names) if reuses else []
+        cached = len(group.cached) - sum(page in group.cached for page in shared)
+        if needed - len(shared) > len(group.free) + cached - spare:
             return None
-        for page in known:  # before others are forgotten
+        for page in shared:  # before others are forgotten
             group.use(page)
-        pages = *known, *group.take(needed - len(known))
-        self._held[slot] = _Held(pages, names, len(known))
-        return Taken(pages, len(known) * self._size)
+        pages = *shared, *group.take(needed - len(shared))
+        self._by_slot[slot] = _SlotPages(pages, names, len(shared))
+        return PageGrant(pages, len(shared) * self._size)
 
     def grow(self, slot: int, tokens: int) -> bool:
         """Gives a slot the further pages that a text of `tokens` tokens needs.
 
         Returns False, and gives none, if there are not enough.
         """
-        held, group = self._held[slot], self._group(slot)
-        more = self.needed(tokens) - len(held.pages)
-        if more > len(group.free) + len(group.kept):
+        slot_pages, group = self._by_slot[slot], self._group(slot)
+        count = self.needed(tokens) - len(slot_pages.pages)
+        if count > len(group.free) + len(group.cached):
             return False
-        held.pages = *held.pages, *group.take(more)
+        slot_pages.pages = *slot_pages.pages, *group.take(count)
         return True
 
     def pages(self, slot: int) -> tuple[int, ...]:
         """All pages of a slot."""
-        return self._held[slot].pages
+        return self._by_slot[slot].pages
 
-    def beside(self, slot: int, other: int) -> bool:
+    def same_group(self, slot: int, other: int) -> bool:
         """Whether two slots take their pages from the same group."""
         return self._group(slot) is self._group(other)
 
     def best(self, slots: Sequence[int], names: Sequence[Digest]) -> list[int]:
         """A free slot of each group, that of the group that holds most of the prompt first."""
-        ones = {slot // self._share: slot for slot in reversed(slots)}.values()
-        return sorted(ones, key=lambda slot: (-len(self._known(self._group(slot), names)), slot))
+        ones = {slot // self._group_slots: slot for slot in reversed(slots)}.values()
+        return sorted(
+            ones, key=lambda slot: (-len(self._shared_prefix(self._group(slot), names)), slot)
+        )
 
     def fill(self, slot: int, positions: int) -> None:
         """Lets others reuse the first positions of a slot, which both roles were asked to fill."""
-        held = self._held[slot]
-        group, end = self._group(slot), min(positions // self._size, len(held.names))
-        for index in range(held.filled, end):
-            page, name = held.pages[index], held.names[index]
+        slot_pages = self._by_slot[slot]
+        group, end = self._group(slot), min(positions // self._size, len(slot_pages.names))
+        for index in range(slot_pages.filled, end):
+            page, name = slot_pages.pages[index], slot_pages.names[index]
             if name not in group.by_name:
                 group.by_name[name], group.names[page] = page, name
-        held.filled = max(held.filled, end)
+        slot_pages.filled = max(slot_pages.filled, end)
 
     def give_back(self, slot: int) -> None:
         """Takes back the pages of a slot, if it has any.
 
         Of the pages that are kept, the end of a text is forgotten before its beginning.
         """
-        held = self._held.pop(slot, None)
-        for page in () if held is None else reversed(held.pages):
+        slot_pages = self._by_slot.pop(slot, None)
+        for page in () if slot_pages is None else reversed(slot_pages.pages):
             self._group(slot).leave(page)
 
     def _group(self, slot: int) -> _Group:
-        return self._groups[slot // self._share]
+        return self._groups[slot // self._group_slots]
 
-    def _known(self, group: _Group, names: Sequence[Digest]) -> list[int]:
+    def _shared_prefix(self, group: _Group, names: Sequence[Digest]) -> list[int]:
         """Pages that hold the beginning of a prompt, in whole grains."""
-        known: list[int] = []
+        pages: list[int] = []
         for name in names:
             if name not in group.by_name:
                 break
-            known.append(group.by_name[name])
-        return known[: len(known) // self._grain * self._grain] if known else known
+            pages.append(group.by_name[name])
+        return pages[: len(pages) // self._grain * self._grain] if pages else pages

@@ -95,19 +95,19 @@ class RequestState:
         self.times.tokens += [now] * len(tokens)
         return tokens
 
-    def record(self, outcomes: Outcomes, row: int, tokens: list[int], known: RoundRecord) -> None:
+    def record(self, outcomes: Outcomes, row: int, tokens: list[int], record: RoundRecord) -> None:
         """Records the round that committed these tokens.
 
         The program that gave the first token verified nothing and is no round.
         """
-        self.origins += origins(known.source, known.accepted, len(tokens))
+        self.origins += origins(record.source, record.accepted, len(tokens))
         if len(self.times.tokens) > len(tokens):
-            known.truncate(len(tokens))
-            self.times.rounds.append(known)
-        wanted = self.request.params.logprobs
-        if wanted is not None and self.logprobs is not None and outcomes.logprobs is not None:
+            record.truncate(len(tokens))
+            self.times.rounds.append(record)
+        count = self.request.params.logprobs
+        if count is not None and self.logprobs is not None and outcomes.logprobs is not None:
             self.logprobs += [
-                entry(outcomes.logprobs, row, place, token, wanted)
+                entry(outcomes.logprobs, row, place, token, count)
                 for place, token in enumerate(tokens)
             ]
 
@@ -126,19 +126,19 @@ class RequestState:
 
     def final(self, reason: FinishReason, released: Released) -> TokenEvent:
         """The last event, with the output; tokens past the end of the text do not count."""
-        kept = self.text.token_ids
-        self.times.keep(len(kept))
+        token_ids = self.text.token_ids
+        self.times.keep(len(token_ids))
         request = self.request
         text = CompletionOutput(
             prompt_index=request.index,
             seed=request.params.seed_of_request,
-            token_ids=kept,
+            token_ids=token_ids,
             text=self.text.text,
             finish_reason=reason,
-            stop_reason=self._stop(kept) if reason == "stop" else None,
+            stop_reason=self._stop(token_ids) if reason == "stop" else None,
             limit=self.sequence.limit if reason == "length" else None,
             metrics=self.times.summary(),
-            logprobs=None if self.logprobs is None else self.logprobs[: len(kept)],
+            logprobs=None if self.logprobs is None else self.logprobs[: len(token_ids)],
         )
         output = RequestOutput(
             request_id=self.request_id,
@@ -151,8 +151,8 @@ class RequestState:
         self.ended = True
         return event
 
-    def _stop(self, kept: list[int]) -> str | int | None:
+    def _stop(self, token_ids: list[int]) -> str | int | None:
         """The stop string or the request's own stop id that ended the text."""
         if self.text.stop is not None:
             return self.text.stop
-        return kept[-1] if kept[-1] in self.request.params.stop_token_ids else None
+        return token_ids[-1] if token_ids[-1] in self.request.params.stop_token_ids else None

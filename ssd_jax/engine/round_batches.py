@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
 from ssd_jax.engine.request_state import RequestState
-from ssd_jax.roles.records import IDLE, DraftBatch
+from ssd_jax.roles.records import IDLE, DraftBatch, Row
+
+
+class _Fields(NamedTuple):
+    """A number of each slot, in one array: copying several would cost more than the loop.
+
+    Attributes:
+      pending, position, counts, limit, room: see `DraftBatch`.
+      lengths: position of the pending token, also in rows that get no proposal.
+    """
+
+    pending: Row
+    lengths: Row
+    position: Row
+    counts: Row
+    limit: Row
+    room: Row
+
+
+_IDLE = {"pending": 0, "lengths": IDLE, "position": IDLE, "counts": 0, "limit": 0, "room": 0}
+_COUNT = len(_Fields._fields)
 
 
 class RoundBatches:
@@ -20,19 +41,24 @@ class RoundBatches:
     """
 
     def __init__(self, slots: int, k: int) -> None:
-        idle = [0, IDLE, IDLE, 0, 0, 0, *[-1] * (k + 1)]
-        self._idle, self._k = np.tile(np.array(idle, np.int32)[:, None], slots), k
+        self._k = k
+        self._idle = np.full((_COUNT + k + 1, slots), -1, np.int32)
+        for field, row in zip(_Fields._fields, self._idle[:_COUNT], strict=True):
+            row[:] = _IDLE[field]
 
-    def of(
+    def make(
         self, rows: Iterable[tuple[int, RequestState]]
     ) -> tuple[Int32[np.ndarray, "B"], Int32[np.ndarray, "B"], DraftBatch]:
         """Pending tokens and their positions for the target; the batch for the drafter."""
-        columns = self._idle.copy()  # one array: several cost more than a loop
+        array = self._idle.copy()
+        fields, tokens = _Fields(*array[:_COUNT]), array[_COUNT:]
+        pending, lengths, position, counts, limit, room = fields
         for slot, state in rows:
-            sequence, last = state.sequence, state.last
-            room, at = sequence.room, sequence.cached
-            limit = max(min(self._k, room - 1), 0)
-            about = sequence.pending, at, at if limit else IDLE, len(last), limit, room
-            columns[: len(about) + len(last), slot] = *about, *last
-        pending, lengths, position, counts, limit, room = columns[:6]
-        return pending, lengths, DraftBatch(pending, position, columns[6:].T, counts, limit, room)
+            sequence, committed = state.sequence, state.last
+            proposed = max(min(self._k, sequence.room - 1), 0)
+            pending[slot], lengths[slot] = sequence.pending, sequence.cached
+            position[slot] = sequence.cached if proposed else IDLE
+            limit[slot], room[slot] = proposed, sequence.room
+            counts[slot] = len(committed)
+            tokens[: len(committed), slot] = committed
+        return pending, lengths, DraftBatch(pending, position, tokens.T, counts, limit, room)

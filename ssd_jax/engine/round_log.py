@@ -86,10 +86,10 @@ class RoundLog:
         if self._timer is not None and in_flight and in_flight[0].pending.ready():
             self._timer.apart()
 
-    def mark(self, what: str | None) -> None:
-        """Ends a slice of the host's lane in the trace, named `what`."""
+    def mark(self, name: str | None) -> None:
+        """Ends a slice of the host's lane in the trace, named `name`."""
         if self._trace is not None:
-            self._marks.append((what, self._clock()))
+            self._marks.append((name, self._clock()))
 
     def idle(self) -> None:
         """Marks that no dispatched program will be read."""
@@ -114,14 +114,14 @@ class RoundLog:
             requests = () if flight.prompt else [state.request_id for _, state in flight.rows]
             self._timer.read(requests, flight.drafted, now)
 
-    def settle(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
+    def evaluate(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
         """Evaluates the outcomes that were read, and charges the draft's work.
 
         The work is charged to the rounds that it was for, or to requests that are still prefilling.
         """
         if self._trace is not None:
-            for what, now in self._marks:
-                self._trace.host(what, now)
+            for name, now in self._marks:
+                self._trace.host(name, now)
         self._marks.clear()
         while self._read:
             self._record(*self._read.popleft())
@@ -149,7 +149,7 @@ class RoundLog:
         self._until = now
         for row, state, tokens, _ in flight.committed:
             accepted = int(outcomes.accepted[row])
-            known = RoundRecord(
+            record = RoundRecord(
                 committed=accepted + 1,
                 accepted=accepted,
                 seconds=now - max(began, flight.dispatched),
@@ -157,14 +157,14 @@ class RoundLog:
                 cost=flight.costs.get(row),
             )
             if drafted is not None:
-                known.proposed, known.source = int(drafted.lengths[row]), drafted.sources.get(row)
-                known.lookup = row_lookup(drafted.lookup, row, known.proposed)
-            about = known.source, known.proposed, accepted
-            traced.append(RowTrace(row, state.request_id, *about, tokens))
+                record.proposed, record.source = int(drafted.lengths[row]), drafted.sources.get(row)
+                record.lookup = row_lookup(drafted.lookup, row, record.proposed)
+            facts = record.source, record.proposed, accepted
+            traced.append(RowTrace(row, state.request_id, *facts, tokens))
             if self._trace is not None and drafted is not None:
-                found = prepared_bonus(drafted.lookup, row)
-                traced[-1] = traced[-1]._replace(prepared=found)
-            state.record(outcomes, row, tokens, known)
+                prepared = prepared_bonus(drafted.lookup, row)
+                traced[-1] = traced[-1]._replace(prepared=prepared)
+            state.record(outcomes, row, tokens, record)
         if self._trace is None:
             return
         if flight.prompt:

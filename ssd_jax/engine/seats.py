@@ -7,7 +7,7 @@ import operator
 from collections import deque
 from typing import NamedTuple
 
-from ssd_jax.engine.page_stock import PageStock, Taken
+from ssd_jax.engine.page_stock import PageGrant, PageStock
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.request_state import RequestState
 
@@ -19,7 +19,7 @@ class Seat(NamedTuple):
 
     slot: int
     state: RequestState
-    taken: Taken
+    pages: PageGrant
 
 
 class Seats:
@@ -60,29 +60,29 @@ class Seats:
             return None
         state = self.waiting[0]
         if pages is None:
-            return Seat(free[0], state, Taken((), 0))
+            return Seat(free[0], state, PageGrant((), 0))
         if pages.shares and not self.prefilled:
             return None  # it may yet share what is being prefilled, and would wait for it anyway
         tokens = state.sequence.size if pages.grows else _most_tokens(state.request)
         for slot in pages.best(free, state.page_names if state.reuses else ()):
             # So that running requests can grow for a while before one is preempted again.
-            spare = len(self._beside(slot)) if pages.grows else 0
-            taken = pages.take(slot, tokens, state.page_names, spare, reuses=state.reuses)
-            if taken is not None:
-                return Seat(slot, state, taken)
+            spare = len(self._neighbours(slot)) if pages.grows else 0
+            grant = pages.take(slot, tokens, state.page_names, spare, reuses=state.reuses)
+            if grant is not None:
+                return Seat(slot, state, grant)
         return None
 
     def enter(self, seat: Seat) -> None:
         """Puts the request in the slot."""
-        slot, state, taken = seat
+        slot, state, grant = seat
         self.waiting.remove(state)
         self.running[slot] = state
-        state.slot, state.reused, state.pages = slot, taken.reused, len(taken.pages)
+        state.slot, state.reused, state.pages = slot, grant.reused, len(grant.pages)
         if self._pages is not None:
             times = state.times
             times.kv_pages, times.preemptions = state.pages, times.preemptions or 0
             if times.cached_tokens is None:
-                times.cached_tokens = taken.reused
+                times.cached_tokens = grant.reused
 
     def leave(self, state: RequestState) -> None:
         """Removes a request that has ended, running or waiting, if it has not left already."""
@@ -114,15 +114,15 @@ class Seats:
             while state.slot >= 0 and not pages.grow(state.slot, state.sequence.size):
                 if not puts_off:
                     return False
-                self._put_off(max(self._beside(state.slot), key=_AGE))
+                self._put_off(max(self._neighbours(state.slot), key=_AGE))
         return True
 
     def grown(self) -> list[tuple[RequestState, tuple[int, ...]]]:
         """Requests with more pages than the roles know of, and all their pages."""
         if self._pages is None:
             return []
-        found = [(state, self._pages.pages(slot)) for slot, state in self.running.items()]
-        return [(state, pages) for state, pages in found if len(pages) > state.pages]
+        holders = [(state, self._pages.pages(slot)) for slot, state in self.running.items()]
+        return [(state, pages) for state, pages in holders if len(pages) > state.pages]
 
     def _free(self) -> list[int]:
         """Slots without a request; their pages are given back."""
@@ -132,11 +132,11 @@ class Seats:
                 self._pages.give_back(slot)
         return free
 
-    def _beside(self, slot: int) -> list[RequestState]:
+    def _neighbours(self, slot: int) -> list[RequestState]:
         """Running requests with pages from the same group as a slot."""
         assert self._pages is not None
         running = self.running.items()
-        return [state for other, state in running if self._pages.beside(slot, other)]
+        return [state for other, state in running if self._pages.same_group(slot, other)]
 
     def _put_off(self, state: RequestState) -> None:
         """Preempts a request: drops its keys and values; later it continues from its tokens."""

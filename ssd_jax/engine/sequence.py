@@ -31,9 +31,9 @@ class Sequence:
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_ids = stop_ids(request, eos_ids)
-        most, left = request.params.most_tokens, context - len(request.prompt_ids)
-        self._most = min(most, left)
-        self.limit: LengthLimit = "max_tokens" if most <= left else "context"
+        requested, available = request.params.most_tokens, context - len(request.prompt_ids)
+        self._limit = min(requested, available)
+        self.limit: LengthLimit = "max_tokens" if requested <= available else "context"
         self.to_prefill = len(request.prompt_ids)
 
     @property
@@ -73,7 +73,7 @@ class Sequence:
     @property
     def room(self) -> int:
         """Tokens that may still be committed."""
-        return self._most - len(self.output)
+        return self._limit - len(self.output)
 
     def commit(self, tokens: Tokens[int]) -> list[int]:
         """Appends tokens up to and including the first stop; the stop is checked before the length.
@@ -82,12 +82,12 @@ class Sequence:
         """
         if self.finish_reason is not None:
             return []
-        before, least = len(self.output), self.request.params.min_tokens
+        before, min_tokens = len(self.output), self.request.params.min_tokens
         committed = list(tokens[: self.room])
-        if before + len(committed) >= self._most:
+        if before + len(committed) >= self._limit:
             self.finish_reason = "length"
         for place, token in enumerate(committed):
-            if token in self.stop_ids and before + place >= least:
+            if token in self.stop_ids and before + place >= min_tokens:
                 self.finish_reason = "stop"
                 del committed[place + 1 :]
                 break
@@ -102,8 +102,8 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
       InputError: an empty prompt, a prompt that leaves no room in the context, too many stop ids,
         bad words without token ids, or an index out of range.
     """
-    whole = isinstance(request.index, Integral) and not isinstance(request.index, bool)
-    if not whole or not 0 <= request.index < 2**32:
+    is_integer = isinstance(request.index, Integral) and not isinstance(request.index, bool)
+    if not is_integer or not 0 <= request.index < 2**32:
         raise InputError(f"index = {request.index!r} is out of range; give 0 to {2**32 - 1}")
     size = len(request.prompt_ids)
     if size == 0:
@@ -134,5 +134,5 @@ def require_one_text(request: Request) -> None:
 
 def stop_ids(request: Request, eos_ids: frozenset[int]) -> frozenset[int]:
     """Ids that end this request: its own, and every EOS id unless it ignores EOS."""
-    own = frozenset(request.params.stop_token_ids)
-    return own if request.params.ignore_eos else own | eos_ids
+    ids = frozenset(request.params.stop_token_ids)
+    return ids if request.params.ignore_eos else ids | eos_ids

@@ -86,7 +86,7 @@ class Sharing:
         self._leader: Caller | None = None  # runs a round, or was told to
         self._waiting: dict[Caller, None] = {}  # longest wait first
         self._rounds = ThreadPoolExecutor(1, "ssd_jax rounds")  # that no thread of a caller runs
-        self._left: deque[Caller] = deque()  # their requests are to be cancelled
+        self._departed: deque[Caller] = deque()  # their requests are to be cancelled
         self._closed = self._frozen = False
         self._process = os.getpid()
 
@@ -158,7 +158,7 @@ class Sharing:
         """
         if not caller.open:
             return
-        self._left.append(caller)
+        self._departed.append(caller)
         with Deferred():
             if self._lock.acquire(blocking=False):
                 try:
@@ -271,8 +271,8 @@ class Sharing:
 
         Not called while a leader may be running a round.
         """
-        while self._left:
-            caller = self._left.popleft()
+        while self._departed:
+            caller = self._departed.popleft()
             for request_id in sorted(caller.open):  # each is then the first that waits
                 self._callers.pop((caller.engine, request_id), None)
                 caller.engine.cancel(request_id, silent=True)

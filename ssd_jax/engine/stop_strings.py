@@ -95,11 +95,11 @@ class TextStream:
             rest = self._decoder.flush()
         except Exception:  # may be the reason why it is cut off
             rest = "\ufffd"
-        whole = rest.rstrip("\ufffd")
-        if self._ids and self._add(None, whole):
+        complete = rest.rstrip("\ufffd")
+        if self._ids and self._add(None, complete):
             return self._release(len(self._text), len(self._ids), stopped=True)
         last = len(self._ids)
-        if whole != rest:
+        if complete != rest:
             while last > self._sent_ids and self._ends[last - 1] == self._begin(last - 1):
                 last -= 1
         return self._release(len(self._text), last, stopped=False)
@@ -126,17 +126,17 @@ class TextStream:
             self._searchable = len(self._text)
             return False
         places = [(self._find(stop, len(piece)), len(stop), stop) for stop in self._stops]
-        found = [place for place in places if place[0] >= 0]
-        if not found:
+        matches = [place for place in places if place[0] >= 0]
+        if not matches:
             return False
-        cut, size, self.stop = min(found)
+        cut, size, self.stop = min(matches)
         if self._include_stop:
             cut += size
         self._text = self._text[:cut]
-        kept = min(self._min_tokens, len(self._ids))
-        while kept < len(self._ids) and self._begin(kept) < cut:
-            kept += 1
-        del self._ids[kept:], self._ends[kept:]
+        count = min(self._min_tokens, len(self._ids))
+        while count < len(self._ids) and self._begin(count) < cut:
+            count += 1
+        del self._ids[count:], self._ends[count:]
         return True
 
     def _begin(self, index: int) -> int:

@@ -59,8 +59,8 @@ class PromptLogprobs:
         if none was read, unless there is no second token."""
         if not self._read and len(self._prompt) > 1:
             return []
-        found: list[TokenLogprobs | None] = [None]
+        entries: list[TokenLogprobs | None] = [None]
         for log in self._read:
             for place in range(log.chosen.shape[1]):
-                found.append(entry(log, 0, place, self._prompt[len(found)], self._count))
-        return found
+                entries.append(entry(log, 0, place, self._prompt[len(entries)], self._count))
+        return entries

@@ -65,8 +65,8 @@ class Trace:
         if path.is_dir():
             raise InputError(f"trace = '{path}' is a directory; give a file such as trace.json")
         if not path.parent.is_dir():
-            why = f"there is no directory '{path.parent}'; make it first"
-            raise InputError(f"trace = '{path}': {why}")
+            reason = f"there is no directory '{path.parent}'; make it first"
+            raise InputError(f"trace = '{path}': {reason}")
         self._most = most
         self._zero = time.perf_counter() if zero is None else zero
         self._engines: list[tuple[str, bool]] = []
@@ -86,11 +86,11 @@ class Trace:
         else:
             self._dropped += 1
 
-    def lengthen(self, about: dict[str, Any], name: str, values: Sequence[Any]) -> None:
+    def lengthen(self, arguments: dict[str, Any], name: str, values: Sequence[Any]) -> None:
         """Appends values to a list among the arguments of an event that was added."""
         self._bytes += len(json.dumps([name, values]))
         if not self._dropped and self._bytes <= MOST_BYTES:
-            about.setdefault(name, []).extend(values)
+            arguments.setdefault(name, []).extend(values)
 
     def write(self) -> None:
         """Writes the whole file or nothing; writes none if nothing was traced.
@@ -102,14 +102,14 @@ class Trace:
             return
         try:
             with new_file(self.path) as file:
-                about = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
-                file.write(f'{{"otherData": {json.dumps(about)},\n"traceEvents": [\n'.encode())
+                header = {"producer": PRODUCER, "format": FORMAT, "dropped": self._dropped}
+                file.write(f'{{"otherData": {json.dumps(header)},\n"traceEvents": [\n'.encode())
                 for place, event in enumerate(self._chrome_events()):
                     file.write((",\n" * bool(place) + json.dumps(event)).encode())
                 file.write(b"\n]}\n")
         except OSError as error:
-            why = f"the trace was not written: {error.strerror or error}"
-            raise OSError(error.errno, why, str(self.path)) from error
+            message = f"the trace was not written: {error.strerror or error}"
+            raise OSError(error.errno, message, str(self.path)) from error
 
     def write_at_the_end(self) -> None:
         """Writes the file at exit, when no caller could handle an error: errors are logged."""
@@ -120,13 +120,13 @@ class Trace:
 
     def _chrome_events(self) -> Iterator[dict[str, Any]]:
         for number, (name, shared) in enumerate(self._engines, start=1):
-            yield _about("process_name", number, 0, name)
+            yield _metadata("process_name", number, 0, name)
             for lane, thread in LANES.items():
                 title = "target and draft (one device)" if shared and lane == "target" else lane
-                yield _about("thread_name", number, thread, title)
+                yield _metadata("thread_name", number, thread, title)
         for number, worker in sorted({(e.engine, e.worker) for e in self._events if e.worker}):
             thread = LANES["draft"] + worker * OF_A_WORKER
-            yield _about("thread_name", number, thread, f"draft {worker + 1}")
+            yield _metadata("thread_name", number, thread, f"draft {worker + 1}")
         for event in self._events:
             begin, end = (1e6 * (t - self._zero) for t in (event.begin, event.end))
             yield {
@@ -183,9 +183,9 @@ class EngineTrace:
 
     def text(self, request: int, spans: Sequence[TextSpan], *, last: bool) -> None:
         """Adds text of a request to its last round or prefill; `last` if no more will come."""
-        about = self._last.get(request)
-        if about is not None and spans:
-            self._trace.lengthen(about, "spans", spans)
+        arguments = self._last.get(request)
+        if arguments is not None and spans:
+            self._trace.lengthen(arguments, "spans", spans)
         if last:
             self._last.pop(request, None)
 
@@ -195,13 +195,13 @@ class EngineTrace:
             # A new comparison of the clocks may differ from the last by its error.
             begin = max(span.begin, self._drafted.get(span.worker, 0.0))
             end = self._drafted[span.worker] = max(span.end, begin)
-            about = self._number, "draft", span.what
-            self._trace.add(Event(*about, begin, end, {"slots": list(span.slots)}, span.worker))
+            lane = self._number, "draft", span.what
+            self._trace.add(Event(*lane, begin, end, {"slots": list(span.slots)}, span.worker))
 
-    def host(self, what: str | None, now: float) -> None:
+    def host(self, name: str | None, now: float) -> None:
         """Adds what the host has done since the last call, which ends now; None adds nothing."""
-        if what is not None:
-            self._trace.add(Event(self._number, "host", what, self._host, now, {}))
+        if name is not None:
+            self._trace.add(Event(self._number, "host", name, self._host, now, {}))
         self._host = now
 
 
@@ -234,5 +234,5 @@ def _name(rows: Sequence[RowTrace]) -> str:
     return f"verify: {sources.count('hit')} of {len(sources)} hit"
 
 
-def _about(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _metadata(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}

@@ -19,7 +19,7 @@ class Uncounted(PageStock):
     """Takes a page back from everybody when one leaves it."""
 
     def give_back(self, slot):
-        held = self._held.get(slot)
+        held = self._by_slot.get(slot)
         for page in held.pages if held else ():
             self._group(slot).users[page] = 1
             self._group(slot).names.pop(page, None)

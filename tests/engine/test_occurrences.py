@@ -45,7 +45,7 @@ def test_derived_seeds_never_change():
 
 
 def test_what_is_forgotten_gives_no_seed_again():
-    occurrences = Occurrences(most=4)
+    occurrences = Occurrences(capacity=4)
     asked = [(seed, index) for seed in (0, 1, 2) for index in (0, 1, 2)] * 20
     seeds = [(index, occurrences.seed(seed, index)) for seed, index in asked]
     assert len(set(seeds)) == len(seeds)
@@ -69,7 +69,7 @@ def test_threads_get_no_seed_twice():
 
 def test_it_says_so_before_the_first_request_is_counted():
     said = []
-    occurrences = Occurrences(most=1, first=lambda: said.append(len(occurrences._counts)))
+    occurrences = Occurrences(capacity=1, first=lambda: said.append(len(occurrences._counts)))
     assert not said
     for index in range(5):
         occurrences.seed(0, index)

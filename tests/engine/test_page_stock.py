@@ -266,7 +266,7 @@ class Taking(PageStock):
     """Lets a text grow into pages of others."""
 
     def grow(self, slot, tokens):
-        held = self._held[slot]
+        held = self._by_slot[slot]
         more = [page for page in range(20) if page not in held.pages]
         held.pages = (*held.pages, *more[: max(self.needed(tokens) - len(held.pages), 0)])
         return True

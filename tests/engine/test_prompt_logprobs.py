@@ -64,7 +64,7 @@ def test_each_token_is_judged_by_the_position_before_it(size, speculates):
 
 OFF_BY_ONE = [
     Edit(PromptLogprobs, "ask", "begin + 1 : end + 1", "begin : end"),
-    Edit(PromptLogprobs, "entries", "self._prompt[len(found)]", "self._prompt[len(found) - 1]"),
+    Edit(PromptLogprobs, "entries", "self._prompt[len(entries)]", "self._prompt[len(entries) - 1]"),
 ]
 
 

@@ -70,7 +70,7 @@ def idle(llm):
     """Whether nothing is left of any request."""
     engines = llm._engines.values()
     sharing = llm._sharing
-    left = sharing._callers or sharing._waiting or sharing._left or sharing._leader
+    left = sharing._callers or sharing._waiting or sharing._departed or sharing._leader
     return not left and not any(engine._running or engine._seats.waiting for engine in engines)
 
 

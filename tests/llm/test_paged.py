@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.paged_role import PagedRole
-from ssd_jax.engine.page_stock import PageStock, Taken
+from ssd_jax.engine.page_stock import PageGrant, PageStock
 from ssd_jax.kernels.handlers import why_missing
 from tests.llm.paged import ALONE, CONTEXT, ELSEWHERE, LONG, PAGE, elsewhere, opened
 from tests.llm.runs import ids, outputs, requests
@@ -102,7 +102,7 @@ class Greedy(PageStock):
 
     def take(self, slot, tokens, names=(), spare=0, *, reuses=True):
         del tokens, names, spare, reuses
-        return Taken(self.pages(slot), 0)
+        return PageGrant(self.pages(slot), 0)
 
     def grow(self, slot, tokens):
         del slot, tokens
