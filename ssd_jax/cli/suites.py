@@ -120,14 +120,14 @@ def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
 
 
 def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
-    from ssd_jax.tuning.measuring import blank_proposals, drafting, verifying
+    from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
 
     # Always k tokens, and no tuner: these rounds belong to no text.
     loaded_alone = dataclasses.replace(job.llm.alone, tuner=None)
     programs, roles = loaded_alone.programs, loaded_alone.roles(mode, k)
     assert roles.drafter is not None
-    verify = verifying(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
-    draft = drafting(roles.drafter, programs.slots, job.llm.context, job.params)
+    verify = verify_run(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
+    draft = draft_run(roles.drafter, programs.slots, job.llm.context, job.params)
     return costs.time_round(draft, partial(verify, k))
 
 

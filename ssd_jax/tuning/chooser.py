@@ -23,14 +23,14 @@ from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import measure, measure_draft, measure_target
-from ssd_jax.tuning.review import RoundTimes, judged, reviewed
-from ssd_jax.tuning.throughput import Costs, Guess, Predicted, ar
-from ssd_jax.tuning.tuners import FastestTuner, Observed
+from ssd_jax.tuning.review import RoundTimes, correct_costs, review_costs
+from ssd_jax.tuning.throughput import Costs, Guess, Prediction, ar
+from ssd_jax.tuning.tuners import FastestTuner, UpdatedGuess
 
-_STATED = 512
+_STATED_TOKENS = 512
 """Tokens that a draft's own figure counts for, which is of many texts: one or two of another kind
 do not outweigh it, and a mode that they rule out would observe nothing that rules it in again."""
-_ENOUGH = 1.03  # times as fast as a simpler mode: predictions are no better than that
+_MIN_SPEED_UP = 1.03  # times as fast as a simpler mode: predictions are no better than that
 _NO_COST = (
     *("trace", "compile_cache", "compile_cache_secret", "chat_template", "generation_config"),
     *("hosts", "host_timeout"),  # the number of hosts counts
@@ -44,8 +44,8 @@ class Chooser:
       budgets: values of M to choose among.
       known: costs, and observations of earlier starts.
       file: stores observations.
-      drafting: measures T_1 of mode sd, see `Costs.draft`, if a model of mode ssd is asked for sd:
-        this is rare, and may need a second copy of the draft.
+      measure_draft_cost: measures T_1 of mode sd, see `Costs.draft`, if a model of mode ssd is
+        asked for sd: this is rare, and may need a second copy of the draft.
       fan_out: makes a policy for K = k; None makes the configured one.
 
     Attributes:
@@ -61,44 +61,48 @@ class Chooser:
         *,
         budgets: tuple[int, ...],
         file: CostFile,
-        drafting: Callable[[], float] | None = None,
+        measure_draft_cost: Callable[[], float] | None = None,
         fan_out: Callable[[int], FanOut] | None = None,
     ) -> None:
-        self._config, self._known, self._file = config, known, file
+        self._config, self._known_costs, self._file = config, known, file
         self._budgets = budgets
         self._fan_out = fan_out or partial(config.fan_out_of, branches=max(budgets, default=0))
-        self._guess, self._drafting = known.guess, drafting
-        self._seen, self._times = Observed(known.guess), RoundTimes()
-        self._settled: tuple[Guess, dict[str, float]] | None = None
+        self._guess, self._measure_draft = known.guess, measure_draft_cost
+        self._observations, self._times = UpdatedGuess(known.guess), RoundTimes()
+        self._final: tuple[Guess, dict[str, float]] | None = None
         self._tuners: dict[tuple[str, int], FastestTuner] = {}
-        self.predicted = {"ar": Predicted(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))}
+        self.predicted = {
+            "ar": Prediction(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))
+        }
         self.mode = config.mode
         if config.mode == "auto":
             self.mode = "ar"
             for mode in dict.fromkeys(("sd", config.prepared)):
-                found = self.tuner(mode, config.speculated).best(config.slots)
-                if found.rate > _ENOUGH * max(each.rate for each in self.predicted.values()):
+                prediction = self.tuner(mode, config.speculated).best(config.slots)
+                if prediction.rate > _MIN_SPEED_UP * max(
+                    earlier.rate for earlier in self.predicted.values()
+                ):
                     self.mode = mode
-                self.predicted[mode] = found
+                self.predicted[mode] = prediction
         slowness = known.slowness or 1.0
         for mode, (plan, rate) in self.predicted.items():
-            self.predicted[mode] = Predicted(plan, rate / slowness)
+            self.predicted[mode] = Prediction(plan, rate / slowness)
 
     @property
     def costs(self) -> Costs:
         """Costs as they were measured."""
-        return self._known.costs
+        return self._known_costs.costs
 
     @property
     def line(self) -> str:
         """A line about what was chosen, and why."""
-        each = "; ".join(f"{mode} {predicted}" for mode, predicted in self.predicted.items())
+        rates = "; ".join(f"{mode} {prediction}" for mode, prediction in self.predicted.items())
         fastest = max(self.predicted, key=lambda mode: self.predicted[mode].rate)
         near = ""
         if fastest != self.mode:
-            near = f"; {fastest} is less than {_ENOUGH - 1:.0%} faster than a simpler mode"
+            near = f"; {fastest} is less than {_MIN_SPEED_UP - 1:.0%} faster than a simpler mode"
         return (
-            f"mode auto takes {self.mode}: predicted tokens/s are {each} "
+            f"mode auto takes {self.mode}: predicted tokens/s are {rates} "
             f"(an acceptance of {self._guess.acceptance:.2f}{near})"
         )
 
@@ -107,34 +111,34 @@ class Chooser:
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
-            made = FastestTuner(self._with_draft(), self._seen, ks=ks)
+            tuner = FastestTuner(self._with_draft(), self._observations, ks=ks)
         else:
             kind = config.backup_kind
-            made = FastestTuner(
+            tuner = FastestTuner(
                 self.costs,
-                self._seen,
+                self._observations,
                 ks=ks,
                 fan_out=self._fan_out(k),
                 budgets=self._budgets,
                 waits=(True, False) if kind == "auto" else (kind == "draft",),
             )
-        self._tuners[mode, k] = made
-        return made
+        self._tuners[mode, k] = tuner
+        return tuner
 
     def timer(self, mode: str, k: int) -> RoundTimer:
         """Compares the rounds of an engine, whose roles are made, with its costs."""
         tuner = self._tuners.get((mode, k))
 
-        def took(timed: TimedRound) -> None:
+        def observe_round(round_: TimedRound) -> None:
             expected = None
             if mode == "ar":
                 expected = self.costs.ar_round
             elif tuner is not None:
-                expected = tuner.seconds(timed.proposed, missed=timed.missed)
+                expected = tuner.seconds(round_.proposed, missed=round_.missed)
             if expected is not None:
-                self._times.observe(mode, timed.seconds, expected)
+                self._times.observe(mode, round_.seconds, expected)
 
-        return RoundTimer(self._config.slots, took)
+        return RoundTimer(self._config.slots, observe_round)
 
     def settle(self) -> None:
         """Excludes later observations from what is kept for the next start.
@@ -143,22 +147,22 @@ class Chooser:
         noise of the sampled ones, through timing, and a request of another process may have the
         same noise.
         """
-        self._settled = self._seen.guess, self._times.slowness
+        self._final = self._observations.guess, self._times.slowness
 
     def close(self) -> None:
         """Stores the observations for the next start, and gives up what measures."""
-        self._drafting = None
-        guess, slowness = self._settled or (self._seen.guess, self._times.slowness)
+        self._measure_draft = None
+        guess, slowness = self._final or (self._observations.guess, self._times.slowness)
         if guess.judged > self._guess.judged or slowness:
-            self._known = judged(self._known, slowness)
-            self._keep(guess)
+            self._known_costs = correct_costs(self._known_costs, slowness)
+            self._store(guess)
 
-    def _keep(self, guess: Guess) -> None:
+    def _store(self, guess: Guess) -> None:
         """Writes the costs with this guess, or with a stored one that has seen more.
 
         Costs that another process has measured meanwhile stay.
         """
-        known, costs = self._known, self.costs
+        known, costs = self._known_costs, self.costs
         stored = self._file.read(widths=tuple(costs.verify), budgets=tuple(costs.step))
         if stored is not None and stored.guess.judged > guess.judged:
             guess = stored.guess
@@ -169,10 +173,10 @@ class Chooser:
     def _with_draft(self) -> Costs:
         """Costs with T_1 of mode sd, which is measured if it is not known yet."""
         costs = self.costs
-        if self._drafting is not None and not costs.draft:
-            costs = dataclasses.replace(costs, draft=self._drafting())
-            self._known = dataclasses.replace(self._known, costs=costs)
-            self._keep(self._guess)
+        if self._measure_draft is not None and not costs.draft:
+            costs = dataclasses.replace(costs, draft=self._measure_draft())
+            self._known_costs = dataclasses.replace(self._known_costs, costs=costs)
+            self._store(self._guess)
         return costs
 
 
@@ -185,9 +189,9 @@ def open_chooser(loaded: Loaded) -> Chooser:
     """
     config, resolved = loaded.config, loaded.resolved
     budgets, context = resolved.budgets, resolved.context
-    setting = config.compile_cache
-    directory = None if setting == "off" else costs_cache(setting)
-    file = CostFile(directory, _about(loaded))
+    cache_setting = config.compile_cache
+    directory = None if cache_setting == "off" else costs_cache(cache_setting)
+    file = CostFile(directory, _cost_key(loaded))
     known = file.read(widths=loaded.programs.widths, budgets=budgets)
     stored = known
     if known is None:
@@ -195,16 +199,21 @@ def open_chooser(loaded: Loaded) -> Chooser:
             measure(loaded, context), first_guess(resolved.draft, resolved.draft_source)
         )
     else:
-        known = reviewed(
+        known = review_costs(
             known,
             check=lambda: measure_target(loaded),
             measure=lambda: measure(loaded, context),
         )
     if known != stored:
         file.write(known)
-    drafting = partial(measure_draft, loaded, context) if config.draft_model else None
+    measure_draft_cost = partial(measure_draft, loaded, context) if config.draft_model else None
     return Chooser(
-        config, known, budgets=budgets, file=file, drafting=drafting, fan_out=resolved.fan_out
+        config,
+        known,
+        budgets=budgets,
+        file=file,
+        measure_draft_cost=measure_draft_cost,
+        fan_out=resolved.fan_out,
     )
 
 
@@ -217,10 +226,10 @@ def first_guess(draft: OpenedModel | None, source: str | None = None) -> Guess:
     if source is not None and source in TEXT_DRAFTS:
         return Guess(acceptance=TEXT_DRAFTS[source].acceptance)
     acceptance = None if draft is None else draft.checkpoint.acceptance
-    return Guess() if acceptance is None else Guess(acceptance=acceptance, stated=_STATED)
+    return Guess() if acceptance is None else Guess(acceptance=acceptance, stated=_STATED_TOKENS)
 
 
-def _about(loaded: Loaded) -> dict[str, Any]:
+def _cost_key(loaded: Loaded) -> dict[str, Any]:
     """Everything that costs and acceptance depend on."""
     device, resolved = jax.devices()[0], loaded.resolved
     settings = dataclasses.asdict(loaded.config) | {

@@ -37,7 +37,7 @@ class KnownCosts:
     doubted: bool = False
 
 
-class _Kept(msgspec.Struct):
+class _FileContent(msgspec.Struct):
     """Content of the file: only what `write` writes has these types and ranges."""
 
     format: Literal[7]
@@ -50,14 +50,14 @@ class CostFile:
 
     Args:
       directory: directory of the file; None keeps nothing.
-      about: what the costs depend on, as JSON; another `about` has another file.
+      key: what the costs depend on, as JSON; another `key` has another file.
     """
 
-    def __init__(self, directory: Path | None, about: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
         # As ASCII text: paths may contain bytes that are not UTF-8.
-        self._about = json.dumps(about, sort_keys=True)
-        self._warned = False
-        name = hashlib.sha256(self._about.encode()).hexdigest()[:32]
+        self._key = json.dumps(key, sort_keys=True)
+        self._has_warned = False
+        name = hashlib.sha256(self._key.encode()).hexdigest()[:32]
         self.path = None if directory is None else directory / f"{name}.json"
 
     def read(self, *, widths: tuple[int, ...], budgets: tuple[int, ...]) -> KnownCosts | None:
@@ -69,27 +69,29 @@ class CostFile:
             # garbage is collected.
             if not self.path.exists():
                 return None
-            kept = msgspec.json.decode(read_bytes(self.path, max_bytes=MAX_JSON), type=_Kept)
+            content = msgspec.json.decode(
+                read_bytes(self.path, max_bytes=MAX_JSON), type=_FileContent
+            )
         except (InputError, OSError, ValueError, RecursionError) as error:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
-        costs = kept.known.costs
-        needed = set(costs.verify) == set(widths) and set(costs.step) == set(budgets)
-        return kept.known if needed and kept.about == self._about else None
+        costs = content.known.costs
+        has_sizes = set(costs.verify) == set(widths) and set(costs.step) == set(budgets)
+        return content.known if has_sizes and content.about == self._key else None
 
     def write(self, known: KnownCosts) -> None:
         """Writes the file, whole or not at all; an unwritable directory keeps nothing."""
         if self.path is None:
             return
-        kept = msgspec.json.encode(_Kept(7, self._about, known))
+        content = msgspec.json.encode(_FileContent(7, self._key, known))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(self.path, kept)
+            write_file(self.path, content)
         except OSError as error:
-            if not self._warned:
+            if not self._has_warned:
                 _LOG.warning(
                     "measured costs are not kept, and measured again at the next start: %s; give "
                     "another `compile_cache`, or another cache by XDG_CACHE_HOME",
                     error,
                 )
-            self._warned = True
+            self._has_warned = True

@@ -17,12 +17,12 @@ from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.params import SamplingParams
 
-_MOST = 256  # most tokens of a text
-_TRIES = 4  # rounds of which one shall be timed from outcome to outcome
+_MAX_TEXT = 256  # most tokens of a text
+_MAX_STEPS = 4  # rounds of which one shall be timed from outcome to outcome
 
 
 class _NoText:
-    """See `DecodeStream`."""
+    """A `DecodeStream` of no text."""
 
     def __init__(self, last_of_prompt: int, *, skip_special: bool) -> None:
         del last_of_prompt, skip_special
@@ -62,16 +62,16 @@ class FullProposals:
         self.rows, self.room, self.seconds = 0, 0, 0.0
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `protocols.Drafter.propose`."""
+        """Proposes exactly `length` tokens in every row; notes rows, room and seconds."""
         self.rows = len(batch.slots)
         self.room = int(batch.room[batch.slots].min())
         limit = np.minimum(batch.limit, self.length)
-        began = self._clock()
-        drafted = self._drafter.propose(batch._replace(limit=limit))
+        start = self._clock()
+        answer = self._drafter.propose(batch._replace(limit=limit))
         if self.waits:
             jax.block_until_ready(self._drafter.proposal())
-        self.seconds = self._clock() - began
-        return dataclasses.replace(drafted, lengths=limit)
+        self.seconds = self._clock() - start
+        return dataclasses.replace(answer, lengths=limit)
 
 
 class EngineRounds:
@@ -108,15 +108,15 @@ class EngineRounds:
             timer=RoundTimer(target.slots, lambda timed: seconds.append(timed.seconds)),
         )
         self._slots, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
-        self._most = min(_MOST, target.context - len(prompt))
+        self._max_tokens = min(_MAX_TEXT, target.context - len(prompt))
         self._texts: list[int] = []
 
-    def begin(self, k: int, rounds: int = _TRIES + 1) -> bool:
+    def begin(self, k: int, rounds: int = _MAX_STEPS + 1) -> bool:
         """Makes ready for rounds of K tokens; returns whether there is room for so many."""
         # One more is in flight, and at the end a round is shorter.
         room = (rounds + 2) * (k + 1)
         self._drafter.length = k
-        if room > self._most:
+        if room > self._max_tokens:
             return False
         if self._drafter.rows < self._slots or self._drafter.room < room:
             self._begin_texts()
@@ -131,12 +131,12 @@ class EngineRounds:
         """
         self._engine.step()
         self._seconds.clear()
-        began = self._clock()
-        for _ in range(_TRIES):
+        start = self._clock()
+        for _ in range(_MAX_STEPS):
             self._engine.step()
             if self._seconds:
                 return self._seconds[0]
-        return (self._clock() - began) / _TRIES
+        return (self._clock() - start) / _MAX_STEPS
 
     def draft(self) -> float:
         """Runs a round that waits for its proposal; returns the seconds until that was there."""
@@ -149,7 +149,7 @@ class EngineRounds:
         """Begins a text in every slot, and ends the ones before."""
         for request_id in self._texts:
             self._engine.cancel(request_id, silent=True)
-        params = SamplingParams(max_tokens=self._most, ignore_eos=True)
+        params = SamplingParams(max_tokens=self._max_tokens, ignore_eos=True)
         requests = [
             Request(prompt_ids=self._prompt, params=params, index=slot)
             for slot in range(self._slots)

@@ -35,17 +35,17 @@ from ssd_jax.tuning.engine_rounds import EngineRounds
 from ssd_jax.tuning.throughput import Costs, contention
 
 Clock = Callable[[], float]
-Parts = dict[tuple[str, int], Callable[[], float]]
+Runs = dict[tuple[str, int], Callable[[], float]]
 """Each runs a part of a round and returns its seconds; by kind and size."""
 
 PATIENCE = 60.0
 """Most seconds that a draft elsewhere may take for anything."""
 
-_FEWEST, _MOST = 3, 12  # turns of each part
-_CLOSE = 1.05  # a second time within this factor of the shortest confirms it
-_LONG = 4.0  # seconds after which no more turns begin
-_IN_A_ROW = 8  # rounds of mode ar; each is dispatched before the last is read
-_TEXT = 32  # most tokens before what is measured
+_MIN_TURNS, _MAX_TURNS = 3, 12  # turns of each part
+_CONFIRMING_FACTOR = 1.05  # a second time within this factor of the shortest confirms it
+_MAX_SECONDS = 4.0  # seconds after which no more turns begin
+_AHEAD_ROUNDS = 8  # rounds of mode ar; each is dispatched before the last is read
+_MAX_PREFIX = 32  # most tokens before what is measured
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
 _TOKEN = 1
@@ -58,29 +58,29 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     Raises:
       SsdError: a draft worker does not answer.
     """
-    config, opened = loaded.config, [loaded.roles("ar", 0)]
-    verify = _verifying_each(loaded, opened[0].target)
-    parts = _target_parts(loaded, opened[0].target, verify, clock)
+    config, role_sets = loaded.config, [loaded.roles("ar", 0)]
+    verify = _verify_blank(loaded, role_sets[0].target)
+    runs = _target_runs(loaded, role_sets[0].target, verify, clock)
     if config.mode != "ssd":
-        opened.append(loaded.roles("sd", config.speculated))
-        parts |= _round_parts(loaded, opened[1], context, clock)
+        role_sets.append(loaded.roles("sd", config.speculated))
+        runs |= _round_runs(loaded, role_sets[1], context, clock)
     if config.prepared == "ssd":
-        parts |= _branch_parts(loaded, context, verify, clock)
-    found = in_turns(parts, clock)
+        runs |= _branch_runs(loaded, context, verify, clock)
+    seconds = shortest_seconds(runs, clock)
     if config.prepared == "ssd" and loaded.worker is not None:
         loaded.worker.end_last()
-    for each in opened:
-        each.close()
-    return _costs(found)
+    for roles in role_sets:
+        roles.close()
+    return _costs(seconds)
 
 
 def measure_target(loaded: Loaded, *, clock: Clock = time.perf_counter) -> Costs:
     """The costs that need no draft."""
     roles = loaded.roles("ar", 0)
-    verify = _verifying_each(loaded, roles.target)
-    found = in_turns(_target_parts(loaded, roles.target, verify, clock), clock)
+    verify = _verify_blank(loaded, roles.target)
+    seconds = shortest_seconds(_target_runs(loaded, roles.target, verify, clock), clock)
     roles.close()
-    return _costs(found)
+    return _costs(seconds)
 
 
 def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
@@ -88,65 +88,65 @@ def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_coun
     roles = loaded.roles("sd", loaded.config.speculated)
     drafter = roles.drafter
     assert drafter is not None
-    run = drafting(drafter, loaded.config.slots, context)
+    propose = draft_run(drafter, loaded.config.slots, context)
     k = drafter.k
-    found = in_turns({("draft", k): partial(timed, run, clock)}, clock)
+    seconds = shortest_seconds({("draft", k): partial(seconds_of, propose, clock)}, clock)
     roles.close()
-    return found["draft", k] / k
+    return seconds["draft", k] / k
 
 
-def in_turns(parts: Parts, clock: Clock) -> dict[tuple[str, int], float]:
+def shortest_seconds(runs: Runs, clock: Clock) -> dict[tuple[str, int], float]:
     """The fewest seconds of each part.
 
     The parts take turns until another turn of each has confirmed its shortest time, or until that
     has taken long.
     """
-    found: dict[tuple[str, int], list[float]] = {name: [] for name in parts}
-    began = clock()
-    for turn in range(_MOST):
-        late = clock() - began > _LONG
-        if turn >= _FEWEST and (late or all(map(_confirmed, found.values()))):
+    seconds_by_name: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
+    start = clock()
+    for turn in range(_MAX_TURNS):
+        is_late = clock() - start > _MAX_SECONDS
+        if turn >= _MIN_TURNS and (is_late or all(map(_is_confirmed, seconds_by_name.values()))):
             break
-        for name, part in parts.items():
-            found[name].append(part())
-    return {name: min(seconds) for name, seconds in found.items()}
+        for name, run in runs.items():
+            seconds_by_name[name].append(run())
+    return {name: min(seconds) for name, seconds in seconds_by_name.items()}
 
 
-def _confirmed(seconds: Sequence[float]) -> bool:
+def _is_confirmed(seconds: Sequence[float]) -> bool:
     shortest, second = sorted(seconds)[:2]
-    return second <= _CLOSE * shortest
+    return second <= _CONFIRMING_FACTOR * shortest
 
 
-def timed(run: Callable[[], Any], clock: Clock) -> float:
+def seconds_of(run: Callable[[], Any], clock: Clock) -> float:
     """Seconds of a run behind one that is not timed.
 
     That one wakes threads, fills caches and waits for what others have left on the device.
     """
     run()
-    began = clock()
+    start = clock()
     run()
-    return clock() - began
+    return clock() - start
 
 
-def _verifying_each(loaded: Loaded, target: Target) -> Callable[[int], None]:
+def _verify_blank(loaded: Loaded, target: Target) -> Callable[[int], None]:
     programs = loaded.programs
-    return verifying(target, blank_proposals(programs, target.slots, programs.widths))
+    return verify_run(target, blank_proposals(programs, target.slots, programs.widths))
 
 
-def _target_parts(
+def _target_runs(
     loaded: Loaded, target: Target, verify: Callable[[int], None], clock: Clock
-) -> Parts:
-    parts: Parts = {("ahead", 0): partial(looking_ahead(target, clock), _IN_A_ROW)}
+) -> Runs:
+    runs: Runs = {("ahead", 0): partial(ahead_run(target, clock), _AHEAD_ROUNDS)}
     for width in loaded.programs.widths:
-        parts["verify", width] = partial(timed, partial(verify, width), clock)
-    return parts
+        runs["verify", width] = partial(seconds_of, partial(verify, width), clock)
+    return runs
 
 
-def _round_parts(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Parts:
+def _round_runs(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Runs:
     """Rounds of mode sd with each K that the others are worked out from, as far as there is room
     for them, and T_1."""
     assert roles.drafter is not None
-    prompt = [_TOKEN] * max(1, min(_TEXT, context // 2))
+    prompt = [_TOKEN] * max(1, min(_MAX_PREFIX, context // 2))
     engine = EngineRounds(
         roles.target, roles.drafter, prompt, pages=loaded.new_stock(), clock=clock
     )
@@ -155,56 +155,60 @@ def _round_parts(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Pa
         engine.begin(k)
         return engine.run()
 
-    def drafted(k: int) -> float:
+    def draft_seconds(k: int) -> float:
         engine.begin(k, 1)
         return engine.draft() / k
 
-    most = roles.drafter.k
-    ks = [k for k in sorted({1, most, *loaded.programs.widths}) if 0 < k <= most]
-    parts: Parts = {("round", k): partial(round_of, k) for k in ks if engine.begin(k)}
-    if loaded.config.draft_model and parts:
-        k = max(k for _, k in parts)
-        parts["draft", k] = partial(drafted, k)
-    return parts
+    max_k = roles.drafter.k
+    ks = [k for k in sorted({1, max_k, *loaded.programs.widths}) if 0 < k <= max_k]
+    runs: Runs = {("round", k): partial(round_of, k) for k in ks if engine.begin(k)}
+    if loaded.config.draft_model and runs:
+        k = max(k for _, k in runs)
+        runs["draft", k] = partial(draft_seconds, k)
+    return runs
 
 
-def _branch_parts(
-    loaded: Loaded, context: int, verify: Callable[[int], None], clock: Clock
-) -> Parts:
+def _branch_runs(loaded: Loaded, context: int, verify: Callable[[int], None], clock: Clock) -> Runs:
     """Forwards of the branches, a draft just in time, and a verification beside branches."""
     draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
-    pages = () if stock is None else range(stock.needed(_TEXT))
+    pages = () if stock is None else range(stock.needed(_MAX_PREFIX))
     branches = Branches(draft, context, pages=pages, clock=clock)
     budgets, widest = loaded.resolved.budgets, max(loaded.programs.widths)
-    parts: Parts = {("branches", m): partial(branches.expansion, m) for m in budgets}
-    parts["backup", 0] = branches.just_in_time
-    beside = partial(verify, widest)
-    parts["together", draft.k] = partial(branches.expansion, max(budgets), beside)
-    return parts
+    runs: Runs = {("branches", m): partial(branches.expansion, m) for m in budgets}
+    runs["backup", 0] = branches.just_in_time
+    verify_widest = partial(verify, widest)
+    runs["together", draft.k] = partial(branches.expansion, max(budgets), verify_widest)
+    return runs
 
 
-def _costs(found: Mapping[tuple[str, int], float]) -> Costs:
+def _costs(seconds_of_runs: Mapping[tuple[str, int], float]) -> Costs:
     """The costs that these seconds of parts, by kind and size, tell."""
 
-    def of(kind: str) -> dict[int, float]:
-        return {size: seconds for (each, size), seconds in sorted(found.items()) if each == kind}
+    def by_size(kind: str) -> dict[int, float]:
+        return {
+            size: seconds
+            for (run_kind, size), seconds in sorted(seconds_of_runs.items())
+            if run_kind == kind
+        }
 
-    costs = Costs(verify=of("verify"), ahead=found["ahead", 0], rounds=of("round"))
-    for drafted in of("draft").values():
-        costs = replace(costs, draft=drafted)
-    for k, together in of("together").items():
-        branches = of("branches")
-        alone = costs.verify[max(costs.verify)], branches[max(branches)]
+    costs = Costs(
+        verify=by_size("verify"), ahead=seconds_of_runs["ahead", 0], rounds=by_size("round")
+    )
+    for draft_seconds in by_size("draft").values():
+        costs = replace(costs, draft=draft_seconds)
+    for k, together in by_size("together").items():
+        branches = by_size("branches")
+        separate = costs.verify[max(costs.verify)], branches[max(branches)]
         costs = replace(
             costs,
-            backup=found["backup", 0],
+            backup=seconds_of_runs["backup", 0],
             step={m: seconds / k for m, seconds in branches.items()},
-            contention=contention(*alone, together),
+            contention=contention(*separate, together),
         )
     return costs
 
 
-def drafting(
+def draft_run(
     drafter: Drafter, slots: int, context: int, params: SamplingParams = _GREEDY
 ) -> Callable[[], None]:
     """A function that proposes K tokens in every slot, and waits; slots are empty before."""
@@ -225,16 +229,16 @@ def drafting(
 
 
 def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
-    """Proposals of w tokens in every slot, by w, for `verifying`."""
+    """Proposals of w tokens in every slot, by w, for `verify_run`."""
     blank, model = programs.verification.blank(slots), programs.model
     # Other processes must be sent host arrays.
-    place = model.place if not spans_processes(model.mesh) else lambda proposal: proposal
+    transfer = model.place if not spans_processes(model.mesh) else lambda proposal: proposal
     return {
-        width: place(blank._replace(length=np.full(slots, width, np.int32))) for width in widths
+        width: transfer(blank._replace(length=np.full(slots, width, np.int32))) for width in widths
     }
 
 
-def verifying(
+def verify_run(
     target: Target, proposals: Mapping[int, Any], params: SamplingParams = _GREEDY
 ) -> Callable[[int], None]:
     """A function that verifies w tokens of every slot, from dispatch until the outcome is read.
@@ -255,7 +259,7 @@ def verifying(
     return run
 
 
-def looking_ahead(target: Target, clock: Clock) -> Callable[[int], float]:
+def ahead_run(target: Target, clock: Clock) -> Callable[[int], float]:
     """A function that runs so many rounds of mode ar in all slots; it returns the seconds of one.
 
     Each round is dispatched before the last is read. The time begins with an idle target, before
@@ -264,19 +268,19 @@ def looking_ahead(target: Target, clock: Clock) -> Callable[[int], float]:
     tokens = np.full(target.slots, _TOKEN, np.int32)
     lengths = np.full_like(tokens, _position(target.context, 0))
 
-    def dispatched(pending: Any) -> Pending:
+    def dispatch(pending: Any) -> Pending:
         return target.accept(target.forward(pending, lengths))
 
     def run(count: int) -> float:
-        dispatched(tokens).read()
-        began = clock()
-        last = dispatched(tokens)
+        dispatch(tokens).read()
+        start = clock()
+        current = dispatch(tokens)
         for _ in range(count):
-            ahead = dispatched(last.bonus)
-            last.read()
-            last = ahead
-        seconds = clock() - began
-        last.read()
+            following = dispatch(current.bonus)
+            current.read()
+            current = following
+        seconds = clock() - start
+        current.read()
         return seconds / count
 
     return run
@@ -317,46 +321,46 @@ class Branches:
 
     def just_in_time(self) -> float:
         """Seconds to draft a token just in time, until the proposal is ready."""
-        few = min(self._draft.k, _JUST_IN_TIME)
+        num_tokens = min(self._draft.k, _JUST_IN_TIME)
 
-        def drafted() -> bool:
-            drafts = np.full(self._draft.slots, few, np.int32)
+        def draft() -> bool:
+            drafts = np.full(self._draft.slots, num_tokens, np.int32)
             answer = self._draft.record(RecordRequest(self._begin, drafts, self._lowered))
             lengths = answer.lengths()
             jax.block_until_ready(answer.proposal())
             return bool(lengths.all())
 
-        return self._seconds(drafted) / few
+        return self._seconds(draft) / num_tokens
 
-    def expansion(self, budget: int, beside: Callable[[], Any] = lambda: None) -> float:
+    def expansion(self, budget: int, concurrent: Callable[[], Any] = lambda: None) -> float:
         """Seconds of K forwards of M branches.
 
         Args:
           budget: M.
-          beside: runs once they have begun; the clock stops when both have ended.
+          concurrent: runs once they have begun; the clock stops when both have ended.
         """
         k, slots = self._draft.k, self._draft.slots
         counts, follow = np.zeros((slots, k + 1), np.int32), np.zeros(slots, bool)
         counts[:, 0] = budget
 
-        def expanded() -> bool:
+        def expand() -> bool:
             self._draft.record(record_request(self._begin))
             answer = self._draft.expand(ExpansionRequest(counts, follow, self._lowered, k))
-            beside()
+            concurrent()
             deadline = self._clock() + PATIENCE
-            while not isinstance(made := answer.branches(k), str):
-                if made is not None and made.forwards >= k:
+            while not isinstance(branches := answer.branches(k), str):
+                if branches is not None and branches.forwards >= k:
                     return True
                 if self._clock() > deadline:
                     break
             return False
 
-        return self._seconds(expanded)
+        return self._seconds(expand)
 
     def _seconds(self, attempt: Callable[[], bool]) -> float:
         """Seconds of an attempt; if a worker is late, as it may be at first, of all attempts."""
 
-        def answered() -> None:
+        def answer() -> None:
             deadline = self._clock() + PATIENCE
             while not attempt():
                 if self._clock() > deadline:
@@ -367,7 +371,7 @@ class Branches:
                     )
                 time.sleep(_PAUSE)
 
-        return timed(answered, self._clock)
+        return seconds_of(answer, self._clock)
 
 
 def _open(
@@ -382,4 +386,4 @@ def _open(
 
 def _position(context: int, behind: int) -> int:
     """Position of the pending token, with room behind it."""
-    return max(0, min(_TEXT, context - behind - 2))
+    return max(0, min(_MAX_PREFIX, context - behind - 2))

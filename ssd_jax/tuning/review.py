@@ -21,10 +21,11 @@ from ssd_jax.tuning.throughput import Costs
 OFF = 1.25
 """A prediction is off if it differs from what was measured by this factor, or by more."""
 
-_FEWEST, _MOST = 32, 512  # rounds of a mode that tell of it, and latest ones that are remembered
+_MIN_ROUNDS = 32  # of a mode, to judge it by
+_MAX_ROUNDS = 512  # latest ones that count
 
 
-def reviewed(
+def review_costs(
     known: KnownCosts, *, check: Callable[[], Costs], measure: Callable[[], Costs]
 ) -> KnownCosts:
     """The costs for this start.
@@ -44,7 +45,7 @@ def reviewed(
     return KnownCosts(costs, known.guess, slowness)
 
 
-def judged(known: KnownCosts, slowness: Mapping[str, float]) -> KnownCosts:
+def correct_costs(known: KnownCosts, slowness: Mapping[str, float]) -> KnownCosts:
     """The costs, corrected by what rounds took.
 
     All costs are corrected alike: what a mode that did not run would have taken is not known, and
@@ -56,7 +57,7 @@ def judged(known: KnownCosts, slowness: Mapping[str, float]) -> KnownCosts:
     if not slowness:
         return known
     expected = known.slowness or 1.0
-    doubted = any(_off(each / expected) for each in slowness.values())
+    doubted = any(_is_off(ratio / expected) for ratio in slowness.values())
     mean = geometric_mean(slowness.values())
     return dataclasses.replace(known, slowness=mean, doubted=doubted)
 
@@ -65,7 +66,9 @@ class RoundTimes:
     """Seconds of rounds over those that were expected, by mode."""
 
     def __init__(self) -> None:
-        self._ratios: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST))
+        self._ratios: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_MAX_ROUNDS)
+        )
 
     def observe(self, mode: str, seconds: float, expected: float) -> None:
         """Takes a round."""
@@ -75,17 +78,19 @@ class RoundTimes:
     def slowness(self) -> dict[str, float]:
         """The median by mode, of modes with enough rounds."""
         return {
-            mode: median(ratios) for mode, ratios in self._ratios.items() if len(ratios) >= _FEWEST
+            mode: median(ratios)
+            for mode, ratios in self._ratios.items()
+            if len(ratios) >= _MIN_ROUNDS
         }
 
 
-def _contradict(known: Costs, found: Costs) -> bool:
-    pairs = [(known.ar_round, found.ar_round)]
-    pairs += [(seconds, found.verify[width]) for width, seconds in known.verify.items()]
-    return any(_off(new / old) for old, new in pairs)
+def _contradict(known: Costs, measured: Costs) -> bool:
+    pairs = [(known.ar_round, measured.ar_round)]
+    pairs += [(seconds, measured.verify[width]) for width, seconds in known.verify.items()]
+    return any(_is_off(new / old) for old, new in pairs)
 
 
-def _off(factor: float) -> bool:
+def _is_off(factor: float) -> bool:
     return not 1 / OFF < factor < OFF
 
 

@@ -31,7 +31,7 @@ from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 
 NotNegative = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 WORST_CONTENTION = 2.0
 """If more is measured, something else was busy, which a mode not chosen would never reveal."""
@@ -59,22 +59,22 @@ class Costs:
     step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
     contention: NotNegative = 0.0
 
-    def verified(self, length: int) -> float:
+    def verify_seconds(self, length: int) -> float:
         """T_v of proposals of `length` tokens, taken from the next width."""
         return self.verify[min(width for width in self.verify if width >= length)]
 
     @property
     def ar_round(self) -> float:
         """Seconds of a round of mode ar."""
-        return self.ahead or self.verified(0)
+        return self.ahead or self.verify_seconds(0)
 
     def sd_round(self, k: int) -> float:
         """Seconds of a round of mode sd with K tokens, from the next K that was measured."""
-        found = min((each for each in self.rounds if each >= k), default=None)
-        if found is None:
-            return self.verified(k) + k * self.draft
-        least = min(self.verified(k), self.rounds[found])
-        return max(self.rounds[found] - (found - k) * self.draft, least)
+        measured_k = min((measured for measured in self.rounds if measured >= k), default=None)
+        if measured_k is None:
+            return self.verify_seconds(k) + k * self.draft
+        least = min(self.verify_seconds(k), self.rounds[measured_k])
+        return max(self.rounds[measured_k] - (measured_k - k) * self.draft, least)
 
     @property
     def host(self) -> float:
@@ -82,38 +82,38 @@ class Costs:
         if not self.rounds:
             return 0.0
         k = min(self.rounds)
-        return max(self.rounds[k] - self.verified(k) - k * self.draft, 0.0)
+        return max(self.rounds[k] - self.verify_seconds(k) - k * self.draft, 0.0)
 
-    def ssd_round(self, plan: SpeculationPlan, length: int, waited: int = 0) -> float:
+    def ssd_round(self, plan: SpeculationPlan, length: int, num_backup: int = 0) -> float:
         """Seconds of a round of mode ssd.
 
         Args:
           length: L of the verification.
-          waited: tokens that were drafted just in time before it.
+          num_backup: tokens that were drafted just in time before it.
         """
         branches = plan.forwards * self.step[plan.budget]
-        verified = self.together(self.verified(length), branches)
-        return verified + waited * self.backup + self.host
+        seconds = self.together(self.verify_seconds(length), branches)
+        return seconds + num_backup * self.backup + self.host
 
     def together(self, verification: float, branches: float) -> float:
         """Seconds of a verification and of branches that begin at the same time."""
-        short, long = sorted((verification, branches))
-        return long + self.contention * short
+        shorter, longer = sorted((verification, branches))
+        return longer + self.contention * shorter
 
-    def observed(self, steps: Mapping[int, float]) -> Costs:
+    def with_observed_steps(self, steps: Mapping[int, float]) -> Costs:
         """Costs with T_s as observed, assuming that the target was busy all the time; an M that was
         not run lately is slower by the same factor."""
-        alone = {m: seconds / (1 + self.contention) for m, seconds in steps.items()}
-        known = [alone[m] / self.step[m] for m in self.step if m in alone]
-        factor = float(np.mean(known)) if known else 1.0
-        step = {m: alone.get(m, factor * seconds) for m, seconds in self.step.items()}
+        separate = {m: seconds / (1 + self.contention) for m, seconds in steps.items()}
+        factors = [separate[m] / self.step[m] for m in self.step if m in separate]
+        factor = float(np.mean(factors)) if factors else 1.0
+        step = {m: separate.get(m, factor * seconds) for m, seconds in self.step.items()}
         return dataclasses.replace(self, step=step)
 
 
 def contention(verification: float, branches: float, together: float) -> float:
     """x, from the seconds that both take alone and that they take when begun at once."""
-    short, long = sorted((verification, branches))
-    return min(max(together - long, 0.0) / short, WORST_CONTENTION)
+    shorter, longer = sorted((verification, branches))
+    return min(max(together - longer, 0.0) / shorter, WORST_CONTENTION)
 
 
 class Observations(Protocol):
@@ -143,29 +143,29 @@ class Guess:
       stated: number of tokens that an acceptance which was measured elsewhere counts for besides.
     """
 
-    acceptance: Share = FIRST_GUESS
-    alone: Share = 0.5
+    acceptance: Fraction = FIRST_GUESS
+    alone: Fraction = 0.5
     r: Annotated[float, Meta(ge=0, le=9)] = 1.0
     judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
     stated: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `Observations.rates`."""
+        """The same acceptance at each place [L]."""
         return [self.acceptance] * length
 
 
 def tokens(rates: Iterable[float]) -> float:
     """E: expected tokens of a round at these acceptance rates, bonus included."""
-    total = reached = 1.0
+    total = prob = 1.0
     for a in rates:
-        reached *= a
-        total += reached
+        prob *= a
+        total += prob
     return total
 
 
-def missing(count: int, seen: Observations) -> float:
+def miss_rate(count: int, observations: Observations) -> float:
     """How often none of `count` prepared bonus tokens is the actual one."""
-    return min(seen.alone * count**-seen.r, 1.0) if count else 1.0
+    return min(observations.alone * count**-observations.r, 1.0) if count else 1.0
 
 
 def ar(costs: Costs, *, rows: int = 1) -> float:
@@ -173,14 +173,14 @@ def ar(costs: Costs, *, rows: int = 1) -> float:
     return rows / costs.ar_round
 
 
-def sd(costs: Costs, seen: Observations, plan: SpeculationPlan, *, rows: int = 1) -> float:
+def sd(costs: Costs, observations: Observations, plan: SpeculationPlan, *, rows: int = 1) -> float:
     """Tokens per second with proposals drafted before every verification."""
-    return rows * tokens(seen.rates(plan.k, "miss")) / costs.sd_round(plan.k)
+    return rows * tokens(observations.rates(plan.k, "miss")) / costs.sd_round(plan.k)
 
 
 def ssd(
     costs: Costs,
-    seen: Observations,
+    observations: Observations,
     plan: SpeculationPlan,
     fan_out: FanOut,
     *,
@@ -205,42 +205,48 @@ def ssd(
         (min(forwards - 1, k), "hit"),
         (k if waits else 0, "miss"),
     )
-    follow = [_followed(seen, fan_out, length, plan.budget, after) for length, after in kinds]
-    share = _stationary(np.array(follow))
-    total = float(share @ [costs.ssd_round(plan, length) for length, _ in kinds])
+    transitions = [
+        _transition(observations, fan_out, length, plan.budget, after) for length, after in kinds
+    ]
+    frequencies = _stationary(np.array(transitions))
+    total = float(frequencies @ [costs.ssd_round(plan, length) for length, _ in kinds])
     if waits:
-        total += (1 - (1 - share[2]) ** rows) * k * costs.backup
-    gained = [tokens(seen.rates(length, after)) for length, after in kinds]
-    return rows * float(share @ gained) / total
+        total += (1 - (1 - frequencies[2]) ** rows) * k * costs.backup
+    round_tokens = [tokens(observations.rates(length, after)) for length, after in kinds]
+    return rows * float(frequencies @ round_tokens) / total
 
 
-def hit_rate(seen: Observations, fan_out: FanOut, length: int, budget: int, after: After) -> float:
+def hit_rate(
+    observations: Observations, fan_out: FanOut, length: int, budget: int, after: After
+) -> float:
     """How often an outcome of a verification of L tokens was prepared for."""
-    early, whole, _ = _followed(seen, fan_out, length, budget, after)
-    return early + whole
+    early, full, _ = _transition(observations, fan_out, length, budget, after)
+    return early + full
 
 
-def _followed(
-    seen: Observations, fan_out: FanOut, length: int, budget: int, after: After
+def _transition(
+    observations: Observations, fan_out: FanOut, length: int, budget: int, after: After
 ) -> tuple[float, float, float]:
     """Chances that a round is followed by a hit of k < L, a hit of k = L, and a miss."""
-    chances = odds(seen.rates(length, after))
+    chances = odds(observations.rates(length, after))
     counts = fan_out.counts(length, budget, after)
-    hits = [p * (1 - missing(count, seen)) for p, count in zip(chances, counts, strict=True)]
-    early, whole = sum(hits[:-1]), hits[-1]
-    return early, whole, 1 - early - whole
+    hits = [
+        p * (1 - miss_rate(count, observations)) for p, count in zip(chances, counts, strict=True)
+    ]
+    early, full = sum(hits[:-1]), hits[-1]
+    return early, full, 1 - early - full
 
 
-def _stationary(follow: np.ndarray) -> np.ndarray:
+def _stationary(transitions: np.ndarray) -> np.ndarray:
     """Long-run frequency of each kind of round, from the chances [kinds, kinds]."""
-    size = len(follow)
+    size = len(transitions)
     # pi (P - 1) = 0 has one redundant equation, which sum(pi) = 1 replaces.
-    equations = (follow - np.eye(size)).T
+    equations = (transitions - np.eye(size)).T
     equations[0] = 1.0
     return np.linalg.solve(equations, np.eye(size)[0])
 
 
-class Predicted(NamedTuple):
+class Prediction(NamedTuple):
     """A plan (K = 0 without a draft), and its tokens per second."""
 
     plan: SpeculationPlan
@@ -248,37 +254,39 @@ class Predicted(NamedTuple):
 
     def __str__(self) -> str:
         k, budget = self.plan.k, self.plan.budget
-        how = f" with k = {k}" if k else ""
-        return f"{self.rate:.1f}{how}" + (f", budget = {budget}" if budget else "")
+        options = f" with k = {k}" if k else ""
+        return f"{self.rate:.1f}{options}" + (f", budget = {budget}" if budget else "")
 
 
-def best_sd(costs: Costs, seen: Observations, ks: Sequence[int], *, rows: int = 1) -> Predicted:
+def best_sd(
+    costs: Costs, observations: Observations, ks: Sequence[int], *, rows: int = 1
+) -> Prediction:
     """The fastest K of mode sd; of equally fast ones, the smallest."""
     plans = [SpeculationPlan(k=k) for k in sorted(ks)]
-    return _fastest(Predicted(plan, sd(costs, seen, plan, rows=rows)) for plan in plans)
+    return _fastest(Prediction(plan, sd(costs, observations, plan, rows=rows)) for plan in plans)
 
 
 def best_ssd(
     costs: Costs,
-    seen: Observations,
+    observations: Observations,
     fan_out: FanOut,
     *,
     ks: Sequence[int],
     budgets: Sequence[int],
     waits: Sequence[bool],
     rows: int = 1,
-) -> Predicted:
+) -> Prediction:
     """The fastest K and M of mode ssd; of equally fast ones, the smallest.
 
     Args:
       waits: what a miss may do; of several, the fastest is taken.
     """
     return _fastest(
-        Predicted(plan, ssd(costs, seen, plan, fan_out, waits=each, rows=rows))
+        Prediction(plan, ssd(costs, observations, plan, fan_out, waits=waits_for_draft, rows=rows))
         for plan in starmap(SpeculationPlan.of_branches, product(sorted(ks), sorted(budgets)))
-        for each in waits
+        for waits_for_draft in waits
     )
 
 
-def _fastest(found: Iterable[Predicted]) -> Predicted:
-    return max(found, key=lambda each: each.rate)  # the first of equals
+def _fastest(candidates: Iterable[Prediction]) -> Prediction:
+    return max(candidates, key=lambda prediction: prediction.rate)  # the first of equals

@@ -107,7 +107,7 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
         patch.setattr(chooser, "measure_target", lambda _: measured)
         known = again()
     assert known.costs == measured
-    assert known._guess == auto._chooser._seen.guess != auto._chooser._guess
+    assert known._guess == auto._chooser._observations.guess != auto._chooser._guess
     file = known._file.path
     file.write_text("damaged")
     other = again()
@@ -159,14 +159,14 @@ def test_n_grams_of_a_chosen_k(ngrams):
     for prompt in ("xyxyxyxyxyxyxyxy", "one two three one two three"):
         one, other = (ngrams.generate(prompt, params, mode=mode)[0] for mode in ("ar", "sd"))
         assert one.token_ids == other.token_ids
-    assert ngrams._chooser._seen.guess.judged > 0
+    assert ngrams._chooser._observations.guess.judged > 0
 
 
 def test_a_seed_that_comes_again_has_other_noise_where_k_is_chosen_in_all_engines(ngrams):
-    assert ngrams._chooser._settled is None
+    assert ngrams._chooser._final is None
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
     modes = ("ar", "sd", "sd", "ar")
     texts = [ngrams.generate("xyxyxyxyxyxy", params, mode=mode)[0].token_ids for mode in modes]
     assert texts[0] == texts[3]
     assert len(set(map(tuple, texts))) == 3
-    assert ngrams._chooser._settled is not None
+    assert ngrams._chooser._final is not None

@@ -134,7 +134,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
         engine = Engine(roles.target, decoder, many.tokenizer.eos_ids, drafter=roles.drafter)
         assert ids(run(engine, asked)) == ids(outputs(many, asked, "ar"))
     assert chooser.costs.draft > 0
-    assert chooser._seen.guess.judged > 0
+    assert chooser._observations.guess.judged > 0
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from ssd_jax.tuning.throughput import Costs, Guess
-from ssd_jax.tuning.tuners import FastestTuner, Observed
+from ssd_jax.tuning.tuners import FastestTuner, UpdatedGuess
 from tests.engine.letters import LONG, drain, outputs, request, spell
 from tests.speculation.fake_branches import FakeBranchingDraft
 from tests.speculation.traffic import PREDICTORS, REQUESTS, results, script
@@ -191,7 +191,7 @@ TAUGHT = [  # temperature, rule, whether the tuner may hear of it
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_a_text_that_depends_on_lengths_teaches_the_tuner_nothing(mode, temperature, rule, taught):
     """Else accept counts of one request would choose what another with the same noise proposes."""
-    observed = Observed(Guess())
+    observed = UpdatedGuess(Guess())
     before = observed.guess, observed.r, observed.rates(3, "miss"), observed.rates(3, "hit")
     if mode == "sd":
         tuner = FastestTuner(COSTS, observed, ks=(3,))

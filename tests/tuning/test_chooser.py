@@ -15,8 +15,8 @@ from ssd_jax.system import stored_jit
 from ssd_jax.tuning import chooser
 from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
-from ssd_jax.tuning.throughput import Costs, Guess, Predicted
-from ssd_jax.tuning.tuners import Observed
+from ssd_jax.tuning.throughput import Costs, Guess, Prediction
+from ssd_jax.tuning.tuners import UpdatedGuess
 from tests.loading.variation import resolved_of
 
 WIDTHS = (0, 2, 4, 8)
@@ -33,9 +33,11 @@ def chosen(costs, guess=None, *, draft="d", **settings):
     return opened(config, KnownCosts(costs, guess or Guess()), NOWHERE)
 
 
-def opened(config, known, file, drafting=None):
+def opened(config, known, file, measure_draft_cost=None):
     """A chooser among what is prepared for a draft in the target's process."""
-    return Chooser(config, known, budgets=config.budgets_at(), file=file, drafting=drafting)
+    return Chooser(
+        config, known, budgets=config.budgets_at(), file=file, measure_draft_cost=measure_draft_cost
+    )
 
 
 def test_a_draft_as_slow_as_the_target_is_not_used():
@@ -91,7 +93,7 @@ def test_ssd_must_beat_the_better_of_ar_and_sd_even_one_that_is_not_taken(
 ):
     def tuner(self, mode, _k):
         rate = {"sd": sd, "ssd": ssd}[mode]
-        return SimpleNamespace(best=lambda _rows: Predicted(SpeculationPlan(k=4), rate))
+        return SimpleNamespace(best=lambda _rows: Prediction(SpeculationPlan(k=4), rate))
 
     monkeypatch.setattr(Chooser, "tuner", tuner)
     assert chosen(costs(0.1)).mode == mode
@@ -117,11 +119,11 @@ def test_the_first_guess_is_what_a_draft_says_of_itself():
 
 def test_a_short_text_does_not_outweigh_what_a_draft_says_of_itself():
     draft = SimpleNamespace(checkpoint=SimpleNamespace(acceptance=0.64))
-    seen = Observed(first_guess(draft))
+    seen = UpdatedGuess(first_guess(draft))
     for _ in range(30):
         seen.observe(VerificationStats(accepted=0, length=1, after="miss"))
     assert 0.59 < seen.guess.acceptance < 0.62
-    later = Observed(seen.guess)
+    later = UpdatedGuess(seen.guess)
     for _ in range(3000):
         later.observe(VerificationStats(accepted=0, length=1, after="miss"))
     assert later.guess.acceptance < 0.15
@@ -155,12 +157,12 @@ def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(
     known = KnownCosts(Costs(verify=dict.fromkeys(WIDTHS, 1.0), backup=0.4, step={8: 0.4}), Guess())
     file, measured = CostFile(tmp_path, {"models": "a"}), []
 
-    def drafting():
+    def measure_draft_cost():
         measured.append(True)
         return 0.4
 
     def started(known):
-        return opened(config, known, file, drafting)
+        return opened(config, known, file, measure_draft_cost)
 
     first = started(known)
     first.tuner("ssd", AUTO_K)
@@ -210,7 +212,7 @@ def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
         for _ in range(rounds):
             tuner.observe(VerificationStats(accepted, 8, "hit", 2, None))
         each.close()
-    assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._seen.guess
+    assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._observations.guess
 
 
 def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_path):

@@ -18,11 +18,11 @@ from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import (
     Branches,
-    in_turns,
-    looking_ahead,
+    ahead_run,
     measure_draft,
-    timed,
-    verifying,
+    seconds_of,
+    shortest_seconds,
+    verify_run,
 )
 from tests.speculation.answers import StepwiseDraft
 from tests.tuning.watch import Watch
@@ -59,8 +59,8 @@ class Target:
 def test_a_verification_of_each_width_is_timed_when_it_is_warm():
     watch = Watch()
     proposals = {0: None, 2: SimpleNamespace(tokens=None), 4: SimpleNamespace(tokens=None)}
-    verify = verifying(Target(watch), proposals)
-    found = [timed(partial(verify, width), watch) for width in proposals]
+    verify = verify_run(Target(watch), proposals)
+    found = [seconds_of(partial(verify, width), watch) for width in proposals]
     assert found == pytest.approx([1.0, 1.2, 1.4])
 
 
@@ -92,7 +92,7 @@ def test_rounds_that_look_ahead_hide_the_host_and_no_delay_hides_a_round(delay):
     """Other work delays the host behind the round that is not timed; it is another's beginning."""
     watch = Watch()
     target = Ahead(watch)
-    run = looking_ahead(target, watch)
+    run = ahead_run(target, watch)
     first = (0.4 + 8 * 1.0) / 8  # of a host that dispatches the first round to an idle target
     assert run(8) == pytest.approx(first)
     target.delay = delay
@@ -230,7 +230,7 @@ class Hidden(Draft):
 @pytest.mark.parametrize(("kind", "together"), [(Hidden, 1.4), (Draft, 1.4 + K * 0.16)])
 def test_branches_are_timed_with_a_verification_that_begins_with_them(kind, together):
     watch = Watch()
-    verify = verifying(Target(watch), {0: None, 4: SimpleNamespace(tokens=None)})
+    verify = verify_run(Target(watch), {0: None, 4: SimpleNamespace(tokens=None)})
     branches = Branches(kind(watch), CONTEXT, clock=watch)
     seconds = branches.expansion(16, lambda: verify(4))
     assert seconds == pytest.approx(together)
@@ -270,7 +270,7 @@ def loaded(**parts):
 def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_same(monkeypatch):
     monkeypatch.setattr(config, "AUTO_BUDGETS", (4, 16))
     monkeypatch.setattr(measuring, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
-    monkeypatch.setattr(measuring, "_LONG", 0.0)
+    monkeypatch.setattr(measuring, "_MAX_SECONDS", 0.0)
     closed = []
     worker = SimpleNamespace(end_last=lambda: closed.append(True))
     made = loaded(branching=lambda patience=0.01: Slow(patience), worker=worker)
@@ -331,7 +331,7 @@ def test_what_is_measured_fits_the_context(context):
 def test_the_first_run_warms_up_and_is_not_timed():
     times = iter([10.0, 13.0])
     runs = []
-    assert timed(lambda: runs.append(True), lambda: next(times)) == 3.0
+    assert seconds_of(lambda: runs.append(True), lambda: next(times)) == 3.0
     assert len(runs) == 2
 
 
@@ -349,12 +349,12 @@ class Machine:
 
     def measured(self):
         parts = {(name, 0): partial(self.part, name, alone) for name, alone in (("a", 1), ("b", 2))}
-        return [*in_turns(parts, self.watch).values()]
+        return [*shortest_seconds(parts, self.watch).values()]
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    monkeypatch.setattr(measuring, "_LONG", 1e9)
+    monkeypatch.setattr(measuring, "_MAX_SECONDS", 1e9)
 
 
 @pytest.mark.usefixtures("patient")
@@ -373,7 +373,7 @@ def test_what_is_disturbed_all_the_time_is_disturbed_alike():
 
 
 def test_no_more_turns_begin_once_they_took_long(monkeypatch):
-    monkeypatch.setattr(measuring, "_LONG", 30.0)
+    monkeypatch.setattr(measuring, "_MAX_SECONDS", 30.0)
     machine = Machine(lambda run: run % 5)
     machine.measured()
     assert 30 <= machine.watch.now - 100 < 30 + 9

@@ -7,7 +7,7 @@ from ssd_jax.engine.round_timer import TimedRound
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.tuning.chooser import Chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
-from ssd_jax.tuning.review import OFF, RoundTimes, judged, reviewed
+from ssd_jax.tuning.review import OFF, RoundTimes, correct_costs, review_costs
 from ssd_jax.tuning.throughput import Costs, Guess
 
 AR, SD = 1.0, 1.2
@@ -51,7 +51,7 @@ class Machine:
         if known is None:
             known = KnownCosts(self.measure(), Guess(acceptance=2 / 3))
         else:
-            known = reviewed(known, check=self.check, measure=self.measure)
+            known = review_costs(known, check=self.check, measure=self.measure)
         self.file.write(known)
         config = Config(mode="auto", target="t", draft="ngram", k="1")
         chooser = Chooser(config, known, budgets=(), file=self.file)
@@ -217,7 +217,7 @@ def test_costs_that_another_process_has_measured_meanwhile_stay(machine):
 )
 def test_a_mode_that_is_off_by_a_quarter_raises_doubts(slowness, seen, doubted):
     known = KnownCosts(Costs(verify={0: 1.0}), Guess(), slowness)
-    assert judged(known, seen).doubted == doubted
+    assert correct_costs(known, seen).doubted == doubted
 
 
 def test_a_few_rounds_tell_nothing():
@@ -234,5 +234,7 @@ def test_each_verification_is_checked(machine):
     machine.start(rounds=0)
     costs = machine.known.costs
     wide = Costs(verify={0: AR, 1: 1.3 * AR}, ahead=AR)
-    assert reviewed(machine.known, check=lambda: costs, measure=machine.measure) == machine.known
-    assert reviewed(machine.known, check=lambda: wide, measure=lambda: wide).doubted
+    assert (
+        review_costs(machine.known, check=lambda: costs, measure=machine.measure) == machine.known
+    )
+    assert review_costs(machine.known, check=lambda: wide, measure=lambda: wide).doubted

@@ -58,12 +58,12 @@ def test_a_round_takes_at_least_its_verification():
 
 def test_a_verification_costs_what_the_next_width_costs():
     costs = Costs(verify={0: 1.0, 2: 1.1, 8: 2.0})
-    assert [costs.verified(length) for length in (0, 1, 2, 3, 8)] == [1.0, 1.1, 1.1, 2.0, 2.0]
+    assert [costs.verify_seconds(length) for length in (0, 1, 2, 3, 8)] == [1.0, 1.1, 1.1, 2.0, 2.0]
 
 
 def test_misses_follow_the_power_law():
     guess = Guess(alone=0.6, r=2.0)
-    assert [throughput.missing(count, guess) for count in (0, 1, 2)] == [
+    assert [throughput.miss_rate(count, guess) for count in (0, 1, 2)] == [
         1,
         0.6,
         pytest.approx(0.15),
@@ -213,14 +213,14 @@ def test_more_branches_are_taken_as_long_as_they_hide():
 
 def test_observed_steps_tell_of_those_that_were_not_run():
     costs = Costs(verify={0: 1.0}, step={4: 0.2, 8: 0.4, 16: 0.8})
-    assert costs.observed({}).step == pytest.approx(costs.step)
-    assert costs.observed({8: 0.6}).step == pytest.approx({4: 0.3, 8: 0.6, 16: 1.2})
-    assert costs.observed({5: 9.0}).step == pytest.approx(costs.step)
+    assert costs.with_observed_steps({}).step == pytest.approx(costs.step)
+    assert costs.with_observed_steps({8: 0.6}).step == pytest.approx({4: 0.3, 8: 0.6, 16: 1.2})
+    assert costs.with_observed_steps({5: 9.0}).step == pytest.approx(costs.step)
 
 
 def test_steps_are_observed_while_the_target_is_busy():
     costs = Costs(verify={0: 1.0}, step={4: 0.2, 8: 0.4}, contention=0.5)
-    observed = costs.observed({4: 0.3})
+    observed = costs.with_observed_steps({4: 0.3})
     assert observed.step == pytest.approx(costs.step)
     assert observed.contention == 0.5
 
@@ -245,10 +245,14 @@ FLAWS = {
     "a shared device hides the draft": (
         "ssd",
         "costs.ssd_round(plan, length)",
-        "max(costs.verified(length), forwards * costs.step[plan.budget])",
+        "max(costs.verify_seconds(length), forwards * costs.step[plan.budget])",
     ),
     "a miss waits for one token": ("ssd", "* k * costs.backup", "* costs.backup"),
-    "tokens are accepted alike": ("_followed", "seen.rates(length, after)", "[0.8] * length"),
+    "tokens are accepted alike": (
+        "_transition",
+        "observations.rates(length, after)",
+        "[0.8] * length",
+    ),
     "kinds of rounds count alike": ("_stationary", "np.eye(size)[0])", "np.eye(size)[1])"),
 }
 

@@ -5,8 +5,8 @@ import pytest
 
 from ssd_jax.speculation.fan_out import UniformFanOut, VerificationStats
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
-from ssd_jax.tuning.throughput import Costs, Guess, missing
-from ssd_jax.tuning.tuners import FastestTuner, Observed
+from ssd_jax.tuning.throughput import Costs, Guess, miss_rate
+from ssd_jax.tuning.tuners import FastestTuner, UpdatedGuess
 
 COSTS = Costs(
     verify={0: 1.0, 2: 1.1, 8: 1.4},
@@ -34,7 +34,7 @@ def plans(tuner, rounds, verified=None, steps=dict):
 def ssd_tuner(**settings):
     defaults = {"ks": range(1, 9), "budgets": (4, 8, 16), "waits": (True,)}
     given = defaults | settings
-    return FastestTuner(COSTS, Observed(Guess()), fan_out=UniformFanOut(), **given)
+    return FastestTuner(COSTS, UpdatedGuess(Guess()), fan_out=UniformFanOut(), **given)
 
 
 def test_what_is_fixed_stays():
@@ -45,8 +45,8 @@ def test_what_is_fixed_stays():
 
 
 def test_k_follows_the_acceptance():
-    low = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, REJECTED)
-    high = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 100, ACCEPTED)
+    low = plans(FastestTuner(COSTS, UpdatedGuess(Guess()), ks=range(1, 9)), 100, REJECTED)
+    high = plans(FastestTuner(COSTS, UpdatedGuess(Guess()), ks=range(1, 9)), 100, ACCEPTED)
     assert low[-1].k < low[0].k < high[-1].k
     assert ssd_k(REJECTED) < ssd_k(ACCEPTED)
 
@@ -56,7 +56,7 @@ def ssd_k(verified):
 
 
 def test_a_plan_holds_for_sixteen_rounds():
-    found = plans(FastestTuner(COSTS, Observed(Guess()), ks=range(1, 9)), 64, REJECTED)
+    found = plans(FastestTuner(COSTS, UpdatedGuess(Guess()), ks=range(1, 9)), 64, REJECTED)
     for begin in range(0, 64, 16):
         assert len(set(found[begin : begin + 16])) == 1
     assert len(set(found)) > 1
@@ -90,7 +90,7 @@ def test_only_what_is_prepared_is_chosen():
 
 
 def test_a_guess_is_outweighed_by_what_is_observed():
-    seen = Observed(Guess(acceptance=0.8, alone=0.5))
+    seen = UpdatedGuess(Guess(acceptance=0.8, alone=0.5))
     assert seen.rates(2, "hit") == pytest.approx([0.8, 0.8])
     assert seen.alone == 0.5
     assert seen.guess == Guess(acceptance=0.8, alone=0.5)
@@ -107,7 +107,7 @@ def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
     """Else the acceptance of the last text would choose the mode of the next."""
     guess = Guess(acceptance=0.8, alone=0.2, judged=300)
     for _ in range(2):
-        seen = Observed(guess)
+        seen = UpdatedGuess(guess)
         for _ in range(50):
             seen.observe(VerificationStats(1, 2, "hit", 1, None))
         guess = seen.guess
@@ -119,7 +119,7 @@ def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
 
 
 def test_what_was_learned_long_ago_fades():
-    seen = Observed(Guess(acceptance=0.9, judged=10**6))
+    seen = UpdatedGuess(Guess(acceptance=0.9, judged=10**6))
     for _ in range(1024):
         seen.observe(VerificationStats(1, 2, "hit", 1, 0))
     assert seen.guess.acceptance == pytest.approx((0.9 + 0.5) / 2)
@@ -127,7 +127,7 @@ def test_what_was_learned_long_ago_fades():
 
 
 def test_what_is_remembered_is_a_chance():
-    seen = Observed(Guess(alone=1.0))
+    seen = UpdatedGuess(Guess(alone=1.0))
     for _ in range(50):
         seen.observe(VerificationStats(0, 0, "miss", 16, None))
     assert seen.guess.alone == 1.0
@@ -136,7 +136,7 @@ def test_what_is_remembered_is_a_chance():
 
 
 def test_look_ups_without_branches_say_nothing_of_misses():
-    seen = Observed(Guess())
+    seen = UpdatedGuess(Guess())
     for _ in range(20):
         seen.observe(VerificationStats(1, 2, "miss", 0, None))
     assert seen.alone == 0.5
@@ -145,18 +145,18 @@ def test_look_ups_without_branches_say_nothing_of_misses():
 @pytest.mark.parametrize("r", [0.4, 1.0, 2.0])
 def test_the_next_start_expects_the_misses_that_this_one_had(r):
     """A c that was observed beside one r means nothing beside another."""
-    rng, seen = np.random.default_rng(0), Observed(Guess())
+    rng, seen = np.random.default_rng(0), UpdatedGuess(Guess())
     for _ in range(2000):
         prepared, passed = int(rng.integers(1, 9)), rng.random()
         ranks = (rank for rank in range(prepared) if passed > 0.5 * (rank + 1) ** -r)
         seen.observe(VerificationStats(3, 4, "hit", prepared, next(ranks, None)))
-    for known in (seen, seen.guess, Observed(seen.guess)):
+    for known in (seen, seen.guess, UpdatedGuess(seen.guess)):
         for count in (1, 2, 4, 8):
-            assert missing(count, known) == pytest.approx(0.5 * count**-r, abs=0.04), count
+            assert miss_rate(count, known) == pytest.approx(0.5 * count**-r, abs=0.04), count
 
 
 def test_a_round_is_expected_to_take_what_its_plan_costs():
-    sd = FastestTuner(COSTS, Observed(Guess()), ks=(2,))
+    sd = FastestTuner(COSTS, UpdatedGuess(Guess()), ks=(2,))
     assert sd.seconds(2, missed=True) == pytest.approx(1.1 + 2 * 0.1)
     assert sd.seconds(0, missed=True) is None
     ssd = ssd_tuner(ks=(2,), budgets=(16,))

@@ -95,7 +95,7 @@ class Pair:
 
     @property
     def kind(self) -> Kind:
-        """See `Kind`."""
+        """Whether and how the two outputs differ."""
         if self.a is None or self.b is None:
             return "missing"
         if not self.compared:

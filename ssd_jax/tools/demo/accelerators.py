@@ -109,10 +109,10 @@ def predict(
         verify={0: times.forward, max(sd.k, ssd.k): times.verify}, step={branches: times.branches}
     )
     expansion = plan.forwards * times.branches
-    seconds = ssd.rounds * costs.together(costs.verified(ssd.k), expansion)
+    seconds = ssd.rounds * costs.together(costs.verify_seconds(ssd.k), expansion)
     seconds += ssd.misses * ssd.k * times.backup
     return {
-        "ar": 1 / costs.verified(0),
-        "sd": sd.tokens / (sd.rounds * (costs.verified(sd.k) + sd.k * times.draft)),
+        "ar": 1 / costs.verify_seconds(0),
+        "sd": sd.tokens / (sd.rounds * (costs.verify_seconds(sd.k) + sd.k * times.draft)),
         "ssd": ssd.tokens / seconds,
     }

@@ -114,7 +114,7 @@ class MeasuredDraft:
     r: float
 
     def rates(self, length: int, after: After) -> list[float]:
-        """See `Observations.rates`; the same after hits and misses, drafted alike."""
+        """The rates of places 1..L, the same after hits and misses, which are drafted alike."""
         del after
         return list(self.by_length[length - 1]) if length else []
 

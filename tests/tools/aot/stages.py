@@ -58,8 +58,8 @@ def seconds(name: str, count: int) -> dict[str, float | int]:
             raise SystemExit(f"{name}: {why}")
     of_sd, of_ssd = sd.costs(SIZES), ssd.costs(SIZES)
     times = {
-        "forward": of_sd.verified(0),
-        "verify": of_sd.verified(SIZES.k),
+        "forward": of_sd.verify_seconds(0),
+        "verify": of_sd.verify_seconds(SIZES.k),
         "draft": of_sd.draft,
         "backup": of_ssd.backup,
         "branches": of_ssd.step[SIZES.branches],
