@@ -211,7 +211,7 @@ class Target(Protocol):
         ...
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """See `Drafter.set_pages`."""
+        """Gives a slot more pages behind those of its opening; `pages` are all its pages."""
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.speculation.ngram import NgramIndex
 
@@ -41,12 +42,12 @@ class NgramBackup(Backup):
     def __init__(self) -> None:
         self._text = NgramIndex()
 
+    @override
     def extend(self, tokens: Sequence[int]) -> None:
-        """See `Backup.extend`."""
         self._text.extend(tokens)
 
+    @override
     def propose(self, start: int, count: int) -> list[int]:
-        """See `Backup.propose`."""
         return self._text.propose(count)
 
 

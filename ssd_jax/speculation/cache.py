@@ -83,14 +83,14 @@ class SpeculationCache:
         """Finds the branches of B outcomes: k accepted tokens (-1: none), then `bonus`."""
         # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
-        found = [(-1, accepted, 0, -1) for accepted in k]
+        rows = [(-1, accepted, 0, -1) for accepted in k]
         lengths, bonuses = np.zeros((len(k), 0), np.int32), None
         if self.branches is not None:
             lengths, bonuses = self.branches.lengths, self.branches.bonus
             for row, (accepted, token) in enumerate(zip(k, bonus, strict=True)):
                 if accepted >= 0:
-                    found[row] = self._find(self.branches.bonus[row], row, accepted, token)
-        branch, of_k, prepared, rank = np.array(found, np.int32).T.copy()
+                    rows[row] = self._find(self.branches.bonus[row], row, accepted, token)
+        branch, of_k, prepared, rank = np.array(rows, np.int32).T.copy()
         return CacheLookup(branch, of_k, prepared, rank, lengths, bonuses, self._ends)
 
     def _find(

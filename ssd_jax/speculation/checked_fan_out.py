@@ -30,15 +30,15 @@ class CheckedFanOut(FanOut):
           InputError: they are not L + 1 numbers that sum to the budget, the last one at least 1.
         """
         known = confidence[:length] if self.reads_confidence else ()
-        found = self._policy.counts(length, budget, after, known)
-        whole = isinstance(found, tuple | list) and all(isinstance(n, Integral) for n in found)
-        if not whole or len(found) != length + 1 or min(found) < 0 or found[-1] < 1:
+        counts = self._policy.counts(length, budget, after, known)
+        integers = isinstance(counts, tuple | list) and all(isinstance(n, Integral) for n in counts)
+        if not integers or len(counts) != length + 1 or min(counts) < 0 or counts[-1] < 1:
             wrong = f"give {length + 1} numbers, none negative and the last one at least 1"
-        elif sum(found) != budget:
-            wrong = f"their sum is {sum(found)}, and must be budget = {budget}"
+        elif sum(counts) != budget:
+            wrong = f"their sum is {sum(counts)}, and must be budget = {budget}"
         else:
-            return tuple(map(int, found))
-        raise InputError(f"fan_out {self._name}: counts({length}, {budget}) = {found!r}; {wrong}")
+            return tuple(map(int, counts))
+        raise InputError(f"fan_out {self._name}: counts({length}, {budget}) = {counts!r}; {wrong}")
 
     @override
     def observe(self, verified: VerificationStats) -> None:

@@ -143,20 +143,22 @@ class Controller(Drafter):
         began = self._waiting.clock()
         if self._cache.absence is None:
             self._cache.gather(1)
-        this = self._round = self._look_up(batch, began)
-        self._wait(this)
-        request = self._request = self._records_of(this)
+        this_round = self._round = self._look_up(batch, began)
+        self._wait(this_round)
+        request = self._request = self._records_for(this_round)
         # Even if the draft fails, the branches are gone.
         self._cache.drop()
         self._recorded.clear()
-        tokens, most = request.promotion.tokens, int(request.drafts.max())
-        if most:
+        tokens, forwards = request.promotion.tokens, int(request.drafts.max())
+        if forwards:
             began = self._waiting.clock()
             records = self._ask_records(request)
-            this.lengths = np.where(request.drafts > 0, records.lengths(), this.lengths)
-            tokens, this.waited = records.tokens(), (most, self._waiting.clock() - began)
-        this.drafted = Drafted(this.lengths, tokens, this.sources, this.lookup)
-        return this.drafted
+            this_round.lengths = np.where(request.drafts > 0, records.lengths(), this_round.lengths)
+            tokens, this_round.waited = records.tokens(), (forwards, self._waiting.clock() - began)
+        this_round.drafted = Drafted(
+            this_round.lengths, tokens, this_round.sources, this_round.lookup
+        )
+        return this_round.drafted
 
     @override
     def speculate(self) -> None:
@@ -177,11 +179,11 @@ class Controller(Drafter):
     def proposal(self) -> ProposalHandle:
         assert self._records is not None
         assert self._round is not None
-        proposal, this = self._records.proposal(), self._round
+        proposal, this_round = self._records.proposal(), self._round
         self._round = None
-        assert this.drafted is not None
-        this.drafted.activity = self._waiting.report(*this.waited)
-        self._learning.plan(rows=len(this.states))
+        assert this_round.drafted is not None
+        this_round.drafted.activity = self._waiting.report(*this_round.waited)
+        self._learning.plan(rows=len(this_round.states))
         return proposal
 
     def _learn(self) -> None:
@@ -208,27 +210,29 @@ class Controller(Drafter):
         lengths = np.zeros(len(k), np.int32)
         return RoundState(began, batch, limit, states, sources, lookup, lengths)
 
-    def _records_of(self, this: RoundState) -> RecordRequest:
+    def _records_for(self, this_round: RoundState) -> RecordRequest:
         """Records of the branches that came true, and of backups in all other rows.
 
         `committed` is still empty.
         """
-        missed = [slot for slot, source in this.sources.items() if source != "hit"]
-        drafts, lowered = self._just_in_time(this, missed)
-        batch, this.branches = this.batch, self._cache.branches
+        missed = [slot for slot, source in this_round.sources.items() if source != "hit"]
+        drafts, lowered = self._just_in_time(this_round, missed)
+        batch, this_round.branches = this_round.batch, self._cache.branches
         slots, k = self._draft.slots, self._draft.k
         tokens, committed = np.zeros((slots, k), np.int32), np.full((slots, k + 1), -1, np.int32)
-        for slot, state in this.states.items():
+        for slot, state in this_round.states.items():
             state.prompted = None
             if slot in missed:
-                backup = state.backup.propose(int(batch.position[slot]), int(this.limit[slot]))
-                this.lengths[slot] = this.backups[slot] = len(backup)
+                backup = state.backup.propose(
+                    int(batch.position[slot]), int(this_round.limit[slot])
+                )
+                this_round.lengths[slot] = this_round.backups[slot] = len(backup)
                 tokens[slot, : len(backup)] = backup
-            elif this.branches is not None:
-                winner, length = this.lookup.branch[slot], this.lengths[slot]
-                tokens[slot, :length] = this.branches.tokens[slot, winner, :length]
-        rows = batch.position, batch.pending, committed, this.lookup.branch, tokens
-        return RecordRequest(Promotion(*rows, limit=this.lengths), drafts, lowered)
+            elif this_round.branches is not None:
+                winner, length = this_round.lookup.branch[slot], this_round.lengths[slot]
+                tokens[slot, :length] = this_round.branches.tokens[slot, winner, :length]
+        rows = batch.position, batch.pending, committed, this_round.lookup.branch, tokens
+        return RecordRequest(Promotion(*rows, limit=this_round.lengths), drafts, lowered)
 
     def _ask_records(self, request: RecordRequest) -> RecordAnswer:
         """Asks the draft for new records, those of finished prompts among them."""
@@ -261,15 +265,15 @@ class Controller(Drafter):
             for slot, state in asking.items():
                 state.confidence = tuple(confidence[slot, : state.length].tolist())
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
-        follow, most = np.zeros(self._draft.slots, bool), 0
+        follow, longest = np.zeros(self._draft.slots, bool), 0
         for slot, state in rows.items():
             forks = state.forks(self._plan.budget)
             if forks is not None:
                 counts[slot, : len(forks)], follow[slot] = forks, not state.made
-                most = max(most, state.most_forwards())
+                longest = max(longest, state.most_forwards())
         if not counts.any():
             return
-        forwards = min(self._plan.forwards, most)
+        forwards = min(self._plan.forwards, longest)
         lowered = self._lowered("hit")
         answer = self._draft.expand(ExpansionRequest(counts, follow, lowered, forwards))
         self._cache.prepare(counts, answer, forwards)
@@ -284,21 +288,21 @@ class Controller(Drafter):
                 lowered[slot, : self._plan.k] = state.lowered(after, self._plan)
         return lowered
 
-    def _wait(self, this: RoundState) -> None:
+    def _wait(self, this_round: RoundState) -> None:
         """Waits for more tokens of the branches that were hit, if that pays."""
-        branches, lookup, planned = self._cache.branches, this.lookup, self._cache.forwards
+        branches, lookup, planned = self._cache.branches, this_round.lookup, self._cache.forwards
         if branches is None:
             return
-        this.count_won(branches)
+        this_round.count_won(branches)
         if branches.forwards >= planned:
             return
-        more: dict[int, int] = {}
-        for slot, state in this.states.items():
+        missing: dict[int, int] = {}
+        for slot, state in this_round.states.items():
             # Its tokens once its expansion is complete; branches of k = L start one forward later.
-            most = min(planned - (lookup.k[slot] == state.length), this.limit[slot])
+            limit = min(planned - (lookup.k[slot] == state.length), this_round.limit[slot])
             hit = lookup.branch[slot] >= 0
-            more[slot] = max(int(most - this.lengths[slot]), 0) if hit else 0
-        forwards = self._waiting.more_forwards(this, more) if any(more.values()) else 0
+            missing[slot] = max(int(limit - this_round.lengths[slot]), 0) if hit else 0
+        forwards = self._waiting.more_forwards(this_round, missing) if any(missing.values()) else 0
         if not forwards:
             return
         self._cache.gather(branches.forwards + forwards)
@@ -308,20 +312,20 @@ class Controller(Drafter):
         branches = self._cache.branches
         assert branches is not None
         # The look-up stands: a row that missed has its backup by now.
-        this.lookup = lookup._replace(lengths=branches.lengths)
-        this.count_won(branches)
+        this_round.lookup = lookup._replace(lengths=branches.lengths)
+        this_round.count_won(branches)
 
     def _just_in_time(
-        self, this: RoundState, missed: Sequence[int]
+        self, this_round: RoundState, missed: Sequence[int]
     ) -> tuple[Row, Int32[np.ndarray, "B K"]]:
         """Number of tokens to draft and wait for in each row, and their D."""
         drafts = np.zeros(self._draft.slots, np.int32)
         forwards, kind = 0, self._policies.backup
         if missed and kind == "draft":
-            forwards = int(this.limit[missed].max())
+            forwards = int(this_round.limit[missed].max())
         elif missed and kind == "auto":
-            forwards = self._waiting.just_in_time(this, missed)
+            forwards = self._waiting.just_in_time(this_round, missed)
         if not forwards:
             return drafts, np.zeros((self._draft.slots, self._draft.k), np.int32)
-        drafts[missed] = np.minimum(forwards, this.limit[missed])
+        drafts[missed] = np.minimum(forwards, this_round.limit[missed])
         return drafts, self._lowered("miss")

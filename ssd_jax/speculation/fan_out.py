@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from typing_extensions import override
+
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, weighed
 
@@ -87,8 +89,8 @@ FanOutFactory = Callable[[], FanOut]
 class UniformFanOut(FanOut):
     """The same number for every k; the remainder goes to the smallest k."""
 
+    @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        """See `FanOut.counts`."""
         return divide([1.0] * (length + 1), budget)
 
 
@@ -105,8 +107,8 @@ class ListedFanOut(FanOut):
     hit: Counts
     miss: Counts
 
+    @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        """See `FanOut.counts`."""
         listed = self.hit if after == "hit" else self.miss
         return divide([*listed[:length], sum(listed[length:])], budget)
 
@@ -131,12 +133,12 @@ class GeometricFanOut(FanOut):
         """The estimate of a, within [.01, .99]."""
         return self._acceptance.rate(after)
 
+    @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        """See `FanOut.counts`."""
         return _by_power_law(odds([self.acceptance(after)] * length), self._r, budget)
 
+    @override
     def observe(self, verified: VerificationStats) -> None:
-        """See `FanOut.observe`."""
         self._acceptance.observe(verified.accepted, [verified.after] * verified.length)
 
 
@@ -177,12 +179,12 @@ class MeasuredFanOut(FanOut):
         average = by_place.average
         return [by_place.rate(place, average) for place in range(length)]
 
+    @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        """See `FanOut.counts`."""
         return _by_power_law(odds(self.rates(length, after)), self.r, budget)
 
+    @override
     def observe(self, verified: VerificationStats) -> None:
-        """See `FanOut.observe`."""
         self._by_place[verified.after].observe(verified.accepted, range(verified.length))
         self._ranks.observe(verified.prepared, verified.rank)
         self._r = None
@@ -240,8 +242,8 @@ class ConfidenceFanOut(FanOut):
         """a(q) of a class, within [.01, .99]."""
         return self._by_class.rate(confidence, _GUESSES[confidence])
 
+    @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        """See `FanOut.counts`."""
         own = confidence[:length]
         if len(own) < length or UNKNOWN in own:
             return self._measured.counts(length, budget, after)
@@ -257,8 +259,8 @@ class ConfidenceFanOut(FanOut):
         best[length] += 1
         return tuple(best[k] for k in range(length + 1))
 
+    @override
     def observe(self, verified: VerificationStats) -> None:
-        """See `FanOut.observe`."""
         self._measured.observe(verified)
         accepted, length, _, prepared, rank, confidence = verified
         (self._last if accepted == length else self._before_last).observe(prepared, rank)
@@ -266,13 +268,13 @@ class ConfidenceFanOut(FanOut):
 
     def _shares(self, ranks: Ranks, count: int) -> list[float]:
         """rho of `count` ranks; it never rises. The guesses are 1/2, 1/6, 1/12 and so on."""
-        shares, left, most = [], 1.0, 1.0
+        shares, remaining, share = [], 1.0, 1.0
         for rank in range(count):
             guess = 1 / (rank + 2)  # of bonus tokens that no earlier rank had
-            found = weighed(ranks.found[rank], ranks.looked[rank], guess, self._weight)
-            most = min(most, left * found)
-            shares.append(most)
-            left *= 1 - found
+            rate = weighed(ranks.found[rank], ranks.looked[rank], guess, self._weight)
+            share = min(share, remaining * rate)
+            shares.append(share)
+            remaining *= 1 - rate
         return shares
 
 
@@ -284,21 +286,21 @@ def exponent(ranks: Ranks, guess: float = 1.0, *, weight: float = WEIGHT) -> flo
     the bonus token passes place F - 1 with probability ((F - 1) / F)^r. `weight` look-ups that
     agree with r = `guess` are counted beforehand.
     """
-    seen: list[tuple[int, float, float]] = [(1, weight, weight * (1 - 2**-guess))]
-    seen += [(place, n, ranks.found[place]) for place, n in ranks.looked.items() if place]
+    observations: list[tuple[int, float, float]] = [(1, weight, weight * (1 - 2**-guess))]
+    observations += [(place, n, ranks.found[place]) for place, n in ranks.looked.items() if place]
     low, high = _LEAST, _MOST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _slope(seen, middle) > 0 else (low, middle)
+        low, high = (middle, high) if _slope(observations, middle) > 0 else (low, middle)
     return (low + high) / 2
 
 
-def _slope(seen: Iterable[tuple[int, float, float]], r: float) -> float:
+def _slope(observations: Iterable[tuple[int, float, float]], r: float) -> float:
     """Derivative by r of the log-likelihood; it falls as r rises."""
     total = 0.0
-    for place, looked, found in seen:
+    for place, looked, hits in observations:
         passed = (place / (place + 1)) ** r
-        gained = found * passed / (1 - passed) - (looked - found)
+        gained = hits * passed / (1 - passed) - (looked - hits)
         total += gained * math.log((place + 1) / place)
     return total
 

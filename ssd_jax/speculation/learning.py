@@ -33,20 +33,20 @@ class Learning:
         self._unobserved.clear()
         self.next_plan = self._tuner.plan(rows=rows, steps=self._waiting.steps)
 
-    def learn(self, this: RoundState) -> None:
+    def learn(self, this_round: RoundState) -> None:
         """Learns from the outcomes that a round began with, before its rows have new records.
 
         It does so once, however often it is called.
         """
-        if this.learned:
+        if this_round.learned:
             return
-        this.learned = True
-        batch, lookup = this.batch, this.lookup
-        last, self._last = self._last, this.states
-        if any(last.get(slot) is state for slot, state in this.states.items()):
-            self._waiting.pace.round(this.began - self._began)
-        self._began = this.began
-        for slot, state in this.states.items():
+        this_round.learned = True
+        batch, lookup = this_round.batch, this_round.lookup
+        last, self._last = self._last, this_round.states
+        if any(last.get(slot) is state for slot, state in this_round.states.items()):
+            self._waiting.pace.round(this_round.began - self._began)
+        self._began = this_round.began
+        for slot, state in this_round.states.items():
             state.room = int(batch.room[slot])
             hit, count = lookup.branch[slot] >= 0, int(batch.counts[slot])
             if last.get(slot) is state:

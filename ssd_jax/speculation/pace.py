@@ -60,7 +60,7 @@ class Pace:
 
     def steps(self) -> dict[int, float]:
         """Median seconds of a forward of M branches, by M."""
-        return {branches: median(each) for branches, each in self._steps.items()}
+        return {branches: median(seconds) for branches, seconds in self._steps.items()}
 
     def worth(
         self,
@@ -79,14 +79,14 @@ class Pace:
           usual: tokens that a round of all rows has committed lately.
           underway: seconds that the first of the forwards has been running already.
         """
-        most = max((len(row) - 1 for row in tokens), default=0)
-        if not most or not self._rounds or not self._forwards[work]:
-            return most
+        longest = max((len(row) - 1 for row in tokens), default=0)
+        if not longest or not self._rounds or not self._forwards[work]:
+            return longest
         rate = usual / median(self._rounds)
         forward = median(self._forwards[work])
         delay = median(self._delays) if work == "record" and self._delays else 0.0
-        left = max(forward - underway, 0.0)
-        seconds = [0.0, *(left + n * forward + delay for n in range(most))]
-        gains = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(most + 1)]
+        remaining = max(forward - underway, 0.0)
+        seconds = [0.0, *(remaining + n * forward + delay for n in range(longest))]
+        gains = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(longest + 1)]
         values = [gain - rate * each for gain, each in zip(gains, seconds, strict=True)]
         return values.index(max(values))

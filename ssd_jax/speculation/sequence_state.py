@@ -85,8 +85,8 @@ class SequenceState:
             return None
         if last == self.length:
             return self.fan_out.counts(last, budget, self.after, self.confidence)
-        most = self.fan_out.counts(last, budget - 1, self.after, self.confidence)
-        return (*most, *[0] * (self.length - last - 1), 1)
+        counts = self.fan_out.counts(last, budget - 1, self.after, self.confidence)
+        return (*counts, *[0] * (self.length - last - 1), 1)
 
     def most_forwards(self) -> int:
         """Forwards that bring every branch to the most tokens that its outcome has room for."""

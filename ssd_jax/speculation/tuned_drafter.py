@@ -11,7 +11,7 @@ from ssd_jax.speculation.tuner import Tuner, teaches
 
 
 class TunedDrafter:
-    """See `protocols.Drafter`: lets another propose, at most as many tokens as the tuner says.
+    """Lets another drafter propose, at most as many tokens as the tuner says.
 
     A round without a proposal counts as one whose first token was rejected: so the acceptance of a
     drafter that often proposes nothing shows what its K are worth.
@@ -33,13 +33,13 @@ class TunedDrafter:
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
 
     def open(self, opening: SlotOpening) -> None:
-        """See `protocols.Drafter.open`."""
+        """Empties a slot, also for the tuner."""
         self._lengths.pop(opening.slot, None)
         self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
         self._drafter.open(opening)
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """See `protocols.Drafter.propose`."""
+        """Proposes at most as many tokens as the tuner's plan has."""
         for slot in batch.slots:
             length = self._lengths.pop(slot, None)
             if length is not None and self._teaching[slot]:

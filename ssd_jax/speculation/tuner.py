@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from typing_extensions import override
+
 from ssd_jax.speculation.fan_out import VerificationStats
 
 Steps = Callable[[], Mapping[int, float]]
@@ -81,6 +83,6 @@ class FixedTuner(Tuner):
     def __init__(self, plan: SpeculationPlan) -> None:
         self._plan = plan
 
+    @override
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:
-        """See `Tuner.plan`."""
         return self._plan

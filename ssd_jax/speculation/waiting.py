@@ -52,25 +52,25 @@ class Waiting:
         self._branches.append(branches)
         self._forwarded = None
 
-    def more_forwards(self, this: RoundState, more: Mapping[int, int]) -> int:
+    def more_forwards(self, this_round: RoundState, missing: Mapping[int, int]) -> int:
         """Number of forwards of the branches to wait for.
 
         Args:
-          more: tokens that each row's branch may still get, by slot.
+          missing: tokens that each row's branch may still get, by slot.
         """
         self.gather()
         expected = [
-            state.expected(int(this.lengths[slot]), more[slot])
-            for slot, state in this.states.items()
+            state.expected(int(this_round.lengths[slot]), missing[slot])
+            for slot, state in this_round.states.items()
         ]
         last = self._forwarded
         underway = 0.0 if last is None else max(self.clock() - last, 0.0)
-        return self.pace.worth("branches", expected, this.usual(), underway=underway)
+        return self.pace.worth("branches", expected, this_round.usual(), underway=underway)
 
-    def just_in_time(self, this: RoundState, missed: Sequence[int]) -> int:
+    def just_in_time(self, this_round: RoundState, missed: Sequence[int]) -> int:
         """Number of forwards to wait for, that draft records of rows that missed."""
-        worth = [this.states[slot].worth(int(this.limit[slot])) for slot in missed]
-        return self.pace.worth("record", worth, this.usual())
+        worth = [this_round.states[slot].worth(int(this_round.limit[slot])) for slot in missed]
+        return self.pace.worth("record", worth, this_round.usual())
 
     def gather(self) -> None:
         """Collects what the draft reports, and tells the pace how long each forward took."""

@@ -268,11 +268,11 @@ def assert_left_as_it_was(case, engine, stock):
     assert engine._seats.offer() is None  # frees the slots
     each = CONTEXT // SIZE + case.spare
     for index, group in enumerate(stock._groups):
-        assert sorted([*group.free, *group.kept]) == [*range(index * each, (index + 1) * each)]
+        assert sorted([*group.free, *group.cached]) == [*range(index * each, (index + 1) * each)]
         assert not any(group.users.values())
-        assert {*group.names} == {*group.kept}
+        assert {*group.names} == {*group.cached}
         assert {page: name for name, page in group.by_name.items()} == group.names
-    assert not stock._held
+    assert not stock._by_slot
     assert not engine._seats.all
 
 
