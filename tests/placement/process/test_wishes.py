@@ -105,7 +105,7 @@ def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypa
 def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs, monkeypatch):
     about, room = asked(), 64 * MOST
     monkeypatch.setattr(loading, "DraftPrograms", lambda *_, **_more: None)
-    menu = [SimpleNamespace(room=room), SimpleNamespace(room=0)]
+    menu = [SimpleNamespace(working_memory=room), SimpleNamespace(working_memory=0)]
     monkeypatch.setattr(loading.ExpansionPrograms, "menu", lambda *_: menu)
     monkeypatch.setattr(memory, "memory_limit", lambda: (room, "this host"))
     with pytest.raises(
