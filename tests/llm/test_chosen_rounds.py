@@ -98,7 +98,7 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
 
     def again():
         loaded = dataclasses.replace(auto.loaded, tuner=None)
-        return chooser.open_chooser(loaded, auto.target, auto.draft, auto.context)
+        return chooser.open_chooser(loaded)
 
     auto.generate("0101010101", SamplingParams(max_tokens=40), mode="ssd")
     auto._chooser.close()
