@@ -33,7 +33,7 @@ PACKAGES = (
     "ssd_jax.speculation.cache",
     "ssd_jax.speculation.division",
     *(
-        f"ssd_jax.devices.{module}"  # in `expansion_programs` a call has rows of two kinds
+        f"ssd_jax.devices.{module}"  # in `expansion_steps` a call has rows of two kinds
         for module in (
             "branch_draft",
             "branching",

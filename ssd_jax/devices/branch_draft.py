@@ -41,9 +41,7 @@ class _MenuEntry:
     def __init__(self, programs: ExpansionPrograms) -> None:
         self.programs = programs
         self.scratch = programs.new_scratch()
-        self.expansion: Expansion = programs.base.model.place(
-            create_arrays(lambda: programs.empty_expansion(programs.base.slots))
-        )
+        self.expansion: Expansion = programs.new_expansion()
 
 
 class BranchDraft(PagedRole, BranchingDraft):

@@ -17,31 +17,25 @@ a scratch of K tokens a branch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Int32
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import branching, passes, program_spec, record
-from ssd_jax.devices.branching import Expansion, Forks
+from ssd_jax.devices import passes, program_spec, record
+from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.devices.expansion_steps import ExpansionSteps, StepContext
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
-from ssd_jax.devices.record import Record
-from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import PageArray
-from ssd_jax.kernels.rows import map_row_blocks
-from ssd_jax.models.decoder import AllBranches, Tree
-from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
+from ssd_jax.models.decoder import AllBranches
+from ssd_jax.models.functional import FunctionalModel, zeros
 from ssd_jax.roles.records import promotion as no_promotion
-from ssd_jax.sampling import drafting, penalties, prediction
-from ssd_jax.sampling.drafting import Draw
-from ssd_jax.sampling.penalties import History
+from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
-from ssd_jax.sampling.settings import Sampling, greedy_where_idle, sampling_of
+from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
 from ssd_jax.sampling.variants import (
     ANY,
     VARIANTS,
@@ -49,44 +43,11 @@ from ssd_jax.sampling.variants import (
     Parts,
     cheapest_variant,
     variant_name,
-    when,
 )
+from ssd_jax.system.stored_jit import create_arrays
 
 _FOLLOW_VARIANTS = (ANY, "greedy", "full")
 """Variants of `follow`, which draws nothing."""
-
-
-class _Context(NamedTuple):
-    """What a step draws with.
-
-    Attributes:
-      history, sampling, lowered: of every slot, as the programs take them.
-      parts: of the variant.
-    """
-
-    history: History
-    sampling: Sampling
-    lowered: Int32[Array, "B K"]
-    parts: Parts
-
-
-class _ForkRows(NamedTuple):
-    """The rows of the forward of `expand`, one for each branch.
-
-    Attributes:
-      forks: the outcomes of the branches.
-      bonus: t* of branches with k < L; -1 for all others.
-      forked: whether there is such a t*, which the row runs.
-      tail: the first branch with k = L, whose row runs the record's last token.
-      tokens, positions: what each row runs, and where.
-    """
-
-    forks: Forks
-    bonus: Int32[Array, "B M"]
-    forked: Bool[Array, "B M"]
-    tail: Bool[Array, "B M"]
-    tokens: Int32[Array, "B M"]
-    positions: Int32[Array, "B M"]
 
 
 class ExpansionPrograms:
@@ -121,11 +82,10 @@ class ExpansionPrograms:
         self.branches = base.drafting.branches if branches is None else branches
         self._model: FunctionalModel = base.model
         self._k = base.drafting.k
-        self._columns = base.model.config.outputs
-        self._outputs = base.model.output_ids
+        self._steps = ExpansionSteps(base, self.branches)
         self._structs = base.structs | {
             "scratch": self._model.branch_struct(base.slots, self._k, self.branches),
-            "expansion": base.by_slots(jax.eval_shape(lambda: self.empty_expansion(base.slots))),
+            "expansion": base.by_slots(jax.eval_shape(lambda: self._steps.empty(base.slots))),
             "counts": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
             "skip": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
             "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
@@ -182,137 +142,29 @@ class ExpansionPrograms:
         """Zeroed keys and values of all branches."""
         return zeros(self._structs["scratch"])
 
-    def empty_expansion(self, slots: int) -> Expansion:
-        """An expansion of `slots` slots without branches."""
-        rows = slots * self.branches
-        path = jnp.full((rows, self._k + 1), -1, jnp.int32)
-        return Expansion(self.base.records(rows), path)
+    def new_expansion(self) -> Expansion:
+        """No branches in any slot, on the model's devices."""
+        return self._model.place(create_arrays(lambda: self._steps.empty(self.base.slots)))
 
     def _expand_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def expand(
             parameters, pages, history, table, scratch, records, counts, skip, lowered, sampling
         ):
-            sampling = greedy_where_idle(sampling, records.start >= 0)
-            context = _Context(history, sampling, lowered, parts)
-            rows = self._place_forks(parameters, records, counts, skip, context)
-            hidden, pages, scratch = self._run_forks(
+            steps, sampling = self._steps, greedy_where_idle(sampling, records.start >= 0)
+            context = StepContext(history, sampling, lowered, parts)
+            rows = steps.place_forks(parameters, records, counts, skip, context)
+            hidden, pages, scratch = steps.run_forks(
                 parameters, pages, self.base.table(table, reach), scratch, rows
             )
-            expansion, logits, candidates = self._draw_forks(
+            expansion, logits, candidates = steps.draw_forks(
                 parameters, hidden, records, rows, context
             )
-            expansion = self._name_tail(expansion, logits, candidates, records, rows, context)
-            return pages, scratch, expansion, self._pack(expansion)
+            expansion = steps.name_tail(expansion, logits, candidates, records, rows, context)
+            return pages, scratch, expansion, self._steps.pack(expansion)
 
         results = ("pages", "scratch", "expansion", "slots")
         donated, host_args = ("pages", "scratch"), ("counts", "skip", "lowered")
         return self._spec(expand, donate=donated, results=results, host_args=host_args)
-
-    def _place_forks(
-        self,
-        parameters: Parameters,
-        records: Record,
-        counts: Int32[Array, "B F"],
-        skip: Int32[Array, "B F"],
-        context: _Context,
-    ) -> _ForkRows:
-        """Step 1: the outcomes (k, t*) to prepare, F_k of them for k accepted tokens."""
-        length = records.proposal.length
-        forks = branching.place_forks(counts, skip, self.branches)
-        forks = forks._replace(k=jnp.where(records.start[:, None] >= 0, forks.k, -1))
-        # t* after k < L accepted tokens is one of c_k, which the record has.
-        places = jnp.broadcast_to(jnp.arange(self._k), (self.base.local_slots, self._k))
-        candidates = self._rank(
-            lambda: passes.logits(self._model, parameters, records.hidden),
-            records,
-            places,
-            records.candidates,
-            context,
-        )
-        bonus = branching.early_bonus_tokens(records._replace(candidates=candidates), forks)
-        # The first branch of k = L has no t* yet: its row runs s_L (the pending token, if L = 0).
-        tail = (forks.k == length[:, None]) & forks.first
-        positions = records.start[:, None] + jnp.where(tail, length[:, None], forks.k + 1)
-        index = jnp.maximum(length - 1, 0)[:, None]
-        last = jnp.take_along_axis(records.proposal.tokens, index, axis=1)
-        last = jnp.where(length[:, None] > 0, last, records.pending[:, None])
-        forked = bonus >= 0
-        return _ForkRows(forks, bonus, forked, tail, jnp.where(tail, last, bonus), positions)
-
-    def _run_forks(
-        self,
-        parameters: Parameters,
-        pages: PageArray,
-        table: kv_pages.PageTable,
-        scratch: AllBranches,
-        rows: _ForkRows,
-    ) -> tuple[Float32[Array, "B M hidden"], PageArray, AllBranches]:
-        """Step 2: one forward of every t* with k < L, and of s_L in the tail's row."""
-        tail, forked, positions = rows.tail, rows.forked, rows.positions
-        return self._forward(
-            parameters,
-            pages,
-            table,
-            scratch,
-            tokens=rows.tokens,
-            positions=positions,
-            # A branch sees the trunk up to its fork; the tail is the trunk's own last token.
-            visible=jnp.where(tail, positions + 1, jnp.where(forked, positions, 0)),
-            written=jnp.where(tail, positions, -1),
-            depth=jnp.where(forked, 0, -1),
-        )
-
-    def _draw_forks(
-        self,
-        parameters: Parameters,
-        hidden: Float32[Array, "B M hidden"],
-        records: Record,
-        rows: _ForkRows,
-        context: _Context,
-    ) -> tuple[Expansion, Float32[Array, "B M outputs"], Int32[Array, "n W"]]:
-        """Step 3: the first token of every branch with k < L.
-
-        Returns: the branches, and logits and candidates of all rows, where the tail's are c_L.
-        """
-        accepted = jnp.arange(self._k) < rows.forks.k[:, :, None]
-        tokens = jnp.where(accepted, records.proposal.tokens[:, None], -1)  # s_1..s_k
-        path = jnp.concatenate([tokens, rows.bonus[:, :, None]], axis=-1)
-        path = path.reshape(-1, self._k + 1)
-        branches = self.empty_expansion(self.base.local_slots).records._replace(
-            start=rows.positions.reshape(-1), pending=rows.bonus.reshape(-1)
-        )
-        logits = passes.logits(self._model, parameters, hidden)
-        expansion = Expansion(branches, path)
-        branches, candidates = self._draw(logits, hidden, expansion, rows.forked, context)
-        return Expansion(branches, path), logits, candidates
-
-    def _name_tail(
-        self,
-        expansion: Expansion,
-        logits: Float32[Array, "B M outputs"],
-        candidates: Int32[Array, "n W"],
-        records: Record,
-        rows: _ForkRows,
-        context: _Context,
-    ) -> Expansion:
-        """Step 4: t* of the branches with k = L, from c_L; their first tokens are `grow`'s."""
-        branches, forks, tail = expansion.records, rows.forks, rows.tail
-        at_tail = jnp.argmax(tail, axis=1)[:, None, None]
-        c_last = self._rank(
-            lambda: jnp.take_along_axis(logits, at_tail, axis=1),
-            records,
-            jnp.asarray(records.proposal.length)[:, None],
-            jnp.take_along_axis(candidates.reshape(*tail.shape, -1), at_tail, axis=1),
-            context,
-        )[:, 0]
-        tail_bonus = branching.tail_bonus_tokens(c_last, records, forks)
-        bonus = jnp.where(rows.forked, rows.bonus, tail_bonus)
-        # Branches of k = L begin after s_L, which the tail has just run.
-        start = records.start[:, None] + forks.k + 1
-        branches = branches._replace(
-            start=jnp.where(bonus >= 0, start, -1).reshape(-1), pending=bonus.reshape(-1)
-        )
-        return Expansion(branches, expansion.path.at[:, -1].set(bonus.reshape(-1)))
 
     def _grow_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def grow(parameters, pages, history, table, scratch, expansion, lowered, sampling):
@@ -323,7 +175,7 @@ class ExpansionPrograms:
             index = jnp.maximum(length - 1, 0)[:, None]
             last = jnp.take_along_axis(records.proposal.tokens, index, axis=1)[:, 0]
             last = jnp.where(length > 0, last, records.pending)
-            hidden, pages, scratch = self._forward(
+            hidden, pages, scratch = self._steps.run(
                 parameters,
                 pages,
                 self.base.table(table, reach),
@@ -335,10 +187,10 @@ class ExpansionPrograms:
                 depth=jnp.where(live, length, -1).reshape(shape),
             )
             logits = passes.logits(self._model, parameters, hidden)
-            context = _Context(history, sampling, lowered, parts)
-            records, _ = self._draw(logits, hidden, expansion, live.reshape(shape), context)
+            context = StepContext(history, sampling, lowered, parts)
+            records, _ = self._steps.draw(logits, hidden, expansion, live.reshape(shape), context)
             expansion = expansion._replace(records=records)
-            return pages, scratch, expansion, self._pack(expansion)
+            return pages, scratch, expansion, self._steps.pack(expansion)
 
         donated = ("pages", "scratch", "expansion")
         return self._spec(grow, donate=donated, results=(*donated, "slots"))
@@ -398,10 +250,10 @@ class ExpansionPrograms:
                 passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
                 sampling_of(sampling, row),
                 records.start[row] + 1 + accepted,
-                lambda: penalties.in_flight(history, tokens, row, accepted, self._outputs),
+                lambda: penalties.in_flight(history, tokens, row, accepted, self._model.output_ids),
                 tokens=self.base.tokens,
                 count=self.base.candidates,
-                outputs=self._outputs,
+                outputs=self._model.output_ids,
                 adjusted=parts.adjusted,
             ).reshape(records.candidates.shape)
             live = live[:, :, None]
@@ -410,124 +262,3 @@ class ExpansionPrograms:
             return pages, records._replace(candidates=candidates, hidden=states)
 
         return self._spec(follow, donate=("pages",), results=("pages", "records"))
-
-    def _forward(
-        self,
-        parameters: Parameters,
-        pages: PageArray,
-        table: kv_pages.PageTable,
-        scratch: AllBranches,
-        *,
-        tokens: Int32[Array, "B M"],
-        positions: Int32[Array, "B M"],
-        visible: Int32[Array, "B M"],
-        written: Int32[Array, "B M"],
-        depth: Int32[Array, "B M"],
-    ) -> tuple[Float32[Array, "B M hidden"], PageArray, AllBranches]:
-        """Runs M tokens a row.
-
-        A token with a negative `written` is not written to the pages; one with a depth of -1 is no
-        branch's.
-        """
-        size = self.base.capacity
-        branch = jnp.broadcast_to(jnp.arange(self.branches), depth.shape)
-        tree = Tree(
-            scratch,
-            jnp.stack([branch, depth], axis=-1),
-            jnp.where(written < 0, size, written),
-        )
-        module = self._model.module(parameters)
-        hidden, pages, grown = module.hidden(
-            jnp.maximum(tokens, 0),
-            jnp.maximum(positions, 0),
-            jnp.clip(visible, 0, size),
-            pages,
-            table,
-            tree,
-        )
-        assert grown is not None
-        return hidden, pages, grown
-
-    def _rank(
-        self,
-        read_logits: Callable[[], Float32[Array, "B n outputs"]],
-        records: Record,
-        accepted: Int32[Array, "B n"],
-        likeliest: Int32[Array, "B n W"],
-        context: _Context,
-    ) -> Int32[Array, "B n W"]:
-        """Candidates c_k for the bonus token after `accepted` = k proposed ones.
-
-        Args:
-          read_logits: returns the logits there.
-          likeliest: the likeliest tokens there, which are the result for greedy rows, and, where
-            noise does not rank, for all rows.
-        """
-        if self.base.drafting.predict == "plain":
-            return likeliest
-        sampling, parts = context.sampling, context.parts
-        hot = sampling.temperature > 0
-        row = jnp.repeat(jnp.arange(self.base.local_slots), accepted.shape[1])
-        k = accepted.reshape(-1)
-        tokens = records.proposal.tokens
-
-        def by_noise() -> Int32[Array, "B n W"]:
-            ranked = prediction.predict_bonus(
-                read_logits().reshape(-1, self._columns),
-                sampling_of(sampling, row),
-                records.start[row],
-                k,
-                lambda: penalties.in_flight(context.history, tokens, row, k, self._outputs),
-                tokens=self.base.tokens,
-                count=likeliest.shape[2],
-                rule=self.base.drafting.rule,
-                outputs=self._outputs,
-                parts=parts,
-            )
-            return jnp.where(hot[:, None, None], ranked.reshape(likeliest.shape), likeliest)
-
-        return when(parts.sampled, jnp.any(hot), by_noise, lambda: likeliest)
-
-    def _draw(
-        self,
-        logits: Float32[Array, "rows M outputs"],
-        hidden: Float32[Array, "rows M hidden"],
-        expansion: Expansion,
-        live: Bool[Array, "rows M"],
-        context: _Context,
-    ) -> tuple[Record, Int32[Array, "B W"]]:
-        """Draws the next token of every live branch from its logits.
-
-        The logits were read from `hidden`.
-
-        Returns: the records [rows * M], and the candidates of all rows, including the tail's.
-        """
-        history, sampling, lowered, parts = context
-        records, live = expansion.records, live.reshape(-1)
-        row = jnp.repeat(jnp.arange(self.base.local_slots), self.branches)
-        place = jnp.asarray(records.proposal.length)
-
-        def draw(logits, row, start, place, tokens, path) -> Draw:
-            def branch_history() -> History:
-                drafted = jnp.where(jnp.arange(self._k) < place[:, None], tokens, -1)
-                output = jnp.concatenate([path, drafted], axis=1)
-                rows = penalties.history_of(history, row, self._outputs)
-                return penalties.add_output(rows, output, self._outputs)
-
-            d = lowered[row, jnp.minimum(place, self._k - 1)]
-            settings = sampling_of(sampling, row)
-            return self.base.draw(logits, settings, start, place, branch_history, d, parts)
-
-        arrays = row, records.start, place, records.proposal.tokens, expansion.path
-        drawn = map_row_blocks(draw, logits.reshape(-1, self._columns), *arrays)
-        states = hidden.reshape(-1, hidden.shape[-1])
-        records = record.put(records, drawn, states, place, live)
-        proposal = records.proposal._replace(length=place + live)
-        return records._replace(proposal=proposal), drawn.candidates
-
-    def _pack(self, expansion: Expansion) -> Int32[Array, "rows M columns"]:
-        """The branches as one array; see the class."""
-        records = expansion.records
-        head = jnp.stack([expansion.path[:, -1], records.proposal.length], axis=1)
-        columns = jnp.concatenate([head, records.proposal.tokens, records.confidence], axis=1)
-        return columns.reshape(self.base.local_slots, self.branches, -1)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.devices import expansion_programs, passes, program_spec
+from ssd_jax.devices import expansion_steps, passes, program_spec
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.expansion_steps import ExpansionSteps
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -182,9 +183,9 @@ def test_columns_taken_for_ids_are_caught(programs, edit, expected):
     ],
 )
 def test_branches_that_forget_what_they_said_are_caught(programs, monkeypatch, old, new):
-    source = textwrap.dedent(inspect.getsource(ExpansionPrograms._draw))
+    source = textwrap.dedent(inspect.getsource(ExpansionSteps.draw))
     assert source.count(old) == 1
     made: dict = {}
-    exec(compile(source.replace(old, new), "<edited>", "exec"), vars(expansion_programs), made)
-    monkeypatch.setattr(ExpansionPrograms, "_draw", made["_draw"])
+    exec(compile(source.replace(old, new), "<edited>", "exec"), vars(expansion_steps), made)
+    monkeypatch.setattr(ExpansionSteps, "draw", made["draw"])
     assert wrong(programs) == ["q"]
