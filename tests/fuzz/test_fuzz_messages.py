@@ -19,7 +19,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.wire import codec
 from ssd_jax.wire import host_messages as hosts
 from ssd_jax.wire.messages import ProtocolError
-from tests.wire.test_codec import MESSAGES, about
+from tests.wire.sample_messages import MESSAGES, about
 
 CASES = 300_000
 MOST_MEGABYTES = 64

@@ -100,7 +100,7 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
         loaded = dataclasses.replace(auto.loaded, tuner=None)
         return chooser.open_chooser(loaded)
 
-    auto.generate("0101010101", SamplingParams(max_tokens=40), mode="ssd")
+    auto.generate("0101010101", SamplingParams(max_tokens=40, ignore_eos=True), mode="ssd")
     auto._chooser.close()
     with monkeypatch.context() as patch:
         patch.setattr(chooser, "measure", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import msgspec
@@ -15,10 +14,11 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.wire.messages import BranchMessage, ProtocolError
 from ssd_jax.wire.refusals import Refusals
+from tests.placement.process.conversation import OPEN, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, K, Q, ScriptedDraft, drafting
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import rogue, served
-from tests.placement.process.test_session import OPEN, PREFILL, RECORDS
+from tests.placement.process.stuck import Stuck, StuckInDraft
 from tests.speculation.paces import Hasty, Moody, Patient
 
 
@@ -53,38 +53,6 @@ def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_witho
             kinds = ["hit", "miss"] if backup == "draft" else ["hit"]
             q = Q if temperature else (1.0, 0.0)
             assert seen == {(kind, *q) for kind in kinds}
-
-
-class Stuck(ScriptedDraft):
-    """Waits in its fifth expansion until it may go on."""
-
-    go = threading.Event()
-
-    def __init__(self):
-        super().__init__()
-        self.left = 5
-
-    def branch_off(self, *arguments, **more):
-        self.left -= 1
-        if not self.left:
-            self.go.wait(60)
-        super().branch_off(*arguments, **more)
-
-
-class StuckInDraft(Stuck):
-    """The same, in its second draft just in time."""
-
-    def __init__(self):
-        super().__init__()
-        self.left = 2
-
-    def draft(self, *arguments, **more):
-        self.left -= 1
-        if not self.left:
-            self.go.wait(60)
-        return super().draft(*arguments, **more)
-
-    branch_off = ScriptedDraft.branch_off
 
 
 @pytest.mark.parametrize(("draft", "backup"), [(Stuck, "none"), (StuckInDraft, "draft")])

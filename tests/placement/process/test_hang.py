@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import pytest
 
@@ -13,11 +12,11 @@ from ssd_jax.placement.process import placement
 from ssd_jax.placement.process.connection import HANG, HangLimit
 from ssd_jax.placement.process.placement import DraftWorker
 from tests.placement.process.fake_worker import command
-from tests.placement.process.script import SETTINGS, ScriptedDraft
+from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
-from tests.placement.process.test_faults import Stuck
-from tests.placement.process.test_supervisor import linux, working
+from tests.placement.process.stuck import Stuck, unmade
+from tests.placement.process.supervised import linux, working
 from tests.waiting import eventually
 
 
@@ -90,22 +89,6 @@ def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_op
         assert ends == [address]
         assert run.draft.counters["hung"] == 1
         assert run.draft.counters["connections"] >= 2
-
-
-def unmade():
-    """A draft that is not made before its worker is ended, what ends that, and whose end it was."""
-    ends, go = [], threading.Event()
-
-    class Unmade(ScriptedDraft):
-        def __init__(self):
-            go.wait(60)
-            super().__init__()
-
-    def end(address):
-        ends.append(address)
-        go.set()
-
-    return Unmade, end, ends
 
 
 def test_a_worker_that_never_answers_the_hello_is_ended():

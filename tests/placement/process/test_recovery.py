@@ -25,8 +25,8 @@ from tests.placement.process.fake_worker import command
 from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
-from tests.placement.process.test_hang import unmade
-from tests.placement.process.test_supervisor import (
+from tests.placement.process.stuck import unmade
+from tests.placement.process.supervised import (
     ended,
     linux,
     speaking,

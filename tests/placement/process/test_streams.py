@@ -24,10 +24,10 @@ from ssd_jax.sampling.params import (
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import Open, Refused
 from ssd_jax.wire.stream import Stream, StreamError, message_size
+from tests.placement.process.conversation import RECORDS
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import connecting, served
-from tests.placement.process.test_session import RECORDS
 from tests.waiting import eventually
 
 

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,34 +19,16 @@ from ssd_jax.placement.process.supervisor import Supervisor, WorkerResources
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, request, run_of, text
+from tests.placement.process.supervised import (
+    ended,
+    linux,
+    outputs,
+    speaking,
+    speaking_later,
+    started,
+    working,
+)
 from tests.waiting import eventually
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="processor cores and /proc of Linux")
-
-
-@contextmanager
-def working(settings=SETTINGS, *, patience=10.0, backup="none", started_by=None):
-    """An engine over a supervised worker process, which a command starts."""
-    worker = DraftWorker(settings, patience=patience, command=started_by or command())
-    try:
-        worker.supervisor.start()
-        worker.supervisor.wait_ready()
-        yield worker, run_of(worker.draft(), backup=backup)
-    finally:
-        worker.close()
-
-
-def outputs(events):
-    return [event.output for event in events if event.output is not None]
-
-
-def ended(pid):
-    """Whether a process has ended; one that nobody has buried counts."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 @linux
@@ -216,25 +196,6 @@ def test_a_worker_that_cannot_start_says_why_in_its_own_words(how, words):
     worker.close()
 
 
-def speaking(code):
-    """A worker that first runs `code`, in a process that has imported only os and sys."""
-    program, switch, text = command()
-    return [program, switch, text.replace("import sys;", f"import os, sys, time; {code};", 1)]
-
-
-def started(worker):
-    """Waits for a start or a failure, and not for ever."""
-
-    def wait():
-        with suppress(InputError):
-            worker.supervisor.wait_ready()
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(60)
-    return not waiting.is_alive()
-
-
 @pytest.mark.more
 @pytest.mark.parametrize(
     "code",
@@ -264,12 +225,6 @@ def test_what_native_code_writes_later_does_not_block_a_worker():
     )
     with working(patience=5.0, started_by=speaking_later(code)) as (_, run):
         assert only_misses(run.generate())
-
-
-def speaking_later(code):
-    """A worker that runs `code` when this package can be imported."""
-    program, switch, text = command()
-    return [program, switch, text.replace("from tests.", f"import os; {code}\nfrom tests.", 1)]
 
 
 def test_a_worker_that_hangs_while_it_starts_is_given_up():

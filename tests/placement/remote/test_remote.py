@@ -20,7 +20,7 @@ from ssd_jax.placement.process import memory
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.remote import far_worker, serving
-from tests.llm.runs import outputs, requests
+from tests.llm.runs import ids, outputs, requests
 from tests.placement.process.script import HELLO
 from tests.placement.remote.scripted import FAR
 from tests.placement.remote.workers import (
@@ -29,6 +29,7 @@ from tests.placement.remote.workers import (
     hits,
     listening,
     opened,
+    secret,
     start,
     started,
 )
@@ -44,10 +45,6 @@ def root(tmp_path_factory):
 def worker(root):
     with started(root, "--compile_cache=off") as worker:
         yield worker
-
-
-def ids(found):
-    return [output.token_ids for output in found]
 
 
 @pytest.fixture(scope="module")
@@ -285,12 +282,6 @@ def test_a_port_that_is_taken_is_refused(root, worker):
     found = subprocess.run(command(worker.address, root), capture_output=True, text=True)
     assert found.returncode == 2
     assert "cannot be listened on" in found.stderr
-
-
-def secret(path, text="0123456789abcdef"):
-    path.write_text(text)
-    path.chmod(0o600)
-    return str(path)
 
 
 @pytest.mark.more

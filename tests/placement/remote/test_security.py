@@ -11,10 +11,15 @@ trustme = pytest.importorskip("trustme")
 
 from ssd_jax.errors import InputError  # noqa: E402
 from ssd_jax.placement.remote import far_worker  # noqa: E402
-from tests.llm.runs import outputs, requests  # noqa: E402
-from tests.placement.remote.test_remote import ids, secret  # noqa: E402
+from tests.llm.runs import ids, outputs, requests  # noqa: E402
 from tests.placement.remote.wire import FAR, namespace  # noqa: E402
-from tests.placement.remote.workers import checkpoints, hits, opened, started  # noqa: E402
+from tests.placement.remote.workers import (  # noqa: E402
+    checkpoints,
+    hits,
+    opened,
+    secret,
+    started,
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.wire import codec, refusals
 from ssd_jax.wire.messages import ProtocolError, Refused, Welcome
 from ssd_jax.wire.stream import Stream, StreamError
+from tests.placement.process.conversation import OPEN
 from tests.placement.process.script import HELLO, TOKEN
-from tests.placement.process.test_session import OPEN
 from tests.placement.remote.scripted import FAR, SIZE, serving
 from tests.waiting import eventually
 

@@ -80,3 +80,9 @@ def opened(root, address, **settings):
 
 def hits(found):
     return sum(output.metrics["hit_rate"] or 0 for output in found)
+
+
+def secret(path, text="0123456789abcdef"):
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
