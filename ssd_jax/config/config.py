@@ -28,6 +28,7 @@ from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
 from ssd_jax.placement.placement import Kind, Placement, place
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.fan_out_flag import parse
@@ -265,11 +266,11 @@ class Config(EngineSettings):
                         f"{name} = {getattr(self, name)!r} means nothing with {other} = {value!r}; "
                         "leave out one"
                     )
-        if self.verify == "coupled" and self.proposal_support == "full":
+        if not RULES[self.verify].ships_q and self.proposal_support == "full":
             raise InputError(
                 "proposal_support = 'full' is for verify = 'ratio'; coupled proposals ship no q"
             )
-        if self.verify == "coupled" and self.saguaro_c not in (None, 1):
+        if not RULES[self.verify].ships_q and self.saguaro_c not in (None, 1):
             raise InputError(
                 f"saguaro_c = {self.saguaro_c} is for verify = 'ratio'; coupled proposals have no "
                 "residual to move"

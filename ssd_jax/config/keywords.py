@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 from ssd_jax.placement.parallel.layout import Split
 from ssd_jax.roles.protocols import DraftFactory
+from ssd_jax.sampling.rules import RuleName
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOutFactory
 
@@ -15,7 +16,6 @@ Dtype = Literal["float32", "bfloat16", "int8", "native"]
 DraftDtype = Literal[Dtype, "w8a8"]
 SamplingSource = Literal["none", "auto"]
 Prediction = Literal["plain", "noise"]
-Rule = Literal["ratio", "coupled"]
 Exactness = Literal["auto", "distribution", "bitwise"]
 ControlTokens = Literal["parse", "plain"]
 AttentionKernel = Literal["auto", "cpu", "pallas_tpu", "pallas_gpu", "pallas_mma", "xla"]
@@ -71,7 +71,7 @@ class Settings(VllmSettings, total=False):
     generation_config: SamplingSource
     draft_temperature: float | None
     proposal_support: int | str | None
-    verify: Rule
+    verify: RuleName
     budget: int | str | None
     fan_out: str | FanOutFactory | None
     saguaro_c: float | None

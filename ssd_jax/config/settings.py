@@ -15,13 +15,13 @@ from ssd_jax.config.keywords import (
     LogprobsOf,
     Mode,
     Prediction,
-    Rule,
     SamplingSource,
 )
 from ssd_jax.config.values import MOST, check_value, plain_value
 from ssd_jax.errors import InputError
 from ssd_jax.options.fields import with_field_help
 from ssd_jax.placement.parallel.layout import Split
+from ssd_jax.sampling.rules import RuleName
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.speculation.fan_out_flag import POLICIES
@@ -152,7 +152,7 @@ class EngineSettings:
     verify: str = setting(
         "ratio",
         "verification rule; coupled gives the same sampled text in every mode",
-        get_args(Rule),
+        get_args(RuleName),
         group="speculation",
     )
     budget: int | str | None = setting(

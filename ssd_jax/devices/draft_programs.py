@@ -20,6 +20,7 @@ from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling, greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, variant_name
 
@@ -162,7 +163,7 @@ class DraftPrograms(PagedPrograms):
     def records(self, rows: int) -> Record:
         """Idle records."""
         drafting, config = self.drafting, self.model.config
-        support = 1 if drafting.rule == "coupled" else min(drafting.support, config.outputs)
+        support = min(drafting.support, config.outputs) if RULES[drafting.rule].ships_q else 1
         hidden = config.hidden_size if drafting.branches and drafting.predict == "noise" else 0
         return record.empty(rows, drafting.k, support, self.candidates, hidden)
 
@@ -193,7 +194,7 @@ class DraftPrograms(PagedPrograms):
             outputs=self.model.output_ids,
             parts=parts,
         )
-        if setup.rule == "coupled":  # its verification uses no q
+        if not RULES[setup.rule].ships_q:
             token = drawn.token[:, None]
             return drawn._replace(support=token, q=jnp.ones(token.shape, jnp.float32))
         return drawn

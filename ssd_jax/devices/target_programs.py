@@ -33,7 +33,7 @@ class Verification:
       widths: numbers of proposed tokens that a verification may have, ascending, always including
         0. Proposals always have room for the largest.
       support: ids of a proposal's q; 1 for point masses.
-      rule: "ratio" or "coupled".
+      rule: of verification.
       logprobs_of: "raw" or "processed", of log-probabilities.
     """
 

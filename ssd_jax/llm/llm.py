@@ -41,6 +41,7 @@ from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.placement import Placement
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import say_unused
 from ssd_jax.system.forks import only_in_owner
@@ -193,7 +194,7 @@ class LLM(Calls):
                 self._loaded = None
                 raise
             self._loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
-            if self.config.verify == "ratio":
+            if RULES[self.config.verify].timed:
                 self._occurrences = Occurrences(first=self._chooser.settle)
             self._end_chooser = weakref.finalize(self, only_in_owner(self._chooser.close))
             if self.config.mode == "auto":

@@ -29,6 +29,7 @@ from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.placement import Placement
 from ssd_jax.placement.process.supervisor import WorkerResources, WorkerSettings
 from ssd_jax.roles.drafting import Drafting
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.system.cores import deal
 from ssd_jax.system.sums import check_sums
 from ssd_jax.wire.messages import DraftSpec
@@ -138,9 +139,9 @@ def _shape(resolved: Resolved) -> dict[str, Any]:
 
 
 def _shipped_support(resolved: Resolved) -> int:
-    """Number of ids of q that a proposal ships; coupled ones and point masses ship no q."""
+    """Number of ids of q that a proposal ships; point masses ship none."""
     has_q = resolved.draft is not None or resolved.custom.draws_from_q
-    return resolved.support if has_q and resolved.config.verify == "ratio" else 1
+    return resolved.support if has_q and RULES[resolved.config.verify].ships_q else 1
 
 
 def _drafting(resolved: Resolved) -> Drafting:
@@ -148,7 +149,7 @@ def _drafting(resolved: Resolved) -> Drafting:
     return Drafting(
         k=max(resolved.ks, default=0),
         support=resolved.support,
-        rule=config.verify,
+        rule=RULES[config.verify].name,
         branches=resolved.branches,
         saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
         predict=config.predict or "noise",

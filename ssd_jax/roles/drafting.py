@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ssd_jax.sampling.rules import RuleName
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:
@@ -12,7 +14,7 @@ class Drafting:
     Attributes:
       k: tokens of a proposal.
       support: most ids of a proposal's q; as many as the model has outputs keeps all.
-      rule: of the verification, "ratio" or "coupled"; coupled proposals ship no q.
+      rule: of the verification, which may need no q.
       branches: M, most branches a sequence; 0 for programs without branches.
       saguaro_c: C of Saguaro sampling; 1 is plain sampling.
       predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's probabilities,
@@ -22,7 +24,7 @@ class Drafting:
 
     k: int
     support: int
-    rule: str
+    rule: RuleName
     branches: int = 0
     saguaro_c: float = 1.0
     predict: str = "plain"

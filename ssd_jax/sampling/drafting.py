@@ -20,6 +20,7 @@ from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import TopK, allowed_logits, likeliest_probs, sampled_probs
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import ON_DEVICE, Parts, when
@@ -69,7 +70,7 @@ def draw(
         including those in flight. It may be wrong, which costs acceptance only.
       tokens: number of ids that exist (see `probs`).
       support: N, most ids that a proposal keeps; V keeps all.
-      rule: "ratio" draws with keys of its own; "coupled" with the target's noise at the position.
+      rule: of the verification; it says whether the target's noise at the position draws.
       candidates: W, number of likeliest tokens to report.
       saguaro: for sampled rows; None leaves q alone.
       confident: whether to report the draft's probability of the token: before Saguaro sampling,
@@ -115,7 +116,7 @@ def draw(
         q_before = q
         if saguaro is not None:
             q = lower(q, ids, likeliest, saguaro.lowered, saguaro.c)
-        if rule == "coupled":
+        if RULES[rule].keyed_by_position:
             counter = (jnp.zeros_like(position), position, Purpose.TOKEN)
         else:
             counter = (start, step, Purpose.DRAFT)

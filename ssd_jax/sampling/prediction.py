@@ -18,6 +18,7 @@ from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
 from ssd_jax.sampling.probs import allowed_logits, sampled_probs
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import ON_DEVICE, Parts
 
@@ -51,7 +52,7 @@ def predict_bonus(
         tokens.
       tokens: number of ids that exist (see `probs`).
       count: W, number of candidates.
-      rule: of the verification, "ratio" or "coupled".
+      rule: of the verification, a name of `RULES`.
       parts: of sampling, as far as they are known.
 
     Returns: the tokens; those without probability come last, the likeliest of them first; -1 where
@@ -61,7 +62,7 @@ def predict_bonus(
     allowed = allowed_logits(
         logits, sampling, position, get_history, tokens, outputs, parts.adjusted
     )
-    if rule == "coupled":
+    if RULES[rule].keyed_by_position:
         counter = (jnp.zeros_like(position), position, Purpose.TOKEN)
     else:
         counter = (start, position, Purpose.BONUS)

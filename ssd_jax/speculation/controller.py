@@ -35,6 +35,7 @@ from ssd_jax.roles.records import (
     promotion,
     record_request,
 )
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.backup import BackupKind, make
 from ssd_jax.speculation.cache import SpeculationCache
 from ssd_jax.speculation.fan_out import After, FanOut
@@ -56,7 +57,7 @@ class Policies:
       backup: what a miss proposes: "draft" waits for the draft, "auto" as long as that pays.
       tokens: number of ids of the tokenizer.
       lowers: whether the draft's Saguaro sampling uses D, which is computed only then.
-      rule: of the verification, "ratio" or "coupled".
+      rule: of the verification.
     """
 
     k: int
@@ -93,7 +94,7 @@ class Controller(Drafter):
         waits = elsewhere or put_off or self._waiting.by_clock
         fixed = isinstance(policies.tuner, FixedTuner)
         self.k, self.on_device, self.asks_first = policies.k, not elsewhere, asks_first
-        self.timed = policies.rule == "ratio" and (waits or not fixed)
+        self.timed = RULES[policies.rule].timed and (waits or not fixed)
         self._draft, self._policies = draft, policies
         self._learning = Learning(policies.tuner, self._waiting)
         self._states: dict[int, SequenceState] = {}  # by slot

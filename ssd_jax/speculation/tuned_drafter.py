@@ -6,6 +6,7 @@ import numpy as np
 
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import Tuner, teaches
 
@@ -19,11 +20,11 @@ class TunedDrafter:
     Args:
       drafter: proposes.
       tuner: decides how many tokens.
-      rule: of the verification, "ratio" or "coupled".
+      rule: of the verification.
     """
 
     def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
-        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, rule == "ratio"
+        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, RULES[rule].timed
         self.asks_first = drafter.asks_first
         self.set_pages = drafter.set_pages
         self.prefill, self.gather = drafter.prefill, drafter.gather

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.fan_out import VerificationStats
 
 Steps = Callable[[], Mapping[int, float]]
@@ -49,16 +50,16 @@ def teaches(temperature: float, rule: str) -> bool:
     """Whether a tuner that requests share may observe the verifications of a request.
 
     What a tuner learns outlives its process, and a request of the next process may have the same
-    seed and index, and so the same noise. Under the ratio rule the number of accepted sampled
+    seed and index, and so the same noise. Under a timed rule the number of accepted sampled
     tokens depends on that noise, and a request's text depends on the lengths of its proposals:
     lengths chosen by those numbers would bias it. A text that depends on no length cannot show what
     was learned.
 
     Args:
       temperature: of the request.
-      rule: "ratio" or "coupled".
+      rule: of its verifications.
     """
-    return temperature == 0 or rule == "coupled"
+    return temperature == 0 or not RULES[rule].timed
 
 
 class Tuner(Protocol):

@@ -24,6 +24,7 @@ from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_IDS
+from ssd_jax.sampling.rules import RULES, RuleName
 
 MAX_WORK = 256
 """Most spans of work that an answer reports."""
@@ -135,12 +136,12 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
 
     @property
     def support(self) -> int:
-        """N: number of ids of q that a proposal ships; coupled proposals ship no q."""
-        return 1 if self.rule == "coupled" else self.drafting.support
+        """N: number of ids of q that a proposal ships; 1 where its rule needs no q."""
+        return self.drafting.support if RULES[self.rule].ships_q else 1
 
     @property
-    def rule(self) -> str:
-        """Rule of verification, "ratio" or "coupled"."""
+    def rule(self) -> RuleName:
+        """Rule of verification."""
         return self.drafting.rule
 
     @property

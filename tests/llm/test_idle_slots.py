@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from ssd_jax.llm.llm import LLM
-from ssd_jax.sampling import drafting, keys, prediction, verification
+from ssd_jax.sampling import drafting, keys, prediction
+from ssd_jax.sampling.judgement import coupled, ratio
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 
@@ -30,7 +31,7 @@ def test_nothing_is_drawn_for_requests_that_have_ended(tmp_path, monkeypatch, mo
 
             return counted
 
-    for module in (drafting, verification, prediction):
+    for module in (drafting, prediction, ratio, coupled):
         monkeypatch.setattr(module, "keys", Counted())
     tiny.write_checkpoint(tmp_path)
     about = {"slots": 2, "context": 64, "dtype": "float32", "compile_cache": "off", "mode": mode}

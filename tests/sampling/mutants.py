@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.sampling import drafting, keys, probs, proposal, verification
+from ssd_jax.sampling.judgement import ratio
 from ssd_jax.sampling.proposal import Proposal
 from tests.sampling import simulation
 from tests.sampling.edits import Edit, edited
@@ -192,8 +193,8 @@ MUTANTS = (
         experiment="two of four ids kept",
         edits=[
             Edit(
-                verification,
-                "_ratio",
+                ratio,
+                "judge",
                 "jnp.where(rejected, jnp.maximum(p_final - q_final, 0.0), p_final)",
                 "p_final",
             ),
@@ -204,8 +205,8 @@ MUTANTS = (
         experiment="u = 0",
         edits=[
             Edit(
-                verification,
-                "_ratio",
+                ratio,
+                "judge",
                 "u * q_token < p_token",
                 "u * q_token <= p_token",
             ),
@@ -225,7 +226,7 @@ MUTANTS = (
         name="a draw reused (the acceptance's for the bonus)",
         experiment="two of four ids kept",
         edits=[
-            Edit(verification, "_ratio", "position, Purpose.BONUS", "position, Purpose.ACCEPT"),
+            Edit(ratio, "judge", "position, Purpose.BONUS", "position, Purpose.ACCEPT"),
         ],
     ),
     Mutant(

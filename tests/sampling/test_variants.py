@@ -13,6 +13,7 @@ import pytest
 from ssd_jax.kernels import rows as row_operations
 from ssd_jax.sampling import drafting, penalties, probs, truncation, verification
 from ssd_jax.sampling.drafting import Saguaro
+from ssd_jax.sampling.judgement import ratio
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS, Parts, cheapest_variant, variant_name
 from tests.sampling.edits import Edit, edited
@@ -224,28 +225,36 @@ OF_THE_FIRST = (
 )
 VERIFYING = {
     "the cut of a text's first position": (
+        verification,
         "_normalisation",
         "truncation.cut(uncut, settings)",
         OF_THE_FIRST,
     ),
-    "a law of another position": ("_ratio", "* width + accepted", "* width"),
+    "a law of another position": (ratio, "judge", "* width + accepted", "* width"),
     "cuts forgotten in acceptance": (
+        verification,
         "_verify_in_few_passes",
         APPLIED,
         "values.sum(axis=-1, keepdims=True)",
     ),
     "cuts forgotten in the bonus": (
+        verification,
         "_verify_in_few_passes",
         "_probs_of(block_normalisation, values, ",
         "(lambda *_: values)(",
     ),
-    "greedy rows drawn": ("_verify_in_few_passes", "temperature > 0", "temperature >= 0"),
+    "greedy rows drawn": (
+        verification,
+        "_verify_in_few_passes",
+        "temperature > 0",
+        "temperature >= 0",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", VERIFYING)
 def test_faults_of_verifying_at_once_are_caught(fault):
-    with edited([Edit(verification, *VERIFYING[fault])]):
+    with edited([Edit(*VERIFYING[fault])]):
         found = verified(batch(settings_for("full", ENOUGH)), VARIANTS["full"], "ratio")
     assert found != decided("full", "ratio", ENOUGH)
 

@@ -33,6 +33,7 @@ from ssd_jax.roles.records import (
 )
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire.messages import DraftSpec, ExpandMessage, MorePages, Open, Prefill, RecordMessage
 
@@ -67,7 +68,7 @@ class RemoteDraft(BranchingDraft):
         self.streams, self.patience = streams, patience
         self.epochs = np.zeros(hello.slots, np.int32)
         self._hello = hello
-        self._q_travels = hello.rule == "ratio" and not greedy
+        self._q_travels = RULES[hello.rule].ships_q and not greedy
         self._numbers, self._requests = itertools.count(1), itertools.count(1)
         self._sampled = np.zeros(hello.slots, bool)  # slots whose verification needs q
         self._grown: set[int] = set()  # slots with pages that the worker does not know of

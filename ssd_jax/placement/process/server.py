@@ -91,7 +91,7 @@ _NOTHING = DraftSpec(
     slots=0,
     context=0,
     tokens=0,
-    drafting=Drafting(k=0, support=0, rule=""),
+    drafting=Drafting(k=0, support=0, rule="ratio"),
     budgets=(0,),
     dtype="",
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ssd_jax.engine.request import Request
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.tools.compare.pairs import Pair
 
 if TYPE_CHECKING:
@@ -154,4 +155,4 @@ def check_fits(llm: LLM, pairs: Sequence[Pair], requests: Mapping[int, Request])
 
 def _draws_differ(params: SamplingParams, verify: str) -> bool:
     """Whether different modes may give different texts."""
-    return params.temperature > 0 and verify == "ratio"
+    return params.temperature > 0 and not RULES[verify].keyed_by_position

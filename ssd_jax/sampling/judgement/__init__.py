@@ -1,0 +1,31 @@
+"""How each verification rule judges: one file a rule, all with the signature of `judge`."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Int32
+
+from ssd_jax.sampling.judgement import coupled, ratio
+from ssd_jax.sampling.judgement.outcome import Outcome
+from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.settings import Sampling
+
+
+def judge(
+    rule: str,
+    target: TargetProbs,
+    positions: Positions,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
+) -> Outcome:
+    """The outcome of sampled rows, anything in greedy ones.
+
+    Args:
+      rule: a name of `RULES`.
+      target: p of the positions.
+      positions: all positions, those of a row in order.
+      start: position of the round's pending token.
+    """
+    judges = {"ratio": ratio.judge, "coupled": coupled.judge}
+    return judges[rule](target, positions, proposal, sampling, start)

@@ -1,0 +1,42 @@
+"""Coupled rule: a proposed token is accepted iff it is the target's own draw.
+
+The token at a position is argmax(log p + Gumbel(seed, request, position)). The text does not
+depend on the proposals at all.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from ssd_jax.kernels.rows import map_rows
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.judgement.outcome import Outcome, accept_equal, no_token_where_zero
+from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.settings import Sampling, sampling_of
+
+
+def judge(
+    target: TargetProbs,
+    positions: Positions,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
+) -> Outcome:
+    """The outcome of sampled rows, anything in greedy ones; see `judgement.judge`."""
+    settings = sampling_of(sampling, positions.row)
+    # The noise depends on the absolute position only: this key has no start.
+    no_start = jnp.zeros_like(positions.position)
+    key = keys.derive(settings.seed, settings.request, no_start, positions.position, Purpose.TOKEN)
+
+    def draw(block: Positions, key: keys.Key) -> jax.Array:
+        p = target.probs_at(block)
+        return no_token_where_zero(
+            keys.gumbel_max(p, key, check_blocks=target.uses_cond), p, target
+        )
+
+    drawn = map_rows(draw, positions, key)
+    return accept_equal(drawn.reshape(start.shape[0], -1), proposal)
