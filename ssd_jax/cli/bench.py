@@ -13,11 +13,9 @@ from ssd_jax.cli.loading import failure, load, open_llm, params_of
 from ssd_jax.config.settings import MAX_K, MODES
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.system.environment import describe, headline
 from ssd_jax.system.files import MAX_TEXT, read_text
 from ssd_jax.system.paths import user_path
-from ssd_jax.tools.bench.accounting import core_groups
 from ssd_jax.tools.bench.perplexity import WINDOW, count_windows
 from ssd_jax.tools.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.tools.bench.step import WIDTHS
@@ -36,7 +34,6 @@ _FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = 
     ),
     "warmup": ("int", 1, "warm-up prompts per mode, unrecorded"),
     "repeats": ("int", 1, "passes over all prompts"),
-    "starts": ("int", 10, "starts in the starts suite, every second one beside other work"),
     "widths": (
         "list",
         list(map(str, WIDTHS)),
@@ -48,7 +45,6 @@ _FLAGS: dict[str, tuple[str, Any, str] | tuple[str, Any, str, Sequence[str]]] = 
     "windows": ("int", None, "perplexity windows, from the start; default: all"),
     "json": ("bool", False, "JSON on standard output, too"),
 }
-_NOWHERE = dict.fromkeys(("draft_placement", "target_cores", "draft_cores"))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -59,8 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         ks = _check(options)
     suite = options["suite"]
     measure, flags = suites.SUITES[suite]
-    in_processes = suite in ("accounting", "starts")  # their models run in processes of their own
-    config = settings.config_of(options | _NOWHERE if suite == "accounting" else options)
+    config = settings.config_of(options)
     params = params_of(config, options, values)
     prompts = load_prompts(options["prompts"]) if "prompts" in flags else []
     text = None
@@ -70,8 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     with open_llm(config, ks=ks) as llm:
         _check_fits(llm, prompts, params)
         tokens = () if text is None else _tokens(llm, text, options)
-        if not in_processes:
-            load(llm)
+        load(llm)
         environment = describe()
         if len(llm.resolved.budgets) > 1:
             options["budget"] = "auto"  # perhaps by the draft's placement alone
@@ -111,12 +105,8 @@ def _check(options: dict[str, Any]) -> list[int]:
             f"hosts = {options['hosts']!r}: suite = {suite!r} runs programs by itself, and those "
             "of hosts only run together; leave it out, or use --suite=prompts"
         )
-    settings.at_least(options, warmup=0, repeats=1, starts=1, step_repeats=1, window=2, windows=1)
+    settings.at_least(options, warmup=0, repeats=1, step_repeats=1, window=2, windows=1)
     ks = _ks(options)
-    if suite == "accounting":
-        options["modes"] = options["modes"] or ["ar", "sd", "ssd"]
-    if suite == "starts":
-        _check_starts(options)
     if suite == "step":
         _check_widths(options)
     for name in _FLAGS.keys() - settings.names_from_file(options):
@@ -129,8 +119,6 @@ def _check(options: dict[str, Any]) -> list[int]:
                 f"suite = {suite!r}; leave it out"
             )
     _set_modes(options)
-    if suite == "accounting":
-        _check_accounting(options)
     if suite == "perplexity" and options["text"] is None:
         raise InputError("suite = 'perplexity' needs a text; give --text=FILE")
     if ks and not {"sd", "ssd"} & {*options["modes"]}:
@@ -161,42 +149,6 @@ def _tokens(llm: LLM, text: str, options: Mapping[str, Any]) -> Sequence[int]:
     tokens = llm.tokenizer.encode(text)
     count_windows(len(tokens), window=options["window"], windows=options["windows"])
     return tokens
-
-
-def _check_accounting(options: Mapping[str, Any]) -> None:
-    if options["draft"] is None or options["draft"] in TEXT_DRAFTS:
-        raise InputError(
-            "suite = 'accounting' compares ssd, whose draft is a model, with n-grams beside it; "
-            "give --draft=SOURCE"
-        )
-    if set(options["modes"]) != {"ar", "sd", "ssd"}:
-        raise InputError(
-            f"modes = {','.join(options['modes'])!r}: suite = 'accounting' compares ar, sd and ssd"
-        )
-    if options["draft_placement"] not in (None, "auto", "process"):
-        raise InputError(
-            f"draft_placement = {options['draft_placement']!r}: suite = 'accounting' gives the "
-            "draft a process of its own; leave it out"
-        )
-    if options["k"] == "auto":
-        raise InputError(
-            "k = 'auto': suite = 'accounting' takes each mode's fastest K; give numbers as --ks"
-        )
-    core_groups(options["target_cores"], options["draft_cores"])
-
-
-def _check_starts(options: dict[str, Any]) -> None:
-    if options["mode"] not in ("ar", "auto"):
-        raise InputError(
-            f"mode = {options['mode']!r}: suite = 'starts' compares the choice of mode auto with "
-            "every mode; leave it out"
-        )
-    if options["compile_cache"] not in (None, "auto", "off"):
-        raise InputError(
-            f"compile_cache = {options['compile_cache']!r}: suite = 'starts' measures costs anew "
-            "beside the default cache of programs; leave it out"
-        )
-    options["mode"] = "auto"
 
 
 def _check_widths(options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`ssd-jax demo`: an answer by the origin of its words, then what is fastest here and elsewhere."""
+"""`ssd-jax demo`: an answer by the origin of its words, then the mode that is fastest here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,12 @@ from ssd_jax.config.settings import SPECULATIVE
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.cache_dir import cache_dir, compile_cache
-from ssd_jax.system.cores import shown, usable_cores
+from ssd_jax.system.cores import Cores, require_usable, shown
 from ssd_jax.system.paths import user_path
-from ssd_jax.tools.bench.accounting import PinnedModel, core_groups
 from ssd_jax.tools.bench.prompts import BenchPrompt, load_prompts
 from ssd_jax.tools.bench.report import VariantSummary, summarize
 from ssd_jax.tools.bench.run import BenchResult, Variant, prompt_result, run_paired
 from ssd_jax.tools.bench.table import pluralize
-from ssd_jax.tools.demo.accelerators import RecordedRounds, predict, stored_times
 from ssd_jax.tools.demo.pane import AnswerPane, round_line
 from ssd_jax.tools.demo.replay import play
 from ssd_jax.tools.demo.settings import choose_settings, fitting_dtype
@@ -52,7 +50,7 @@ _MODE = (
 )
 _FLAGS: settings.FlagSpecs = {
     "prompt": "prompt to use instead of the demo's own",
-    "full": ("bool", False, "also show tables of every mode, with cores counted in two ways"),
+    "full": ("bool", False, "also show a table of every mode"),
     "replay": "play the answers in this file of --trace instead, without a model",
 }
 _SLOW_START = 20.0  # seconds; a longer one is explained
@@ -74,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     if all_modes:
         _refuse_settings_of_drafts(options)
     elif options["full"]:
-        raise InputError("full: tables of every mode are for the demo's own draft; leave it out")
+        raise InputError("full: the table of every mode is for the demo's own draft; leave it out")
     mode = options["mode"] or ("ar" if all_modes else "sd")
     config = settings.config_of({**options, "mode": mode})
     prompt = options["prompt"]
@@ -86,11 +84,11 @@ def run(arguments: Sequence[str]) -> int:
     )
     if all_modes:
         dtype_set = values["dtype"].present or "dtype" in settings.names_from_file(options)
-        results = demo.every_mode(config, any_dtype=not dtype_set, full=options["full"])
+        result = demo.every_mode(config, any_dtype=not dtype_set, full=options["full"])
     else:
-        results = [demo.modes_of(config)]
-    if failures := [name for result in results for name in result.failures]:
-        raise failure(failures, sum(len(result.runs) for result in results), "answers")
+        result = demo.modes_of(config)
+    if result.failures:
+        raise failure(result.failures, len(result.runs), "answers")
     return 0
 
 
@@ -120,31 +118,24 @@ class _Demo:
             self.console.print(speed_table(summarize(result), title=_describe(llm.resolved)))
         return result
 
-    def every_mode(self, config: Config, *, any_dtype: bool, full: bool) -> list[BenchResult]:
-        """Shows an answer of mode ssd, the fastest mode here, and predictions for accelerators.
+    def every_mode(self, config: Config, *, any_dtype: bool, full: bool) -> BenchResult:
+        """Shows an answer of mode ssd, and the fastest mode here.
 
         Args:
           any_dtype: whether the demo may choose the dtype.
-          full: whether to show tables of all modes.
+          full: whether to show a table of all modes.
         """
         import jax  # bad flags must not wait for it
 
         from ssd_jax.checkpoints.opening import open_checkpoint
 
-        platform = jax.default_backend()
-        cores = sorted(usable_cores()) if platform == "cpu" else []
-        groups = core_groups(config.target_cores, None) if len(cores) > 1 else None
-        if groups is None and config.target_cores is not None:
-            raise InputError(
-                f"target_cores = {config.target_cores!r}: the demo gives target and draft cores of "
-                "their own on a processor with two or more; leave it out"
-            )
+        if (cores := Cores.parse(config.target_cores, None).target) is not None:
+            require_usable("target_cores", cores)
         with progress_bar("downloading", unit="bytes") as progress:
             source = open_checkpoint(config.target, progress=progress)
         if any_dtype:
-            config = dataclasses.replace(config, dtype=fitting_dtype(source, platform))
+            config = dataclasses.replace(config, dtype=fitting_dtype(source, jax.default_backend()))
         cache_dir().mkdir(parents=True, exist_ok=True)
-        config = dataclasses.replace(config, target_cores=None)
         demo_settings = choose_settings(config, source, cache_dir() / "demo-trace.json")
         config = demo_settings.config
         self._note(f"{short(config.target)} in {config.dtype}, with {demo_settings.draft}")
@@ -156,40 +147,13 @@ class _Demo:
         rows = summarize(result)
         self._note(_same_text(rows))
         self.console.print(fastest_line(rows, config.dtype))
-        self._predict(result, config.speculated)
-        results = [result]
         if full:
-            suffix = f": {_core_names(cores)}" if cores else ""
-            self.console.print("", speed_table(rows, title=f"All cores for everybody{suffix}"))
-            if groups is not None:
-                results.append(self._paper(config, modes, *groups))
+            where = "" if cores is None else f", the target on core {shown(cores)}"
+            self.console.print("", speed_table(rows, title=f"every mode{where}"))
         self.console.print()
         self._note(_picture(Path(config.trace or "")))
         if not full:
-            self._note("every mode in tables: ssd-jax demo --full")
-        return results
-
-    def _paper(
-        self,
-        config: Config,
-        modes: Mapping[str, tuple[str, int | None]],
-        target: Sequence[int],
-        draft: Sequence[int],
-    ) -> BenchResult:
-        """Runs the modes with the target on its cores in each, and SSD's draft on others."""
-        ks = tuple(sorted({k for _, k in modes.values() if k is not None}))
-        pinned = dataclasses.replace(
-            config, target_cores=shown(target), draft_cores=shown(draft), trace=None
-        )
-        with closing(PinnedModel(pinned, self.params, ks=ks)) as model:
-            with self._status("loading again, on fewer cores"):
-                model.wait_ready()
-            result = self._run({name: model.variant(*of_it) for name, of_it in modes.items()})
-        title = (
-            f"The paper's accounting: the target on {_core_names(target)} in every mode,\n"
-            f"SSD's draft on {_core_names(draft)}"
-        )
-        self.console.print("", speed_table(summarize(result), title=title))
+            self._note("every mode in a table: ssd-jax demo --full")
         return result
 
     @contextmanager
@@ -236,26 +200,6 @@ class _Demo:
             self._note(round_line(counts, hits, misses))
         self.console.print()
 
-    def _predict(self, result: BenchResult, k: int) -> None:
-        """Prints what the recorded rounds would give on accelerators."""
-        rounds = {
-            mode: RecordedRounds.from_metrics(
-                (run.metrics for runs in result.runs_of(f"{mode} k={k}") for run in runs.results), k
-            )
-            for mode in ("sd", "ssd")
-        }
-        stored = stored_times()
-        if not all(recorded.rounds for recorded in rounds.values()) or k > stored.k:
-            return
-        pair = f"{stored.target} with {stored.draft}"
-        self.console.print(f"\npredicted for these rounds (K = {k}) of {pair}, tokens/s")
-        self.console.print("at best, by programs as compiled; ssd's draft has one device more:")
-        for chip, times in stored.chips.items():
-            predictions = predict(times, rounds["sd"], rounds["ssd"], stored.branches)
-            speeds = "".join(f"{mode} {predictions[mode]:4.0f}   " for mode in predictions)
-            share = f"drafting is {times.drafting_share(k):.0%} of sd's time"
-            self.console.print(f"  {f'{times.target_devices} {chip}':9}{speeds}{share}")
-
     def _variant(self, llm: LLM, mode: str, k: int | None = None) -> Variant:
         return lambda prompt: prompt_result(llm, prompt, self.params, mode, k)
 
@@ -299,10 +243,6 @@ def _describe(resolved: Resolved) -> str:
     config, source = resolved.config, resolved.draft_source
     draft = "" if source is None else f", draft {short(source)}, k = {config.speculated}"
     return f"{short(config.target)} in {resolved.dtype}{draft}"
-
-
-def _core_names(cores: Sequence[int]) -> str:
-    return f"core{'s' if len(cores) > 1 else ''} {shown(cores)}"
 
 
 def first_round(engine: EngineLanes, request: int) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 from ssd_jax.cli.loading import progress_bar
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.tools.bench import accounting, costs, perplexity, report, starts
+from ssd_jax.tools.bench import costs, perplexity, report
 from ssd_jax.tools.bench.acceptance import acceptance, acceptance_table
 from ssd_jax.tools.bench.bandwidth import measure_bandwidth
 from ssd_jax.tools.bench.prompts import BenchPrompt
@@ -131,36 +131,6 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     return costs.time_round(draft, partial(verify, k))
 
 
-def accountings(job: BenchJob) -> SuiteReport:
-    """Runs AR, SD and SSD, in processes of their own, with the cores counted in two ways."""
-    config, options = job.llm.config, job.options
-    with progress_bar("prompts", unit="runs") as progress:
-        result = accounting.measure(
-            config,
-            job.prompts,
-            groups=accounting.core_groups(options["target_cores"], options["draft_cores"]),
-            ks=tuple(job.ks) or (config.speculated,),
-            params=job.params,
-            warmup=options["warmup"],
-            progress=progress,
-        )
-    gains = accounting.gains(result)
-    return job.runs(result, [accounting.gains_table(gains)], gains=gains)
-
-
-def starts_suite(job: BenchJob) -> SuiteReport:
-    """Starts mode auto again and again, without costs, and compares its choice with every mode."""
-    with progress_bar("starts", unit="starts") as progress:
-        records, result = starts.measure(
-            job.llm.config,
-            job.prompts,
-            starts=job.options["starts"],
-            params=job.params,
-            progress=progress,
-        )
-    return job.runs(result, [starts.starts_table(records)], starts=records)
-
-
 def steps(job: BenchJob) -> SuiteReport:
     """Times forwards of 1, 2, 3, ... tokens."""
     import jax
@@ -234,8 +204,6 @@ class Suite(NamedTuple):
 
 SUITES = {
     "prompts": Suite(prompts, ("modes", "ks", "prompts", "warmup", "repeats")),
-    "accounting": Suite(accountings, ("modes", "ks", "prompts", "warmup")),
-    "starts": Suite(starts_suite, ("prompts", "starts")),
     "step": Suite(steps, ("widths", "step_repeats")),
     "perplexity": Suite(perplexities, ("text", "window", "windows")),
 }

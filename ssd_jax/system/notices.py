@@ -1,4 +1,4 @@
-"""Lines that a command logs once, however many models it loads and processes it starts."""
+"""Lines that a process logs once, however many models it loads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,3 @@ def warn_once(lines: Iterable[str]) -> None:
         if line not in _logged:
             _logged[line] = None
             _LOG.warning(line)
-
-
-def logged_lines() -> tuple[str, ...]:
-    """Lines that need not be logged again, for processes that this one starts and the one that
-    started it."""
-    return tuple(_logged)
-
-
-def mark_logged(lines: Iterable[str]) -> None:
-    """Counts lines as logged that another process of the command has logged."""
-    _logged.update(dict.fromkeys(lines))

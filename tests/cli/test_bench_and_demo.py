@@ -11,13 +11,11 @@ from ssd_jax.checkpoints import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.llm.llm import LLM
-from ssd_jax.system.cores import usable_cores
 from ssd_jax.testing import tiny
 from ssd_jax.tools.bench.run import prompt_result
 from ssd_jax.tools.bench.table import Column, build_table
 from tests.checkpoints.tiny_drafts import open_target, write
 
-PAPER, EVERYBODY = "The paper's accounting: the target on core", "All cores for everybody"
 ONE_STEP = ("--suite=step", "--widths=1", "--step_repeats=1")
 SMALL = ("--dtype=float32", "--context=300", "--max_tokens=4", "--compile_cache=off")
 
@@ -200,11 +198,9 @@ def test_demo_shows_an_answer_then_every_mode(demo, tmp_path, monkeypatch):
     assert "with the target's own weights in int8 as the draft" in out
     assert "measured: 5 answers in every mode, each the same text token for token" in out
     assert re.search(r"\nmeasured here: \w+, float32", out)
-    assert re.search(r"4 h100 +ar +\d+ +sd +\d+ +ssd +\d+ +drafting is \d+% of sd", out)
-    accountings = [EVERYBODY, PAPER] if len(usable_cores()) > 1 else [EVERYBODY]
-    assert [title for title in (EVERYBODY, PAPER) if title in out] == accountings
+    assert out.count("\nevery mode\n") == 1
     for mode in ("sd k=1", "sd k=3", "ssd k=3"):
-        assert len(re.findall(rf"\n{mode} .* yes", out)) == len(accountings)
+        assert len(re.findall(rf"\n{mode} .* yes", out)) == 1
     assert (tmp_path / "ssd_jax" / "demo-trace.png").exists()
 
     def another_text(llm, prompt, params, mode, k):
@@ -223,7 +219,6 @@ def test_demo_takes_the_draft_of_the_package(demo, tiny_checkpoint, monkeypatch,
     target = open_target(tiny_checkpoint)
     write(tmp_path / "drafts" / "light", target, None, layers=1)
     monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "drafts")
-    monkeypatch.setattr("ssd_jax.cli.demo.usable_cores", lambda: {0})  # other processes have none
     out = demo("--prompt=Why?")
     assert "with the package's draft" in out
     assert "measured here: " in out

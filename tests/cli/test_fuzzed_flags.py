@@ -24,8 +24,6 @@ from ssd_jax.placement.remote import serving
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system import compile_cache, cores
 from ssd_jax.tools.aot import pair
-from ssd_jax.tools.bench import accounting
-from ssd_jax.tools.bench import starts as bench_starts
 from ssd_jax.tools.distill import stages
 
 SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
@@ -121,8 +119,6 @@ def shallow(monkeypatch, tmp_path):
         (llm.LLM, "load"),
         (orbax, "write_checkpoint"),
         (stages, "run"),
-        (accounting, "measure"),
-        (bench_starts, "measure"),
         (pair, "modes_of"),
         (serving, "serve"),
     ):
@@ -136,7 +132,6 @@ def shallow(monkeypatch, tmp_path):
 def starts(command, place, target):
     """Beginnings of a command line, which has nothing wrong in it yet."""
     answers = [f"{place}/a.jsonl", f"{place}/b.jsonl"]
-    draft = [f"--draft={target}", "--prompts=mt_bench:1"]
     return {
         "generate": [["--prompt=x"], [f"--prompt_file={place}/good.jsonl"]],
         "chat": [[]],
@@ -145,8 +140,7 @@ def starts(command, place, target):
             ["--prompts=mt_bench:1"],
             ["--suite=step"],
             ["--suite=perplexity", f"--text={place}/text.txt", "--window=64"],
-            ["--suite=accounting", *draft],
-            ["--suite=starts", *draft],
+            ["--modes=ar,sd,ssd", f"--draft={target}", "--prompts=mt_bench:1"],
         ],
         "convert": [["--out=converted"]],
         "distill": [[f"--config={place}/distill.toml"]],

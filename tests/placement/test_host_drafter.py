@@ -95,7 +95,7 @@ def test_from_a_malformed_q_on_tokens_are_point_masses_and_a_line_says_so(what, 
     assert proposal.q[0, 1].tolist() == [1, 0]
     assert proposal.support[0, 1].tolist() == [3, -1]
     assert proposal.q[1, 0].tolist() == [0.5, 0.5]
-    assert any("draft Mine" in line for line in notices.logged_lines())
+    assert any("draft Mine" in line for line in notices._logged)
 
 
 @pytest.mark.parametrize(

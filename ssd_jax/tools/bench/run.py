@@ -174,15 +174,6 @@ def run_paired(
     )
 
 
-def join_results(results: Sequence[BenchResult]) -> BenchResult:
-    """Joins several results of the same variants on the same prompts into one."""
-    runs = tuple(
-        dataclasses.replace(repeats[0], results=sum((result.results for result in repeats), ()))
-        for repeats in zip(*(result.runs for result in results), strict=True)
-    )
-    return dataclasses.replace(results[0], runs=runs)
-
-
 def alternating_orders(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Orders to cycle through: the rotations of `names`, then those of its reverse.
 

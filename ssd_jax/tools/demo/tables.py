@@ -1,4 +1,4 @@
-"""The fastest mode in a line, and the tables of `demo --full`."""
+"""The fastest mode in a line, and the table of `demo --full`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fastest_line(rows: Sequence[VariantSummary], dtype: str) -> str:
     return f"measured here: {_describe(name, dtype)}: {speed}"
 
 
-def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[str] = ()) -> Page:
+def speed_table(rows: Sequence[VariantSummary], *, title: str) -> Page:
     """A row for each mode; the others are compared with the first."""
     columns: list[Column[VariantSummary]] = [
         Column("mode", lambda row: Text(row.variant, style="cyan"), "left"),
@@ -40,7 +40,7 @@ def speed_table(rows: Sequence[VariantSummary], *, title: str, notes: Sequence[s
     ]
     base = rows[0].variant
     ratio = f"; ratio: of tokens/s to those of {base}" * (len(rows) > 1)
-    notes = [f"tokens/s: decoding, of all prompts together{ratio}", *notes]
+    notes = [f"tokens/s: decoding, of all prompts together{ratio}"]
     if any("acceptance_length" in row.metrics for row in rows):
         notes.append("the other figures: medians over the prompts")
     if any("hit_rate" in row.metrics for row in rows):
