@@ -19,7 +19,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing.tiny import write_tokenizer
-from ssd_jax.tools.aot.configurations import known
+from ssd_jax.tools.aot.configurations import known_models
 
 HEAD = "lm_head.weight"
 BYTES, BLOCK = 256, (1 << 25) - 39  # no whole number of rows
@@ -27,7 +27,7 @@ BYTES, BLOCK = 256, (1 << 25) - 39  # no whole number of rows
 
 def write(shape: str, directory: Path) -> None:
     """See the module."""
-    table = known()
+    table = known_models()
     about = dict(table[shape]) if shape in table else json.loads(Path(shape).read_text())
     about |= {"tie_word_embeddings": False, "eos_token_id": BYTES}
     model = FunctionalModel(ModelConfig.from_hf(about), Execution.for_platform("gpu", "bfloat16"))

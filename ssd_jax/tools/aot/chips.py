@@ -128,22 +128,22 @@ device_description_str: "{name}"
 """
 
 
-def _described(name: str, chip: str, **about: float) -> str:
+def _xla_description(name: str, chip: str, **changes: float) -> str:
     """XLA's description of a GPU, by default of Hopper."""
-    hopper = {"cores": 132, "fpus": 128, "clock": 1.98, "major": 9, "l2": 52428800}
-    hopper |= {"shared": 233472, "shared_optin": 232448}
-    own = {"memory": CHIPS[chip].memory, "bandwidth": int(CHIPS[chip].bandwidth)}
-    return _GPU.format(name=name, **hopper | own | about)
+    values = {"cores": 132, "fpus": 128, "clock": 1.98, "major": 9, "l2": 52428800}
+    values |= {"shared": 233472, "shared_optin": 232448}
+    published = {"memory": CHIPS[chip].memory, "bandwidth": int(CHIPS[chip].bandwidth)}
+    return _GPU.format(name=name, **values | published | changes)
 
 
 _AMPERE = {"cores": 108, "fpus": 64, "clock": 1.41, "major": 8, "l2": 41943040}
 _AMPERE |= {"shared": 167936, "shared_optin": 166912}
 _BLACKWELL = {"cores": 148, "clock": 1.965, "major": 10, "l2": 132644864}
 GPUS = {
-    "a100": _described("NVIDIA A100-SXM4-80GB", "a100", **_AMPERE),
-    "h100": _described("NVIDIA H100 80GB HBM3", "h100"),
-    "h200": _described("NVIDIA H200", "h200"),
-    "b200": _described("NVIDIA B200", "b200", **_BLACKWELL),
+    "a100": _xla_description("NVIDIA A100-SXM4-80GB", "a100", **_AMPERE),
+    "h100": _xla_description("NVIDIA H100 80GB HBM3", "h100"),
+    "h200": _xla_description("NVIDIA H200", "h200"),
+    "b200": _xla_description("NVIDIA B200", "b200", **_BLACKWELL),
 }
 """XLA's description of each (`stream_executor.GpuTargetConfigProto` as text)."""
 
@@ -190,7 +190,7 @@ class Roofline:
 
 def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
     """Bounds of a program whose products, but those of int8, take `passes` passes in bfloat16."""
-    times = [(each.kind == _PERMUTE, each.runs * _seconds(chip, each)) for each in work.collectives]
+    times = [(c.kind == _PERMUTE, c.runs * _seconds(chip, c)) for c in work.collectives]
     arithmetic = passes * (work.flops - work.of_int8) + work.of_int8 / chip.int8
     return Roofline(
         memory=work.moved / chip.bandwidth,
@@ -200,18 +200,19 @@ def roofline(chip: Chip, work: ProgramWork, passes: int = 1) -> Roofline:
     )
 
 
-def _seconds(chip: Chip, each: Collective) -> float:
+def _seconds(chip: Chip, collective: Collective) -> float:
     """Seconds of one collective: of a permute to the neighbours, of others around a ring, both ways
     at once.
 
     For small arrays the hops take longest. An all-reduce goes around twice.
     """
-    if each.devices < 2:
+    if collective.devices < 2:
         return 0.0
-    if each.kind == _PERMUTE:
-        return max(each.nbytes / chip.link, _HOP)
-    sent = each.nbytes * (each.devices - 1) / each.devices / (2 * chip.link)
-    return (1 + (each.kind == "all-reduce")) * max(sent, each.devices / 2 * _HOP)
+    if collective.kind == _PERMUTE:
+        return max(collective.nbytes / chip.link, _HOP)
+    count = collective.devices
+    sent = collective.nbytes * (count - 1) / count / (2 * chip.link)
+    return (1 + (collective.kind == "all-reduce")) * max(sent, count / 2 * _HOP)
 
 
 def chip_named(name: str) -> Chip:

@@ -20,7 +20,7 @@ _CONFIG = "config.json"
 _PADDING = 0.01  # of a vocabulary: sizes in a family differ by that much
 
 
-def known() -> Mapping[str, Mapping[str, Any]]:
+def known_models() -> Mapping[str, Mapping[str, Any]]:
     """The package's configurations of well-known models, by name."""
     return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
 
@@ -29,14 +29,14 @@ def read_configuration(source: str) -> ModelConfig:
     """The shape of a model.
 
     Args:
-      source: one of `known`; a config.json, or a directory that has one; a GGUF file, of which the
-        header is read; or `hf:org/name[@revision]`, of which config.json alone is fetched.
+      source: one of `known_models`; a config.json, or a directory that has one; a GGUF file, of
+        which the header is read; or `hf:org/name[@revision]`, whose config.json is fetched.
 
     Raises:
       InputError: there is no such configuration, it cannot be read, or it is of a model that is not
         supported.
     """
-    table = known()
+    table = known_models()
     if source.lower() in table:
         return ModelConfig.from_hf(table[source.lower()], source=source)
     if ":" not in source and "/" not in source and not user_path(source).exists():

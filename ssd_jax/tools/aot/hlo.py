@@ -73,24 +73,24 @@ class Instruction:
     @property
     def dims(self) -> tuple[int, ...]:
         """Dimensions of the result, or of its first part."""
-        found = _SHAPE.search(self.shape)
-        return () if found is None else tuple(map(int, filter(None, found[2].split(","))))
+        match = _SHAPE.search(self.shape)
+        return () if match is None else tuple(map(int, filter(None, match[2].split(","))))
 
     @property
     def group(self) -> int | None:
         """Number of devices that a collective joins; None where the text does not say."""
-        if found := _AXES.search(self.rest):
-            sizes = {name: int(size) for name, size in _AXIS.findall(found[1])}
-            return math.prod(sizes[name] for name, _ in _AXIS.findall(found[2]))
-        found = _GROUPS.search(self.rest)
-        if found is None:
+        if match := _AXES.search(self.rest):
+            sizes = {name: int(size) for name, size in _AXIS.findall(match[1])}
+            return math.prod(sizes[name] for name, _ in _AXIS.findall(match[2]))
+        match = _GROUPS.search(self.rest)
+        if match is None:
             return None
-        return int(found[1]) if found[1] else found[2].count(",") + 1
+        return int(match[1]) if match[1] else match[2].count(",") + 1
 
     def called(self, attribute: str) -> str:
         """The computation that an attribute names, such as `body`."""
-        found = re.search(rf"{attribute}=%?([\w.\-]+)", self.rest)
-        return "" if found is None else found[1]
+        match = re.search(rf"{attribute}=%?([\w.\-]+)", self.rest)
+        return "" if match is None else match[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,17 +103,17 @@ class Module:
     def instructions(self, *opcodes: str) -> Iterator[Instruction]:
         """All instructions, or those with one of these opcodes."""
         for computation in self.computations.values():
-            for each in computation:
-                if not opcodes or each.opcode in opcodes:
-                    yield each
+            for op in computation:
+                if not opcodes or op.opcode in opcodes:
+                    yield op
 
     def copies(self, at_least: int) -> list[Instruction]:
         """Copies of at least so many bytes, alone or at the root of a fusion.
 
         Those that only change the layout or bring parts to the chip are included.
         """
-        found = self.instructions("copy", "copy-start", "slice-start")
-        return [each for each in found if each.nbytes >= at_least]
+        copies = self.instructions("copy", "copy-start", "slice-start")
+        return [op for op in copies if op.nbytes >= at_least]
 
     def collectives(self) -> list[Instruction]:
         """The collectives, each once, where it starts."""
@@ -125,30 +125,30 @@ class Module:
         Then, on a GPU, the host waits for the device in every iteration. A loop that counts up to a
         constant says so in its configuration or its condition.
         """
-        said = _TRIPS.search(loop.rest)
-        if said is not None:
-            return int(said[1])
-        condition = {each.name: each for each in self.computations[loop.called("condition")]}
-        root = next(each for each in condition.values() if each.root)
+        trip_count = _TRIPS.search(loop.rest)
+        if trip_count is not None:
+            return int(trip_count[1])
+        condition = {op.name: op for op in self.computations[loop.called("condition")]}
+        root = next(op for op in condition.values() if op.root)
         if root.opcode != "compare" or "direction=LT" not in root.rest:
             return None
         bounds = [condition[name] for name in root.operands if name in condition]
-        known = [each for each in bounds if each.opcode == "constant"]
-        if len(known) != 1:
+        constants = [op for op in bounds if op.opcode == "constant"]
+        if len(constants) != 1:
             return None
-        counters = [found[1] for each in bounds if (found := _INDEX.search(each.rest))]
+        counters = [match[1] for op in bounds if (match := _INDEX.search(op.rest))]
         step = self._step(loop, int(counters[0])) if counters else 1
-        return -(-_number(known[0]) // step)
+        return -(-_number(constants[0]) // step)
 
     def _step(self, loop: Instruction, place: int) -> int:
         """What the body of a loop adds to its counter; 1 where that is not seen."""
-        body = {each.name: each for each in self.computations[loop.called("body")]}
-        root = next(each for each in body.values() if each.root)
+        body = {op.name: op for op in self.computations[loop.called("body")]}
+        root = next(op for op in body.values() if op.root)
         counted = body.get(root.operands[place]) if root.opcode == "tuple" else None
         if counted is None or counted.opcode != "add":
             return 1
         added = [body[name] for name in counted.operands if name in body]
-        constants = [_number(each) for each in added if each.opcode == "constant"]
+        constants = [_number(op) for op in added if op.opcode == "constant"]
         return max([1, *constants])
 
 
@@ -162,11 +162,11 @@ def read(text: str) -> Module:
     current: list[Instruction] = []
     entry = ""
     for line in text.splitlines():
-        if found := _COMPUTATION.match(line):
-            current = computations.setdefault(found[2], [])
-            entry = found[2] if found[1] else entry
-        elif found := _INSTRUCTION.match(line):
-            root, name, shape, opcode, rest = found.groups()
+        if match := _COMPUTATION.match(line):
+            current = computations.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = match.groups()
             operands = tuple(_OPERAND.findall(rest.split("), ")[0]))
             current.append(Instruction(name, shape, opcode, operands, rest, root is not None))
     return Module({name: tuple(body) for name, body in computations.items()}, entry)

@@ -74,7 +74,7 @@ class Mode:
     def needs(self, chip: Chip) -> list[DeviceNeed]:
         """What a device of each group of devices must hold."""
         return [
-            _need(f"{self}: {' and '.join(part.role for part in group)}", group, chip)
+            _device_need(f"{self}: {' and '.join(part.role for part in group)}", group, chip)
             for group in self.groups
         ]
 
@@ -96,22 +96,22 @@ class Mode:
 
         `acceptance` is the rate at which proposed tokens are accepted; `fan_out` divides branches.
         """
-        seen, k, rows = Guess(acceptance=acceptance), sizes.k, sizes.slots
+        guess, k, rows = Guess(acceptance=acceptance), sizes.k, sizes.slots
         costs = self.costs(sizes)
         if self.name == "ar":
             return throughput.ar(costs, rows=rows)
         if self.name == "sd":
-            return throughput.sd(costs, seen, SpeculationPlan(k=k), rows=rows)
-        found = throughput.best_ssd(
+            return throughput.sd(costs, guess, SpeculationPlan(k=k), rows=rows)
+        best = throughput.best_ssd(
             costs,
-            seen,
+            guess,
             fan_out,
             ks=(k,),
             budgets=(sizes.branches,),
             waits=(True, False),
             rows=rows,
         )
-        return found.rate
+        return best.rate
 
     def costs(self, sizes: Sizes) -> Costs:
         """Lower bounds of the seconds of the parts of a round.
@@ -136,26 +136,28 @@ class Mode:
         return Costs(verify=verify, backup=drafted, step={sizes.branches: branching / forwards})
 
 
-def _need(whose: str, group: Sequence[ModelPart], chip: Chip) -> DeviceNeed:
+def _device_need(memory: str, group: Sequence[ModelPart], chip: Chip) -> DeviceNeed:
     """Of models on the same devices, whose programs run one after the other."""
     programs = [program for part in group for program in part.programs.values()]
     parts = {
         "weights": sum(part.weights for part in group),
         "pages": sum(part.pages for part in group),
-        "running": max((each.beside + each.temporaries for each in programs), default=0),
+        "running": max(
+            (program.other_buffers + program.temporaries for program in programs), default=0
+        ),
         "code": sum(program.code for program in programs),
     }
     refused = any(part.refused is not None for part in group)
-    return DeviceNeed(Need(parts, chip.memory, whose), refused)
+    return DeviceNeed(Need(parts, chip.memory, memory), refused)
 
 
-def splits(count: int, given: Split | None = None, grid: Grid | None = None) -> list[Split]:
-    """Splits to compare: the given one, or the default and the same with one draft device.
+def splits(count: int, split: Split | None = None, grid: Grid | None = None) -> list[Split]:
+    """Splits to compare: `split` alone, or the default and the same with one draft device.
 
     None is possible with one device, or where the target's grid has all.
     """
-    if given is not None:
-        return [given]
+    if split is not None:
+        return [split]
     if count < 2 or (grid is not None and grid.devices == count):
         return []
     target, draft = DeviceGroups(target=None, draft=None).split(count, grid)
@@ -189,29 +191,30 @@ def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str)
       rates: tokens per second of each mode at each of `ACCEPTANCES`.
       where: the slice, in words.
     """
-    of_ssd = [each for each in zip(modes, rates, strict=True) if each[0].name == "ssd"]
-    others = [each for each in zip(modes, rates, strict=True) if each[0].name != "ssd"]
+    mode_rates = list(zip(modes, rates, strict=True))
+    ssd_rates = [row for row in mode_rates if row[0].name == "ssd"]
+    other_rates = [row for row in mode_rates if row[0].name != "ssd"]
 
-    def fastest(found: Sequence[tuple[Mode, Sequence[float]]], at: int) -> tuple[Mode, float]:
-        mode, speeds = max(found, key=lambda each: each[1][at])
-        return mode, speeds[at]
+    def fastest(rows: Sequence[tuple[Mode, Sequence[float]]], place: int) -> tuple[Mode, float]:
+        mode, speeds = max(rows, key=lambda row: row[1][place])
+        return mode, speeds[place]
 
     if not modes:
         return _nothing_fits(where)
-    if not others:
-        return f"SSD is all that fits {where}: {fastest(of_ssd, -1)[0]}"
+    if not other_rates:
+        return f"SSD is all that fits {where}: {fastest(ssd_rates, -1)[0]}"
     if all(len(part.devices) == 1 for mode in modes for part in mode.parts):
         return f"SSD has no devices for its draft on {where}: take two or more"
-    if not of_ssd:
+    if not ssd_rates:
         return f"SSD does not pay on {where}: no split of it holds both models"
     places = range(len(ACCEPTANCES))
-    gains = [fastest(of_ssd, at)[1] / fastest(others, at)[1] for at in places]
-    at = max(places, key=lambda place: gains[place])
-    split, other = fastest(of_ssd, at)[0], fastest(others, at)[0]
-    gain = f"{gains[at]:.2f} times {other} at an acceptance of {ACCEPTANCES[at]}"
+    gains = [fastest(ssd_rates, place)[1] / fastest(other_rates, place)[1] for place in places]
+    place = max(places, key=lambda index: gains[index])
+    split, other = fastest(ssd_rates, place)[0], fastest(other_rates, place)[0]
+    gain = f"{gains[place]:.2f} times {other} at an acceptance of {ACCEPTANCES[place]}"
     target, draft = (pluralize(len(part.devices), "device") for part in split.parts)
     where_split = f"target on {target}, draft on {draft}"
-    if gains[at] <= 1:
+    if gains[place] <= 1:
         return (
             f"SSD does not pay on {where}: at best {gain}, with the {where_split}; take "
             f"{other.name}"

@@ -33,19 +33,19 @@ def build_page(
     refused = {str(mode): mode.refused(chip) for mode in modes}
     fitting = [mode for mode in modes if refused[str(mode)] is None]
     parts = list({id(part): part for mode in modes for part in mode.parts}.values())
-    said: list[Page | str] = [f"{title}\n"]
-    said += [_memory([need for mode in modes for need in mode.needs(chip)], chip), ""]
+    items: list[Page | str] = [f"{title}\n"]
+    items += [_memory([need for mode in modes for need in mode.needs(chip)], chip), ""]
     rows = [_Row(p, " ".join(map(str, name)), c) for p in parts for name, c in p.programs.items()]
     if rows:
-        said += [_programs(rows), ""]
+        items += [_programs(rows), ""]
     compiled = all(part.programs for mode in fitting for part in mode.parts)
     rates = []
     if fitting and compiled:
         rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
-        said += [_speeds(fitting, rates), ""]
-    said += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
-    said += [f"{_where(part)}: {note}" for part in parts for note in part.notes]
-    return [*said, verdict(fitting, rates, where) if compiled else size_verdict(fitting, where)]
+        items += [_speeds(fitting, rates), ""]
+    items += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
+    items += [f"{_where(part)}: {note}" for part in parts for note in part.notes]
+    return [*items, verdict(fitting, rates, where) if compiled else size_verdict(fitting, where)]
 
 
 def _where(part: ModelPart) -> str:

@@ -32,7 +32,7 @@ class _Job(NamedTuple):
     places: tuple[int, ...]
     model: FunctionalModel
     names: list[Name]
-    beside: tuple[int, ...]  # places of the target
+    target_places: tuple[int, ...]
 
 
 def modes_of(
@@ -57,33 +57,40 @@ def modes_of(
     Raises:
       InputError: a number of devices that divides nothing of a model; before any compile.
     """
-    every = tuple(range(len(slice_.devices)))
-    apart = splits(len(every), split, grid)
-    together = [every] if grid is None else [apart[0][0] if apart else every[: grid.devices]]
-    if grid is None and len(every) & (len(every) - 1):  # heads divide by fewer
-        together.append(every[: 1 << (len(every).bit_length() - 1)])
-    for target, _ in apart:  # a small target may be faster on fewer, which send each other less
-        if len(target) not in map(len, together):
-            together.append(target)
-    groups = [*zip(together, together, strict=True), *apart]
+    all_places = tuple(range(len(slice_.devices)))
+    ssd_splits = splits(len(all_places), split, grid)
+    shared = (
+        [all_places]
+        if grid is None
+        else [ssd_splits[0][0] if ssd_splits else all_places[: grid.devices]]
+    )
+    if grid is None and len(all_places) & (len(all_places) - 1):  # heads divide by fewer
+        shared.append(all_places[: 1 << (len(all_places).bit_length() - 1)])
+    for (
+        target,
+        _,
+    ) in ssd_splits:  # a small target may be faster on fewer, which send each other less
+        if len(target) not in map(len, shared):
+            shared.append(target)
+    groups = [*zip(shared, shared, strict=True), *ssd_splits]
     jobs, data = [], 1 if grid is None else grid.data
     for places in dict.fromkeys(target for target, _ in groups):
         model = slice_.model(pair.target, pair.target_dtype, places, data)
-        jobs.append(_Job("target", places, model, target_names(sizes, model), beside=places))
+        jobs.append(_Job("target", places, model, target_names(sizes, model), target_places=places))
     for target, places in groups:
         shares = data if target == places else 1
         model = slice_.model(pair.draft, pair.draft_dtype, places, shares)
         names = draft_names(sizes, branches=target != places)
-        jobs.append(_Job("draft", places, model, names, beside=target))
-    parts = _built(jobs, slice_, sizes, progress)
-    modes = [Mode(name="ar", target=parts["target", places]) for places in together]
+        jobs.append(_Job("draft", places, model, names, target_places=target))
+    parts = _build_parts(jobs, slice_, sizes, progress)
+    modes = [Mode(name="ar", target=parts["target", places]) for places in shared]
     for target, draft in groups:
         name = "sd" if target == draft else "ssd"
         modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))
     return modes
 
 
-def _built(
+def _build_parts(
     jobs: Sequence[_Job],
     slice_: ChipSlice,
     sizes: Sizes,
@@ -94,10 +101,10 @@ def _built(
     done = 0
     parts: dict[tuple[str, tuple[int, ...]], ModelPart] = {}
     for job in jobs:
-        target = parts.get(("target", job.beside))
-        wanted = target is None or target.refused is None
+        target = parts.get(("target", job.target_places))
+        fits_target = target is None or target.refused is None
 
-        def tell(name: Name, where: str = f"{job.role} on {len(job.places)}") -> None:
+        def report_compiled(name: Name, where: str = f"{job.role} on {len(job.places)}") -> None:
             nonlocal done
             done += 1
             progress(done, total, f"{where}: {' '.join(map(str, name))}")
@@ -105,10 +112,10 @@ def _built(
         parts[job.role, job.places] = build(
             job.role,
             job.model,
-            job.names if wanted else [],
+            job.names if fits_target else [],
             chip=slice_.chip,
             places=job.places,
             sizes=sizes,
-            done=tell,
+            done=report_compiled,
         )
     return parts

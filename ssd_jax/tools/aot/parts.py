@@ -30,7 +30,7 @@ from ssd_jax.tools.aot.traffic import ProgramWork
 VARIANT = "sampled"
 """The variant of programs that draw: rows at any temperature, no truncation or penalties."""
 
-_HELD = ("parameters", "pages")
+_RESIDENT = ("parameters", "pages")
 """Arguments of programs that stay on the devices, whatever runs."""
 
 
@@ -40,7 +40,7 @@ class Compiled:
 
     Attributes:
       work, bounds: of one run.
-      beside: bytes of arguments other than weights and pages, and of results that take no
+      other_buffers: bytes of arguments other than weights and pages, and of results that take no
         argument's place.
       temporaries: bytes that it needs besides these while it runs.
       code: bytes of the program itself.
@@ -49,7 +49,7 @@ class Compiled:
 
     work: ProgramWork
     bounds: Roofline
-    beside: int
+    other_buffers: int
     temporaries: int
     code: int
     seconds: float
@@ -78,8 +78,8 @@ class ModelPart:
 
     def seconds(self, *name: str | int) -> float:
         """Lower bound of one run of a program, in seconds, in the variant that was compiled."""
-        known = self.programs
-        return known[name if name in known else variant_name(name, VARIANT)].bounds.seconds
+        programs = self.programs
+        return programs[name if name in programs else variant_name(name, VARIANT)].bounds.seconds
 
 
 def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
@@ -117,23 +117,23 @@ class ChipSlice:
         return not isinstance(self.devices[0], AbsentDevice)
 
     def model(
-        self, about: ModelConfig, dtype: str, places: Sequence[int], data: int = 1
+        self, config: ModelConfig, dtype: str, places: Sequence[int], data: int = 1
     ) -> FunctionalModel:
         """A model sharded over some of the devices, in `data` groups that share the slots.
 
         Raises:
           InputError: nothing of it can be sharded.
         """
-        own = [self.devices[place] for place in places]
+        devices = [self.devices[place] for place in places]
         if self.compiles:
-            mesh = mesh_of(own, data)
+            mesh = mesh_of(devices, data)
         else:
-            sizes = data, len(own) // data
+            sizes = data, len(devices) // data
             mesh = cast("Mesh", AbstractMesh(sizes, (DATA_AXIS, TENSOR_AXIS)))
         execution = execution_for(
-            self.chip.platform, dtype, about.head_dim, device=own[0], devices=len(own)
+            self.chip.platform, dtype, config.head_dim, device=devices[0], devices=len(devices)
         )
-        return FunctionalModel(about, execution, mesh=mesh)
+        return FunctionalModel(config, execution, mesh=mesh)
 
 
 def build(
@@ -154,12 +154,12 @@ def build(
       done: called with the name of each compiled program.
     """
     paging = Paging(page_size(sizes.context), sizes.slots)
-    held = ModelBytes(model=model, slots=sizes.slots, paging=paging, size_of=bytes_per_device)
+    resident = ModelBytes(model=model, slots=sizes.slots, paging=paging, size_of=bytes_per_device)
     part = ModelPart(
         role=role,
         devices=places,
-        weights=held.weights,
-        pages=held.pages,
+        weights=resident.weights,
+        pages=resident.pages,
         notes=tuple(mesh_lines(role, model)) if len(places) > 1 else (),
     )
     need = Need({"weights": part.weights, "pages": part.pages}, chip.memory, role)
@@ -181,8 +181,8 @@ def build(
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            said = " ".join(str(error).split("\n", 1)[0].split())
-            return dataclasses.replace(part, refused=f"{' '.join(map(str, name))}: {said}")
+            message = " ".join(str(error).split("\n", 1)[0].split())
+            return dataclasses.replace(part, refused=f"{' '.join(map(str, name))}: {message}")
         done(name)
     return dataclasses.replace(part, programs=compiled)
 
@@ -200,24 +200,24 @@ def compile_program(
     assert model.mesh is not None
     began = time.process_time()
     # Mosaic compiles for the default device's generation of GPUs.
-    here = model.mesh.devices.flat[0] if chip.platform == "gpu" else None
-    with jax.default_device(here):
+    default_device = model.mesh.devices.flat[0] if chip.platform == "gpu" else None
+    with jax.default_device(default_device):
         program = spec.compile(model.mesh)
     seconds = time.process_time() - began
     count = model.mesh.size
     names = inspect.signature(spec.function).parameters
     arguments = zip(names, spec.arguments, strict=True)
-    held = bytes_per_device([struct for name, struct in arguments if name in _HELD])
+    resident = bytes_per_device([struct for name, struct in arguments if name in _RESIDENT])
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    unaliased = memory.output_size_in_bytes - memory.alias_size_in_bytes
     module = hlo.read(text)
     work = traffic.count(module, count)
     compiled = Compiled(
         work=work,
         bounds=chips.roofline(chip, work, passes),
-        beside=memory.argument_size_in_bytes - held + fresh,
+        other_buffers=memory.argument_size_in_bytes - resident + unaliased,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         seconds=seconds,

@@ -40,7 +40,7 @@ class Sizes:
 
 def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
     """Programs that decode without a draft, and programs that verify K tokens."""
-    found: dict[Name, ProgramSpec] = {}
+    specs: dict[Name, ProgramSpec] = {}
     verification = Verification(widths=(0, sizes.k), support=SUPPORT)
     Programs(
         model,
@@ -49,14 +49,14 @@ def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         tokens=model.config.vocab_size,
         verification=verification,
         paging=sizes.paging,
-        compiler=_kept_in(found),
+        compiler=_recorder(specs),
     )
-    return found
+    return specs
 
 
 def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
     """Programs that draft, and programs that branch."""
-    found: dict[Name, ProgramSpec] = {}
+    specs: dict[Name, ProgramSpec] = {}
     drafting = Drafting(
         k=sizes.k,
         support=SUPPORT,
@@ -65,7 +65,7 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         predict="noise",
         confident=True,
     )
-    kept = _kept_in(found)
+    compiler = _recorder(specs)
     base = DraftPrograms(
         model,
         slots=sizes.slots,
@@ -73,20 +73,20 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         tokens=model.config.vocab_size,
         drafting=drafting,
         paging=sizes.paging,
-        compiler=kept,
+        compiler=compiler,
     )
-    ExpansionPrograms(base, compiler=kept)
-    return found
+    ExpansionPrograms(base, compiler=compiler)
+    return specs
 
 
-def _kept_in(found: dict[Name, ProgramSpec]) -> Compiler:
+def _recorder(specs: dict[Name, ProgramSpec]) -> Compiler:
     """A compiler that only records its specs."""
 
-    def take(
-        specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None
+    def record(
+        new_specs: Mapping[Name, ProgramSpec], mesh: Mesh | None, progress: Progress | None
     ) -> Mapping[Name, Any]:
         del mesh, progress
-        found.update(specs)
-        return dict.fromkeys(specs)
+        specs.update(new_specs)
+        return dict.fromkeys(new_specs)
 
-    return take
+    return record

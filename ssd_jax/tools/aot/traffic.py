@@ -80,11 +80,11 @@ def count(module: Module, devices: int) -> ProgramWork:
     """
     flops = of_int8 = moved = 0
     collectives = []
-    for each, shapes, runs in _run(module, module.entry, 1):
-        if each.opcode.removesuffix("-start") in COLLECTIVES:
-            collectives.append(_collective(each, devices, runs))
-        moved += runs * _moved(module, each, shapes)
-        for number, integers in _products(module, each, shapes):
+    for op, shapes, runs in _executed(module, module.entry, 1):
+        if op.opcode.removesuffix("-start") in COLLECTIVES:
+            collectives.append(_collective(op, devices, runs))
+        moved += runs * _bytes_moved(module, op, shapes)
+        for number, integers in _products(module, op, shapes):
             flops += runs * number
             of_int8 += runs * number * integers
     return ProgramWork(flops, of_int8, moved, tuple(collectives))
@@ -94,171 +94,171 @@ Shapes = dict[str, Instruction]
 """The instructions of a computation, by name."""
 
 
-def _run(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Shapes, int]]:
+def _executed(module: Module, name: str, runs: int) -> Iterator[tuple[Instruction, Shapes, int]]:
     """Instructions that run outside fusions, with their computation and number of runs."""
-    shapes = {each.name: each for each in module.computations[name]}
-    for each in shapes.values():
-        if each.opcode == "while":
-            yield from _run(module, each.called("body"), runs * (module.trips(each) or 1))
-        elif each.opcode in _CALLS:
-            yield from _run(module, each.called("to_apply") or each.called("calls"), runs)
-        elif each.opcode == "conditional":
-            for side in re.findall(r"%([\w.\-]+)", each.rest.split("branch_computations=")[-1]):
+    shapes = {op.name: op for op in module.computations[name]}
+    for op in shapes.values():
+        if op.opcode == "while":
+            yield from _executed(module, op.called("body"), runs * (module.trips(op) or 1))
+        elif op.opcode in _CALLS:
+            yield from _executed(module, op.called("to_apply") or op.called("calls"), runs)
+        elif op.opcode == "conditional":
+            for side in re.findall(r"%([\w.\-]+)", op.rest.split("branch_computations=")[-1]):
                 if side in module.computations:
-                    yield from _run(module, side, runs)
+                    yield from _executed(module, side, runs)
         else:
-            yield each, shapes, runs
+            yield op, shapes, runs
 
 
-def _collective(each: Instruction, devices: int, runs: int) -> Collective:
-    kind = each.opcode.removesuffix("-start")
-    group = each.group or devices
-    whole = sum(_given(each, each.parts)) * (group if kind == "reduce-scatter" else 1)
-    return Collective(whole, group, runs, kind)
+def _collective(op: Instruction, devices: int, runs: int) -> Collective:
+    kind = op.opcode.removesuffix("-start")
+    group = op.group or devices
+    nbytes = sum(_result_parts(op, op.parts)) * (group if kind == "reduce-scatter" else 1)
+    return Collective(nbytes, group, runs, kind)
 
 
-def _given(each: Instruction, parts: list[int]) -> list[int]:
+def _result_parts(op: Instruction, parts: list[int]) -> list[int]:
     """The parts of a collective's result that it makes.
 
     In the result of a start, operands may come before these parts, and flags after them.
     """
-    count = len(each.operands)
-    started = each.opcode.endswith("-start") and len(parts) >= 2 * count
+    count = len(op.operands)
+    started = op.opcode.endswith("-start") and len(parts) >= 2 * count
     return parts[count : 2 * count] if started else parts
 
 
-def _moved(module: Module, each: Instruction, shapes: Shapes) -> int:
+def _bytes_moved(module: Module, op: Instruction, shapes: Shapes) -> int:
     """Bytes that one instruction moves to and from memory."""
-    if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
+    if op.opcode in _FREE or op.opcode.endswith(("-done", "-update")):
         return 0
-    if estimate := _estimated(each).get("bytes_accessed"):
+    if estimate := _estimates(op).get("bytes_accessed"):
         return estimate
-    inside = module.computations.get(each.called("calls"))
-    operands = [shapes[name] for name in each.operands if name in shapes]
-    if inside is None:
-        return _alone(each, operands)
-    parameters = _parameters(inside)
+    fused = module.computations.get(op.called("calls"))
+    operands = [shapes[name] for name in op.operands if name in shapes]
+    if fused is None:
+        return _unfused_bytes(op, operands)
+    parameters = _parameters(fused)
     read = sum(
-        min(_read(module, inside, parameters[place]), operand.in_memory)
+        min(_bytes_read(module, fused, parameters[place]), operand.in_memory)
         for place, operand in enumerate(operands)
         if operand.in_memory and place in parameters
     )
-    return read + min(_written(module, inside), each.in_memory)
+    return read + min(_bytes_written(module, fused), op.in_memory)
 
 
-def _alone(each: Instruction, operands: list[Instruction]) -> int:
+def _unfused_bytes(op: Instruction, operands: list[Instruction]) -> int:
     """Bytes that an instruction outside of fusions moves."""
     read = [operand.in_memory for operand in operands]
-    if each.opcode in _SLICES and read:
-        return min(read[0], each.nbytes) + each.in_memory + sum(read[1:])
-    if each.opcode in _UPDATES and len(operands) > _UPDATES[each.opcode]:
-        written = operands[_UPDATES[each.opcode]].nbytes if each.in_memory else 0
+    if op.opcode in _SLICES and read:
+        return min(read[0], op.nbytes) + op.in_memory + sum(read[1:])
+    if op.opcode in _UPDATES and len(operands) > _UPDATES[op.opcode]:
+        written = operands[_UPDATES[op.opcode]].nbytes if op.in_memory else 0
         return sum(read[1:]) + written
-    if each.opcode in _MOVES:
-        return min(sum(read), each.parts[_MOVES[each.opcode]]) + (each.in_memory - sum(read))
-    if each.opcode.removesuffix("-start") in COLLECTIVES:
-        return sum(read) + sum(_given(each, each.parts_in_memory))
-    if _CUBLAS in each.rest:  # the other part is its room to work in
-        return sum(read) + each.parts_in_memory[0]
-    return sum(read) + each.in_memory
+    if op.opcode in _MOVES:
+        return min(sum(read), op.parts[_MOVES[op.opcode]]) + (op.in_memory - sum(read))
+    if op.opcode.removesuffix("-start") in COLLECTIVES:
+        return sum(read) + sum(_result_parts(op, op.parts_in_memory))
+    if _CUBLAS in op.rest:  # the other part is its room to work in
+        return sum(read) + op.parts_in_memory[0]
+    return sum(read) + op.in_memory
 
 
-def _read(module: Module, inside: tuple[Instruction, ...], value: Instruction) -> int:
+def _bytes_read(module: Module, fused: tuple[Instruction, ...], value: Instruction) -> int:
     """Bytes of a value that a fused computation reads: all, or the slices that it takes."""
     total = 0
-    for each in inside:
-        if value.name not in each.operands:
+    for op in fused:
+        if value.name not in op.operands:
             continue
-        place = each.operands.index(value.name)
-        if each.opcode in _SLICES and place == 0:
-            total += each.nbytes
-        elif _passed_on(module, each) and not each.root:
-            total += _read(module, inside, each)
-        elif each.opcode == "fusion":
-            called = module.computations[each.called("calls")]
-            total += _read(module, called, _parameters(called)[place])
-        elif each.opcode not in _UPDATES or place != 0:
+        place = op.operands.index(value.name)
+        if op.opcode in _SLICES and place == 0:
+            total += op.nbytes
+        elif _only_relays(module, op) and not op.root:
+            total += _bytes_read(module, fused, op)
+        elif op.opcode == "fusion":
+            called = module.computations[op.called("calls")]
+            total += _bytes_read(module, called, _parameters(called)[place])
+        elif op.opcode not in _UPDATES or place != 0:
             return value.nbytes
     return total
 
 
-def _passed_on(module: Module, each: Instruction) -> bool:
+def _only_relays(module: Module, op: Instruction) -> bool:
     """Whether an instruction within a fusion only passes on its operand, in any layout or type."""
-    if each.opcode != "fusion":
-        return each.opcode in _LAYOUTS
-    inside = module.computations[each.called("calls")]
-    return all(one.opcode in ("parameter", *_LAYOUTS) for one in inside)
+    if op.opcode != "fusion":
+        return op.opcode in _LAYOUTS
+    fused = module.computations[op.called("calls")]
+    return all(inner.opcode in ("parameter", *_LAYOUTS) for inner in fused)
 
 
-def _written(module: Module, inside: tuple[Instruction, ...]) -> int:
+def _bytes_written(module: Module, fused: tuple[Instruction, ...]) -> int:
     """Bytes that a fused computation writes: its result, or the new part of it."""
-    own = {each.name: each for each in inside}
-    root = next(each for each in inside if each.root)
-    parts = [own[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    by_name = {op.name: op for op in fused}
+    root = next(op for op in fused if op.root)
+    parts = [by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     total = 0
     for part in parts:
         while part.opcode == "bitcast":
-            part = own[part.operands[0]]
+            part = by_name[part.operands[0]]
         if part.opcode in _UPDATES:
-            total += own[part.operands[_UPDATES[part.opcode]]].nbytes
+            total += by_name[part.operands[_UPDATES[part.opcode]]].nbytes
         elif part.opcode == "fusion":
-            total += _written(module, module.computations[part.called("calls")])
+            total += _bytes_written(module, module.computations[part.called("calls")])
         else:
             total += part.in_memory
     return total
 
 
-def _products(module: Module, each: Instruction, shapes: Shapes) -> Iterator[tuple[int, bool]]:
+def _products(module: Module, op: Instruction, shapes: Shapes) -> Iterator[tuple[int, bool]]:
     """Flops of an instruction, or of each that is fused into it, and whether of integers."""
-    integers = each.shape.lstrip("(").startswith("s32")
-    if each.opcode == "dot" or _CUBLAS in each.rest:
-        yield _of_dot(each, shapes), integers
-    elif each.opcode == "convolution":
-        yield _of_convolution(each, shapes), integers
-    elif estimate := _estimated(each).get("flops"):
+    integers = op.shape.lstrip("(").startswith("s32")
+    if op.opcode == "dot" or _CUBLAS in op.rest:
+        yield _dot_flops(op, shapes), integers
+    elif op.opcode == "convolution":
+        yield _convolution_flops(op, shapes), integers
+    elif estimate := _estimates(op).get("flops"):
         yield estimate, False
-    elif each.opcode == "reduce" and each.operands[0] in shapes:
-        yield _of_sum(shapes[each.operands[0]], shapes), integers
+    elif op.opcode == "reduce" and op.operands[0] in shapes:
+        yield _sum_flops(shapes[op.operands[0]], shapes), integers
     else:
-        inside = {one.name: one for one in module.computations.get(each.called("calls"), ())}
-        for one in inside.values():
-            yield from _products(module, one, inside)
+        fused = {inner.name: inner for inner in module.computations.get(op.called("calls"), ())}
+        for inner in fused.values():
+            yield from _products(module, inner, fused)
 
 
-def _of_dot(each: Instruction, shapes: Shapes) -> int:
-    found = _CONTRACTED.search(each.rest)
-    dims = [int(place) for place in re.findall(r"\d+", found[1])] if found else []
-    left = shapes[each.operands[0]].dims
-    return 2 * math.prod(each.dims) * math.prod(left[place] for place in dims)
+def _dot_flops(op: Instruction, shapes: Shapes) -> int:
+    match = _CONTRACTED.search(op.rest)
+    dims = [int(place) for place in re.findall(r"\d+", match[1])] if match else []
+    left = shapes[op.operands[0]].dims
+    return 2 * math.prod(op.dims) * math.prod(left[place] for place in dims)
 
 
-def _of_sum(summed: Instruction, shapes: Shapes) -> int:
+def _sum_flops(summed: Instruction, shapes: Shapes) -> int:
     """Flops of a sum: compilers write products with one row as summed products of elements."""
     while summed.opcode in _LAYOUTS and summed.operands[0] in shapes:
         summed = shapes[summed.operands[0]]
     return 2 * math.prod(summed.dims) if summed.opcode == "multiply" else 0
 
 
-def _of_convolution(each: Instruction, shapes: Shapes) -> int:
+def _convolution_flops(op: Instruction, shapes: Shapes) -> int:
     """Flops of a convolution, as which TPU compilers write products.
 
     Windows stand for dimensions of batches: only where one meets a value is anything multiplied.
     """
-    labels = _LABELS.search(each.rest)
+    labels = _LABELS.search(op.rest)
     assert labels is not None
-    left, right = (shapes[name].dims for name in each.operands[:2])
-    of_left, of_right, of_result = labels.groups()
-    found = _WINDOW.search(each.rest)
-    window = dict(item.split("=") for item in found[1].split()) if found else {}
-    met = 1
-    for place in range(len(of_left) - 2):
-        size = left[of_left.index(str(place))]
-        met *= _met(window, place, size, each.dims[of_result.index(str(place))])
-    rows, outputs = (each.dims[of_result.index(name)] for name in "bf")
-    return 2 * rows * outputs * right[of_right.index("i")] * met
+    left, right = (shapes[name].dims for name in op.operands[:2])
+    left_labels, right_labels, result_labels = labels.groups()
+    match = _WINDOW.search(op.rest)
+    window = dict(item.split("=") for item in match[1].split()) if match else {}
+    meetings = 1
+    for place in range(len(left_labels) - 2):
+        size = left[left_labels.index(str(place))]
+        meetings *= _num_meetings(window, place, size, op.dims[result_labels.index(str(place))])
+    rows, outputs = (op.dims[result_labels.index(name)] for name in "bf")
+    return 2 * rows * outputs * right[right_labels.index("i")] * meetings
 
 
-def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
+def _num_meetings(window: dict[str, str], place: int, size: int, results: int) -> int:
     """Number of pairs of a result and a place of its window, in a dimension, that meet a value."""
 
     def numbers(name: str, default: str) -> list[int]:
@@ -266,26 +266,30 @@ def _met(window: dict[str, str], place: int, size: int, results: int) -> int:
         return [int(number) for number in parts[place].split("_")]
 
     (width,), (stride,) = numbers("size", "1"), numbers("stride", "1")
-    (spread,), (between,) = numbers("lhs_dilate", "1"), numbers("rhs_dilate", "1")
-    before = numbers("pad", "0_0")[0]
-    window_places = np.arange(width) * between - before
-    met = 0
+    (base_dilation,), (window_dilation,) = numbers("lhs_dilate", "1"), numbers("rhs_dilate", "1")
+    padding = numbers("pad", "0_0")[0]
+    window_offsets = np.arange(width) * window_dilation - padding
+    meetings = 0
     for result in range(results):
-        at = result * stride + window_places
-        meets = (at >= 0) & (at <= (size - 1) * spread) & (at % spread == 0)
-        met += int(np.count_nonzero(meets))
-    return met
+        offsets = result * stride + window_offsets
+        is_inside = (
+            (offsets >= 0)
+            & (offsets <= (size - 1) * base_dilation)
+            & (offsets % base_dilation == 0)
+        )
+        meetings += int(np.count_nonzero(is_inside))
+    return meetings
 
 
-def _estimated(each: Instruction) -> dict[str, int]:
+def _estimates(op: Instruction) -> dict[str, int]:
     """A kernel's own estimate of its cost, or what the scope of its call says."""
-    if each.opcode != "custom-call":
+    if op.opcode != "custom-call":
         return {}
-    found = _COST.search(each.rest)
-    numbers = _NUMBER.findall(found[1]) if found else _SCOPE.findall(each.rest)
+    match = _COST.search(op.rest)
+    numbers = _NUMBER.findall(match[1]) if match else _SCOPE.findall(op.rest)
     return {name: int(value) for name, value in numbers}
 
 
-def _parameters(inside: tuple[Instruction, ...]) -> dict[int, Instruction]:
+def _parameters(fused: tuple[Instruction, ...]) -> dict[int, Instruction]:
     """Parameters of a computation, by their places."""
-    return {int(each.rest.split(")")[0]): each for each in inside if each.opcode == "parameter"}
+    return {int(op.rest.split(")")[0]): op for op in fused if op.opcode == "parameter"}

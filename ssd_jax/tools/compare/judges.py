@@ -43,8 +43,10 @@ def judge(scores: Scores, limit: float, *, certain: bool, bitwise: bool) -> Verd
     """
     ahead, behind = sorted((scores.a, scores.b), key=lambda token: token.score, reverse=True)
     # Whether rounding could make it the target's choice.
-    chosen = (each.may_stay and scores.best - each.score < limit for each in (ahead, behind))
-    if not any(chosen):
+    is_near_best = (
+        token.may_stay and scores.best - token.score < limit for token in (ahead, behind)
+    )
+    if not any(is_near_best):
         return "wrong" if certain else "unknown"
     close = scores.margin < limit or ahead.may_go
     return "float" if close and ahead.may_stay and behind.may_stay and not bitwise else "wrong"

@@ -78,7 +78,8 @@ class Pair:
     @property
     def answers(self) -> list[Output]:
         """Outputs of the runs that answered."""
-        return [said for said in (self.a, self.b) if said is not None and said.error is None]
+        answers = (self.a, self.b)
+        return [answer for answer in answers if answer is not None and answer.error is None]
 
     @property
     def compared(self) -> bool:
@@ -90,8 +91,8 @@ class Pair:
         """Index from 0 of the first output token that differs or is missing in one text."""
         if not self.compared:
             return None
-        one, other = self.answers
-        return first_difference(one.token_ids, other.token_ids)
+        a, b = self.answers
+        return first_difference(a.token_ids, b.token_ids)
 
     @property
     def kind(self) -> Kind:
@@ -109,8 +110,8 @@ class Pair:
         """The tokens of A and B where they part; None for a text that has ended there."""
         if self.position is None:
             return None, None
-        one, other = (output.token_ids[self.position :][:1] for output in self.answers)
-        return next(iter(one), None), next(iter(other), None)
+        a, b = (output.token_ids[self.position :][:1] for output in self.answers)
+        return next(iter(a), None), next(iter(b), None)
 
     @property
     def common(self) -> tuple[int, ...]:

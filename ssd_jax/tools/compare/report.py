@@ -72,35 +72,37 @@ class Comparison:
 def compare(
     names: tuple[str, str],
     pairs: Sequence[Pair],
-    judged: Judge,
+    judge: Judge,
     *,
     limit: float | None = None,
     bitwise: bool = False,
 ) -> Comparison:
-    """Judges every pair that is not identical; `judged` is asked about forks and early ends."""
-    found = tuple(
-        judged(pair) if pair.compared else Finding(pair=pair, verdict=None)
+    """Judges every pair that is not identical; `judge` is asked about forks and early ends."""
+    findings = tuple(
+        judge(pair) if pair.compared else Finding(pair=pair, verdict=None)
         for pair in pairs
         if pair.kind != "identical"
     )
-    return Comparison(names=names, pairs=tuple(pairs), findings=found, limit=limit, bitwise=bitwise)
+    return Comparison(
+        names=names, pairs=tuple(pairs), findings=findings, limit=limit, bitwise=bitwise
+    )
 
 
 def comparison_table(comparison: Comparison) -> Page | Text:
     """Identical share, first forks, and a line for every difference."""
-    same, of, positions = comparison.identical, comparison.compared, comparison.positions
-    title = f"{same} of {of} prompts identical ({same / of:.0%})"
-    if positions:
+    identical, compared = comparison.identical, comparison.compared
+    title = f"{identical} of {compared} prompts identical ({identical / compared:.0%})"
+    if positions := comparison.positions:
         median = f"{statistics.median(positions):g} in the median"
         title += f"\nfirst difference: token {positions[0]} at the earliest, {median}"
     if not comparison.findings:
         return Text(title, style="bold")
-    one, other = comparison.names
+    name_a, name_b = comparison.names
     columns: list[Column[Finding]] = [
         Column("prompt", lambda row: str(row.pair.prompt_index)),
         Column("position", lambda row: number_cell(row.pair.position, "{}")),
-        Column(one, lambda row: _side(row, 0), "left"),
-        Column(other, lambda row: _side(row, 1), "left"),
+        Column(name_a, lambda row: _side(row, 0), "left"),
+        Column(name_b, lambda row: _side(row, 1), "left"),
         Column("margin", lambda row: number_cell(row.margin, "{:.2g}")),
         Column("verdict", _verdict, "left"),
     ]
@@ -118,10 +120,10 @@ def _notes(comparison: Comparison) -> list[str]:
             "\nor at the edge of what top-k, top-p and min-p keep)"
         )
     if verdicts["wrong"]:
-        because = (
+        reason = (
             "bitwise exactness allows no fork" if comparison.bitwise else "it is less than that"
         )
-        notes.append(f"wrong: not explained by rounding ({because}): a bug, or other settings")
+        notes.append(f"wrong: not explained by rounding ({reason}): a bug, or other settings")
     if verdicts["sampled"]:
         notes.append(
             "sampled with --verify=ratio: texts of different modes are different draws of the same "
@@ -134,8 +136,8 @@ def _notes(comparison: Comparison) -> list[str]:
             else "unknown: the target with these settings says neither; give those of both runs"
         )
     if missing:
-        has = "prompt has" if missing == 1 else "prompts have"
-        notes.append(f"{missing} {has} an answer in one run only")
+        subject = "prompt has" if missing == 1 else "prompts have"
+        notes.append(f"{missing} {subject} an answer in one run only")
     return notes
 
 

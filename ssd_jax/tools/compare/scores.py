@@ -77,7 +77,7 @@ class ForkScorer:
         """Scores of tokens `a` and `b` after the request's prompt and the common output."""
         vocab = self._programs.model.config.vocab_size
         position = len(request.prompt_ids) + len(common)
-        found = _scores(
+        results = _scores(
             self._logits([*request.prompt_ids, *common]),
             self._sampling(request),
             _history(request.prompt_ids, common, vocab),
@@ -86,12 +86,12 @@ class ForkScorer:
             jnp.float32(self._limit / 2),
             tokens=self._tokenizer.size,
         )
-        score, best, stay, go = (np.asarray(array) for array in found)
-        of_a, of_b = (
+        score, best, stay, go = (np.asarray(array) for array in results)
+        candidate_a, candidate_b = (
             Candidate(score=float(score[i]), may_stay=bool(stay[i]), may_go=bool(go[i]))
             for i in range(2)
         )
-        return Scores(a=of_a, b=of_b, best=float(best))
+        return Scores(a=candidate_a, b=candidate_b, best=float(best))
 
     def _logits(self, ids: Sequence[int]) -> jax.Array:
         """The target's logits [1, V] after some ids."""
@@ -111,13 +111,13 @@ class ForkScorer:
 
 
 def _history(prompt: Sequence[int], output: Sequence[int], vocab: int) -> History:
-    said, spoken = np.zeros((1, vocab), bool), np.zeros((1, vocab), np.int32)
-    said[0, list(prompt)] = True
-    np.add.at(spoken[0], list(output), 1)
+    in_prompt, output_counts = np.zeros((1, vocab), bool), np.zeros((1, vocab), np.int32)
+    in_prompt[0, list(prompt)] = True
+    np.add.at(output_counts[0], list(output), 1)
     recent = np.full((1, MAX_BAD_WORD_TOKENS - 1), -1, np.int32)
     last = list(output)[-recent.shape[1] :]
     recent[0, recent.shape[1] - len(last) :] = last
-    return History(*map(jnp.asarray, (said, spoken, recent)))
+    return History(*map(jnp.asarray, (in_prompt, output_counts, recent)))
 
 
 @functools.partial(StoredJit, static=("tokens",))

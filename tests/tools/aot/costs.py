@@ -13,12 +13,12 @@ DRAFT = {"start 4 sampled": 1.5, "step 4 sampled": 1.0, "promote 4": 0.1}
 BRANCHES = {"expand 4 sampled": 2.0, "grow 4 sampled": 1.2}
 
 
-def part(role, devices, seconds, *, beside=5, code=0, **changes):
+def part(role, devices, seconds, *, other_buffers=5, code=0, **changes):
     """Of programs that take so many seconds."""
 
     def compiled(each):
         bounds = Roofline(memory=each, arithmetic=0.0, permutes=0.0, links=0.0)
-        sizes = {"beside": beside - 5, "temporaries": 5, "code": code}
+        sizes = {"other_buffers": other_buffers - 5, "temporaries": 5, "code": code}
         return Compiled(work=ProgramWork(0, 0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
 
     def name(text):

@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
-from ssd_jax.tools.aot.configurations import known, read_configuration
+from ssd_jax.tools.aot.configurations import known_models, read_configuration
 
 
 def billions(source):
@@ -32,7 +32,7 @@ def test_well_known_models_have_as_many_parameters_as_they_are_known_for(name, s
 
 
 def test_every_model_of_the_table_is_one_that_runs():
-    for name in known():
+    for name in known_models():
         assert read_configuration(name.upper()).num_kv_heads == 8
 
 

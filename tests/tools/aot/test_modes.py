@@ -40,8 +40,8 @@ def test_one_token_takes_a_forward_of_the_branches_more():
 
 
 def test_memory_is_shared_by_models_on_the_same_devices_and_by_no_others():
-    target = part("target", 8, TARGET, beside=30, code=1)
-    draft = part("draft", 8, DRAFT, beside=50, code=2)
+    target = part("target", 8, TARGET, other_buffers=30, code=1)
+    draft = part("draft", 8, DRAFT, other_buffers=50, code=2)
     ((both, _),) = Mode(name="sd", target=target, draft=draft).needs(CHIP)
     code = len(TARGET) + 2 * len(DRAFT)
     assert both.parts == {"weights": 200, "pages": 20, "running": 50, "code": code}

@@ -21,7 +21,7 @@ PAIR = pairs.ModelPair(target=ABOUT, draft=ABOUT, target_dtype="bfloat16", draft
 COMPILED = Compiled(
     work=ProgramWork(0, 0, 0, ()),
     bounds=Roofline(1, 0, 0.0, 0),
-    beside=0,
+    other_buffers=0,
     temporaries=0,
     code=1,
     seconds=0.0,

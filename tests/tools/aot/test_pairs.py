@@ -102,7 +102,7 @@ def gates(case):
     """Each gate by name: what is wrong, nothing where all is well."""
     weights, pages = case.held
     compiled, module = case.compiled, case.module
-    own = compiled.beside + compiled.temporaries + compiled.code
+    own = compiled.other_buffers + compiled.temporaries + compiled.code
     page = {case.sizes.context, 2 * case.about.head_dim}
     passes, held = DRAWN.get(case.name[0], (8, 3))
     spilled = case.activations if case.slice_.name in SPILL else 0
