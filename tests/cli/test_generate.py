@@ -12,6 +12,7 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request_metrics import REQUEST_KEYS
 from ssd_jax.errors import DeviceError
 from ssd_jax.testing.fakes import FakeTarget, Letters
+from tests.fakes.instrument import instrument
 
 COMMON = ("--dtype=float32", "--context=300", "--max_tokens=5", "--compile_cache=off")
 
@@ -294,13 +295,6 @@ def test_commands_are_listed_and_misspelt_ones_corrected(capsys):
     assert main([]) == 2
 
 
-class FailingTarget(FakeTarget):
-    """A device that fails in its first round."""
-
-    def forward(self, *args):
-        raise DeviceError("out of memory")
-
-
 class Mute(Letters):
     """Can tell no text."""
 
@@ -309,15 +303,18 @@ class Mute(Letters):
 
 
 @pytest.mark.parametrize(
-    ("target", "decoder", "words"),
-    [(FailingTarget, Letters, "open the model again"), (FakeTarget, Mute, "no such token")],
+    ("fail", "decoder", "words"),
+    [
+        ({"forward": DeviceError("out of memory")}, Letters, "open the model again"),
+        ({}, Mute, "no such token"),
+    ],
 )
 def test_an_answer_that_ends_by_an_error_is_printed_and_the_status_is_1(
-    generate, monkeypatch, caplog, target, decoder, words
+    generate, monkeypatch, caplog, fail, decoder, words
 ):
     def load(llm):
-        scripted = target(lambda *_: 65, context=300, max_chunk=200)
-        llm._engines["ar", 0] = Engine(scripted, decoder, frozenset())
+        target = instrument(FakeTarget(lambda *_: 65, context=300, max_chunk=200), fail=fail)
+        llm._engines["ar", 0] = Engine(target, decoder, frozenset())
 
     monkeypatch.setattr("ssd_jax.cli.generate.load", load)
     status, out, err = generate("--prompt=hello", "--json")

@@ -35,13 +35,13 @@ from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.testing import tiny
 from ssd_jax.wire.messages import DraftSpec
+from tests.fakes.paces import Patient
 from tests.llm import law
 from tests.llm.law import FEW_BRANCHES
 from tests.loading.variation import varied
 from tests.models.golden import our_logits
 from tests.sampling.reference import next_law
 from tests.selection import cases
-from tests.speculation.paces import Patient
 
 NEAR = 1e-3  # what two floats may differ by, where a draw is too near to say
 

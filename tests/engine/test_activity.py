@@ -11,7 +11,7 @@ from ssd_jax.roles import activity
 from ssd_jax.roles.activity import Activity, Busy, TargetTimes, overlap
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import Silent
-from tests.engine.activities import ACTIVITIES, LOOK, Script
+from tests.fakes.activities import ACTIVITIES, LOOK, Script
 from tests.sampling.edits import Edit, edited
 
 

@@ -7,25 +7,20 @@ from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Letters
 from tests.engine.letters import drain, outputs, request, spell
+from tests.fakes.instrument import instrument
+from tests.fakes.watch import Watch
 
 LONG = "".join(chr(97 + index % 26) for index in range(50))
 
 
 class Scripted:
-    """Target, drafter and clock: a program takes 10 s, a proposal 1 s before it.
+    """An engine and its clock: a program takes 10 s, a proposal 1 s before it.
 
     The draft is busy for 1 s a token of a prompt, while it proposes, and beside every verification.
     """
 
     def __init__(self, **more):
-        self.now, self.spans, told = 0.0, [], self
-
-        class Target(FakeTarget):
-            def prefill_last(self, *arguments):
-                return told.slow(super().prefill_last(*arguments))
-
-            def accept(self, *arguments):
-                return told.slow(super().accept(*arguments))
+        self.watch, self.spans, told = Watch(), [], self
 
         class Drafter(FakeDrafter):
             drafted = None
@@ -38,38 +33,28 @@ class Scripted:
                 self.drafted, self.slots = super().propose(batch), list(batch.slots)
                 self.drafted.sources = dict.fromkeys(self.slots, "hit")
                 told.work("promote", 1, self.slots)
-                told.now += 1
+                told.watch.now += 1
                 return self.drafted
 
             def speculate(self):
                 if self.drafted is not None:
-                    done = [span for span in told.spans if span.end <= told.now]
+                    done = [span for span in told.spans if span.end <= told.watch.now]
                     self.drafted.activity, self.drafted = Activity(tuple(done)), None
-                    told.spans = [span for span in told.spans if span.end > told.now]
+                    told.spans = [span for span in told.spans if span.end > told.watch.now]
                     told.work("grow", 10, self.slots)
 
         script = spell(LONG)
         self.engine = Engine(
-            Target(script),
+            instrument(FakeTarget(script), delay={"read": 10.0}, watch=self.watch),
             Letters,
             frozenset(),
             drafter=Drafter(script, wrong=lambda _: True),
-            clock=lambda: self.now,
+            clock=self.watch,
             **more,
         )
 
     def work(self, what, seconds, slots):
-        self.spans.append(Busy(what, self.now, self.now + seconds, slots))
-
-    def slow(self, pending):
-        read = pending.read
-
-        def later():
-            self.now += 10
-            return read()
-
-        pending.read = later
-        return pending
+        self.spans.append(Busy(what, self.watch.now, self.watch.now + seconds, slots))
 
 
 def figures(*, beside):

@@ -20,6 +20,7 @@ from tests.engine.letters import (
     speculate,
     spell,
 )
+from tests.fakes.instrument import At, instrument
 
 
 def run(script, **params):
@@ -166,14 +167,8 @@ def test_a_stop_string_that_the_last_flush_completes_is_a_stop():
 
 
 def test_a_request_that_no_role_can_open_ends_alone_with_an_error():
-    class Failing(FakeTarget):
-        def open(self, opening):
-            if opening.index == 9:
-                raise RuntimeError("no")
-            super().open(opening)
-
-    target = Failing(spell("abcdef"))
-    engine = Engine(target, Letters, frozenset({EOS}), clock=Clock())
+    target, engine = make(spell("abcdef"))
+    instrument(target, fail={"open": At(2, RuntimeError("no"))})
     kept = engine.add(request())
     events = [event for _ in range(3) for event in engine.step()]
     failed = engine.add(request(index=9))

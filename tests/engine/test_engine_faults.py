@@ -9,33 +9,32 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
 from ssd_jax.system import interrupts
 from ssd_jax.testing.fakes import Clock, Letters
-from tests.engine.faulty import Drafter, Faulty, Target
 from tests.engine.letters import EOS, LONG, drain, outputs, request, spell
+from tests.fakes.instrument import At, instrument
+from tests.fakes.repeatable import RepeatableDrafter, RepeatableTarget
 
 ASKED = [request([65] * size, max_tokens=tokens) for size, tokens in ((3, 5), (9, 9), (2, 4))]
 
 
-def error():
-    raise RuntimeError("out of order")
+ERROR = RuntimeError("out of order")
 
 
 def press():
     signal.raise_signal(signal.SIGINT)
 
 
-def failing():
-    raise DeviceError("RESOURCE_EXHAUSTED: out of memory")
-
-
 def made(who, call, at, fault, *, after=False, drafts=True, asks_first=False, decoder=Letters):
     """An engine with a fault in one of its roles."""
     wrong = lambda position: position % 4 == 0  # noqa: E731
-    roles = {"target": Target(spell(LONG)), "drafter": Drafter(spell(LONG), wrong=wrong)}
-    roles["drafter"].asks_first = asks_first
-    faulty = roles[who] = Faulty(roles[who], call, at, fault, after=after)
-    drafter = roles["drafter"] if drafts else None
-    engine = Engine(roles["target"], decoder, frozenset({EOS}), drafter=drafter, clock=Clock())
-    return engine, faulty
+    target, drafter = RepeatableTarget(spell(LONG)), RepeatableDrafter(spell(LONG), wrong=wrong)
+    drafter.asks_first = asks_first
+    fault = At(at, fault)
+    if at:
+        role = target if who == "target" else drafter
+        instrument(role, fail={call: fault}, after=after)
+    drafter = drafter if drafts else None
+    engine = Engine(target, decoder, frozenset({EOS}), drafter=drafter, clock=Clock())
+    return engine, fault
 
 
 def run(engine, asked=ASKED):
@@ -67,7 +66,7 @@ CALLS = [
 
 
 OPENS = [("target", "open"), ("drafter", "open")]
-FAULTS = [*((*each, error) for each in CALLS), *((*each, press) for each in [*CALLS, *OPENS])]
+FAULTS = [*((*each, ERROR) for each in CALLS), *((*each, press) for each in [*CALLS, *OPENS])]
 """An error of `open` is another test's."""
 
 
@@ -84,19 +83,19 @@ FAULTS = [*((*each, error) for each in CALLS), *((*each, press) for each in [*CA
 def test_no_token_comes_twice_and_none_is_lost(who, call, fault, after, drafts, asks_first):
     for at in itertools.count(1):
         settings = {"after": after, "drafts": drafts, "asks_first": asks_first}
-        engine, faulty = made(who, call, at, fault, **settings)
+        engine, planted = made(who, call, at, fault, **settings)
         found, raised = run(engine)
         for events, asked in zip(found, ASKED, strict=True):
             assert_whole(events, LONG[: asked.params.max_tokens])
-        assert raised == faulty.happened
-        if not faulty.happened:
+        assert raised == planted.happened
+        if not planted.happened:
             assert at > 2
             return
 
 
 @pytest.mark.parametrize("who", ["target", "drafter"])
 def test_a_request_that_cannot_be_opened_ends_alone(who):
-    engine, _ = made(who, "open", 2, error)
+    engine, _ = made(who, "open", 2, ERROR)
     (first, second, third), raised = run(engine)
     assert raised == 0
     assert_whole(first, LONG[:5])
@@ -109,10 +108,12 @@ def test_a_request_that_cannot_be_opened_ends_alone(who):
 @pytest.mark.parametrize(("who", "call"), [*CALLS, *OPENS])
 def test_a_device_that_fails_ends_all_requests_with_what_they_have(who, call, after):
     for at in itertools.count(1):
-        engine, faulty = made(who, call, at, failing, after=after)
+        engine, planted = made(
+            who, call, at, DeviceError("RESOURCE_EXHAUSTED: out of memory"), after=after
+        )
         found, raised = run(engine)
         assert raised == 0
-        if not faulty.happened:
+        if not planted.happened:
             return
         for events, asked in zip(found, ASKED, strict=True):
             output = events[-1].output
@@ -135,13 +136,14 @@ class Fussy(Letters):
             raise ValueError("no such token")
         return super().push(ids)
 
-    flush = lambda self: error() if self.broken else ""  # noqa: E731
+    def flush(self):
+        return self.push(()) if self.broken else ""
 
 
 def test_an_error_of_one_text_ends_that_request_alone(caplog):
     decoders = iter([Letters, Fussy, Letters])
     engine, _ = made(
-        "target", "none", 0, error, decoder=lambda after, **how: next(decoders)(after, **how)
+        "target", "none", 0, ERROR, decoder=lambda after, **how: next(decoders)(after, **how)
     )
     found, raised = run(engine, [request(max_tokens=20) for _ in range(3)])
     assert raised == 0
@@ -154,7 +156,7 @@ def test_an_error_of_one_text_ends_that_request_alone(caplog):
 
 def test_a_stop_string_cannot_end_a_request_twice():
     """Its stop is found in what was committed before it was cancelled."""
-    engine, _ = made("drafter", "speculate", 4, error)
+    engine, _ = made("drafter", "speculate", 4, ERROR)
     number = engine.add(request(max_tokens=40, stop="u"))
     events = [event for _ in range(3) for event in engine.step()]
     with pytest.raises(RuntimeError):
@@ -190,7 +192,7 @@ def test_who_insists_interrupts_a_round_and_the_engine_says_that_it_is_broken(mo
 
 
 def test_a_request_may_end_silently():
-    engine, _ = made("target", "none", 0, error)
+    engine, _ = made("target", "none", 0, ERROR)
     for steps in (0, 1, 3):
         number = engine.add(request(max_tokens=40))
         for _ in range(steps):

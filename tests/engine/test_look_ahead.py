@@ -6,42 +6,17 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.letters import EOS, LONG, drain, ids, outputs, request, spell
+from tests.fakes.instrument import At, instrument
 
 
-class Unread:
-    """Outcomes that tell when they are read, or fail once to be."""
-
-    def __init__(self, pending, target):
-        self._pending, self._target = pending, target
-        self.ready, self.bonus = pending.ready, pending.bonus
-
-    def read(self):
-        self._target.calls.append("read")
-        if self._target.fails_at == self._target.calls.count("read"):
-            raise RuntimeError("out of order")
-        return self._pending.read()
-
-
-class Noting(FakeTarget):
-    """A target whose calls contain the reads, and which notes the rows of every forward."""
-
-    def __init__(self, *args, fails_at=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.fails_at, self.live = fails_at, []
-
-    def prefill_last(self, slot, tokens, offset):
-        return Unread(super().prefill_last(slot, tokens, offset), self)
-
-    def forward(self, pending, lengths, drafted=None):
-        self.live.append(np.flatnonzero(lengths >= 0).tolist())
-        return super().forward(pending, lengths, drafted)
-
-    def accept(self, logits, proposal=None):
-        return Unread(super().accept(logits, proposal), self)
-
-
-def make(script, *, drafter=None, **room):
-    target = Noting(script, **room)
+def make(script, *, drafter=None, fails_at=0, **settings):
+    """A target whose calls contain the reads, and an engine."""
+    target = FakeTarget(script, **settings)
+    instrument(
+        target,
+        note={"read": target.calls},
+        fail={"read": At(fails_at, RuntimeError("out of order"))},
+    )
     return target, Engine(target, Letters, frozenset({EOS}), drafter=drafter, clock=Clock())
 
 
@@ -65,12 +40,15 @@ def test_the_round_past_a_stop_is_nobodys():
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_round_has_no_row_that_was_to_end_before_it(slots):
     target, engine = make(spell(LONG), slots=slots, context=8)
+    live = []
+    note = {"forward": lambda _, lengths, *__: live.append(np.flatnonzero(lengths >= 0))}
+    instrument(target, note=note)
     for length in (3, 5):
         engine.add(request(max_tokens=length))
     drain(engine)
     if slots == 2:
-        assert [rows for rows in target.live if 0 in rows] == [[0], [0, 1]]
-    assert sum(map(len, target.live)) == 2 + 4
+        assert [rows.tolist() for rows in live if 0 in rows] == [[0], [0, 1]]
+    assert sum(map(len, live)) == 2 + 4
 
 
 def test_who_proposes_needs_the_tokens():

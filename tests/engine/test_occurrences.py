@@ -16,7 +16,7 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.letters import LONG, drain, outputs, request, spell
-from tests.speculation.tuners import Restless
+from tests.fakes.tuners import Restless
 from tests.speculation.watched import EOS, TOKENS, ssd
 
 PAIR = (2**64 - 1, 2**32 - 1)

@@ -14,14 +14,17 @@ from ssd_jax.engine.sequence import Sequence
 from ssd_jax.errors import DeviceError
 from ssd_jax.testing.fakes import Clock, FakeDrafter, Letters
 from tests.engine.letters import drain, ids, outputs, request, spell
-from tests.engine.paged import CONTEXT, LONG, SIZE, K, Paged
+from tests.fakes.instrument import At, instrument
+from tests.fakes.paged import CONTEXT, LONG, SIZE, K, Paged
 
 
-def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, drafter=FakeDrafter):
+def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, timed=False, fail=None):
     target = Paged(spell(says), slots=slots, context=CONTEXT)
     stock = PageStock(slots=slots, count=count, size=SIZE, beyond=K + 1 if speculates else 1,
                       context=CONTEXT, groups=groups, grain=grain, grows=True)  # fmt: skip
-    drafter = drafter(spell(says), slots=slots, k=K, wrong=lambda at: at % 5 == 0)
+    drafter = FakeDrafter(spell(says), slots=slots, k=K, wrong=lambda at: at % 5 == 0)
+    drafter.timed = timed
+    instrument(drafter, fail=fail)
     engine = Engine(target, Letters, frozenset({1}), clock=Clock(), pages=stock,
                     drafter=drafter if speculates else None)  # fmt: skip
     return engine, target
@@ -37,19 +40,17 @@ def preemptions(found):
     return [output.metrics["preemptions"] for _, output in sorted(found.items())]
 
 
-def test_a_device_that_fails_when_a_request_with_a_stop_was_put_off_ends_both(monkeypatch):
+def test_a_device_that_fails_when_a_request_with_a_stop_was_put_off_ends_both():
     """The tokens that a request got in that step may hold its stop string."""
     ends = set()
     for at in range(3, 24):
         engine, target = made(14, slots=2)
-        forward = target.forward
 
-        def failing(*given, engine=engine, forward=forward):
+        def failing(*_, engine=engine):
             if any(state.times.preemptions for state in engine._seats.waiting):
                 raise DeviceError("gone")
-            return forward(*given)
 
-        monkeypatch.setattr(target, "forward", failing)
+        instrument(target, fail={"forward": failing})
         engine.add(request([70] * 6, 0, max_tokens=40))
         engine.add(request([71] * 6, 1, max_tokens=40, stop=[LONG[at : at + 3]]))
         found = outputs(drain(engine))
@@ -73,14 +74,8 @@ def test_the_youngest_waits_and_goes_on_where_it_was(speculates):
     assert found[0].metrics["kv_pages"] in (12, 13)
 
 
-class Timed(FakeDrafter):
-    """Its lengths depend on time."""
-
-    timed = True
-
-
 def test_a_request_that_was_put_off_keeps_its_noise():
-    engine, target = made(14, drafter=Timed)
+    engine, target = made(14, timed=True)
     for seed in (5, 5, 6):
         engine.add(request([70] * 6, max_tokens=40, temperature=1.0, seed=seed))
     found = outputs(drain(engine))
@@ -163,20 +158,10 @@ def test_groups_put_off_their_own():
     assert preemptions(found)[1] > 0
 
 
-class Deaf(FakeDrafter):
-    """Fails once when it is given pages."""
-
-    left = 1
-
-    def set_pages(self, slot, pages):
-        self.left -= 1
-        if not self.left:
-            raise RuntimeError("out of order")
-
-
 def test_roles_that_failed_when_given_pages_are_given_them_again(monkeypatch):
     """The target, which was told already, is told the same."""
-    engine, target = made(30, drafter=Deaf)
+    deaf = At(1, RuntimeError("out of order"))
+    engine, target = made(30, fail={"set_pages": deaf})
     monkeypatch.setattr(target, "set_pages", lambda slot, pages: target.pages.update({slot: pages}))
     asked(engine, 40, 30)
     events = []

@@ -13,7 +13,7 @@ from ssd_jax.engine.token_logprobs import PromptLogprobs
 from ssd_jax.errors import DeviceError
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters, pair_score
 from tests.engine.letters import drain, outputs, request, spell
-from tests.engine.paged import LONG, Paged
+from tests.fakes.paged import LONG, Paged
 from tests.sampling.edits import Edit, edited
 
 CHUNK = 4

@@ -9,6 +9,8 @@ from ssd_jax.engine.request import Request
 from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Silent
+from tests.fakes.device import run_beside_host
+from tests.fakes.watch import Watch
 
 SLOTS, CONTEXT = 2, 256
 
@@ -17,52 +19,23 @@ def script(prompt, position):
     return 40 + position % 7
 
 
-class Outcome:
-    """An outcome that takes a second, unless it was there already."""
-
-    def __init__(self, target, found):
-        self.target, self.found, self.bonus = target, found, found.bonus
-
-    def ready(self):
-        return self.target.late
-
-    def read(self):
-        self.target.now += 1.0
-        return self.found.read()
-
-
-class Target(FakeTarget):
-    """Programs take a second of the clock; with `late` the caller comes after they have ended."""
-
-    def __init__(self):
-        super().__init__(script, slots=SLOTS, context=CONTEXT, max_chunk=4)
-        self.now, self.late = 0.0, False
-
-    def accept(self, logits, proposal=None):
-        return Outcome(self, super().accept(logits, proposal))
-
-    def forward(self, tokens, lengths, drafted=None):
-        tokens = tokens.copy() if hasattr(tokens, "copy") else tokens
-        return super().forward(tokens, lengths, drafted)
-
-    def prefill_last(self, slot, tokens, offset):
-        return Outcome(self, super().prefill_last(slot, tokens, offset))
-
-
 def started(k, requests, tokens=20):
-    target, seen = Target(), []
+    """An engine whose programs take a second, its target, its clock, and the rounds timed."""
+    watch, seen = Watch(), []
+    target = FakeTarget(script, slots=SLOTS, context=CONTEXT, max_chunk=4)
+    run_beside_host(target, watch)
     drafter = FakeDrafter(script, k=k, slots=SLOTS, wrong=lambda position: True) if k else None
     engine = Engine(
         target,
         Silent,
         frozenset(),
         drafter=drafter,
-        clock=lambda: target.now,
+        clock=watch,
         timer=RoundTimer(SLOTS, seen.append),
     )
     for index in range(requests):
         engine.add(request(index, tokens))
-    return engine, target, seen
+    return engine, target, watch, seen
 
 
 def request(index=0, tokens=20, prompt=3):
@@ -76,7 +49,7 @@ def steps(engine, most=10**6):
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_rounds_are_timed_from_outcome_to_outcome(k):
-    engine, _, seen = started(k, SLOTS)
+    engine, *_, seen = started(k, SLOTS)
     steps(engine)
     assert len(seen) >= 15
     assert {each.seconds for each in seen} == {1.0}
@@ -86,25 +59,25 @@ def test_rounds_are_timed_from_outcome_to_outcome(k):
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_rounds_with_a_free_slot_are_left_out(k):
-    engine, _, seen = started(k, SLOTS - 1)
+    engine, *_, seen = started(k, SLOTS - 1)
     steps(engine)
     assert seen == []
 
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_rounds_that_the_caller_came_late_for_are_left_out(k):
-    engine, target, seen = started(k, SLOTS)
-    target.late = True
-    steps(engine, 8)
+    engine, _, watch, seen = started(k, SLOTS)
+    for _ in range(8):
+        engine.step()
+        watch.now += 2.0
     assert seen == []
-    target.late = False
     steps(engine)
     assert seen
 
 
 def test_rounds_with_a_prompt_between_are_left_out():
     """A long prompt is read in chunks between the rounds of another text."""
-    engine, target, seen = started(3, SLOTS - 1, tokens=60)
+    engine, target, _, seen = started(3, SLOTS - 1, tokens=60)
     steps(engine, 4)
     engine.add(request(1, 30, prompt=40))
     prompts = target.calls.count("prefill")

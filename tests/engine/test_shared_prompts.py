@@ -8,25 +8,15 @@ from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.letters import drain, ids, outputs, request, spell
+from tests.fakes.instrument import instrument
 
 SIZE = 8
 PROMPT = tuple(range(40, 60))  # two pages and a half
 
 
-class Failing(FakeDrafter):
-    """Fails when it is given the prompt's tokens from `at` on."""
-
-    at = None
-
-    def prefill(self, slot, tokens, offset, *, last):
-        if self.at is not None and offset >= self.at:
-            raise RuntimeError("no more")
-        super().prefill(slot, tokens, offset, last=last)
-
-
 def made(*, count=32, speculates=True, slots=2, groups=1, says="fine"):
     target = FakeTarget(spell(says), slots=slots)
-    drafter = Failing(spell(says), slots=slots)
+    drafter = FakeDrafter(spell(says), slots=slots)
     stock = PageStock(
         slots=slots, count=count, size=SIZE, beyond=4, context=64, groups=groups, grain=SIZE
     )
@@ -66,7 +56,13 @@ def test_a_prompt_that_is_cut_off_leaves_the_pages_that_are_full():
 
 def test_what_the_drafter_was_not_given_is_not_shared():
     engine, target, drafter = made()
-    drafter.at = 8
+    failing = [True]
+
+    def fail(_slot, _tokens, offset, *, last):
+        if failing and offset >= 8:
+            raise RuntimeError("no more")
+
+    instrument(drafter, fail={"prefill": fail})
     engine.add(request(PROMPT))
     for _ in range(2):
         engine.step()
@@ -74,7 +70,7 @@ def test_what_the_drafter_was_not_given_is_not_shared():
         with pytest.raises(RuntimeError):
             engine.step()
     engine.cancel(0)
-    drafter.at = None
+    failing.clear()
     engine.add(request(PROMPT, 1))
     found = outputs(drain(engine))[1]
     assert found.token_ids == [*ids("fine"), 1]

@@ -19,29 +19,24 @@ from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeTarget, Letters
 from tests.engine.letters import LONG, request, spell
+from tests.fakes.instrument import instrument
 
 PATIENCE = 30  # seconds; only a failing test waits so long
 
 
-class SlowTarget(FakeTarget):
-    """Every round takes a while; `fault` is called in it."""
-
-    fault = staticmethod(lambda: None)
-
-    def forward(self, tokens, lengths, drafted=None):
-        time.sleep(2e-3)
-        self.fault()
-        return super().forward(tokens, lengths, drafted)
-
-
 @pytest.fixture
 def shared(tiny_checkpoint):
-    """An LLM that was not loaded, with scripted engines of modes ar and sd."""
+    """An LLM that was not loaded, with scripted engines of modes ar and sd: every round takes a
+    while, and calls the `fault` of its target."""
     llm = LLM(
         str(tiny_checkpoint), mode="sd", draft="ngram", k="2", load=False, compile_cache="off"
     )
     for key in (("ar", 0), ("sd", 2)):
-        target = SlowTarget(spell(LONG), slots=4)
+        target = FakeTarget(spell(LONG), slots=4)
+        target.fault = lambda: None
+        instrument(
+            target, delay={"forward": 2e-3}, fail={"forward": lambda *_, to=target: to.fault()}
+        )
         llm._engines[key] = Engine(target, Letters, frozenset({1}))
         llm._engines[key].target = target
     return llm

@@ -21,9 +21,9 @@ from ssd_jax.roles.records import CacheLookup
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import Clock, FakeTarget, Silent
 from ssd_jax.tools.traces.read import read_trace
-from tests.engine.activities import ACTIVITIES, LOOK, Script
 from tests.engine.letters import EOS, drain, request, spell
 from tests.engine.trace_schema import check_schema, slices
+from tests.fakes.activities import ACTIVITIES, LOOK, Script
 from tests.sampling.edits import Edit, edited
 
 

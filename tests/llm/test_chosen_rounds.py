@@ -12,9 +12,9 @@ from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import chooser
 from tests.checkpoints import tiny_pair
+from tests.fakes.tuners import Restless
 from tests.llm.lengths import Comparing
 from tests.llm.runs import outputs, requests, run
-from tests.speculation.tuners import Restless
 
 pytestmark = pytest.mark.more  # tests/tuning has the choice, tests/speculation the rounds
 

@@ -10,6 +10,7 @@ import pytest
 
 from ssd_jax.config import config
 from ssd_jax.sampling.proposal import as_point_mass_where
+from tests.fakes.tuners import Restless
 from tests.llm import law
 from tests.llm.law import (
     FEW_BRANCHES,
@@ -22,7 +23,6 @@ from tests.llm.law import (
 )
 from tests.sampling.evidence import ALPHA
 from tests.selection import cases
-from tests.speculation.tuners import Restless
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
 from ssd_jax.tuning import chooser
 from tests.engine.letters import LONG, request, spell
+from tests.fakes.branching import FakeBranchingDraft
+from tests.fakes.tuners import Restless
 from tests.loading.variation import resolved_of
-from tests.speculation.fake_branches import FakeBranchingDraft
-from tests.speculation.tuners import Restless
 
 CHOSEN = Restless((1, 2), (8,))
 

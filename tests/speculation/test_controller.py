@@ -12,7 +12,7 @@ from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.fan_out import ListedFanOut
 from ssd_jax.testing.by_row import DraftRow, batch_of
 from tests.engine.letters import LONG, drain, outputs, request, spell
-from tests.speculation.fake_branches import FakeBranchingDraft
+from tests.fakes.branching import FakeBranchingDraft
 from tests.speculation.watched import EOS, TOKENS, ssd
 
 

@@ -6,9 +6,10 @@ import pytest
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.speculation.backup import NgramBackup
 from tests.engine.letters import LONG, drain, outputs, request, spell
-from tests.engine.paged import SIZE, Paged
-from tests.speculation.fake_branches import FakeBranchingDraft
-from tests.speculation.paces import Patient
+from tests.fakes.branching import FakeBranchingDraft, GrowingBranches
+from tests.fakes.instrument import At, instrument
+from tests.fakes.paces import Patient
+from tests.fakes.paged import SIZE, Paged
 from tests.speculation.watched import ssd
 
 
@@ -36,21 +37,8 @@ CALLS = ["branch_tokens", "promote", "draft", "tokens", "expand", "proposal"]
 
 def breaking(call, at):
     """Makes drafts whose call of this name raises when it is made for the `at`-th time."""
-
-    def make(script, **settings):
-        draft = FakeBranchingDraft(script, **settings)
-        works, left = getattr(draft, call), [at]
-
-        def fail(*args, **kwargs):
-            left[0] -= 1
-            if not left[0]:
-                raise RuntimeError("the draft is out of order")
-            return works(*args, **kwargs)
-
-        setattr(draft, call, fail)
-        return draft
-
-    return make
+    broken = At(at, RuntimeError("the draft is out of order"))
+    return lambda *args, **more: instrument(FakeBranchingDraft(*args, **more), fail={call: broken})
 
 
 @pytest.mark.parametrize("sizes", [(9, 1), (9,)])
@@ -152,14 +140,14 @@ def test_a_prompt_that_the_draft_did_not_take_is_told_again(at):
         assert output.metrics["hit_rate"] > 0.5
 
 
-class Fickle(FakeBranchingDraft):
+class Fickle(GrowingBranches):
     """Tells one token of each branch, and whom the branches are for: then all, for others."""
 
     def branch_tokens(self, forwards, until=None):
-        told = super().branch_tokens(1)
+        found = super().branch_tokens(forwards)
         if forwards == 1:
-            return told._replace(lengths=told.lengths.clip(max=1), forwards=1)
-        return told._replace(bonus=np.roll(told.bonus, 1, axis=1))
+            return found
+        return found._replace(bonus=np.roll(found.bonus, 1, axis=1))
 
 
 def test_a_row_that_has_missed_takes_its_backup_whatever_the_draft_says_while_others_wait():

@@ -15,11 +15,12 @@ from ssd_jax.engine.request import Request
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import Clock, FakeDrafter, Letters
-from tests.engine.faulty import Drafter, Faulty, Target
-from tests.engine.paged import SIZE, Paged
-from tests.speculation.fake_branches import FakeBranchingDraft
-from tests.speculation.paces import Moody
-from tests.speculation.tuners import Restless
+from tests.fakes.branching import FakeBranchingDraft
+from tests.fakes.instrument import At, instrument
+from tests.fakes.paces import Moody
+from tests.fakes.paged import SIZE, Paged
+from tests.fakes.repeatable import RepeatableDrafter, RepeatableTarget
+from tests.fakes.tuners import Restless
 from tests.speculation.watched import EOS, ssd
 
 CONTEXT, BUDGET = 32, 8
@@ -36,10 +37,6 @@ def script(prompt, position):
 
 class OutOfOrderError(Exception):
     """What a role raises."""
-
-
-def broken():
-    raise OutOfOrderError
 
 
 @dataclasses.dataclass
@@ -138,7 +135,7 @@ SCENARIOS = SHAPES.flatmap(
 )
 
 
-class Patient(Target, Paged):
+class RepeatablePaged(RepeatableTarget, Paged):
     """Has pages, and takes what it is told again."""
 
     def set_pages(self, slot, pages):
@@ -169,11 +166,13 @@ def made(case):
         def make(*args, **kwargs):
             roles.append(kind(*args, **kwargs))
             who, call, at, after = case.fault or ("", "", 0, False)
-            return Faulty(roles[-1], call if who == role else "", at, broken, after=after)
+            if who == role:
+                instrument(roles[-1], fail={call: At(at, OutOfOrderError())}, after=after)
+            return roles[-1]
 
         return make
 
-    verifies = Patient if case.fault else Paged  # which takes nothing twice
+    verifies = RepeatablePaged if case.fault else Paged  # which takes nothing twice
     wrong = lambda at: bool(case.wrong) and at % case.wrong == 0  # noqa: E731
     rank = lambda prompt, at: at % case.rank if case.rank else None  # noqa: E731
     ks = range(1, case.k + 1)
@@ -186,7 +185,7 @@ def made(case):
                     wrong=wrong, late=case.late)  # fmt: skip
         return parts.engine, stock, roles
     target = faulty(verifies, "target")(script, slots=case.slots, context=CONTEXT)
-    drafter = (Drafter if case.fault else FakeDrafter)(
+    drafter = (RepeatableDrafter if case.fault else FakeDrafter)(
         script, slots=case.slots, k=case.k, wrong=wrong
     )
     drafter.asks_first = case.remote

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from ssd_jax.engine.engine import Engine
@@ -15,9 +14,10 @@ from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from ssd_jax.tuning.throughput import Costs, Guess
 from ssd_jax.tuning.tuners import FastestTuner, UpdatedGuess
 from tests.engine.letters import LONG, drain, outputs, request, spell
-from tests.speculation.fake_branches import FakeBranchingDraft
+from tests.fakes.branching import FakeBranchingDraft, GrowingBranches
+from tests.fakes.instrument import instrument
+from tests.fakes.tuners import Restless
 from tests.speculation.traffic import PREDICTORS, REQUESTS, results, script
-from tests.speculation.tuners import Restless
 from tests.speculation.watched import EOS, ssd
 
 KS, BUDGETS = (1, 2, 3), (2, 5, 9)
@@ -103,15 +103,9 @@ def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
     parts, tuner = restless(
         fan_out="measured", wrong=lambda position: position % 3 == 0, asks_first=asks_first
     )
-    steps, forward, learn = [], parts.target.forward, MeasuredFanOut.observe
-    monkeypatch.setattr(
-        parts.target, "forward", lambda *to: (steps.append("forward"), forward(*to))[1]
-    )
-    for name in ("plan", "observe"):
-        real = getattr(tuner, name)
-        monkeypatch.setattr(
-            tuner, name, lambda *of, to=name, do=real, **by: (steps.append(to), do(*of, **by))[1]
-        )
+    steps, learn = [], MeasuredFanOut.observe
+    instrument(parts.target, note={"forward": steps})
+    instrument(tuner, note={"plan": steps, "observe": steps})
     monkeypatch.setattr(
         MeasuredFanOut, "observe", lambda *of: (steps.append("learn"), learn(*of))[1]
     )
@@ -224,16 +218,6 @@ def test_rows_that_teach_are_told_from_those_beside_them_that_do_not():
         assert tuner.seen == alone.seen != []
 
 
-class Slow(FakeBranchingDraft):
-    """A draft whose first answers come before the branches have all their tokens."""
-
-    def branch_tokens(self, forwards, until=None):
-        whole = super().branch_tokens(1)
-        if forwards == 1:
-            return whole._replace(lengths=np.minimum(whole.lengths, 1), forwards=1)
-        return whole
-
-
 class Asked(Pace):
     """Waits for all there is, and keeps what it was told."""
 
@@ -256,7 +240,7 @@ def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
         return Activity((Busy("expand", now - 7, now - 2),) if told else ())
 
     pace = Asked()
-    parts = ssd(spell(LONG), draft=Slow, pace=pace, activity=activity, clock=lambda: now)
+    parts = ssd(spell(LONG), draft=GrowingBranches, pace=pace, activity=activity, clock=lambda: now)
     parts.engine.add(request(max_tokens=40))
     (output,) = outputs(drain(parts.engine)).values()
     assert output.text == LONG[:40]
@@ -268,18 +252,9 @@ def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
 @pytest.mark.parametrize("remote", [True, False])
 def test_the_drafts_work_is_reported_while_the_target_is_at_work(remote):
     events = []
-
-    class Noted(FakeTarget):
-        def forward(self, *arguments):
-            events.append("forward")
-            return super().forward(*arguments)
-
-    parts = ssd(
-        spell(LONG),
-        target=Noted,
-        remote=remote,
-        activity=lambda: events.append("report") or Activity(),
-    )
+    report = lambda: events.append("report") or Activity()  # noqa: E731
+    parts = ssd(spell(LONG), remote=remote, activity=report)
+    instrument(parts.target, note={"forward": events})
     parts.engine.add(request(max_tokens=12))
     drain(parts.engine)
     assert events == ["forward", "report"] * (len(events) // 2) != []

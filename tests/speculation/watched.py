@@ -19,7 +19,7 @@ from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
 from ssd_jax.speculation.waiting import Waiting
 from ssd_jax.testing.by_row import DraftRow, rows_of
 from ssd_jax.testing.fakes import Clock, FakeTarget, Letters
-from tests.speculation.fake_branches import FakeBranchingDraft, Script
+from tests.fakes.branching import FakeBranchingDraft, Script
 
 EOS = 1
 TOKENS = 128

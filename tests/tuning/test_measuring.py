@@ -24,8 +24,8 @@ from ssd_jax.tuning.measuring import (
     shortest_seconds,
     verify_run,
 )
-from tests.speculation.answers import StepwiseDraft
-from tests.tuning.watch import Watch
+from tests.fakes.stepwise import StepwiseDraft
+from tests.fakes.watch import Watch
 
 SLOTS, CONTEXT, K = 2, 64, 4
 

@@ -15,12 +15,12 @@ from ssd_jax.placement.process.connection import Connection
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
+from tests.fakes.stepwise import asked_records
 from tests.placement.parallel.shared import sharing
 from tests.placement.process.script import SLOTS, ScriptedDraft
 from tests.placement.process.scripted import only_misses, request
 from tests.placement.process.serving import served
 from tests.sampling.edits import Edit, edited
-from tests.speculation.answers import asked_records
 
 LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(1, 3), Layout(2, 2)]
 WAYS = pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -14,7 +14,7 @@ from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.wire.messages import DraftSpec
-from tests.speculation.answers import StepwiseDraft
+from tests.fakes.stepwise import StepwiseDraft
 
 SLOTS, K, M, N = 2, 3, 6, 2
 PROMPT = 5
@@ -83,7 +83,7 @@ class ScriptedDraft(StepwiseDraft):
         self._counted: dict[int, list[int]] = {}
         self._records: dict[int, Record] = {}
         self._branches: dict[int, list[Branch]] = {}
-        self._forwards = 0
+        self.forwards = 0
 
     def open(self, opening) -> None:
         self._texts[opening.slot], self._counted[opening.slot] = [], []
@@ -149,7 +149,7 @@ class ScriptedDraft(StepwiseDraft):
     def branch_off(self, counts, *, follow, lowered, forwards, skip) -> None:
         assert forwards == 1
         assert not self._branches
-        self._forwards = 1
+        self.forwards = 1
         for slot, record in self._records.items():
             if not counts[slot].any():
                 continue
@@ -170,7 +170,7 @@ class ScriptedDraft(StepwiseDraft):
                         self._more(record, branch)
 
     def grow(self) -> None:
-        self._forwards += 1
+        self.forwards += 1
         for slot, branches in self._branches.items():
             for branch in branches:
                 self._more(self._records[slot], branch)
@@ -184,7 +184,7 @@ class ScriptedDraft(StepwiseDraft):
         return np.full((self.slots, K), UNKNOWN, np.int32)
 
     def branch_tokens(self, forwards, until=None) -> BranchTokens:
-        told = no_branches(self.slots, self.branches, self.about.k, self._forwards)
+        told = no_branches(self.slots, self.branches, self.about.k, self.forwards)
         for slot, branches in self._branches.items():
             for row, branch in enumerate(branches):
                 told.bonus[slot, row] = branch.path[-1]

@@ -20,8 +20,8 @@ from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.speculation.waiting import Waiting
 from ssd_jax.testing.fakes import Ready, Silent
+from tests.fakes.paces import Patient
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, said_at
-from tests.speculation.paces import Patient
 
 
 class ScriptedTarget:

@@ -1,55 +1,29 @@
-"""Drafts that do not go on until a test lets them."""
+"""Drafts of workers that do not go on until a test lets them."""
 
 from __future__ import annotations
 
 import threading
 
+from tests.fakes.instrument import At, instrument
 from tests.placement.process.script import ScriptedDraft
 
 
-class Stuck(ScriptedDraft):
-    """Waits in its fifth expansion until it may go on."""
-
-    go = threading.Event()
-
-    def __init__(self):
-        super().__init__()
-        self.left = 5
-
-    def branch_off(self, *arguments, **more):
-        self.left -= 1
-        if not self.left:
-            self.go.wait(60)
-        super().branch_off(*arguments, **more)
+def stuck(go, call="branch_off", at=5):
+    """What makes drafts that wait in a call until `go` is set."""
+    wait = lambda: go.wait(60)  # noqa: E731
+    return lambda: instrument(ScriptedDraft(), note={call: At(at, wait)})
 
 
-class StuckInDraft(Stuck):
-    """The same, in its second draft just in time."""
-
-    def __init__(self):
-        super().__init__()
-        self.left = 2
-
-    def draft(self, *arguments, **more):
-        self.left -= 1
-        if not self.left:
-            self.go.wait(60)
-        return super().draft(*arguments, **more)
-
-    branch_off = ScriptedDraft.branch_off
-
-
-def unmade():
+def unmade(go=None):
     """A draft that is not made before its worker is ended, what ends that, and whose end it was."""
-    ends, go = [], threading.Event()
+    ends, go = [], go or threading.Event()
 
-    class Unmade(ScriptedDraft):
-        def __init__(self):
-            go.wait(60)
-            super().__init__()
+    def make():
+        go.wait(60)
+        return ScriptedDraft()
 
     def end(address):
         ends.append(address)
         go.set()
 
-    return Unmade, end, ends
+    return make, end, ends

@@ -10,27 +10,18 @@ import pytest
 
 from ssd_jax.roles.records import BranchTokens, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
+from tests.fakes.instrument import instrument
+from tests.fakes.stepwise import asked_branches, asked_records
 from tests.placement.process.script import PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 from tests.placement.process.serving import served
-from tests.speculation.answers import asked_branches, asked_records
-
-
-class Stepped(ScriptedDraft):
-    """Makes a forward each time that it is let."""
-
-    def __init__(self):
-        super().__init__()
-        self.let = Stepped.let = threading.Semaphore(0)
-
-    def branch_tokens(self, forwards, until=None):
-        assert self.let.acquire(timeout=60)
-        return super().branch_tokens(forwards)
 
 
 @pytest.fixture
 def asked():
-    """Branches of slot 0 that a worker is being asked for."""
-    with served(draft=Stepped, patience=0.2) as run:
+    """Branches of slot 0 that a worker is being asked for, which has as many as it is `let`."""
+    let = threading.Semaphore(0)
+    wait = {"branch_tokens": lambda *_: let.acquire(timeout=60)}
+    with served(draft=lambda: instrument(ScriptedDraft(), note=wait), patience=0.2) as run:
         remote = run.draft
         remote.open(SlotOpening(0, SamplingParams()))
         remote.prefill(0, [said_at(at) for at in range(PROMPT)], 0)
@@ -39,13 +30,15 @@ def asked():
         asked_records(remote, told)
         counts = np.zeros((SLOTS, K + 1), np.int32)
         counts[0, 0] = M
-        yield asked_branches(remote, counts, K)
-        Stepped.let.release(K)
+        branches = asked_branches(remote, counts, K)
+        branches.let = let
+        yield branches
+        let.release(K)
 
 
 def forwards(asked, count):
     """Lets the worker make some; waits for the last of them."""
-    Stepped.let.release(count)
+    asked.let.release(count)
     end = time.monotonic() + 60
     link = asked._link
     while link._branches is None or link._branches.branches.forwards < count:
@@ -78,7 +71,7 @@ def test_a_wait_ends_when_the_outcome_is_there_and_is_no_absence(asked):
 
 
 def test_a_wait_ends_when_the_branches_come(asked):
-    threading.Timer(0.1, Stepped.let.release).start()
+    threading.Timer(0.1, asked.let.release).start()
     found = asked.branches(1, lambda: False)
     assert found.forwards == 1
     assert found.bonus[0].tolist() == [said_at(PROMPT), *range(2, M + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import msgspec
@@ -14,12 +15,13 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.wire.messages import BranchMessage, ProtocolError
 from ssd_jax.wire.refusals import Refusals
+from tests.fakes.instrument import instrument
+from tests.fakes.paces import Hasty, Moody, Patient
 from tests.placement.process.conversation import OPEN, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, K, Q, ScriptedDraft, drafting
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import rogue, served
-from tests.placement.process.stuck import Stuck, StuckInDraft
-from tests.speculation.paces import Hasty, Moody, Patient
+from tests.placement.process.stuck import stuck
 
 
 @pytest.mark.parametrize("backup", ["none", "ngram", "random", "draft"])
@@ -55,39 +57,31 @@ def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_witho
             assert seen == {(kind, *q) for kind in kinds}
 
 
-@pytest.mark.parametrize(("draft", "backup"), [(Stuck, "none"), (StuckInDraft, "draft")])
-def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers(draft, backup):
-    Stuck.go.clear()
-    with served(draft=draft, patience=0.5, backup=backup) as run:
+@pytest.mark.parametrize(
+    ("call", "at", "backup"), [("branch_off", 5, "none"), ("draft", 2, "draft")]
+)
+def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers(call, at, backup):
+    go = threading.Event()
+    with served(draft=stuck(go, call, at), patience=0.5, backup=backup) as run:
         causes = run.generate()
         assert causes["late"] in (1, 2)  # one round, of up to two rows
         assert causes["stale"] > 10
-        stuck = run.draft.counters.copy()
-        assert stuck["late"] == 1
-        Stuck.go.set()
+        before = run.draft.counters.copy()
+        assert before["late"] == 1
+        go.set()
         run.until(only_misses)
         assert run.draft.counters["late"] == 1
         assert run.draft.counters["connections"] == 1
 
 
-class SlowToGrow(ScriptedDraft):
-    """What it has grown takes its time to come, as from a device."""
-
-    def branch_off(self, *arguments, **more):
-        super().branch_off(*arguments, **more)
-        self.grown = False
-
-    def grow(self):
-        super().grow()
-        self.grown = True
-
-    def branch_tokens(self, forwards, until=None):
-        time.sleep(0.05 * self.grown)
-        return super().branch_tokens(forwards)
+def slow_to_grow():
+    """A draft whose grown branches take their time to come, as from a device."""
+    draft = ScriptedDraft()
+    return instrument(draft, delay={"branch_tokens": lambda *_: 0.05 * (draft.forwards > 1)})
 
 
 def test_a_branch_that_is_not_finished_is_served_as_it_is():
-    with served(draft=SlowToGrow, patience=0.02) as run:
+    with served(draft=slow_to_grow, patience=0.02) as run:
         run.generate(count=1, size=20)
         hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
         assert hits
@@ -104,7 +98,7 @@ def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():
     """Without waiting, the worker is called away from the other forwards at once."""
     lengths, cut = {}, {}
     for pace in (Patient(), Hasty(), Moody()):
-        with served(listening, draft=SlowToGrow, pace=pace) as run:
+        with served(listening, draft=slow_to_grow, pace=pace) as run:
             run.generate(count=1, size=40)
             hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
             lengths[type(pace)] = {*hits[:-1]}  # the end of the text leaves less room

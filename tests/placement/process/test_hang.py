@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
-from tests.placement.process.stuck import Stuck, unmade
+from tests.placement.process.stuck import stuck, unmade
 from tests.placement.process.supervised import linux, working
 from tests.waiting import eventually
 
@@ -76,14 +77,13 @@ def test_a_limit_forgets_that_it_was_reached_where_it_is_then_kept_with_ease():
 
 
 def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_opened():
-    Stuck.go.clear()
-    ends = []
+    ends, go = [], threading.Event()
 
     def end(address):
         ends.append(address)
-        Stuck.go.set()
+        go.set()
 
-    with served(draft=Stuck, patience=0.1, limit=HangLimit(0.3), end=end) as run:
+    with served(draft=stuck(go), patience=0.1, limit=HangLimit(0.3), end=end) as run:
         address = run.draft.streams._address()
         run.until(lambda found: ends and only_misses(found))
         assert ends == [address]

@@ -17,10 +17,10 @@ from ssd_jax.roles.records import SlotOpening, no_branches, promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire.messages import Open, Prefill, RecordMessage
+from tests.fakes.stepwise import asked_branches, asked_records
 from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
 from tests.placement.process.scripted import only_misses, request, text
 from tests.placement.process.serving import served
-from tests.speculation.answers import asked_branches, asked_records
 
 PLACES = [
     (RemoteDraft, "prefill"),

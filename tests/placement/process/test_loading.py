@@ -10,7 +10,7 @@ from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.placement.process import loading
 from ssd_jax.roles.records import promotion
-from tests.speculation.answers import asked_records
+from tests.fakes.stepwise import asked_records
 
 
 class Programs:

@@ -11,9 +11,9 @@ from ssd_jax.llm.llm import LLM
 from ssd_jax.placement.host_proposals import HostProposals
 from ssd_jax.placement.process.client import RemoteRecords
 from ssd_jax.wire.messages import RecordTokens
+from tests.fakes.paces import Moody
 from tests.llm import law
 from tests.sampling.evidence import ALPHA
-from tests.speculation.paces import Moody
 
 pytestmark = pytest.mark.slow  # key by key, test_key_ledger.py says the same of fewer texts
 

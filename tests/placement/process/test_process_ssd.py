@@ -24,13 +24,13 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.system import cores
 from tests.checkpoints import tiny_pair
+from tests.fakes.paces import Hasty, Moody, Patient
+from tests.fakes.tuners import Restless
 from tests.llm.lengths import Comparing
 from tests.llm.runs import outputs, requests, run
 from tests.loading.variation import varied
 from tests.placement.process.fake_worker import command
 from tests.selection import cases
-from tests.speculation.paces import Hasty, Moody, Patient
-from tests.speculation.tuners import Restless
 from tests.waiting import eventually
 
 PATIENCE = 120.0  # no answer is late here, however busy the machine is

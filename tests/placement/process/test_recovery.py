@@ -22,7 +22,7 @@ from ssd_jax.placement.process.supervisor import Supervisor
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from tests.placement.process import faults, recovery, strangers
 from tests.placement.process.fake_worker import command
-from tests.placement.process.script import HELLO, SETTINGS, TOKEN, ScriptedDraft
+from tests.placement.process.script import HELLO, SETTINGS, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
 from tests.placement.process.serving import served
 from tests.placement.process.stuck import unmade
@@ -144,14 +144,9 @@ def test_a_worker_that_refuses_is_not_ended():
 
 
 def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
-    ends, go = [], threading.Event()
-
-    class Slow(ScriptedDraft):
-        def __init__(self):
-            go.wait(60)
-            super().__init__()
-
-    with served(draft=Slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=ends.append) as run:
+    go = threading.Event()
+    slow, end, ends = unmade(go)
+    with served(draft=slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=end) as run:
         looks(run.draft, 1)
         assert run.draft.streams.current.stream.heard
         assert not run.draft.streams.current.ready

@@ -19,6 +19,7 @@ from ssd_jax.wire.messages import (
     RecordTokens,
     Welcome,
 )
+from tests.fakes.instrument import instrument
 from tests.placement.process.conversation import (
     EXPAND,
     OPEN,
@@ -47,20 +48,10 @@ def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
     np.testing.assert_array_equal(found[-1].slots, [1])
 
 
-class Watched(ScriptedDraft):
-    """A draft that tells what it is asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = []
-
-    def grow(self):
-        self.asked.append("grow")
-        super().grow()
-
-    def branch_tokens(self, forwards, until=None):
-        self.asked.append("read")
-        return super().branch_tokens(forwards)
+def noting():
+    """A draft, and what it is asked for."""
+    calls = []
+    return instrument(ScriptedDraft(), note={"grow": calls, "branch_tokens": calls}), calls
 
 
 @pytest.mark.parametrize("forwards", [1, 2, K])
@@ -76,19 +67,21 @@ def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forw
 def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
     """The next round would wait for it."""
     calls = iter([False] * (forwards - 1) + [True] * 9)
-    session, draft = DraftSession(HELLO, lambda: draft, lambda: next(calls)), Watched()
+    draft, asked = noting()
+    session = DraftSession(HELLO, lambda: draft, lambda: next(calls))
     for message in (HELLO, OPEN, PREFILL, *ROUND):
         list(session.handle(message))
-    assert draft.asked == (["read", "grow"] * forwards)[:-1]
+    assert asked == (["branch_tokens", "grow"] * forwards)[:-1]
 
 
 def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_it_is_told_of():
     """Or the next round, which comes in the middle of one, would wait for two."""
-    session, draft = DraftSession(HELLO, lambda: draft, lambda: False), Watched()
+    draft, asked = noting()
+    session = DraftSession(HELLO, lambda: draft, lambda: False)
     for message in (HELLO, OPEN, PREFILL, RECORDS):
         list(session.handle(message))
     for told, _ in enumerate(session.handle(EXPAND), 1):
-        assert draft.asked == (["read", "grow"] * told)[: 2 * K - 1]
+        assert asked == (["branch_tokens", "grow"] * told)[: 2 * K - 1]
     assert told == K
 
 

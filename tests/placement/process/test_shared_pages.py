@@ -28,7 +28,7 @@ from ssd_jax.wire.messages import (
     ProtocolError,
     RecordMessage,
 )
-from tests.speculation.answers import asked_branches, asked_records
+from tests.fakes.stepwise import asked_branches, asked_records
 
 SIZE = 4
 ROUND = RecordMessage, ExpandMessage

@@ -24,6 +24,7 @@ from ssd_jax.sampling.params import (
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import Open, Refused
 from ssd_jax.wire.stream import Stream, StreamError, message_size
+from tests.fakes.instrument import instrument
 from tests.placement.process.conversation import RECORDS
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import only_misses
@@ -145,12 +146,9 @@ def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
 
 
 def test_the_engine_is_told_where_a_worker_failed(caplog):
-    class Failing(ScriptedDraft):
-        def open(self, *arguments):
-            raise ZeroDivisionError("out of order")
-
-    with served(draft=Failing, patience=0.2) as run:
+    failing = {"open": ZeroDivisionError("out of order")}
+    with served(draft=lambda: instrument(ScriptedDraft(), fail=failing), patience=0.2) as run:
         run.until(lambda found: "ZeroDivisionError" in run.draft.streams.trouble)
-        assert "in open" in run.draft.streams.trouble
+        assert "draft.open(" in run.draft.streams.trouble
         assert "ended: the worker refused: ZeroDivisionError" in caplog.text
         assert not only_misses(run.generate())

@@ -19,7 +19,7 @@ from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, BranchTokens, Drafted, Outcomes, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.testing.by_row import promoted
-from tests.speculation.answers import StepwiseDraft
+from tests.fakes.stepwise import StepwiseDraft
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
 from tests.speculation.enumeration.rounds import Game, Record, State

@@ -20,8 +20,8 @@ from ssd_jax.speculation.fan_out import (
 )
 from ssd_jax.speculation.fan_out_flag import POLICIES
 from ssd_jax.testing.by_row import promoted
+from tests.fakes.stepwise import StepwiseDraft
 from tests.selection import cases
-from tests.speculation.answers import StepwiseDraft
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.rounds import Game
 from tests.speculation.enumeration.toys import table

@@ -14,6 +14,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeTarget
 from ssd_jax.tools.chat.screen import Screen
 from ssd_jax.tools.chat.session import ChatSession
+from tests.fakes.instrument import At, instrument
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=8, ignore_eos=True, temperature=2.0, seed=5)
@@ -213,24 +214,16 @@ def test_a_long_question_that_was_stopped_leaves_the_model_what_it_saw(llm):
     assert chat.talk[3]["content"] == whole.text
 
 
-class FailingTarget(FakeTarget):
-    """A device that fails in its third round."""
-
-    def forward(self, *args):
-        if self.calls.count("forward") == 2:
-            raise DeviceError("out of memory")
-        return super().forward(*args)
-
-
 @pytest.fixture
 def scripted(llm, monkeypatch):
     """Gives the model a target that says some text."""
 
-    def say(text, make=FakeTarget):
+    def say(text, fail=None):
         said = llm.tokenizer.encode(text)
         script = lambda prompt, position: said[(position - len(prompt)) % len(said)]  # noqa: E731
         decoder = llm.tokenizer.open_stream
-        engine = Engine(make(script, context=128, max_chunk=128), decoder, frozenset())
+        target = instrument(FakeTarget(script, context=128, max_chunk=128), fail=fail)
+        engine = Engine(target, decoder, frozenset())
         monkeypatch.setitem(llm._engines, ("sd", 2), engine)
 
     return say
@@ -258,7 +251,8 @@ def test_an_answer_stopped_inside_a_character_is_kept_without_it(scripted, llm):
 
 
 def test_an_answer_that_ends_by_an_error_says_so_and_the_next_one_why(scripted, llm):
-    scripted("four words of text", FailingTarget)
+    broken = At(3, DeviceError("out of memory"))
+    scripted("four words of text", fail={"forward": broken})
     chat = Chat(llm)
     assert "ended by an error]" in chat("hello")
     assert chat.talk[-1]["content"] == "fo"  # the round that failed came before the last was read

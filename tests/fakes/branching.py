@@ -10,7 +10,7 @@ import numpy as np
 from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, padded
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.testing.by_row import Promoted, promoted
-from tests.speculation.answers import StepwiseDraft
+from tests.fakes.stepwise import StepwiseDraft
 
 Script = Callable[[Sequence[int], int], int]
 FILLER = 1000
@@ -273,3 +273,13 @@ class FakeBranchingDraft(StepwiseDraft):
 
     def _prompt(self, slot: int) -> list[int]:
         return self._texts[slot][: self._prompts[slot]]
+
+
+class GrowingBranches(FakeBranchingDraft):
+    """A draft whose first answers come before the branches have all their tokens."""
+
+    def branch_tokens(self, forwards: int, until=None) -> BranchTokens:
+        found = super().branch_tokens(1)
+        if forwards == 1:
+            return found._replace(lengths=found.lengths.clip(max=1), forwards=1)
+        return found

@@ -1,0 +1,100 @@
+"""Fakes of roles whose calls are noted, take time, or fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.fakes.watch import Watch
+
+
+@dataclasses.dataclass
+class At:
+    """Acts at the `number`-th call alone, where an error is raised; 0 is never."""
+
+    number: int
+    act: BaseException | Callable[[], object]
+    calls: int = 0
+
+    def __call__(self, *_args: Any, **_named: Any) -> None:
+        self.calls += 1
+        if self.calls == self.number:
+            _done(self.act, (), {})
+
+    @property
+    def happened(self) -> bool:
+        return 0 < self.number <= self.calls
+
+
+def instrument(
+    role: Any,
+    *,
+    note: Mapping[str, Any] | None = None,
+    delay: Mapping[str, Any] | None = None,
+    fail: Mapping[str, Any] | None = None,
+    after: bool = False,
+    watch: Watch | None = None,
+) -> Any:
+    """`role`, some of whose methods do more, in this order; each by the method's name.
+
+    `read` is that of the outcomes which `prefill_last` and `accept` return.
+
+    Args:
+      note: a list that gets the name, or a function of the call's arguments.
+      delay: seconds, or a function of the arguments that returns them.
+      fail: an error, or a function of the arguments that may raise one.
+      after: it fails when the call has done its work.
+      watch: the clock that delays move; without one they are slept.
+    """
+    note, delay, fail = note or {}, delay or {}, fail or {}
+
+    def changed(holder: Any, name: str) -> None:
+        method = getattr(holder, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            if isinstance(note.get(name), list):
+                note[name].append(name)
+            else:
+                _done(note.get(name), args, named)
+            seconds = _done(delay.get(name), args, named)
+            if seconds and watch is not None:
+                watch.now += seconds
+            elif seconds:
+                time.sleep(seconds)
+            if not after:
+                _done(fail.get(name), args, named)
+            result = method(*args, **named)
+            if after:
+                _done(fail.get(name), args, named)
+            return result
+
+        setattr(holder, name, call)
+
+    def with_read(outcomes: Any) -> Any:
+        changed(outcomes, "read")
+        return outcomes
+
+    names = {*note, *delay, *fail}
+    for name in names - {"read"}:
+        changed(role, name)
+    return replace_outcomes(role, with_read) if "read" in names else role
+
+
+def replace_outcomes(target: Any, replaced: Callable[[Any], Any]) -> Any:
+    """`target`, which returns something in place of its outcomes."""
+
+    def replace(name: str) -> None:
+        method = getattr(target, name)
+        setattr(target, name, lambda *args, **named: replaced(method(*args, **named)))
+
+    for name in ("prefill_last", "accept"):
+        replace(name)
+    return target
+
+
+def _done(what: Any, args: tuple, named: dict[str, Any]) -> Any:
+    if isinstance(what, BaseException):
+        raise what.with_traceback(None)
+    return what(*args, **named) if callable(what) else what
