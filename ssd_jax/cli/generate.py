@@ -127,9 +127,9 @@ def _compare(
     from rich.console import Console
 
     from ssd_jax.cli.compare import judge_pairs
-    from ssd_jax.tools.compare.judges import ModelJudge
-    from ssd_jax.tools.compare.pairs import Output, pair_up
-    from ssd_jax.tools.compare.report import comparison_table
+    from ssd_jax.tools.compare.judges import Finding, ModelJudge, without_model
+    from ssd_jax.tools.compare.pairs import Output, Pair, pair_up
+    from ssd_jax.tools.compare.report import compare, comparison_table
 
     compared_outputs: list[RequestOutput] = []
     with progress_bar(f"the same in mode {compared_mode}", unit="prompts") as progress:
@@ -141,8 +141,16 @@ def _compare(
     a, b = (
         {out.prompt_index: Output.of(out) for out in run} for run in (outputs, compared_outputs)
     )
-    judge = ModelJudge(llm, {request.index: request for request in requests}, certain=True)
-    comparison = judge_pairs((llm.mode, compared_mode), pair_up(a, b), judge)
+    names, pairs = (llm.mode, compared_mode), pair_up(a, b)
+    by_index = {request.index: request for request in requests}
+    if llm.config.hosts is None:
+        comparison = judge_pairs(names, pairs, ModelJudge(llm, by_index, certain=True))
+    else:  # programs of hosts only run together, in an engine
+
+        def judge(pair: Pair) -> Finding:
+            return without_model(by_index[pair.prompt_index].params, llm.config.verify)(pair)
+
+        comparison = compare(names, pairs, judge)
     Console(stderr=True).print(comparison_table(comparison))
     return comparison.exit_status
 

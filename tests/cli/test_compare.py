@@ -1,10 +1,14 @@
 """`ssd-jax compare` and `generate --compare`: reports, verdicts and exit statuses."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from ssd_jax.cli import generate
 from ssd_jax.cli.main import main
+from ssd_jax.engine.request import CompletionOutput, RequestOutput
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tools.compare.scores import Candidate, Scores
 
 MODEL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--exact=distribution")
@@ -178,6 +182,29 @@ def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
     assert "0 of 1 prompts identical (0%)" in err
     assert "first difference: token 0 at the earliest" in err
     assert "wrong: not explained by rounding" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("temperature", "verdict", "status"), [(0.0, "unknown", 1), (1.0, "sampled", 0)]
+)
+def test_modes_over_hosts_are_compared_without_the_model(temperature, verdict, status, capsys):
+    """Its programs run in engines alone there, on all hosts."""
+    params = SamplingParams(temperature=temperature, seed=0)
+    ended = {"index": 0, "prompt_index": 0, "seed": 0, "text": "", "finish_reason": "length"}
+
+    def output(*ids):
+        text = CompletionOutput(**ended, token_ids=[*ids], metrics={})
+        return RequestOutput(request_id=0, prompt="x", prompt_token_ids=[1], outputs=[text])
+
+    llm = SimpleNamespace(
+        config=SimpleNamespace(hosts="auto", verify="ratio"),
+        mode="sd",
+        run=lambda requests, mode: [SimpleNamespace(output=output(5, 7))],
+    )
+    requests = [SimpleNamespace(index=0, params=params)]
+    assert generate._compare(llm, requests, [output(5, 6)], "ar") == status
+    lines = capsys.readouterr().err.splitlines()
+    assert ["0", "1", "6", "7", verdict] in map(str.split, lines)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def _notes(comparison: Comparison) -> list[str]:
         )
     if verdicts["unknown"]:
         notes.append(
-            "unknown: give --target and --prompt_file, with the settings of both runs"
+            "unknown: ssd-jax compare says why, with --target, --prompt_file and the runs' settings"
             if comparison.limit is None
             else "unknown: the target with these settings says neither; give those of both runs"
         )
