@@ -195,7 +195,7 @@ class LLM(Calls):
                 raise
             self._loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
             if RULES[self.config.verify].timed:
-                self._occurrences = Occurrences(first=self._chooser.settle)
+                self._occurrences = Occurrences(first=self._chooser.freeze_observations)
             self._end_chooser = weakref.finalize(self, only_in_owner(self._chooser.close))
             if self.config.mode == "auto":
                 _LOG.info(self._chooser.line)

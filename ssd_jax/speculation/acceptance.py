@@ -45,7 +45,7 @@ class AcceptanceEstimator:
     @property
     def average(self) -> float:
         """The rate of all tokens together, without limits."""
-        return weighed(self.accepted.total(), self.judged.total(), self._guess, self._weight)
+        return smoothed(self.accepted.total(), self.judged.total(), self._guess, self._weight)
 
     def rate(self, key: Hashable, guess: float | None = None) -> float:
         """The acceptance rate of judged tokens of a key, within [.01, .99].
@@ -55,22 +55,22 @@ class AcceptanceEstimator:
           guess: for this key; None is the guess for all keys.
         """
         guess, (low, high) = self._guess if guess is None else guess, _LIMITS
-        found = weighed(self.accepted[key], self.judged[key], guess, self._weight)
-        return min(max(found, low), high)
+        rate = smoothed(self.accepted[key], self.judged[key], guess, self._weight)
+        return min(max(rate, low), high)
 
 
-def weighed(found: float, of: float, guess: float, weight: float = WEIGHT) -> float:
-    """The share `found` / `of`, smoothed by a guess that is worth `weight` observations."""
-    return (found + weight * guess) / (of + weight)
+def smoothed(count: float, total: float, guess: float, weight: float = WEIGHT) -> float:
+    """The share `count` / `total`, smoothed by a guess that is worth `weight` observations."""
+    return (count + weight * guess) / (total + weight)
 
 
 def odds(rates: Sequence[float]) -> list[float]:
     """P(k) for k = 0..L, if token i, once it is judged, is accepted with rates[i - 1]."""
-    found, reached = [], 1.0
+    chances, reached = [], 1.0
     for a in rates:
-        found.append(reached * (1 - a))
+        chances.append(reached * (1 - a))
         reached *= a
-    return [*found, reached]
+    return [*chances, reached]
 
 
 class AcceptanceStats:
@@ -86,24 +86,24 @@ class AcceptanceStats:
         self._rounds: deque[int] = deque(maxlen=_MEMORY)
         self._after_hit: deque[int] = deque(maxlen=_MEMORY)
         self._after_miss: deque[int] = deque(maxlen=_MEMORY)
-        self._looks = {empty: deque([True], maxlen=_MEMORY) for empty in (True, False)}
+        self._was_prepared = {empty: deque([True], maxlen=_MEMORY) for empty in (True, False)}
 
     def observe(self, accepted: int, length: int) -> None:
         """Counts a verification of L tokens; all places share one acceptance rate."""
         self._acceptance.observe(accepted, [None] * length)
 
-    def round(self, tokens: int, *, hit: bool, empty: bool, found: bool) -> None:
+    def round(self, tokens: int, *, hit: bool, empty: bool, prepared: bool) -> None:
         """Counts a round.
 
         Args:
           tokens: number of tokens that it committed.
           hit: whether its proposal was a branch.
           empty: whether it had no proposal, so that all branches were for one token.
-          found: whether a branch was prepared for its outcome.
+          prepared: whether there was a branch for its outcome.
         """
         self._rounds.append(tokens)
         (self._after_hit if hit else self._after_miss).append(tokens)
-        self._looks[empty].append(found)
+        self._was_prepared[empty].append(prepared)
 
     def tokens(self, length: int) -> float:
         """Expected tokens of a round with `length` proposed ones, bonus included: 1 + a + ..."""
@@ -122,4 +122,4 @@ class AcceptanceStats:
         if not self._after_hit or not self._after_miss:
             return 0.0
         gain = fmean(self._after_hit) - fmean(self._after_miss)
-        return max(gain, 0.0) * fmean(self._looks[empty])
+        return max(gain, 0.0) * fmean(self._was_prepared[empty])

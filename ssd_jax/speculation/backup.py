@@ -67,8 +67,9 @@ class RandomBackup(Backup):
         self._key = np.array([seed, request], np.uint64)
         self._tokens = tokens
 
+    @override
     def propose(self, start: int, count: int) -> list[int]:
-        """See `Backup.propose`; a smaller `count` gives the first tokens of a larger one."""
+        """A smaller `count` gives the first tokens of a larger one."""
         # The first counter word counts the draws, so draws of different starts never overlap. Raw
         # words, because NumPy may change how its generators turn them into integers.
         words = np.random.Philox(key=self._key, counter=[0, start, 0, 0]).random_raw(count)

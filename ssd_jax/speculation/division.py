@@ -41,48 +41,47 @@ def divide(counts: Int[np.ndarray, "B F"], parts: int, size: int) -> Division:
       parts: P.
       size: m.
     """
-    given, counts = counts, _fitting(counts, parts * size - (parts - 1))
+    requested, counts = counts, _trim(counts, parts * size - (parts - 1))
     rows = len(counts)
-    number = np.arange(parts)[:, None]  # [P, 1]
-    live = counts.any(axis=1)
+    part = np.arange(parts)[:, None]  # [P, 1]
+    has_branches = counts.any(axis=1)
     last = _last(counts)
-    every = np.arange(rows)
-    of_last = counts[every, last]
-    tails = np.maximum((of_last - number + parts - 1) // parts, live)  # [P, B]
-    begins = of_last // parts * number + np.minimum(of_last % parts, number)
+    row_index = np.arange(rows)
+    last_counts = counts[row_index, last]
+    tail_counts = np.maximum((last_counts - part + parts - 1) // parts, has_branches)  # [P, B]
+    tail_starts = last_counts // parts * part + np.minimum(last_counts % parts, part)
 
-    before = counts.copy()
-    before[every, last] = 0
-    ends = before.cumsum(axis=1)  # [B, K + 1]
+    other_counts = counts.copy()
+    other_counts[row_index, last] = 0
+    ends = other_counts.cumsum(axis=1)  # [B, K + 1]
     total = ends[:, -1]
-    most = -(-(total + tails.sum(axis=0)) // parts)
-    taken = np.minimum((most - tails).cumsum(axis=0), total)  # [P, B], of k < L
-    first = np.concatenate([np.zeros((1, rows), taken.dtype), taken[:-1]])
-    starts = ends - before
-    skip = np.clip(first[..., None] - starts, 0, before)
-    found = np.clip(taken[..., None] - starts, 0, before) - skip
-    found[:, every, last], skip[:, every, last] = tails, begins
-    return Division(
-        found.astype(np.int32), skip.astype(np.int32), _places(found, skip, counts, given, size)
-    )
+    size_limit = -(-(total + tail_counts.sum(axis=0)) // parts)
+    ends_of_parts = np.minimum((size_limit - tail_counts).cumsum(axis=0), total)  # [P, B], of k < L
+    starts_of_parts = np.concatenate([np.zeros((1, rows), ends_of_parts.dtype), ends_of_parts[:-1]])
+    starts = ends - other_counts
+    skip = np.clip(starts_of_parts[..., None] - starts, 0, other_counts)
+    part_counts = np.clip(ends_of_parts[..., None] - starts, 0, other_counts) - skip
+    part_counts[:, row_index, last], skip[:, row_index, last] = tail_counts, tail_starts
+    places = _places(part_counts, skip, counts, requested, size)
+    return Division(part_counts.astype(np.int32), skip.astype(np.int32), places)
 
 
-def _fitting(counts: Int[np.ndarray, "B F"], room: int) -> Int[np.ndarray, "B F"]:
+def _trim(counts: Int[np.ndarray, "B F"], limit: int) -> Int[np.ndarray, "B F"]:
     """As many of the branches as there is room for, at least one of k = L."""
-    if (counts.sum(axis=1) <= room).all():
+    if (counts.sum(axis=1) <= limit).all():
         return counts
-    kept, most = counts.copy(), counts.max(axis=1, keepdims=True)
-    while (over := (kept.sum(axis=1, keepdims=True) > room) & (most > 1)).any():
-        most = most - over
-        kept = np.minimum(counts, most)
-    more = counts > kept
-    kept = kept + (more & (more.cumsum(axis=1) <= room - kept.sum(axis=1, keepdims=True)))
+    trimmed, size_limit = counts.copy(), counts.max(axis=1, keepdims=True)
+    while (over := (trimmed.sum(axis=1, keepdims=True) > limit) & (size_limit > 1)).any():
+        size_limit = size_limit - over
+        trimmed = np.minimum(counts, size_limit)
+    more = counts > trimmed
+    trimmed = trimmed + (more & (more.cumsum(axis=1) <= limit - trimmed.sum(axis=1, keepdims=True)))
     rows, last = np.arange(len(counts)), _last(counts)
-    of_last = kept[rows, last].copy()
-    kept[rows, last] = 0
-    kept = np.clip(room - of_last[:, None] - (kept.cumsum(axis=1) - kept), 0, kept)
-    kept[rows, last] = of_last
-    return kept
+    last_counts = trimmed[rows, last].copy()
+    trimmed[rows, last] = 0
+    trimmed = np.clip(limit - last_counts[:, None] - (trimmed.cumsum(axis=1) - trimmed), 0, trimmed)
+    trimmed[rows, last] = last_counts
+    return trimmed
 
 
 def _last(counts: np.ndarray) -> np.ndarray:
@@ -91,16 +90,17 @@ def _last(counts: np.ndarray) -> np.ndarray:
 
 
 def _places(
-    found: np.ndarray, skip: np.ndarray, counts: np.ndarray, given: np.ndarray, size: int
+    part_counts: np.ndarray, skip: np.ndarray, counts: np.ndarray, requested: np.ndarray, size: int
 ) -> np.ndarray:
-    ends = found.cumsum(axis=2)
+    ends = part_counts.cumsum(axis=2)
     index = np.arange(size)
     k = (index[:, None] >= ends[:, :, None, :]).sum(axis=3)  # [P, B, m]; K + 1 is no branch
-    used = k < counts.shape[1]
+    is_branch = k < counts.shape[1]
     k = np.minimum(k, counts.shape[1] - 1)
 
-    def of_k(values: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(np.broadcast_to(values, found.shape), k, axis=2)
+    def at_k(values: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(np.broadcast_to(values, part_counts.shape), k, axis=2)
 
-    rank = index - of_k(ends - found) + of_k(skip)
-    return np.where(used & (rank < of_k(counts)), of_k(given.cumsum(axis=1) - given) + rank, -1)
+    rank = index - at_k(ends - part_counts) + at_k(skip)
+    first = at_k(requested.cumsum(axis=1) - requested)
+    return np.where(is_branch & (rank < at_k(counts)), first + rank, -1)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from typing_extensions import override
 
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, weighed
+from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, smoothed
 
 After = Literal["hit", "miss"]
 """Source of the tokens being verified: a prepared branch ("hit"); a backup or nothing ("miss")."""
@@ -191,22 +191,22 @@ class MeasuredFanOut(FanOut):
 
 
 class Ranks:
-    """Places at which bonus tokens were found among the prepared ones.
+    """Places of bonus tokens among the prepared ones.
 
     Attributes:
-      looked, found: by place, from 0: how often a token was prepared at this place and the bonus
+      lookups, hits: by place, from 0: how often a token was prepared at this place and the bonus
         token was at no place before; and how often it was at this place.
     """
 
     def __init__(self) -> None:
-        self.looked: Counter[int] = Counter()
-        self.found: Counter[int] = Counter()
+        self.lookups: Counter[int] = Counter()
+        self.hits: Counter[int] = Counter()
 
     def observe(self, prepared: int, rank: int | None) -> None:
         """Counts one look-up; see `VerificationStats`."""
-        self.looked.update(range(prepared if rank is None else rank + 1))
+        self.lookups.update(range(prepared if rank is None else rank + 1))
         if rank is not None:
-            self.found[rank] += 1
+            self.hits[rank] += 1
 
 
 class ConfidenceFanOut(FanOut):
@@ -244,10 +244,10 @@ class ConfidenceFanOut(FanOut):
 
     @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        own = confidence[:length]
-        if len(own) < length or UNKNOWN in own:
+        known = confidence[:length]
+        if len(known) < length or UNKNOWN in known:
             return self._measured.counts(length, budget, after)
-        chances = odds([self.acceptance(each) for each in own])
+        chances = odds([self.acceptance(q_class) for q_class in known])
         shares = [self._shares(self._before_last, budget), self._shares(self._last, budget)]
         scores = [
             (-chance * share, k)
@@ -271,7 +271,7 @@ class ConfidenceFanOut(FanOut):
         shares, remaining, share = [], 1.0, 1.0
         for rank in range(count):
             guess = 1 / (rank + 2)  # of bonus tokens that no earlier rank had
-            rate = weighed(ranks.found[rank], ranks.looked[rank], guess, self._weight)
+            rate = smoothed(ranks.hits[rank], ranks.lookups[rank], guess, self._weight)
             share = min(share, remaining * rate)
             shares.append(share)
             remaining *= 1 - rate
@@ -287,7 +287,7 @@ def exponent(ranks: Ranks, guess: float = 1.0, *, weight: float = WEIGHT) -> flo
     agree with r = `guess` are counted beforehand.
     """
     observations: list[tuple[int, float, float]] = [(1, weight, weight * (1 - 2**-guess))]
-    observations += [(place, n, ranks.found[place]) for place, n in ranks.looked.items() if place]
+    observations += [(place, n, ranks.hits[place]) for place, n in ranks.lookups.items() if place]
     low, high = _LEAST, _MOST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -298,9 +298,9 @@ def exponent(ranks: Ranks, guess: float = 1.0, *, weight: float = WEIGHT) -> flo
 def _slope(observations: Iterable[tuple[int, float, float]], r: float) -> float:
     """Derivative by r of the log-likelihood; it falls as r rises."""
     total = 0.0
-    for place, looked, hits in observations:
+    for place, lookups, hits in observations:
         passed = (place / (place + 1)) ** r
-        gained = hits * passed / (1 - passed) - (looked - hits)
+        gained = hits * passed / (1 - passed) - (lookups - hits)
         total += gained * math.log((place + 1) / place)
     return total
 

@@ -51,7 +51,7 @@ class Learning:
             hit, count = lookup.branch[slot] >= 0, int(batch.counts[slot])
             if last.get(slot) is state:
                 after_hit, empty = state.after == "hit", not state.length
-                state.stats.round(count, hit=after_hit, empty=empty, found=hit)
+                state.stats.round(count, hit=after_hit, empty=empty, prepared=hit)
             if lookup.k[slot] < 0:
                 continue
             if state.length:

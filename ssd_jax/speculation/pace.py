@@ -88,5 +88,5 @@ class Pace:
         remaining = max(forward - underway, 0.0)
         seconds = [0.0, *(remaining + n * forward + delay for n in range(longest))]
         gains = [sum(row[min(n, len(row) - 1)] for row in tokens) for n in range(longest + 1)]
-        values = [gain - rate * each for gain, each in zip(gains, seconds, strict=True)]
+        values = [gain - rate * waited for gain, waited in zip(gains, seconds, strict=True)]
         return values.index(max(values))

@@ -140,7 +140,7 @@ class Chooser:
 
         return RoundTimer(self._config.slots, observe_round)
 
-    def settle(self) -> None:
+    def freeze_observations(self) -> None:
         """Excludes later observations from what is kept for the next start.
 
         Beside sampled rows under the ratio rule, even observations of greedy rows depend on the

@@ -41,7 +41,7 @@ class _FileContent(msgspec.Struct):
     """Content of the file: only what `write` writes has these types and ranges."""
 
     format: Literal[7]
-    about: str
+    key: str = msgspec.field(name="about")
     known: KnownCosts
 
 
@@ -77,7 +77,7 @@ class CostFile:
             return None
         costs = content.known.costs
         has_sizes = set(costs.verify) == set(widths) and set(costs.step) == set(budgets)
-        return content.known if has_sizes and content.about == self._key else None
+        return content.known if has_sizes and content.key == self._key else None
 
     def write(self, known: KnownCosts) -> None:
         """Writes the file, whole or not at all; an unwritable directory keeps nothing."""

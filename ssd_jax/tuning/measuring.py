@@ -177,7 +177,7 @@ def _branch_runs(loaded: Loaded, context: int, verify: Callable[[int], None], cl
     runs: Runs = {("branches", m): partial(branches.expansion, m) for m in budgets}
     runs["backup", 0] = branches.just_in_time
     verify_widest = partial(verify, widest)
-    runs["together", draft.k] = partial(branches.expansion, max(budgets), verify_widest)
+    runs["overlapped", draft.k] = partial(branches.expansion, max(budgets), verify_widest)
     return runs
 
 
@@ -196,14 +196,14 @@ def _costs(seconds_of_runs: Mapping[tuple[str, int], float]) -> Costs:
     )
     for draft_seconds in by_size("draft").values():
         costs = replace(costs, draft=draft_seconds)
-    for k, together in by_size("together").items():
+    for k, overlapped in by_size("overlapped").items():
         branches = by_size("branches")
         separate = costs.verify[max(costs.verify)], branches[max(branches)]
         costs = replace(
             costs,
             backup=seconds_of_runs["backup", 0],
             step={m: seconds / k for m, seconds in branches.items()},
-            contention=contention(*separate, together),
+            contention=contention(*separate, overlapped),
         )
     return costs
 

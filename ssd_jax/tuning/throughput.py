@@ -92,10 +92,10 @@ class Costs:
           num_backup: tokens that were drafted just in time before it.
         """
         branches = plan.forwards * self.step[plan.budget]
-        seconds = self.together(self.verify_seconds(length), branches)
+        seconds = self.overlapped(self.verify_seconds(length), branches)
         return seconds + num_backup * self.backup + self.host
 
-    def together(self, verification: float, branches: float) -> float:
+    def overlapped(self, verification: float, branches: float) -> float:
         """Seconds of a verification and of branches that begin at the same time."""
         shorter, longer = sorted((verification, branches))
         return longer + self.contention * shorter
@@ -110,10 +110,10 @@ class Costs:
         return dataclasses.replace(self, step=step)
 
 
-def contention(verification: float, branches: float, together: float) -> float:
+def contention(verification: float, branches: float, overlapped: float) -> float:
     """x, from the seconds that both take alone and that they take when begun at once."""
     shorter, longer = sorted((verification, branches))
-    return min(max(together - longer, 0.0) / shorter, WORST_CONTENTION)
+    return min(max(overlapped - longer, 0.0) / shorter, WORST_CONTENTION)
 
 
 class Observations(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
-from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, weighed
+from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, smoothed
 from ssd_jax.speculation.fan_out import After, FanOut, MeasuredFanOut, VerificationStats
 from ssd_jax.speculation.tuner import SpeculationPlan, Steps, Tuner
 from ssd_jax.tuning.throughput import Costs, Guess, Observations, Prediction, best_sd, best_ssd
@@ -44,7 +44,7 @@ class UpdatedGuess(Observations):
         expected_misses = sum(
             count * num_prepared**-r for num_prepared, count in self._lookups.items()
         )
-        return weighed(self._num_misses, expected_misses, self._guess.alone)
+        return smoothed(self._num_misses, expected_misses, self._guess.alone)
 
     @override
     def rates(self, length: int, after: After) -> list[float]:
@@ -65,7 +65,7 @@ class UpdatedGuess(Observations):
         prior_weight = max(min(guess.judged, _MAX_EARLIER), WEIGHT)
         new_weight = judged / (judged + prior_weight)
         return Guess(
-            acceptance=weighed(accepted, judged, guess.acceptance, prior_weight + guess.stated),
+            acceptance=smoothed(accepted, judged, guess.acceptance, prior_weight + guess.stated),
             alone=min((1 - new_weight) * guess.alone + new_weight * self.alone, 1.0),
             r=(1 - new_weight) * guess.r + new_weight * self.r,
             judged=guess.judged + judged,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.speculation.acceptance import AcceptanceEstimator, AcceptanceStats, odds, weighed
+from ssd_jax.speculation.acceptance import AcceptanceEstimator, AcceptanceStats, odds, smoothed
 
 
 def test_a_guess_counts_for_its_weight():
@@ -14,7 +14,7 @@ def test_a_guess_counts_for_its_weight():
     assert found.rate("a") == pytest.approx((2 + 4 * 0.5) / (3 + 4))
     assert found.rate("b") == 0.5
     assert found.rate("b", 0.25) == 0.25
-    assert weighed(1, 1, 0.5, 1) == 0.75
+    assert smoothed(1, 1, 0.5, 1) == 0.75
 
 
 def test_each_token_counts_for_its_own_key():
@@ -53,9 +53,9 @@ def test_odds_of_each_number_of_accepted_tokens():
 def test_the_next_hit_counts_as_often_as_one_came_after_such_a_round():
     found = AcceptanceStats()
     assert found.next_round(empty=True) == 0
-    found.round(4, hit=True, empty=False, found=True)
-    found.round(4, hit=True, empty=False, found=False)
-    found.round(1, hit=False, empty=False, found=False)
+    found.round(4, hit=True, empty=False, prepared=True)
+    found.round(4, hit=True, empty=False, prepared=False)
+    found.round(1, hit=False, empty=False, prepared=False)
     assert found.next_round(empty=True) == pytest.approx(3)
     assert found.next_round(empty=False) == pytest.approx(3 / 2)  # one look to begin with
 
@@ -64,10 +64,10 @@ def test_usual_are_the_tokens_of_rounds_lately():
     found = AcceptanceStats()
     assert found.usual(2) == found.tokens(2)
     for tokens in (1, 4):
-        found.round(tokens, hit=True, empty=False, found=True)
+        found.round(tokens, hit=True, empty=False, prepared=True)
     assert found.usual(2) == 2.5
     for _ in range(100):
-        found.round(3, hit=True, empty=False, found=True)
+        found.round(3, hit=True, empty=False, prepared=True)
     assert found.usual(2) == 3
 
 

@@ -225,7 +225,7 @@ def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_pat
         tuner = first.tuner("ssd", AUTO_K)
         for _ in range(before):
             tuner.observe(VerificationStats(4, 8, "hit", 2, 0))
-        first.settle()
+        first.freeze_observations()
         for _ in range(beside):
             tuner.observe(VerificationStats(0, 8, "hit", 2, None))
         first.close()

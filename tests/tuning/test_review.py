@@ -56,7 +56,7 @@ class Machine:
         config = Config(mode="auto", target="t", draft="ngram", k="1")
         chooser = Chooser(config, known, budgets=(), file=self.file)
         if sampled:
-            chooser.settle()
+            chooser.freeze_observations()
         tuner = None if chooser.mode == "ar" else chooser.tuner(chooser.mode, 1)
         timer = chooser.timer(chooser.mode, 1)
         for _ in range(rounds):
@@ -175,7 +175,7 @@ def test_rounds_before_the_first_sampled_request_count(tmp_path):
     timer = chooser.timer("ar", 0)
     for _ in range(50):
         timer._report(TimedRound(0, False, 2.0))
-    chooser.settle()
+    chooser.freeze_observations()
     for _ in range(500):
         timer._report(TimedRound(0, False, 9.0))
     chooser.close()

@@ -226,14 +226,14 @@ def test_steps_are_observed_while_the_target_is_busy():
 
 
 @pytest.mark.parametrize(
-    ("together", "expected"), [(2.0, 0.0), (1.9, 0.0), (2.5, 1.0), (2.25, 0.5), (3.0, 2.0)]
+    ("overlapped", "expected"), [(2.0, 0.0), (1.9, 0.0), (2.5, 1.0), (2.25, 0.5), (3.0, 2.0)]
 )
 @pytest.mark.parametrize("alone", [(0.5, 2.0), (2.0, 0.5)])
-def test_contention_is_what_two_at_once_take_longer_than_the_longer(alone, together, expected):
-    found = throughput.contention(*alone, together)
+def test_contention_is_what_two_at_once_take_longer_than_the_longer(alone, overlapped, expected):
+    found = throughput.contention(*alone, overlapped)
     assert found == pytest.approx(expected)
-    again = Costs(verify={}, contention=found).together(*alone)
-    assert again == pytest.approx(max(together, 2.0))
+    again = Costs(verify={}, contention=found).overlapped(*alone)
+    assert again == pytest.approx(max(overlapped, 2.0))
 
 
 def test_contention_that_no_two_roles_have_is_not_believed():

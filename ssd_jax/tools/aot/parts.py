@@ -192,7 +192,8 @@ def compile_program(
 ) -> tuple[Compiled, Module]:
     """Compiles a program for its model's devices and reads the compiler's output.
 
-    See `chips.roofline` for `passes`.
+    Args:
+      passes: in bfloat16, that a product takes; see `chips.roofline`.
 
     Raises:
       JaxRuntimeError: the compiler refuses it.

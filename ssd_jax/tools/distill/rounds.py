@@ -138,8 +138,8 @@ def power_law(rounds: Rounds, ranks: Sequence[np.ndarray], *, greedy: bool) -> t
     np.add.at(weights, padded_ranks, rounds.added)
     observed, counts = Ranks(), np.rint(weights).astype(int)
     for rank in range(_MOST_PREPARED):
-        observed.looked[rank] = int(counts[rank:].sum())
-        observed.found[rank] = int(counts[rank])
+        observed.lookups[rank] = int(counts[rank:].sum())
+        observed.hits[rank] = int(counts[rank])
     r = exponent(observed)
     total = float(weights.sum())
     if not total:
