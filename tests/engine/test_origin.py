@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from ssd_jax.engine.request import Request
 from ssd_jax.engine.trace import Trace
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Letters
+from tests.fakes.instrument import instrument
 
 TARGET, DRAFT, BRANCH, BACKUP = Origin
 
@@ -20,23 +22,17 @@ def letter(_prompt, position):
     return 97 + position % 26
 
 
-class Cached(FakeDrafter):
-    """Its proposals have these sources, one after the other, as those of a speculation cache."""
-
-    sources = ()
-
-    def propose(self, batch):
-        drafted = super().propose(batch)
-        source, *self.sources = self.sources or [None]
-        if source is not None:
-            drafted.sources = dict.fromkeys(batch.slots, source)
-        return drafted
-
-
 def streamed(sources=(), trace=None, wrong=lambda position: False, **params):
-    """The events of twelve letters, of which a round proposes three."""
-    drafter = Cached(letter, wrong=wrong)
-    drafter.sources = sources
+    """The events of twelve letters, of which a round proposes three; from these sources, one after
+    the other, as those of a speculation cache."""
+    left = iter(sources)
+
+    def with_source(drafted):
+        source = next(left, None)
+        return drafted if source is None else dataclasses.replace(drafted, sources={0: source})
+
+    drafter = FakeDrafter(letter, wrong=wrong)
+    instrument(drafter, change={"propose": with_source})
     engine = Engine(FakeTarget(letter), Letters, frozenset(), drafter=drafter, trace=trace)
     params = SamplingParams(max_tokens=12, **params)
     engine.add(Request(prompt_ids=[97, 98], params=params))

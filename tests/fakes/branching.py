@@ -10,29 +10,12 @@ import numpy as np
 from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, padded
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.testing.by_row import Promoted, promoted
+from tests.fakes.branches import Branch, Record, told
 from tests.fakes.stepwise import StepwiseDraft
 
 Script = Callable[[Sequence[int], int], int]
 FILLER = 1000
 """What a candidate that the script does not ask for lies above the right token."""
-
-
-@dataclasses.dataclass
-class Branch:
-    """A branch of a record: it follows `path`, s_1..s_k and the bonus token."""
-
-    path: list[int]
-    tokens: list[int]
-
-
-@dataclasses.dataclass
-class Record:
-    """What the target verifies next in a slot; `host` tokens are not the draft's own."""
-
-    start: int
-    tokens: list[int]
-    host: bool
-    won: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,21 +214,15 @@ class FakeBranchingDraft(StepwiseDraft):
             return self._told
         self._untold = False
         self.calls.append("branch_tokens")
-        shape = self.slots, self.branches
-        bonus, lengths = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
-        tokens = np.zeros((*shape, self.k), np.int32)
-        confidence = np.full((*shape, self.k), UNKNOWN, np.int32)
-        for slot, branches in self._branches.items():
-            for row, branch in enumerate(branches):
-                if branch is not None:
-                    bonus[slot, row], lengths[slot, row] = branch.path[-1], len(branch.tokens)
-                    tokens[slot, row, : len(branch.tokens)] = branch.tokens
-                    begin = len(self._texts[slot]) + len(branch.path)
-                    confidence[slot, row, : len(branch.tokens)] = [
-                        self._confidence(begin + place) for place in range(len(branch.tokens))
-                    ]
-        forwards = self.expansions[-1].forwards
-        self._told = BranchTokens(bonus, lengths, tokens, confidence, forwards)
+        shape = self.slots, self.branches, self.k
+        self._told = told(
+            self._branches,
+            shape,
+            self.expansions[-1].forwards,
+            lambda slot, branch, place: self._confidence(
+                len(self._texts[slot]) + len(branch.path) + place
+            ),
+        )
         return self._told
 
     def _branch(self, slot: int, record: Record, k: int, rank: int, forwards: int) -> Branch | None:

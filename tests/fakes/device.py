@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fakes.instrument import instrument, replace_outcomes
+from tests.fakes.instrument import instrument
 from tests.fakes.watch import Watch
 
 
@@ -16,8 +16,11 @@ def run_beside_host(target: Any, watch: Watch, seconds: float = 1.0) -> Any:
         nonlocal end
         end = max(end, watch.now) + seconds
 
-    instrument(target, note={"forward": start, "prefill_last": start})
-    return replace_outcomes(target, lambda outcomes: Running(outcomes, watch, end))
+    return instrument(
+        target,
+        note={"forward": start, "prefill_last": start},
+        change={"outcomes": lambda outcomes: Running(outcomes, watch, end)},
+    )
 
 
 class Running:

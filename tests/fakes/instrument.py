@@ -9,6 +9,9 @@ from typing import Any
 
 from tests.fakes.watch import Watch
 
+OUTCOMES = "prefill_last", "accept"
+"""Methods that return outcomes."""
+
 
 @dataclasses.dataclass
 class At:
@@ -34,23 +37,26 @@ def instrument(
     note: Mapping[str, Any] | None = None,
     delay: Mapping[str, Any] | None = None,
     fail: Mapping[str, Any] | None = None,
+    change: Mapping[str, Callable[[Any], Any]] | None = None,
     after: bool = False,
     watch: Watch | None = None,
 ) -> Any:
     """`role`, some of whose methods do more, in this order; each by the method's name.
 
-    `read` is that of the outcomes which `prefill_last` and `accept` return.
+    `outcomes` are what `prefill_last` and `accept` return, and `read` is their read.
 
     Args:
       note: a list that gets the name, or a function of the call's arguments.
       delay: seconds, or a function of the arguments that returns them.
       fail: an error, or a function of the arguments that may raise one.
+      change: makes another result of the call's.
       after: it fails when the call has done its work.
       watch: the clock that delays move; without one they are slept.
     """
-    note, delay, fail = note or {}, delay or {}, fail or {}
+    note, delay, fail, change = note or {}, delay or {}, fail or {}, change or {}
+    names = {*note, *delay, *fail, *change}
 
-    def changed(holder: Any, name: str) -> None:
+    def replace(holder: Any, name: str) -> Any:
         method = getattr(holder, name)
 
         def call(*args: Any, **named: Any) -> Any:
@@ -68,30 +74,25 @@ def instrument(
             result = method(*args, **named)
             if after:
                 _done(fail.get(name), args, named)
-            return result
+            if name in OUTCOMES and "read" in names:
+                result = replace(result, "read")
+            if name in OUTCOMES:
+                result = change.get("outcomes", lambda outcomes: outcomes)(result)
+            return change[name](result) if name in change else result
 
         setattr(holder, name, call)
+        return holder
 
-    def with_read(outcomes: Any) -> Any:
-        changed(outcomes, "read")
-        return outcomes
-
-    names = {*note, *delay, *fail}
-    for name in names - {"read"}:
-        changed(role, name)
-    return replace_outcomes(role, with_read) if "read" in names else role
+    if names & {"read", "outcomes"}:
+        names |= {*OUTCOMES}
+    for name in names - {"read", "outcomes"}:
+        replace(role, name)
+    return role
 
 
-def replace_outcomes(target: Any, replaced: Callable[[Any], Any]) -> Any:
-    """`target`, which returns something in place of its outcomes."""
-
-    def replace(name: str) -> None:
-        method = getattr(target, name)
-        setattr(target, name, lambda *args, **named: replaced(method(*args, **named)))
-
-    for name in ("prefill_last", "accept"):
-        replace(name)
-    return target
+def changing_proposals(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Has a drafter's proposals changed before they are verified."""
+    return lambda drafter: instrument(drafter, change={"proposal": change})
 
 
 def _done(what: Any, args: tuple, named: dict[str, Any]) -> Any:

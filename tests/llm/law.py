@@ -141,21 +141,6 @@ def engine_with(llm, mode, change):
     )
 
 
-class ChangedQ:
-    """A drafter whose proposals are changed by `change(proposal)` before they are verified."""
-
-    def __init__(self, drafter, change):
-        self._drafter, self._change = drafter, change
-        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, drafter.timed
-        self.asks_first = drafter.asks_first
-        self.open, self.prefill = drafter.open, drafter.prefill
-        self.speculate, self.gather = drafter.speculate, drafter.gather
-        self.propose = drafter.propose
-
-    def proposal(self):
-        return self._change(self._drafter.proposal())
-
-
 def mix_up(proposal):
     """Draws from q, and ships it with the probabilities of its ids mixed up."""
     q = np.asarray(proposal.q)

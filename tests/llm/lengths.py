@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from ssd_jax.engine.engine import Engine
+from ssd_jax.roles.records import Drafted
+from tests.fakes.instrument import instrument
 
 
 class Comparing:
-    """Stands before an engine's target.
+    """Compares what an engine's target is given.
 
     Attributes:
-      proposed: how many tokens of how many verifications were compared, by L.
+      proposed: how many verifications were compared, by L.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._target, engine._target = engine._target, self
-        self.proposed: dict[int, int] = {}
-        self._told: Any = None
+        self.proposed: Counter[int] = Counter()
+        self._drafted: Drafted | None = None
+        instrument(engine._target, note={"forward": self._forward, "accept": self._accept})
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
+    def _forward(self, _pending: Any, _lengths: Any, drafted: Drafted | None = None) -> None:
+        self._drafted = drafted
 
-    def forward(self, pending: Any, lengths: Any, drafted: Any = None) -> Any:
-        self._told = drafted
-        return self._target.forward(pending, lengths, drafted)
-
-    def accept(self, logits: Any, proposal: Any = None) -> Any:
-        assert (proposal is None) == (self._told is None)
-        if proposal is not None:
-            told = np.asarray(self._told.lengths)
-            np.testing.assert_array_equal(np.asarray(proposal.length), told)
-            for length in told.tolist():
-                self.proposed[length] = self.proposed.get(length, 0) + 1
-        return self._target.accept(logits, proposal)
+    def _accept(self, _logits: Any, proposal: Any = None) -> None:
+        assert (proposal is None) == (self._drafted is None)
+        if self._drafted is not None:
+            lengths = np.asarray(self._drafted.lengths)
+            np.testing.assert_array_equal(np.asarray(proposal.length), lengths)
+            self.proposed.update(lengths.tolist())

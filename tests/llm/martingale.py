@@ -22,8 +22,10 @@ import numpy as np
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.trace import RowTrace
+from ssd_jax.roles.records import Drafted
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.testing import tiny
+from tests.fakes.instrument import instrument
 from tests.models.golden import FLOAT32, runner
 from tests.sampling.reference import next_law
 
@@ -139,26 +141,20 @@ def _known(row: RowTrace, place: int) -> list[str]:
     return [where, *([lost] if lost else [])]
 
 
-class Losing:
-    """A drafter of which a share of the q gets lost; rows are chosen before anything is drawn."""
+def lose_q(drafter: Any, share: float, seed: int = 3) -> None:
+    """Has a share of a drafter's q lost; rows are chosen before anything is drawn."""
+    rng, lost = np.random.default_rng(seed), np.zeros(0, bool)
 
-    def __init__(self, drafter: Any, share: float, seed: int = 3) -> None:
-        self._drafter, self._share, self._rng = drafter, share, np.random.default_rng(seed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-    def propose(self, batch):
-        drafted = self._drafter.propose(batch)
-        lost = self._lost = self._rng.random(len(drafted.lengths)) < self._share
+    def propose(drafted: Drafted) -> Drafted:
+        nonlocal lost
+        lost = rng.random(len(drafted.lengths)) < share
         sources = {
             slot: f"{source} and q lost" if lost[slot] and drafted.lengths[slot] else source
             for slot, source in drafted.sources.items()
         }
         return dataclasses.replace(drafted, sources=sources)
 
-    def proposal(self):
-        return _lose(self._drafter.proposal(), self._lost)
+    instrument(drafter, change={"propose": propose, "proposal": lambda found: _lose(found, lost)})
 
 
 _lose = jax.jit(as_point_mass_where)

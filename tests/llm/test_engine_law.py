@@ -10,13 +10,13 @@ import pytest
 
 from ssd_jax.config import config
 from ssd_jax.sampling.proposal import as_point_mass_where
+from tests.fakes.instrument import changing_proposals
 from tests.fakes.tuners import Restless
 from tests.llm import law
 from tests.llm.law import (
     FEW_BRANCHES,
     LETTERS,
     MANY,
-    ChangedQ,
     assert_lawful,
     engine_with,
     open_llm,
@@ -60,7 +60,7 @@ def assert_ssd_lawful(llm, laws, **more):
 
 
 def assert_caught(llm, laws, mode):
-    engine = engine_with(llm, mode, lambda drafter: ChangedQ(drafter, law.mix_up))
+    engine = engine_with(llm, mode, changing_proposals(law.mix_up))
     outputs, _ = law.run(engine, law.requests(llm))
     assert min(law.p_values(laws, outputs).values()) <= ALPHA
 
@@ -135,5 +135,5 @@ def test_a_fifth_of_the_q_may_get_lost(laws, branching):
         rows = jnp.asarray(lost.random(len(proposal.length)) < 0.2)
         return as_point_mass_where(proposal, rows)
 
-    engine = engine_with(branching, "ssd", lambda drafter: ChangedQ(drafter, lose))
+    engine = engine_with(branching, "ssd", changing_proposals(lose))
     assert_lawful(branching, laws, engine, each=MANY)

@@ -18,7 +18,7 @@ from ssd_jax.placement.process.client import RemoteDraft, RemoteRecords
 from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_pair
-from tests.llm.martingale import ALPHA, FEW_IDS, Losing, say, sums
+from tests.llm.martingale import ALPHA, FEW_IDS, lose_q, say, sums
 from tests.loading.variation import varied
 from tests.sampling.edits import Edit, edited
 
@@ -91,7 +91,7 @@ def assert_caught(found, at_least):
 def losing(llm, share=0.2):
     """The model's engine with a share of its q lost."""
     engine = llm.engine
-    engine._drafter = Losing(engine._drafter, share)
+    lose_q(engine._drafter, share)
 
 
 @pytest.mark.slow  # `test_engine_law.py` counts fewer texts of it

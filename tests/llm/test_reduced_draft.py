@@ -27,6 +27,7 @@ from ssd_jax.tools.distill.rounds import walk
 from ssd_jax.tools.distill.scoring import judge
 from ssd_jax.tools.distill.shards import Sample
 from tests.checkpoints import tiny_drafts
+from tests.fakes.instrument import changing_proposals
 from tests.llm import law
 from tests.llm.policies import by_policy
 from tests.llm.runs import outputs, requests
@@ -194,7 +195,7 @@ def test_columns_that_get_the_id_of_the_next_one_are_caught(drafted, laws):
         ids = np.roll(WITHOUT_A_LETTER, -1)[np.searchsorted(WITHOUT_A_LETTER, support)]
         return proposal._replace(support=np.where(support < 0, -1, ids).astype(np.int32))
 
-    engine = law.engine_with(drafted, "sd", lambda drafter: law.ChangedQ(drafter, misnamed))
+    engine = law.engine_with(drafted, "sd", changing_proposals(misnamed))
     found, _ = law.run(engine, law.requests(drafted, law.MANY))
     assert min(law.p_values(laws, found).values()) <= ALPHA
 

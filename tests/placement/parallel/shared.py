@@ -18,7 +18,7 @@ from ssd_jax.placement.process.connection import connector
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.wire.messages import DraftSpec
-from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft, scripted
+from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft
 from tests.placement.process.scripted import Run, run_of
 
 
@@ -47,7 +47,7 @@ def about(layout: Layout) -> DraftSpec:
 @contextmanager
 def sharing(
     layout: Layout,
-    draft: Callable[[DraftSpec], type[ScriptedDraft]] = scripted,
+    draft: Callable[[DraftSpec], ScriptedDraft] = ScriptedDraft,
     *,
     by_branches: type[DraftByBranches] = DraftByBranches,
     by_slots: type[DraftBySlots] = DraftBySlots,
@@ -58,7 +58,7 @@ def sharing(
     hello, workers = about(layout), []
     with ExitStack() as ends:
         for _ in range(layout.workers):
-            workers.append(ends.enter_context(_worker(hello, draft(hello), patience)))
+            workers.append(ends.enter_context(_worker(hello, draft, patience)))
         parts: list[Any] = [worker.remote for worker in workers]
         if layout.parts > 1:
             each = layout.parts
@@ -68,11 +68,11 @@ def sharing(
 
 
 @contextmanager
-def _worker(hello: DraftSpec, draft: type[ScriptedDraft], patience: float):
+def _worker(hello: DraftSpec, draft: Callable[[DraftSpec], ScriptedDraft], patience: float):
     sessions: list[DraftSession] = []
 
     def make(called):
-        sessions.append(DraftSession(hello, draft, called))
+        sessions.append(DraftSession(hello, lambda: draft(hello), called))
         return sessions[-1]
 
     serving = server.serve(make, hello, TOKEN)

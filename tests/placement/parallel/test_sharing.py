@@ -2,7 +2,6 @@
 own share."""
 
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -15,6 +14,7 @@ from ssd_jax.placement.process.connection import Connection
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, SlotOpening, promotion
 from ssd_jax.sampling.params import SamplingParams
+from tests.fakes.instrument import instrument
 from tests.fakes.stepwise import asked_records
 from tests.placement.parallel.shared import sharing
 from tests.placement.process.script import SLOTS, ScriptedDraft
@@ -51,21 +51,13 @@ def test_a_worker_that_hangs_is_waited_for_once_a_round(layout, monkeypatch):
     go_on, rounds, made, branches = threading.Event(), 0, [], Connection.branches
     waits = Counter()
 
-    def draft(hello):
-        class Hangs(ScriptedDraft):
-            about, last = hello, bool(made)
+    def draft(spec):
+        def hang(*_, last=bool(made), **__):
+            if last and rounds >= 8:
+                go_on.wait(60)
 
-            def branch_off(self, *args, **settings):
-                if self.last and rounds >= 8:
-                    go_on.wait(60)
-                super().branch_off(*args, **settings)
-
-            def grow(self):
-                time.sleep(3e-3)
-                super().grow()
-
-        made.append(Hangs)
-        return Hangs
+        made.append(ScriptedDraft(spec))
+        return instrument(made[-1], note={"branch_off": hang}, delay={"grow": 3e-3})
 
     def counted(link, forwards, timeout, until=None):
         found = branches(link, forwards, timeout, until)

@@ -11,9 +11,10 @@ import numpy as np
 
 from ssd_jax.placement.process.supervisor import WorkerResources, WorkerSettings
 from ssd_jax.roles.drafting import Drafting
-from ssd_jax.roles.records import IDLE, BranchTokens, Promotion, no_branches
+from ssd_jax.roles.records import IDLE, BranchTokens, Promotion
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.wire.messages import DraftSpec
+from tests.fakes.branches import Branch, Record, told
 from tests.fakes.stepwise import StepwiseDraft
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -58,27 +59,13 @@ class Proposed(NamedTuple):
     q: np.ndarray
 
 
-@dataclasses.dataclass
-class Branch:
-    path: list[int]
-    tokens: list[int]
-
-
-@dataclasses.dataclass
-class Record:
-    start: int
-    tokens: list[int]
-    host: bool
-
-
 class ScriptedDraft(StepwiseDraft):
     """See `session.GrowingDraft`; fails where what it is told is not the text, or not all of it."""
 
-    about = HELLO
     k = K
 
-    def __init__(self) -> None:
-        self.slots, self.branches = self.about.slots, self.about.branches
+    def __init__(self, spec: DraftSpec = HELLO) -> None:
+        self.slots, self.branches = spec.slots, spec.branches
         self._texts: dict[int, list[int]] = {}
         self._counted: dict[int, list[int]] = {}
         self._records: dict[int, Record] = {}
@@ -138,12 +125,8 @@ class ScriptedDraft(StepwiseDraft):
         for slot, record in self._records.items():
             length[slot] = len(record.tokens)
             tokens[slot, : length[slot]] = record.tokens
-        support, q = (
-            np.full((self.slots, K, N), -1, np.int32),
-            np.zeros((self.slots, K, N), np.float32),
-        )
-        support[..., 0], support[..., 1] = tokens, (tokens + 1) % 128
-        q[..., 0], q[..., 1] = Q
+        support = np.stack([tokens, (tokens + 1) % 128], -1).astype(np.int32)
+        q = np.tile(np.float32(Q), (self.slots, K, 1))
         return Proposed(tokens, length, support, q)
 
     def branch_off(self, counts, *, follow, lowered, forwards, skip) -> None:
@@ -184,18 +167,7 @@ class ScriptedDraft(StepwiseDraft):
         return np.full((self.slots, K), UNKNOWN, np.int32)
 
     def branch_tokens(self, forwards, until=None) -> BranchTokens:
-        told = no_branches(self.slots, self.branches, self.about.k, self.forwards)
-        for slot, branches in self._branches.items():
-            for row, branch in enumerate(branches):
-                told.bonus[slot, row] = branch.path[-1]
-                told.lengths[slot, row] = len(branch.tokens)
-                told.tokens[slot, row, : len(branch.tokens)] = branch.tokens
-        return told
+        return told(self._branches, (self.slots, self.branches, self.k), self.forwards)
 
     def finish(self) -> None:
         pass
-
-
-def scripted(about: DraftSpec) -> type[ScriptedDraft]:
-    """One that is this."""
-    return type("Scripted", (ScriptedDraft,), {"about": about})

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
 from ssd_jax.placement.process.client import RemoteDraft
@@ -19,55 +17,34 @@ from ssd_jax.speculation.fan_out_flag import parse
 from ssd_jax.speculation.pace import Pace
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan
 from ssd_jax.speculation.waiting import Waiting
-from ssd_jax.testing.fakes import Ready, Silent
+from ssd_jax.testing.fakes import Silent
 from tests.fakes.paces import Patient
+from tests.fakes.repeatable import RepeatableTarget
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, said_at
 
 
-class ScriptedTarget:
+class VerifyingTarget(RepeatableTarget):
     """Emits the script's tokens; notes the proposals as they were verified."""
 
-    slots, context, max_chunk = SLOTS, HELLO.context, 3
-
     def __init__(self) -> None:
+        super().__init__(lambda _, at: said_at(at), slots=SLOTS, context=HELLO.context, max_chunk=3)
         self.verified: list[Any] = []
 
-    def open(self, opening) -> None:
-        pass
-
-    def prefill(self, slot, tokens, offset) -> None:
-        pass
-
-    def prefill_last(self, slot, tokens, offset):
-        return Ready([[said_at(offset + len(tokens))]])
-
-    def forward(self, pending, lengths, drafted=None):
-        return pending, lengths, drafted, None if drafted is None else drafted.tokens.copy()
+    def forward(self, tokens, lengths, drafted=None):
+        self._drafted = drafted
+        return super().forward(tokens, lengths, drafted)
 
     def accept(self, logits, proposal=None):
-        pending, lengths, drafted, tokens = logits
-        if drafted is not None:
-            assert (np.asarray(proposal.tokens) == tokens).all()
-            self.verified.append((drafted, proposal))
-        emitted = [[0]] * SLOTS
-        for slot in np.flatnonzero(lengths >= 0):
-            at = int(lengths[slot])
-            assert pending[slot] == said_at(at)
-            right = []
-            count = 0 if drafted is None else int(drafted.lengths[slot])
-            for token in [] if proposal is None else proposal.tokens[slot, :count]:
-                if token != said_at(at + 1 + len(right)):
-                    break
-                right.append(int(token))
-            emitted[slot] = [*right, said_at(at + 1 + len(right))]
-        return Ready(emitted)
+        if self._drafted is not None:
+            self.verified.append((self._drafted, proposal))
+        return super().accept(logits, proposal)
 
 
 class Run(NamedTuple):
     """An engine over a remote draft; `sessions` are the worker's, where it is in this process."""
 
     engine: Engine
-    target: ScriptedTarget
+    target: VerifyingTarget
     draft: RemoteDraft
     sessions: Sequence[DraftSession] = ()
 
@@ -120,7 +97,7 @@ def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None
         asks_first=True,
         waiting=Waiting(lambda: draft.activity(), pace=pace or Patient()),
     )
-    target = ScriptedTarget()
+    target = VerifyingTarget()
     return Run(Engine(target, Silent, frozenset(), drafter=controller), target, draft)
 
 
