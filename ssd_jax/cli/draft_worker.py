@@ -13,7 +13,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.cores import Cores, pin, require_usable
 from ssd_jax.wire.address import Address
-from ssd_jax.wire.security import OF_WORKER, Files
+from ssd_jax.wire.security import WORKER_SETTINGS, Files
 
 _FLAGS: settings.FlagSpecs = {
     "listen": "address to listen on, such as 10.0.0.7:4711; 127.0.0.1 serves only this host, "
@@ -47,9 +47,9 @@ def run(arguments: Sequence[str]) -> int:
             )
     settings.at_least(options, engines=1)
     address = Address.parse(options["listen"], "listen", any_port=True)
-    files = Files(*(options[name] for name in OF_WORKER))
+    files = Files(*(options[name] for name in WORKER_SETTINGS))
     files.check(address, serves=True)
-    token, tls = files.read_token(OF_WORKER.token), files.of_worker()
+    token, tls = files.read_token(WORKER_SETTINGS.token), files.worker_context()
     cores = Cores.parse(None, options["draft_cores"]).draft
     if cores is not None:
         require_usable("draft_cores", cores)

@@ -36,7 +36,7 @@ from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.cores import Cores
 from ssd_jax.wire.address import Address
-from ssd_jax.wire.security import OF_ENGINE, Files
+from ssd_jax.wire.security import ENGINE_SETTINGS, Files
 
 
 @accept_names(NAMES)
@@ -315,7 +315,9 @@ class Config(EngineSettings):
                 "or the addresses of several"
             )
         if not addresses and any(self.draft_files):
-            name = next(n for n, path in zip(OF_ENGINE, self.draft_files, strict=True) if path)
+            name = next(
+                n for n, path in zip(ENGINE_SETTINGS, self.draft_files, strict=True) if path
+            )
             raise InputError(f"{name} is for draft_placement = 'remote:HOST:PORT'; leave it out")
         if self.cores.draft is not None and self._draft_placement not in ("process", "auto"):
             raise InputError(

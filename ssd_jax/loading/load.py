@@ -33,7 +33,7 @@ from ssd_jax.sampling.rules import RULES
 from ssd_jax.system.cores import deal
 from ssd_jax.system.sums import check_sums
 from ssd_jax.wire.messages import DraftSpec
-from ssd_jax.wire.security import OF_ENGINE
+from ssd_jax.wire.security import ENGINE_SETTINGS
 
 if TYPE_CHECKING:
     from ssd_jax.placement.process.placement import DraftWorker
@@ -191,7 +191,7 @@ def _workers(
         from ssd_jax.placement.remote.far_worker import FarWorker
 
         files = config.draft_files
-        about = msgspec.structs.replace(about, token=files.read_token(OF_ENGINE.token))
+        about = msgspec.structs.replace(about, token=files.read_token(ENGINE_SETTINGS.token))
         made = [
             DraftWorker(about, elsewhere=FarWorker(about, address, files))
             for address in placement.addresses

@@ -18,23 +18,23 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def parse(cls, text: str, name: str, *, any_port: bool = False) -> Self:
+    def parse(cls, text: str, setting: str, *, any_port: bool = False) -> Self:
         """Reads HOST:PORT; an IPv6 address is in brackets.
 
         Args:
-          name: of the setting, for messages.
+          setting: its name, for messages.
           any_port: allows port 0, which stands for any free port.
 
         Raises:
           InputError: the text is not an address.
         """
-        found = _ADDRESS.fullmatch(text)
-        if found is None or not (not any_port) <= int(found[2]) < 2**16:
+        match = _ADDRESS.fullmatch(text)
+        if match is None or not (not any_port) <= int(match[2]) < 2**16:
             raise InputError(
-                f"{name} = {text!r} is no address; give HOST:PORT, such as 10.0.0.7:4711 or "
+                f"{setting} = {text!r} is no address; give HOST:PORT, such as 10.0.0.7:4711 or "
                 "[fd00::7]:4711"
             )
-        return cls(found[1].strip("[]"), int(found[2]))
+        return cls(match[1].strip("[]"), int(match[2]))
 
     @property
     def loopback(self) -> bool:

@@ -26,26 +26,26 @@ from ssd_jax.wire.messages import (
 )
 
 
-def _packed(kind: type[DraftMessage]) -> type[msgspec.Struct]:
+def _packed(message_type: type[DraftMessage]) -> type[msgspec.Struct]:
     """The type of a message with packed arrays, its `kind`, and what the `arrays` must be."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(message_type, include_extras=True)
     arrays = {
-        name: each
+        name: entries
         for name, hint in hints.items()
-        for each in typing.get_args(hint)
-        if isinstance(each, Entries)
+        for entries in typing.get_args(hint)
+        if isinstance(entries, Entries)
     }
     return msgspec.defstruct(
-        kind.__name__,
-        [(name, PackedArray if name in arrays else hints[name]) for name in kind.__struct_fields__],
-        namespace={"kind": kind, "arrays": arrays},
+        message_type.__name__,
+        [(name, PackedArray if name in arrays else hints[name]) for name in hints],
+        namespace={"kind": message_type, "arrays": arrays},
         tag=True,
         array_like=True,
         forbid_unknown_fields=True,
     )
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """What msgspec writes for a NumPy array or scalar."""
     if not isinstance(value, np.ndarray):
         return value.item()  # a NumPy scalar
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
     return PackedArray(dtype, value.shape, np.ascontiguousarray(value, f"<{dtype}").tobytes())
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=to_plain)
 _DECODER = msgspec.msgpack.Decoder(functools.reduce(operator.or_, map(_packed, MESSAGES)))
 
 
@@ -62,7 +62,7 @@ def encode(message: DraftMessage) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode(data: bytes, about: DraftSpec) -> Any:
+def decode(data: bytes, spec: DraftSpec) -> Any:
     """The message in these bytes of `encode`, if it fits what both sides agreed on.
 
     Raises:
@@ -74,26 +74,31 @@ def decode(data: bytes, about: DraftSpec) -> Any:
         raise ProtocolError(f"sampling: {error}") from None
     except Exception as error:  # msgspec raises several kinds; each means garbage
         raise ProtocolError(f"no message: {error}") from None
-    fields, sizes = msgspec.structs.asdict(packed), about.sizes
-    fields |= {name: of.read(name, fields[name], sizes) for name, of in packed.arrays.items()}
-    _check_ranges({name: (of, fields[name]) for name, of in packed.arrays.items()}, sizes)
+    fields, sizes = msgspec.structs.asdict(packed), spec.sizes
+    fields |= {
+        name: entries.read(name, fields[name], sizes) for name, entries in packed.arrays.items()
+    }
+    _check_ranges({name: (entries, fields[name]) for name, entries in packed.arrays.items()}, sizes)
     message = packed.kind(**fields)
-    message.check(about)
+    message.check(spec)
     return message
 
 
 def _check_ranges(arrays: dict[str, tuple[Entries, np.ndarray]], sizes: dict[str, int]) -> None:
     """Raises: ProtocolError: an entry is not within the range of its array."""
-    checked = [(name, *each) for name, each in arrays.items() if each[0].dtype == "i4"]
-    checked = [each for each in checked if each[2].size]
-    if not checked:
+    integers = [
+        (name, bounds, array)
+        for name, (bounds, array) in arrays.items()
+        if bounds.dtype == "i4" and array.size
+    ]
+    if not integers:
         return
     # Two operations on all entries together: on each array by itself they take twice as long.
-    entries = np.concatenate([array for _, _, array in checked], axis=None)
-    begins = [0, *itertools.accumulate(array.size for _, _, array in checked[:-1])]
+    entries = np.concatenate([array for _, _, array in integers], axis=None)
+    begins = [0, *itertools.accumulate(array.size for _, _, array in integers[:-1])]
     lows = np.minimum.reduceat(entries, begins).tolist()
     highs = np.maximum.reduceat(entries, begins).tolist()
-    for (name, of, _), low, high in zip(checked, lows, highs, strict=True):
-        end = of.high if isinstance(of.high, int) else sizes[of.high]
-        if low < of.low or high >= end:
-            raise ProtocolError(f"{name} from {low} to {high}, not {of.low} to {end - 1}")
+    for (name, bounds, _), low, high in zip(integers, lows, highs, strict=True):
+        end = bounds.high if isinstance(bounds.high, int) else sizes[bounds.high]
+        if low < bounds.low or high >= end:
+            raise ProtocolError(f"{name} from {low} to {high}, not {bounds.low} to {end - 1}")

@@ -13,34 +13,34 @@ from collections.abc import Callable
 from ssd_jax.wire.tls import Tls
 
 _LENGTH = struct.Struct("<I")
-MOST = 2**28
+MAX_FRAME = 2**28
 """Most bytes of a frame."""
-AT_ONCE = 2**16
+READ_SIZE = 2**16
 """Most bytes of one read: a frame with its length, and frames that follow."""
-_BEATS = 4  # per the time that a host may be silent
+_BEATS_PER_SILENCE = 4  # per the time that a host may be silent
 
 
-def framed(frame: bytes) -> bytes:
+def with_length(frame: bytes) -> bytes:
     """A frame as it is sent: its length (4 bytes, little-endian) and its bytes."""
     return _LENGTH.pack(len(frame)) + frame
 
 
-def take_frame(received: bytearray, most: int) -> bytes | None:
+def take_frame(buffer: bytearray, max_bytes: int) -> bytes | None:
     """Removes the first frame from what was received; None if it has not come whole.
 
     Raises:
-      OSError: the frame is longer than `most` bytes.
+      OSError: the frame is longer than `max_bytes` bytes.
     """
-    if len(received) < _LENGTH.size:
+    if len(buffer) < _LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack_from(received)
-    if length > most:
-        raise OSError(f"it has sent a message of {length} bytes; at most {most} go")
+    (length,) = _LENGTH.unpack_from(buffer)
+    if length > max_bytes:
+        raise OSError(f"it has sent a message of {length} bytes; at most {max_bytes} go")
     end = _LENGTH.size + length
-    if len(received) < end:
+    if len(buffer) < end:
         return None
-    frame = bytes(memoryview(received)[_LENGTH.size : end])
-    del received[:end]
+    frame = bytes(memoryview(buffer)[_LENGTH.size : end])
+    del buffer[:end]
     return frame
 
 
@@ -50,32 +50,32 @@ class Frames:
     One thread may receive while others send.
 
     Args:
-      connected: a stream socket.
+      connection: a stream socket.
       silence: seconds without a frame after which the other end is lost; None is never.
-      most: most bytes of a frame.
+      max_bytes: most bytes of a frame.
       tls: encryption that both ends have agreed on; None is plain text.
       received: bytes that have been received already.
 
     Attributes:
-      silence, most: as given; may be changed.
+      silence, max_bytes: may be changed.
     """
 
     def __init__(
         self,
-        connected: socket.socket,
+        connection: socket.socket,
         silence: float | None,
         *,
-        most: int = MOST,
+        max_bytes: int = MAX_FRAME,
         tls: Tls | None = None,
         received: bytes = b"",
     ) -> None:
-        connected.setblocking(False)
-        if connected.family != socket.AF_UNIX:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.silence, self.most = silence, most
-        self._socket, self._tls = connected, tls
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.silence, self.max_bytes = silence, max_bytes
+        self._socket, self._tls = connection, tls
         self._readable = select.poll()
-        self._readable.register(connected, select.POLLIN)
+        self._readable.register(connection, select.POLLIN)
         self._sending = threading.Condition()  # nobody waits for the other end while holding it
         self._unsent = bytearray()
         self._received = bytearray(received)
@@ -89,12 +89,12 @@ class Frames:
         Raises:
           OSError: the other end is not who it should be, or does not answer within `seconds`.
         """
-        with self._until(seconds):
+        with self._within(seconds):
             try:
                 tls.decrypt(b"")
                 self._send_raw(tls.encrypt(b""))
                 while not tls.ready:
-                    self._received += tls.decrypt(self._arrived())
+                    self._received += tls.decrypt(self._receive_bytes())
                     self._send_raw(tls.encrypt(b""))
             except OSError:
                 with contextlib.suppress(OSError):
@@ -102,44 +102,54 @@ class Frames:
                 raise
         self._tls = tls
 
-    def start(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+    def start(self, on_frame: Callable[[bytes], None], on_lost: Callable[[str], None]) -> None:
         """Starts to receive, and to send four beats per allowed silence.
 
         Args:
-          take: is called with each frame, in a separate thread.
-          lost: is called once, with the reason, when the connection ends, unless this end closed
+          on_frame: is called with each frame, in a separate thread.
+          on_lost: is called once, with the reason, when the connection ends, unless this end closed
             it.
         """
-        threading.Thread(target=self._receive, args=(take, lost), daemon=True, name="host").start()
+        threading.Thread(
+            target=self._receive_all, args=(on_frame, on_lost), daemon=True, name="host"
+        ).start()
         assert self.silence is not None
-        self.beat(self.silence / _BEATS, lost)
+        self.start_beats(self.silence / _BEATS_PER_SILENCE, on_lost)
 
-    def beat(self, seconds: float, lost: Callable[[str], None] | None = None) -> None:
-        """Starts a thread that sends a beat every `seconds`, and what `send` left; see `start`."""
-        threading.Thread(target=self._beat, args=(seconds, lost), daemon=True, name="beat").start()
+    def start_beats(self, seconds: float, on_lost: Callable[[str], None] | None = None) -> None:
+        """Starts a thread that sends a beat every `seconds`, and what `send` has queued.
+
+        Args:
+          on_lost: as in `start`.
+        """
+        threading.Thread(
+            target=self._send_beats, args=(seconds, on_lost), daemon=True, name="beat"
+        ).start()
 
     def send(self, frame: bytes, *, wait: bool = True) -> None:
         """Sends a frame.
 
         Args:
-          wait: whether to wait until the frame has left; otherwise the thread of `beat` sends what
-            the system does not take at once.
+          wait: whether to wait until the frame has left; otherwise the thread of `start_beats`
+            sends what the system does not take at once.
 
         Raises:
           OSError: the frame is too long, or the other end does not take it, which ends the
             connection: a part may have been sent, which no other frame can follow.
         """
-        if len(frame) > self.most:
-            raise OSError(f"a message of {len(frame)} bytes is too long; at most {self.most} go")
-        data = framed(frame)
+        if len(frame) > self.max_bytes:
+            raise OSError(
+                f"a message of {len(frame)} bytes is too long; at most {self.max_bytes} go"
+            )
+        data = with_length(frame)
         try:
             with self._sending:
-                self._queue(data if self._tls is None else self._tls.encrypt(data))
-                left = bool(self._unsent)
-                if left and not wait:
+                self._send_or_queue(data if self._tls is None else self._tls.encrypt(data))
+                is_queued = bool(self._unsent)
+                if is_queued and not wait:
                     self._sending.notify_all()
-            if left and wait:
-                self._drain()
+            if is_queued and wait:
+                self._send_all_queued()
         except OSError as error:
             self._fail(error)
             raise
@@ -150,11 +160,14 @@ class Frames:
             self._sending.wait_for(lambda: not self._unsent or self._closed, timeout)
             return not self._unsent
 
-    def first(self, seconds: float, *, most: int) -> bytes:
-        """Receives a frame of up to `most` bytes, which must arrive whole within `seconds`. See
-        `receive`."""
-        with self._until(seconds):
-            return self._next(most)
+    def receive_first(self, seconds: float, *, max_bytes: int) -> bytes:
+        """Receives a frame of up to `max_bytes` bytes, which must arrive whole within `seconds`.
+
+        Raises:
+          OSError: it does not arrive, or is too long.
+        """
+        with self._within(seconds):
+            return self._next_frame(max_bytes)
 
     def receive(self) -> bytes:
         """Receives the next frame, which may be a beat.
@@ -162,7 +175,7 @@ class Frames:
         Raises:
           OSError: no frame comes, or it is too long.
         """
-        return self._next(self.most)
+        return self._next_frame(self.max_bytes)
 
     def close(self) -> None:
         """Ends the connection; what has left is not lost."""
@@ -172,7 +185,7 @@ class Frames:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def why(self, error: Exception) -> str:
+    def end_reason(self, error: Exception) -> str:
         """Why the connection has ended, given the error of `receive` or `send`."""
         error = self._failure or error
         if isinstance(error, TimeoutError):
@@ -182,20 +195,20 @@ class Frames:
         return f"what it has sent could not be taken: {error!r}"
 
     @contextlib.contextmanager
-    def _until(self, seconds: float):
+    def _within(self, seconds: float):
         self._deadline = time.monotonic() + seconds
         try:
             yield
         finally:
             self._deadline = None
 
-    def _next(self, most: int) -> bytes:
-        while (frame := take_frame(self._received, most)) is None:
-            data = self._arrived()
+    def _next_frame(self, max_bytes: int) -> bytes:
+        while (frame := take_frame(self._received, max_bytes)) is None:
+            data = self._receive_bytes()
             self._received += data if self._tls is None else self._tls.decrypt(data)
         return frame
 
-    def _arrived(self) -> bytes:
+    def _receive_bytes(self) -> bytes:
         """The next bytes from the socket."""
         while True:
             wait = self.silence
@@ -204,7 +217,7 @@ class Frames:
             if not self._readable.poll(None if wait is None else 1e3 * wait):
                 raise TimeoutError(*(["it does not answer"] if self._deadline is not None else []))
             try:
-                data = self._socket.recv(AT_ONCE)
+                data = self._socket.recv(READ_SIZE)
             except BlockingIOError:
                 continue
             if not data:
@@ -213,10 +226,10 @@ class Frames:
 
     def _send_raw(self, data: bytes) -> None:
         with self._sending:
-            self._queue(data)
-        self._drain()
+            self._send_or_queue(data)
+        self._send_all_queued()
 
-    def _queue(self, data: bytes) -> None:
+    def _send_or_queue(self, data: bytes) -> None:
         """Sends what the system takes now, and keeps the rest; the caller holds `_sending`."""
         if not self._unsent:
             with contextlib.suppress(BlockingIOError):
@@ -226,7 +239,7 @@ class Frames:
                 data = data[count:]
         self._unsent += data
 
-    def _push(self) -> None:
+    def _send_queued(self) -> None:
         """Sends what the system takes now of what was kept; the caller holds `_sending`."""
         while self._unsent:
             try:
@@ -237,11 +250,11 @@ class Frames:
             if not self._unsent:
                 self._sending.notify_all()
 
-    def _drain(self) -> None:
+    def _send_all_queued(self) -> None:
         """Waits until everything has left."""
         while True:
             with self._sending:
-                self._push()
+                self._send_queued()
                 if not self._unsent:
                     return
             writable = select.poll()  # one thread may use it at a time
@@ -249,15 +262,17 @@ class Frames:
             if not writable.poll(None if self.silence is None else 1e3 * self.silence):
                 raise TimeoutError(f"it took nothing for {self.silence:g} s")
 
-    def _receive(self, take: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+    def _receive_all(
+        self, on_frame: Callable[[bytes], None], on_lost: Callable[[str], None]
+    ) -> None:
         try:
             while True:
                 if frame := self.receive():
-                    take(frame)
+                    on_frame(frame)
         except Exception as error:  # or all would wait for a dead thread
-            self._fail(error, lost)
+            self._fail(error, on_lost)
 
-    def _beat(self, seconds: float, lost: Callable[[str], None] | None) -> None:
+    def _send_beats(self, seconds: float, on_lost: Callable[[str], None] | None) -> None:
         try:
             while True:
                 with self._sending:
@@ -268,16 +283,16 @@ class Frames:
                 if idle:
                     self.send(b"")
                 else:
-                    self._drain()
+                    self._send_all_queued()
         except OSError as error:
-            self._fail(error, lost)
+            self._fail(error, on_lost)
 
-    def _fail(self, error: Exception, lost: Callable[[str], None] | None = None) -> None:
+    def _fail(self, error: Exception, on_lost: Callable[[str], None] | None = None) -> None:
         """Ends the connection, unless it has ended; the first failure is why."""
         with self._sending:
             if self._closed:
                 return
             self._failure = self._failure or error
         self.close()
-        if lost is not None:
-            lost(self.why(error))
+        if on_lost is not None:
+            on_lost(self.end_reason(error))

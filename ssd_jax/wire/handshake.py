@@ -14,11 +14,11 @@ from ssd_jax.wire.frames import Frames
 
 VERSION = 11
 """Version of everything that two processes say to each other; both ends must have the same."""
-LONGEST = 2**10
+MAX_FRAME = 2**10
 """Most bytes of a frame before the proofs."""
-_START = b"SSD"
-_HELLO = len(_START) + 1 + 32  # bytes
-_YES, _NO = b"\1", b"\0"
+_MAGIC = b"SSD"
+_HELLO_SIZE = len(_MAGIC) + 1 + 32  # bytes
+_ACCEPT, _REFUSE = b"\1", b"\0"
 _CLIENT, _SERVER = b"client", b"server"
 
 
@@ -29,32 +29,32 @@ class RefusedError(Exception):
       kind: a word for the reason, by which logs tell refusals apart.
     """
 
-    def __init__(self, why: str, kind: str = "refused") -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, kind: str = "refused") -> None:
+        super().__init__(reason)
         self.kind = kind
 
 
 def hello() -> bytes:
     """A new hello."""
-    return _START + bytes([VERSION]) + secrets.token_bytes(_HELLO - len(_START) - 1)
+    return _MAGIC + bytes([VERSION]) + secrets.token_bytes(_HELLO_SIZE - len(_MAGIC) - 1)
 
 
-def admit(secret: bytes, hello: bytes, answer: bytes) -> bytes:
+def admit(secret: bytes, server_hello: bytes, answer: bytes) -> bytes:
     """What the end that listens says last to who has answered its hello.
 
     Raises:
       RefusedError: the other end has another version or secret; `refusal` tells it so.
     """
     _check_version(answer)
-    theirs, proof = answer[:_HELLO], answer[_HELLO:]
-    if not hmac.compare_digest(proof, _proof(secret, _CLIENT, hello + theirs)):
+    client_hello, proof = answer[:_HELLO_SIZE], answer[_HELLO_SIZE:]
+    if not hmac.compare_digest(proof, _proof(secret, _CLIENT, server_hello + client_hello)):
         raise RefusedError("it does not know the token", "token")
-    return _YES + _proof(secret, _SERVER, hello + theirs)
+    return _ACCEPT + _proof(secret, _SERVER, server_hello + client_hello)
 
 
 def refusal(error: RefusedError) -> bytes:
     """What the end that listens says last to who is refused."""
-    return _NO + ("its token is another" if error.kind == "token" else str(error)).encode()
+    return _REFUSE + ("its token is another" if error.kind == "token" else str(error)).encode()
 
 
 def enter(frames: Frames, secret: bytes, seconds: float) -> None:
@@ -67,14 +67,16 @@ def enter(frames: Frames, secret: bytes, seconds: float) -> None:
       RefusedError: one end refuses the other.
       OSError: the other end does not answer.
     """
-    theirs = frames.first(seconds, most=LONGEST)
-    ours = hello()
-    frames.send(ours + _proof(secret, _CLIENT, theirs + ours))
-    _check_version(theirs)  # so that both ends tell of it
-    verdict = frames.first(seconds, most=LONGEST)
-    if verdict[:1] == _NO:
+    server_hello = frames.receive_first(seconds, max_bytes=MAX_FRAME)
+    client_hello = hello()
+    frames.send(client_hello + _proof(secret, _CLIENT, server_hello + client_hello))
+    _check_version(server_hello)  # so that both ends tell of it
+    verdict = frames.receive_first(seconds, max_bytes=MAX_FRAME)
+    if verdict[:1] == _REFUSE:
         raise RefusedError(verdict[1:].decode(errors="replace"))
-    if not hmac.compare_digest(verdict, _YES + _proof(secret, _SERVER, theirs + ours)):
+    if not hmac.compare_digest(
+        verdict, _ACCEPT + _proof(secret, _SERVER, server_hello + client_hello)
+    ):
         raise RefusedError("it does not know the token itself")
 
 
@@ -83,9 +85,9 @@ def _proof(secret: bytes, end: bytes, hellos: bytes) -> bytes:
 
 
 def _check_version(hello: bytes) -> None:
-    if hello[: len(_START)] != _START or len(hello) < _HELLO:
+    if hello[: len(_MAGIC)] != _MAGIC or len(hello) < _HELLO_SIZE:
         raise RefusedError("it speaks another protocol", "protocol")
-    version = hello[len(_START)]
+    version = hello[len(_MAGIC)]
     if version != VERSION:
         raise RefusedError(
             f"version {version} of the protocol, and version {VERSION} here; install the same "

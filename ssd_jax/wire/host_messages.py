@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import Report
-from ssd_jax.wire.codec import plain
+from ssd_jax.wire.codec import to_plain
 from ssd_jax.wire.messages import Count, Number, PackedArray
 
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
@@ -112,12 +112,12 @@ class Call(HostMessage, frozen=True):
     """From the leader: a call of an engine's role, which the leader makes at the same time.
 
     Attributes:
-      before: checksum of all calls before this one; a follower that has made others has erred.
+      history: checksum of all calls before this one; a follower that has made others has erred.
       engine: number of the engine.
       arguments: see `CALLS`.
     """
 
-    before: int
+    history: int
     engine: Count
     role: Role
     method: str
@@ -125,14 +125,14 @@ class Call(HostMessage, frozen=True):
 
 
 def _array(_kind: type, value: Any) -> np.ndarray:
-    array = msgspec.convert(value, PackedArray)
-    return np.frombuffer(array.data, f"<{array.dtype}").reshape(array.shape)
+    packed = msgspec.convert(value, PackedArray)
+    return np.frombuffer(packed.data, f"<{packed.dtype}").reshape(packed.shape)
 
 
 _Setup = Greeting | Facts | Go | LeaderSettings | LoadReport
 _Messages = _Setup | Refuse | End | SeenOutcome | Call
 _DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
-encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode
 """One message as bytes; arrays become a `PackedArray` of 32-bit integers or floats."""
 
 
@@ -145,8 +145,8 @@ def decode(frame: bytes) -> Any:
     try:
         message = _DECODER.decode(frame)
         if isinstance(message, Call):
-            kinds = CALLS[message.role][message.method]
-            arguments = msgspec.convert(message.arguments, kinds, dec_hook=_array)
+            types = CALLS[message.role][message.method]
+            arguments = msgspec.convert(message.arguments, types, dec_hook=_array)
             message = msgspec.structs.replace(message, arguments=arguments)
         return message
     except Exception as error:  # msgspec raises several kinds; each means garbage

@@ -28,14 +28,14 @@ from ssd_jax.sampling.rules import RULES, RuleName
 
 MAX_WORK = 256
 """Most spans of work that an answer reports."""
-_MOST = 2**31
+_MAX_INT = 2**31
 _CLASSES = len(EDGES) + 1
 
-Count = Annotated[int, Meta(ge=0, lt=_MOST)]
+Count = Annotated[int, Meta(ge=0, lt=_MAX_INT)]
 Number = Annotated[int, Meta(ge=0)]
 """Number of a message; each message of a stream has a higher one than the message before."""
 Text = Annotated[str, Meta(max_length=2**16)]
-_REASON = 2**13  # characters
+_MAX_REASON = 2**13  # characters
 Seconds = Annotated[float, Meta(ge=0, lt=1e10)]
 """Time on a monotonic clock, which never shows more than three hundred years."""
 
@@ -63,7 +63,7 @@ class Entries(NamedTuple):
 
     shape: str
     low: int = 0
-    high: int | str = _MOST
+    high: int | str = _MAX_INT
     dtype: str = "i4"
 
     def read(self, name: str, packed: PackedArray, sizes: dict[str, int]) -> np.ndarray:
@@ -72,18 +72,18 @@ class Entries(NamedTuple):
         Raises:
           ProtocolError: its type or shape is not as described.
         """
-        given, names = packed.shape, self.shape.split()
-        wanted = tuple(
-            sizes.setdefault(name, given[axis] if axis < len(given) else 0)
+        shape, names = packed.shape, self.shape.split()
+        expected = tuple(
+            sizes.setdefault(name, shape[axis] if axis < len(shape) else 0)
             for axis, name in enumerate(names)
         )
-        size = 4 * math.prod(wanted)
-        if (packed.dtype, given, len(packed.data)) != (self.dtype, wanted, size):
+        size = 4 * math.prod(expected)
+        if (packed.dtype, shape, len(packed.data)) != (self.dtype, expected, size):
             raise ProtocolError(
-                f"{name} is {packed.dtype[:9]}{list(given)} of {len(packed.data)} bytes instead of "
-                f"{self.dtype}{list(wanted)}"
+                f"{name} is {packed.dtype[:9]}{list(shape)} of {len(packed.data)} bytes instead of "
+                f"{self.dtype}{list(expected)}"
             )
-        return np.frombuffer(packed.data, f"<{self.dtype}").reshape(wanted)
+        return np.frombuffer(packed.data, f"<{self.dtype}").reshape(expected)
 
 
 class DraftMessage(
@@ -91,14 +91,14 @@ class DraftMessage(
 ):
     """Base of all messages."""
 
-    def check(self, about: DraftSpec) -> None:
+    def check(self, spec: DraftSpec) -> None:
         """Raises: ProtocolError: the parts fit, but not each other."""
 
 
 class DraftSpec(DraftMessage, frozen=True, kw_only=True):
     """What a draft is, and what it is loaded with; the same at both ends. Opens a stream.
 
-    A worker that the engine has started is told it at its start, too, and must be equal.
+    A worker that the engine has started also gets it at its start, and the two must be equal.
 
     Attributes:
       model: `OpenedModel.identity` of the draft.
@@ -159,16 +159,16 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
         }
 
     @override
-    def check(self, about: DraftSpec) -> None:
+    def check(self, spec: DraftSpec) -> None:
         for name in ("k", "support", "branches"):
-            _within(name, getattr(self.drafting, name), _MOST)
+            _within(name, getattr(self.drafting, name), _MAX_INT)
 
     def difference(self, other: DraftSpec) -> str | None:
         """The first field in which another spec differs, and both values; None if none does."""
-        theirs, ours = other.fields(), self.fields()
-        for name, value in ours.items():
-            if theirs[name] != value:
-                return f"{name} is another: {value!r}, not {theirs[name]!r}"
+        other_fields, fields = other.fields(), self.fields()
+        for name, value in fields.items():
+            if other_fields[name] != value:
+                return f"{name} is another: {value!r}, not {other_fields[name]!r}"
         return None
 
     def fields(self) -> dict[str, Any]:
@@ -181,10 +181,10 @@ class Welcome(DraftMessage, frozen=True):
     """Answers a `DraftSpec` that fits."""
 
 
-def shortened(reason: object) -> str:
-    """What is told of why a worker gives up, as short as a message or its first line must be."""
+def shorten(reason: object) -> str:
+    """The reason why a worker gives up, cut to what a message or its first line may have."""
     text = str(reason)
-    return text if len(text) <= _REASON else f"{text[:_REASON]} ..."
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]} ..."
 
 
 class Refused(DraftMessage, frozen=True):
@@ -197,16 +197,17 @@ class Open(DraftMessage, frozen=True):
     """A new request in a slot. `epoch` counts requests; messages with another epoch are stale."""
 
     number: Number
-    epoch: Annotated[int, Meta(ge=1, lt=_MOST)]
+    epoch: Annotated[int, Meta(ge=1, lt=_MAX_INT)]
     opening: SlotOpening
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`. Sampling parameters check themselves."""
+    @override
+    def check(self, spec: DraftSpec) -> None:
+        # Sampling parameters check themselves.
         opening = self.opening
-        _within("slot", opening.slot, about.slots)
+        _within("slot", opening.slot, spec.slots)
         biased, words = (token for token, _ in opening.params.logit_bias), opening.bad_word_ids
         for token in itertools.chain(opening.banned, biased, *words):
-            _within("token", token, about.tokens)
+            _within("token", token, spec.tokens)
         _within("number of bad words", len(words), MAX_BAD_WORDS + 1)
         for word in words:
             _within("number of tokens of a bad word", len(word), MAX_BAD_WORD_TOKENS + 1)
@@ -214,11 +215,11 @@ class Open(DraftMessage, frozen=True):
                 raise ProtocolError("a bad word without tokens")
         _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
         _within("index", opening.index, 2**32)
-        _within("ban_before", opening.ban_before, about.context + 1)
-        _within("prompt", opening.prompt, _MOST)
-        if about.pages or opening.pages:
-            _check_pages(opening.pages, about)
-            _within("reused", opening.reused, len(opening.pages) * about.page_size)
+        _within("ban_before", opening.ban_before, spec.context + 1)
+        _within("prompt", opening.prompt, _MAX_INT)
+        if spec.pages or opening.pages:
+            _check_pages(opening.pages, spec)
+            _within("reused", opening.reused, len(opening.pages) * spec.page_size)
         elif opening.reused:
             raise ProtocolError(f"{opening.reused} positions reused, where slots share no pages")
 
@@ -231,10 +232,10 @@ class MorePages(DraftMessage, frozen=True):
     epoch: Count
     pages: tuple[Count, ...]
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`."""
-        _within("slot", self.slot, about.slots)
-        _check_pages(self.pages, about)
+    @override
+    def check(self, spec: DraftSpec) -> None:
+        _within("slot", self.slot, spec.slots)
+        _check_pages(self.pages, spec)
 
 
 class Prefill(DraftMessage, frozen=True):
@@ -246,12 +247,12 @@ class Prefill(DraftMessage, frozen=True):
     offset: Count
     tokens: Annotated[np.ndarray, Entries("n", 0, "V")]
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`."""
-        _within("slot", self.slot, about.slots)
+    @override
+    def check(self, spec: DraftSpec) -> None:
+        _within("slot", self.slot, spec.slots)
         end = self.offset + self.tokens.size
-        if not self.tokens.size or end > about.context:
-            raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {about.context}")
+        if not self.tokens.size or end > spec.context:
+            raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {spec.context}")
 
 
 class RecordMessage(DraftMessage, frozen=True):
@@ -279,11 +280,11 @@ class RecordMessage(DraftMessage, frozen=True):
     lowered: Annotated[np.ndarray, Entries("B K")]
     sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`."""
+    @override
+    def check(self, spec: DraftSpec) -> None:
         if self.drafts.any() and (self.drafts * ((self.winner >= 0) | (self.limit > 0))).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
-        _within("committed", self.committed.shape[1], about.context + 1)
+        _within("committed", self.committed.shape[1], spec.context + 1)
 
 
 class ExpandMessage(DraftMessage, frozen=True):
@@ -302,10 +303,10 @@ class ExpandMessage(DraftMessage, frozen=True):
     lowered: Annotated[np.ndarray, Entries("B K")]
     forwards: Count
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`."""
-        _within("number of branches", int(self.counts.sum(axis=1).max()), about.branches + 1)
-        _within("forwards", self.forwards, about.k + 2)
+    @override
+    def check(self, spec: DraftSpec) -> None:
+        _within("number of branches", int(self.counts.sum(axis=1).max()), spec.branches + 1)
+        _within("forwards", self.forwards, spec.k + 2)
         if not self.forwards:
             raise ProtocolError("an expansion without forwards")
 
@@ -313,7 +314,7 @@ class ExpandMessage(DraftMessage, frozen=True):
 class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A span of the worker's work; see `activity.Busy`."""
 
-    what: Annotated[str, Meta(max_length=16)]
+    kind: Annotated[str, Meta(max_length=16)]
     begin: Seconds
     end: Seconds
 
@@ -335,17 +336,17 @@ class RoundAnswer(DraftMessage, frozen=True):
     received: Seconds
     sent: Seconds
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`."""
+    @override
+    def check(self, spec: DraftSpec) -> None:
         if self.received > self.sent:
             raise ProtocolError(f"sent at {self.sent}, received at {self.received}")
-        until = 0.0
+        previous_end = 0.0
         for span in self.work:
-            if span.what not in WORK:
-                raise ProtocolError(f"{span.what!r} is no work")
-            if not until <= span.begin <= span.end:
-                raise ProtocolError(f"work from {span.begin} to {span.end}, after {until}")
-            until = span.end
+            if span.kind not in WORK:
+                raise ProtocolError(f"{span.kind!r} is no work")
+            if not previous_end <= span.begin <= span.end:
+                raise ProtocolError(f"work from {span.begin} to {span.end}, after {previous_end}")
+            previous_end = span.end
 
 
 class RecordTokens(RoundAnswer, frozen=True):
@@ -361,7 +362,7 @@ class RecordTokens(RoundAnswer, frozen=True):
     tokens: Annotated[np.ndarray, Entries("R K", 0, "V")]
     confidence: Annotated[np.ndarray, Entries("R K", UNKNOWN, _CLASSES)]
     sampled: Annotated[np.ndarray, Entries("S", 0, "B")]
-    support: Annotated[np.ndarray, Entries("S K N", -_MOST)]
+    support: Annotated[np.ndarray, Entries("S K N", -_MAX_INT)]
     q: Annotated[np.ndarray, Entries("S K N", dtype="f4")]
 
 
@@ -375,10 +376,10 @@ class BranchMessage(RoundAnswer, frozen=True):
     tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
     confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
 
-    def check(self, about: DraftSpec) -> None:
-        """See `DraftMessage.check`."""
-        super().check(about)
-        _within("forwards", self.forwards, about.k + 2)
+    @override
+    def check(self, spec: DraftSpec) -> None:
+        super().check(spec)
+        _within("forwards", self.forwards, spec.k + 2)
 
 
 MESSAGES = (
@@ -395,13 +396,13 @@ MESSAGES = (
 )
 
 
-def _check_pages(pages: Sequence[int], about: DraftSpec) -> None:
-    if not about.pages:
+def _check_pages(pages: Sequence[int], spec: DraftSpec) -> None:
+    if not spec.pages:
         raise ProtocolError("pages, where slots share none")
     for page in pages:
-        _within("page", page, about.pages)
-    most = -(-about.context // about.page_size)
-    _within("number of pages", len(pages) - 1, most)
+        _within("page", page, spec.pages)
+    max_pages = -(-spec.context // spec.page_size)
+    _within("number of pages", len(pages) - 1, max_pages)
 
 
 def _within(name: str, value: int, end: int) -> None:

@@ -21,12 +21,12 @@ class Names(NamedTuple):
     key: str
 
 
-OF_ENGINE = Names("draft_token_file", "draft_tls_ca", "draft_tls_cert", "draft_tls_key")
-OF_WORKER = Names("token_file", "tls_client_ca", "tls_cert", "tls_key")
+ENGINE_SETTINGS = Names("draft_token_file", "draft_tls_ca", "draft_tls_cert", "draft_tls_key")
+WORKER_SETTINGS = Names("token_file", "tls_client_ca", "tls_cert", "tls_key")
 
 
 class Files(NamedTuple):
-    """Paths as given; None for none.
+    """Paths of files; None for none.
 
     Attributes:
       token: the secret that both ends have.
@@ -49,26 +49,26 @@ class Files(NamedTuple):
           InputError: other hosts can reach the address, without TLS or without a token or
             certificates, or the files do not go together.
         """
-        names = OF_WORKER if serves else OF_ENGINE
+        names = WORKER_SETTINGS if serves else ENGINE_SETTINGS
         if (self.cert is None) != (self.key is None):
             raise InputError(f"{names.cert} and {names.key} go together; give both or neither")
-        needed, flag = (self.cert, names.cert) if serves else (self.ca, names.ca)
-        if needed is None and (self.ca or self.cert):
+        required, flag = (self.cert, names.cert) if serves else (self.ca, names.ca)
+        if required is None and (self.ca or self.cert):
             raise InputError(f"TLS needs {flag}; give it, or no certificates at all")
         if address.loopback:
             return
-        if needed is None:
+        if required is None:
             raise InputError(
                 f"{address} is no address of this host alone, and without TLS anybody between "
                 f"could read and change what is sent; give {flag}"
                 + (f" and {names.key}" if serves else "")
             )
-        known = self.ca if serves else self.cert
-        if self.token is None and known is None:
-            other = names.ca if serves else names.cert
+        peer_certificates = self.ca if serves else self.cert
+        if self.token is None and peer_certificates is None:
+            alternative = names.ca if serves else names.cert
             raise InputError(
                 f"{address} can be reached by others; give {names.token}, a file with a secret "
-                f"that both ends have, or {other}"
+                f"that both ends have, or {alternative}"
             )
 
     def read_token(self, name: str) -> str:
@@ -81,7 +81,7 @@ class Files(NamedTuple):
             return ""
         return read_secret(self.token, name)
 
-    def of_engine(self) -> ssl.SSLContext | None:
+    def engine_context(self) -> ssl.SSLContext | None:
         """Whom an engine trusts, and its certificate; None without TLS.
 
         Raises:
@@ -90,10 +90,10 @@ class Files(NamedTuple):
         if self.ca is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._load(context, OF_ENGINE)
+        self._load(context, ENGINE_SETTINGS)
         return context
 
-    def of_worker(self) -> ssl.SSLContext | None:
+    def worker_context(self) -> ssl.SSLContext | None:
         """A worker's certificate; None without TLS. With a `ca`, engines need certificates.
 
         Raises:
@@ -105,7 +105,7 @@ class Files(NamedTuple):
         context.num_tickets = 0  # no session is resumed
         if self.ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-        self._load(context, OF_WORKER)
+        self._load(context, WORKER_SETTINGS)
         return context
 
     def _load(self, context: ssl.SSLContext, names: Names) -> None:
@@ -113,27 +113,25 @@ class Files(NamedTuple):
             None if path is None else _readable(path, name)
             for path, name in zip(self[1:], names[1:], strict=True)
         )
-        wrong = names.cert
+        failed = names.cert
         try:
             if cert is not None:
                 context.load_cert_chain(cert, key, password=lambda: "")
-            wrong = names.ca
+            failed = names.ca
             if ca is not None:
                 context.load_verify_locations(ca)
         except ssl.SSLError as error:
             raise InputError(
-                f"{wrong} = {getattr(self, 'cert' if wrong == names.cert else 'ca')!r} does not "
+                f"{failed} = {getattr(self, 'cert' if failed == names.cert else 'ca')!r} does not "
                 f"hold certificates in PEM, or {names.key} not their key: {error}"
             ) from None
 
 
-def _readable(path: str, name: str) -> Path:
-    _read(path, name)
-    return user_path(path)
-
-
-def _read(path: str, name: str) -> bytes:
+def _readable(path: str, setting: str) -> Path:
+    """The path of a file that can be read."""
+    file = user_path(path)
     try:
-        return user_path(path).read_bytes()
+        file.read_bytes()
     except OSError as error:
-        raise InputError(f"{name} = {path!r} cannot be read: {error.strerror}") from None
+        raise InputError(f"{setting} = {path!r} cannot be read: {error.strerror}") from None
+    return file

@@ -17,7 +17,7 @@ _UNIX = "unix:"
 _PAUSE = 0.01  # seconds before a listener that has no place for another is tried again
 
 
-class Listening(NamedTuple):
+class Endpoint(NamedTuple):
     """A socket that listens.
 
     Attributes:
@@ -30,32 +30,32 @@ class Listening(NamedTuple):
     file: int = -1
 
 
-def listen(host: str, port: int) -> Listening:
+def listen(host: str, port: int) -> Endpoint:
     """Listens at an address of this machine; without `host` at all of them, IPv6 and IPv4.
 
     Raises:
       OSError: the address cannot be had.
     """
-    both = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    is_dual_stack = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual_stack else socket.AF_INET
     if host:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server(
-        (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual_stack
     )
-    shown = f"[{host}]" if ":" in host else host
-    return Listening(listener, f"{shown}:{listener.getsockname()[1]}")
+    host_text = f"[{host}]" if ":" in host else host
+    return Endpoint(listener, f"{host_text}:{listener.getsockname()[1]}")
 
 
-def listen_here() -> Listening:
+def listen_locally() -> Endpoint:
     """Listens for processes of this host: on Linux for those of this user alone."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # no /proc, or no directory to write to
-            return _unnamed()
+            return _unnamed_unix_socket()
     return listen("127.0.0.1", 0)
 
 
-def _unnamed() -> Listening:
+def _unnamed_unix_socket() -> Endpoint:
     """A Unix socket whose name is removed at once, so that no file is left however a process ends.
 
     Its address is the process's open file in /proc, which is as private as the process itself. The
@@ -64,19 +64,19 @@ def _unnamed() -> Listening:
     directory = tempfile.mkdtemp(prefix="ssd-jax-")
     listener = socket.socket(socket.AF_UNIX)
     try:
-        inside = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            listener.bind(f"/proc/self/fd/{inside}/draft")
+            listener.bind(f"/proc/self/fd/{directory_fd}/draft")
             listener.listen(_BACKLOG)
-            file = os.open("draft", os.O_PATH, dir_fd=inside)
+            file = os.open("draft", os.O_PATH, dir_fd=directory_fd)
         finally:
-            os.close(inside)
+            os.close(directory_fd)
     except BaseException:
         listener.close()
         raise
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return Listening(listener, f"{_UNIX}/proc/{os.getpid()}/fd/{file}", file)
+    return Endpoint(listener, f"{_UNIX}/proc/{os.getpid()}/fd/{file}", file)
 
 
 def host_of(address: str) -> str:
@@ -85,51 +85,52 @@ def host_of(address: str) -> str:
 
 
 def connect(
-    address: str, seconds: float, tried: Callable[[socket.socket], None] = lambda _: None
+    address: str, seconds: float, on_socket: Callable[[socket.socket], None] = lambda _: None
 ) -> socket.socket:
     """Connects to an address.
 
     Args:
       seconds: how long to try each address of a host.
-      tried: is called with each socket before it is connected; whoever shuts it down ends the wait.
+      on_socket: is called with each socket before it is connected; shutting it down ends the
+        wait.
 
     Raises:
       OSError: nobody listens there.
     """
     if address.startswith(_UNIX):
-        return _connect_here(address.removeprefix(_UNIX), seconds, tried)
+        return _connect_locally(address.removeprefix(_UNIX), seconds, on_socket)
     port = int(address.rpartition(":")[2])
     error: OSError | None = None
-    for family, kind, protocol, _, where in socket.getaddrinfo(
+    for family, kind, protocol, _, remote in socket.getaddrinfo(
         host_of(address), port, type=socket.SOCK_STREAM
     ):
-        end = socket.socket(family, kind, protocol)
+        connecting = socket.socket(family, kind, protocol)
         try:
-            tried(end)
-            end.settimeout(seconds)
-            end.connect(where)
-            return end
-        except OSError as why:
-            end.close()
-            error = why
+            on_socket(connecting)
+            connecting.settimeout(seconds)
+            connecting.connect(remote)
+            return connecting
+        except OSError as failure:
+            connecting.close()
+            error = failure
     raise error or OSError(f"{address} is no address")
 
 
-def _connect_here(
-    path: str, seconds: float, tried: Callable[[socket.socket], None]
+def _connect_locally(
+    path: str, seconds: float, on_socket: Callable[[socket.socket], None]
 ) -> socket.socket:
-    end, until = socket.socket(socket.AF_UNIX), time.monotonic() + seconds
+    connecting, deadline = socket.socket(socket.AF_UNIX), time.monotonic() + seconds
     try:
-        tried(end)
-        end.setblocking(False)
+        on_socket(connecting)
+        connecting.setblocking(False)
         while True:
             try:
-                end.connect(path)
-                return end
+                connecting.connect(path)
+                return connecting
             except BlockingIOError:  # others wait to be accepted, and there is no place
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE)
     except BaseException:
-        end.close()
+        connecting.close()
         raise

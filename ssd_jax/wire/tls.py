@@ -20,11 +20,11 @@ class Tls:
     """
 
     def __init__(self, context: ssl.SSLContext, name: str | None = None) -> None:
-        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
-            self._arrived, self._leaving, server_side=name is None, server_hostname=name
+            self._incoming, self._outgoing, server_side=name is None, server_hostname=name
         )
-        self._using = threading.Lock()
+        self._lock = threading.Lock()
         self.ready = False
 
     def decrypt(self, data: bytes) -> bytes:
@@ -37,8 +37,8 @@ class Tls:
           ssl.SSLError: the other end is not who it should be, or speaks no TLS.
         """
         plain = bytearray()
-        with self._using:
-            self._arrived.write(data)
+        with self._lock:
+            self._incoming.write(data)
             try:
                 if not self.ready:
                     self._tls.do_handshake()
@@ -51,7 +51,7 @@ class Tls:
 
     def encrypt(self, data: bytes) -> bytes:
         """The bytes to send for `data`."""
-        with self._using:
+        with self._lock:
             if data:
                 self._tls.write(data)
-            return self._leaving.read()
+            return self._outgoing.read()

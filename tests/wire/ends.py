@@ -13,12 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from ssd_jax.wire import handshake
-from ssd_jax.wire.frames import framed
+from ssd_jax.wire.frames import with_length
 from ssd_jax.wire.listener import Limits
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.security import Files
-from ssd_jax.wire.sockets import connect, listen, listen_here
-from ssd_jax.wire.stream import Answers, Stream, StreamServer
+from ssd_jax.wire.sockets import connect, listen, listen_locally
+from ssd_jax.wire.stream import ServeStream, Stream, StreamServer
 
 KINDS = ("here", "port", "tls")
 TOKEN = "0123456789abcdef"
@@ -80,7 +80,7 @@ class Server(NamedTuple):
 @contextlib.contextmanager
 def serving(
     kind: str = "port",
-    answers: Answers = echo,
+    answers: ServeStream = echo,
     *,
     files: dict[str, str] | None = None,
     silence: float | None = None,
@@ -91,10 +91,13 @@ def serving(
     if kind == "tls":
         assert files is not None
         pair = {"cert": files["worker.cert"], "key": files["worker.key"]}
-        of_worker, of_engine = Files(**pair).of_worker(), Files(ca=files["ca"]).of_engine()
+        of_worker, of_engine = (
+            Files(**pair).worker_context(),
+            Files(ca=files["ca"]).engine_context(),
+        )
     server = StreamServer(
         answers,
-        listen_here() if kind == "here" else listen("127.0.0.1", 0),
+        listen_locally() if kind == "here" else listen("127.0.0.1", 0),
         TOKEN,
         SIZE,
         Refusals(),
@@ -128,7 +131,7 @@ def ended(connected: socket.socket, seconds: float = 10.0) -> bool:
 def answer(hello: bytes, *, version: int = handshake.VERSION, token: str = TOKEN) -> bytes:
     """What an engine of some version answers to a server's hello."""
     ours = b"SSD" + bytes([version]) + b"\5" * 32
-    return framed(ours + handshake._proof(token.encode(), b"client", hello + ours))
+    return with_length(ours + handshake._proof(token.encode(), b"client", hello + ours))
 
 
 def frame_of(connected: socket.socket) -> bytes:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ssd_jax.wire import frames as frames_module
-from ssd_jax.wire.frames import Frames, framed
+from ssd_jax.wire.frames import Frames, with_length
 from ssd_jax.wire.security import Files
 from ssd_jax.wire.tls import Tls
 from tests.waiting import eventually
@@ -40,7 +40,7 @@ def test_frames_come_as_they_were_sent(pair):
 def test_a_frame_that_need_not_have_left_is_not_waited_for(pair):
     """It leaves by itself, and others behind it."""
     one, other = pair
-    one.beat(60)
+    one.start_beats(60)
     large = [bytes([number]) * 2**20 for number in range(3)]
     began = time.monotonic()
     for frame in large:
@@ -69,7 +69,7 @@ def test_frames_of_several_threads_stay_whole(pair):
         threading.Thread(target=one.send, args=(frame,), kwargs={"wait": bool(number % 2)})
         for number, frame in enumerate(sent)
     ]
-    one.beat(60)
+    one.start_beats(60)
     for each in threads:
         each.start()
     assert sorted(other.receive() for _ in sent) == sent
@@ -80,7 +80,7 @@ def test_what_the_other_end_does_not_take_ends_the_connection(pair, wait):
     """A part may have left, which nothing else can follow."""
     one, other = pair
     lost = []
-    one.beat(60, lost.append)
+    one.start_beats(60, lost.append)
     if wait:
         with pytest.raises(TimeoutError):
             one.send(b"x" * 2**20)
@@ -89,17 +89,17 @@ def test_what_the_other_end_does_not_take_ends_the_connection(pair, wait):
         eventually(lambda: lost == ["it took nothing for 0.5 s"], 10)
     with pytest.raises(OSError, match="closed"):
         other.receive()
-    assert one.why(ConnectionError("later")) == "it took nothing for 0.5 s"
+    assert one.end_reason(ConnectionError("later")) == "it took nothing for 0.5 s"
 
 
 def test_a_frame_that_is_too_long_is_neither_sent_nor_received(pair):
     one, other = pair
-    one.most = other.most = 100
+    one.max_bytes = other.max_bytes = 100
     with pytest.raises(OSError, match="of 101 bytes is too long; at most 100 go"):
         one.send(b"x" * 101)
     one.send(b"x" * 100)
     assert other.receive() == b"x" * 100
-    one.most = 2**20
+    one.max_bytes = 2**20
     one.send(b"x" * 101)
     with pytest.raises(OSError, match="it has sent a message of 101 bytes; at most 100 go"):
         other.receive()
@@ -107,31 +107,31 @@ def test_a_frame_that_is_too_long_is_neither_sent_nor_received(pair):
 
 def test_silence_ends_a_connection_and_beats_do_not(pair):
     one, other = pair
-    one.beat(0.1)
+    one.start_beats(0.1)
     began = time.monotonic()
     while time.monotonic() < began + 1:
         assert other.receive() == b""
     with pytest.raises(TimeoutError) as raised:
         one.receive()
-    assert one.why(raised.value) == "it was silent for 0.5 s"
+    assert one.end_reason(raised.value) == "it was silent for 0.5 s"
 
 
 def test_a_first_frame_has_a_limit_of_its_own(pair):
     one, other = pair
     began = time.monotonic()
-    one._socket.send(framed(b"y" * 11)[:6])
+    one._socket.send(with_length(b"y" * 11)[:6])
     with pytest.raises(TimeoutError, match="does not answer"):
-        other.first(0.1, most=11)
+        other.receive_first(0.1, max_bytes=11)
     assert time.monotonic() - began < 0.4
     with pytest.raises(OSError, match="at most 10 go"):
-        other.first(5, most=10)
+        other.receive_first(5, max_bytes=10)
 
 
 def test_a_frame_that_cannot_be_taken_is_told_of():
     ends, lost = socket.socketpair(), []
     frames = Frames(ends[0], 5.0)
     frames.start(lambda frame: {}[frame], lost.append)
-    ends[1].sendall(framed(b"odd"))
+    ends[1].sendall(with_length(b"odd"))
     eventually(lambda: lost)
     assert lost == ["what it has sent could not be taken: KeyError(b'odd')"]
     for end in ends:
@@ -152,8 +152,8 @@ def test_an_end_that_closes_hears_of_no_loss(pair):
 def test_both_ends_may_send_at_once_what_is_encrypted(files):
     """OpenSSL allows one thread at a time for a connection."""
     ends = socket.socketpair()
-    of_worker = Files(cert=files["worker.cert"], key=files["worker.key"]).of_worker()
-    of_engine = Files(ca=files["ca"]).of_engine()
+    of_worker = Files(cert=files["worker.cert"], key=files["worker.key"]).worker_context()
+    of_engine = Files(ca=files["ca"]).engine_context()
     server = Tls(of_worker)
     client = Frames(ends[0], 20)
 
@@ -211,6 +211,6 @@ def test_one_read_takes_a_frame_and_those_that_follow(pair):
     one, other = pair
     one.send(b"a" * 1000)
     one.send(b"b" * 1000)
-    assert frames_module.AT_ONCE > 2008
+    assert frames_module.READ_SIZE > 2008
     assert other.receive() == b"a" * 1000
     assert bytes(other._received[4:]) == b"b" * 1000

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ssd_jax.wire import handshake, listener, refusals
-from ssd_jax.wire.frames import framed
+from ssd_jax.wire.frames import with_length
 from ssd_jax.wire.listener import Limits
 from ssd_jax.wire.stream import Stream, StreamError
 from tests.waiting import eventually
@@ -136,10 +136,10 @@ NOISE = [
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # as engines of earlier versions began
     struct.pack("<I", 2**32 - 1),
     struct.pack("<I", 2**11),
-    framed(b""),
-    framed(b"SSD"),
-    framed(b"no answer" * 20),
-    framed(b"\xff" * 68),
+    with_length(b""),
+    with_length(b"SSD"),
+    with_length(b"no answer" * 20),
+    with_length(b"\xff" * 68),
 ]
 
 
@@ -173,7 +173,7 @@ def test_what_was_overheard_is_of_no_use():
         first.sendall(proof)
         verdict = frame_of(first)
         assert verdict[:1] == b"\1"
-        for said in (proof, framed(proof[4:40] + verdict[1:])):
+        for said in (proof, with_length(proof[4:40] + verdict[1:])):
             second = server.stranger()
             frame_of(second)
             second.sendall(said)
@@ -198,15 +198,15 @@ def test_an_engine_says_nothing_to_a_worker_that_does_not_know_the_token(echoes)
         thread.start()
         connected, _ = impostor.accept()
         hello = handshake.hello()
-        connected.sendall(framed(hello))
+        connected.sendall(with_length(hello))
         proof = frame_of(connected)[-32:] if echoes else b"\0" * 32
-        connected.sendall(framed(b"\1" + proof))
+        connected.sendall(with_length(b"\1" + proof))
         assert ended(connected)
         thread.join(10)
     (error,) = errors
     assert str(error) == "it does not know the token itself"
     assert error.refused
-    assert not stream.heard
+    assert not stream.admitted
 
 
 def test_ends_of_two_versions_say_so_at_both(caplog):
@@ -220,7 +220,9 @@ def test_ends_of_two_versions_say_so_at_both(caplog):
     with socket.create_server(("127.0.0.1", 0)) as other:
         stream = Stream(f"127.0.0.1:{other.getsockname()[1]}", TOKEN, SIZE)
         threading.Thread(
-            target=lambda: other.accept()[0].sendall(framed(b"SSD" + bytes([newer]) + b"\0" * 32))
+            target=lambda: other.accept()[0].sendall(
+                with_length(b"SSD" + bytes([newer]) + b"\0" * 32)
+            )
         ).start()
         with pytest.raises(StreamError, match=f"{both}; install the same ssd_jax") as raised:
             next(stream.answers())
@@ -246,15 +248,15 @@ def test_a_worker_that_can_take_no_stream_takes_the_next(monkeypatch):
 
 
 def test_what_goes_wrong_with_one_stranger_concerns_no_other(monkeypatch, caplog):
-    hear, failures = listener._Stranger.hear, iter([ArithmeticError("unforeseen")])
+    read, failures = listener._Stranger.read, iter([ArithmeticError("unforeseen")])
 
     def failing(stranger, secret):
         for error in failures:
             raise error
-        return hear(stranger, secret)
+        return read(stranger, secret)
 
     with serving(limits=Limits(seconds=0.5)) as server:
-        monkeypatch.setattr(listener._Stranger, "hear", failing)
+        monkeypatch.setattr(listener._Stranger, "read", failing)
         stranger = server.stranger()
         stranger.sendall(b"x")
         assert ended(stranger, 5)

@@ -32,10 +32,10 @@ def test_messages_come_in_order_also_those_from_before_the_stream_is_open(kind, 
     with serving(kind, files=files) as server, opened(server) as stream:
         stream.send(b"1a")
         stream.send(b"2a")
-        assert not stream.heard
+        assert not stream.admitted
         answers = stream.answers()
         found = [next(answers)]
-        assert stream.heard
+        assert stream.admitted
         stream.send(b"3a")
         found += [next(answers), next(answers)]
         assert found == [b"a1", b"a2", b"a3"]
@@ -198,7 +198,7 @@ def test_a_stream_that_is_closed_while_nobody_answers_ends_at_once():
 
 
 def test_a_worker_that_does_not_answer_is_waited_for_no_longer_than_it_may(monkeypatch):
-    monkeypatch.setattr(streams, "_ANSWER", 0.2)
+    monkeypatch.setattr(streams, "_HANDSHAKE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         stream = Stream(f"127.0.0.1:{silent.getsockname()[1]}", TOKEN, SIZE)
         with pytest.raises(StreamError, match="it does not answer"):

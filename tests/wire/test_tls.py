@@ -22,7 +22,7 @@ def worker(files):
     started = []
 
     def start(**about):
-        tls = Files(**about).of_worker()
+        tls = Files(**about).worker_context()
         listening = listen("127.0.0.1", 0)
         started.append(StreamServer(echo, listening, TOKEN, SIZE, Refusals(), tls=tls))
         return started[-1].address
@@ -33,7 +33,7 @@ def worker(files):
 
 
 def asks(address, **about):
-    stream = Stream(address, TOKEN, SIZE, tls=Files(**about).of_engine())
+    stream = Stream(address, TOKEN, SIZE, tls=Files(**about).engine_context())
     stream.send(b"abc")
     try:
         return next(stream.answers())
@@ -66,7 +66,7 @@ def test_a_worker_with_an_authority_wants_its_certificates(worker, files, caplog
 
 
 def test_plain_text_and_tls_do_not_mix(worker, files, monkeypatch):
-    monkeypatch.setattr("ssd_jax.wire.stream._ANSWER", 0.5)
+    monkeypatch.setattr("ssd_jax.wire.stream._HANDSHAKE", 0.5)
     with pytest.raises(StreamError, match=r"does not answer|closed"):
         asks(worker(**pair(files, "worker")))
     with pytest.raises(StreamError, match="SSL"):
@@ -95,11 +95,11 @@ def test_files_that_are_no_pem_are_named(files, tmp_path):
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no certificate")
     own = pair(files, "worker")
-    assert Files(**own).of_worker() is not None
+    assert Files(**own).worker_context() is not None
     for wrong in ({"cert": str(nonsense)}, {"key": files["engine.key"]}):
         with pytest.raises(InputError, match=r"tls_cert = .* does not hold certificates in PEM"):
-            Files(**own | wrong).of_worker()
+            Files(**own | wrong).worker_context()
     with pytest.raises(InputError, match=r"draft_tls_ca = .* does not hold certificates in PEM"):
-        Files(ca=str(nonsense)).of_engine()
+        Files(ca=str(nonsense)).engine_context()
     with pytest.raises(InputError, match=r"draft_tls_ca = .* cannot be read"):
-        Files(ca=str(tmp_path / "missing")).of_engine()
+        Files(ca=str(tmp_path / "missing")).engine_context()

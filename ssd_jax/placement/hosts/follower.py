@@ -136,7 +136,7 @@ class Replay:
         Raises:
           SsdError: the calls before this one were not the leader's.
         """
-        if call.before != self._digest:
+        if call.history != self._digest:
             raise SsdError(f"after {self.calls} calls it has made others than the leader")
         pending = self._call(call)
         self._digest = zlib.crc32(frame, self._digest)

@@ -44,19 +44,19 @@ class Gathering:
         self._refusals = Refusals("hosts: a connection")
 
     @contextlib.contextmanager
-    def listening(self, host: str, port: int) -> Iterator[tuple[int, str]]:
+    def listen(self, host: str, port: int) -> Iterator[tuple[int, str]]:
         """Hears who comes to a port; gives the port, and the secret that followers must know.
 
         Raises:
           InputError: the port cannot be had.
         """
-        listening = listen(host, port, "give the leader another by stream=")
+        endpoint = listen(host, port, "give the leader another by stream=")
         secret = secrets.token_hex(32)
         listener = Listener(
-            listening, secret, self._greet, self._refusals, silence=self._silence, limits=_LIMITS
+            endpoint, secret, self._greet, self._refusals, silence=self._silence, limits=_LIMITS
         )
         try:
-            yield listening.socket.getsockname()[1], secret
+            yield endpoint.socket.getsockname()[1], secret
         finally:
             listener.stop()
 
@@ -78,12 +78,12 @@ class Gathering:
     def _greet(self, link: Frames) -> None:
         """Admits a follower; then the leader receives from it, and sends it beats."""
         try:
-            greeting = decode(link.first(_GREETING, most=_LONGEST))
+            greeting = decode(link.receive_first(_GREETING, max_bytes=_LONGEST))
             if not isinstance(greeting, Greeting):
                 raise OSError(f"its {type(greeting).__name__} is not waited for")
             self._admit(greeting, link)
         except OSError as error:
-            self._refusals.say("follower", link.why(error))
+            self._refusals.log("follower", link.end_reason(error))
             link.close()
         else:
             self._begin(greeting.index, link)

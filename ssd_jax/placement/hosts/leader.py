@@ -223,7 +223,7 @@ class Leader:
         """Waits for all followers; refuses connections without the secret."""
         address = Address.parse(self._job.address, "hosts")
         host = address.host if address.loopback else ""
-        with self._gathering.listening(host, hosts.stream) as (port, secret):
+        with self._gathering.listen(host, hosts.stream) as (port, secret):
             self._job.put(STREAM, f"{address.host} {port} {secret}")
             missing = self._gathering.wait(hosts.joining)
         if self._failure is not None:

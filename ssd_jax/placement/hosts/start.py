@@ -13,7 +13,7 @@ from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.system.leaving import leave
 from ssd_jax.wire import sockets
 from ssd_jax.wire.address import Address
-from ssd_jax.wire.sockets import Listening
+from ssd_jax.wire.sockets import Endpoint
 
 STREAM = "ssd_jax/stream"
 """Key of the text with the leader's address and the secret of the job."""
@@ -42,7 +42,7 @@ def refusal(why: str, status: int) -> SsdError:
     return InputError(why) if status == InputError.exit_status else SsdError(why)
 
 
-def listen(host: str, port: int, remedy: str) -> Listening:
+def listen(host: str, port: int, remedy: str) -> Endpoint:
     """See `sockets.listen`.
 
     Raises:

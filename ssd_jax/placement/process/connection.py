@@ -262,7 +262,7 @@ class Connection:
         for each in message.work:
             if each.begin >= self._worked_until:
                 begin, end = min(each.begin + later, now), min(each.end + later, now)
-                span = Busy(each.what, begin, end)
+                span = Busy(each.kind, begin, end)
                 self._work.append((span, message))
                 self._worked_until = each.end
 

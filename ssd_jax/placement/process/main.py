@@ -22,7 +22,7 @@ from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
 from ssd_jax.placement.visible import seen
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.cores import pin
-from ssd_jax.wire.messages import shortened
+from ssd_jax.wire.messages import shorten
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,10 +50,10 @@ def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
     try:
         server, report = start(settings)
     except SsdError as error:
-        report = WorkerReport(error=shortened(error))
+        report = WorkerReport(error=shorten(error))
     except Exception as error:
         traceback.print_exc()
-        report = WorkerReport(error=shortened(f"{type(error).__name__}: {error}"))
+        report = WorkerReport(error=shorten(f"{type(error).__name__}: {error}"))
     with output:
         output.write(msgspec.json.encode(report) + b"\n")
     if server is not None:

@@ -20,11 +20,11 @@ from ssd_jax.wire.messages import (
     ProtocolError,
     RecordMessage,
     Refused,
-    shortened,
+    shorten,
 )
 from ssd_jax.wire.refusals import Refusals
-from ssd_jax.wire.sockets import listen_here
-from ssd_jax.wire.stream import Answers, StreamServer, message_size
+from ssd_jax.wire.sockets import listen_locally
+from ssd_jax.wire.stream import ServeStream, StreamServer, message_size
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
@@ -64,12 +64,12 @@ def serve(
         return _answers(session(inbox.called), inbox.messages(greeting), refusals)
 
     limited = _at_most(streams, start, refusals)
-    return StreamServer(limited, listen_here(), token, message_size(about), refusals)
+    return StreamServer(limited, listen_locally(), token, message_size(about), refusals)
 
 
 def wanted_sessions(
     load: Load, size: int, refusals: Refusals, streams: int, greeting: float
-) -> Answers:
+) -> ServeStream:
     """Serves streams, each with the session that its engine wants.
 
     Args:
@@ -97,14 +97,14 @@ _NOTHING = DraftSpec(
 )
 
 
-def _at_most(streams: int, answers: Answers, refusals: Refusals) -> Answers:
+def _at_most(streams: int, answers: ServeStream, refusals: Refusals) -> ServeStream:
     """Serves `streams` streams at a time, and refuses others with a message."""
     free = threading.BoundedSemaphore(streams)
 
     def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
         if not free.acquire(timeout=_LEAVING):
             reason = f"it serves {streams} engines already, and no more; close some"
-            refusals.say("streams", reason)
+            refusals.log("streams", reason)
             yield _refusal(reason)
             return
         try:
@@ -157,7 +157,7 @@ class _Inbox:
         except Exception as error:  # whatever it is, nobody may go on waiting for messages
             _LOG.debug("a stream ended: %r", error)
             if not self._waiting and self.about is _NOTHING:
-                self.refusals.say("broken", f"it broke off before its first message: {error}")
+                self.refusals.log("broken", f"it broke off before its first message: {error}")
         self.ended.set()
         self._items.put(None)
 
@@ -187,7 +187,7 @@ class _Inbox:
 
 
 def _refusal(reason: object, where: str = "") -> bytes:
-    return codec.encode(Refused(reason=shortened(reason) + where))
+    return codec.encode(Refused(reason=shorten(reason) + where))
 
 
 def _answers(
@@ -199,7 +199,7 @@ def _answers(
             for answer in session.handle(message):
                 yield codec.encode(answer)
     except ProtocolError as error:
-        refusals.say(type(error).__name__, error)
+        refusals.log(type(error).__name__, error)
         yield _refusal(error)
     except Exception as error:
         _LOG.exception("a stream failed")
@@ -229,7 +229,7 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
     except LeftError as error:
         _LOG.info("%s", error)
     except ProtocolError as error:
-        inbox.refusals.say(type(error).__name__, error)
+        inbox.refusals.log(type(error).__name__, error)
         yield _refusal(error)
     except Exception as error:
         known = isinstance(error, SsdError)

@@ -131,7 +131,7 @@ class WorkerStreams:
             self.limit.settled()
             self.silence.settled()
             return
-        heard = link is not None and link.stream.heard
+        heard = link is not None and link.stream.admitted
         if heard:
             self.silence.settled()
         silent = not heard and self.silence.reached(where)

@@ -43,7 +43,7 @@ class FarWorker:
         self.starts = 1
         self._settings, self._where, self._files = settings, address, files
         self.link = Link(
-            open=functools.partial(Stream, tls=files.of_engine()),
+            open=functools.partial(Stream, tls=files.engine_context()),
             clock=address.loopback,
         )
         self._first: Connection | None = None
@@ -71,7 +71,7 @@ class FarWorker:
                 time.sleep(0.2)
                 self._first.close()
                 self._first = self._connect()
-            elif not self._first.stream.heard and now > began + ANSWER:
+            elif not self._first.stream.admitted and now > began + ANSWER:
                 raise InputError(self._trouble(self._first))
             elif now > told + _REMINDER:
                 told = now

@@ -29,7 +29,7 @@ from ssd_jax.wire.address import Address
 from ssd_jax.wire.messages import DraftSpec
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.sockets import listen
-from ssd_jax.wire.stream import Answers, StreamServer
+from ssd_jax.wire.stream import ServeStream, StreamServer
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint
@@ -118,7 +118,7 @@ def serve(
 
 def server_at(
     address: Address,
-    answers: Answers,
+    answers: ServeStream,
     token: str,
     tls: ssl.SSLContext | None,
     *,
@@ -131,13 +131,13 @@ def server_at(
       InputError: the address cannot be listened on.
     """
     try:
-        listening = listen(*address)
+        endpoint = listen(*address)
     except OSError:
         raise InputError(
             f"listen = {str(address)!r} cannot be listened on: it is no address of this host, or "
             "another program has the port"
         ) from None
-    return StreamServer(answers, listening, token, size, refusals, silence=_ENGINE_SILENCE, tls=tls)
+    return StreamServer(answers, endpoint, token, size, refusals, silence=_ENGINE_SILENCE, tls=tls)
 
 
 def devices_of(text: str | None) -> Devices | None:

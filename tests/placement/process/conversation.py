@@ -72,7 +72,7 @@ class Talk:
         self.answers = self.say(*messages)
 
     def say(self, *messages):
-        read = functools.partial(codec.decode, about=HELLO)
+        read = functools.partial(codec.decode, spec=HELLO)
         return [
             read(codec.encode(answer))
             for message in messages

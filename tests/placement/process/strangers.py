@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ssd_jax.placement.process.placement import DraftWorker
 from ssd_jax.wire import handshake
-from ssd_jax.wire.frames import framed
+from ssd_jax.wire.frames import with_length
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, run_of
@@ -51,7 +51,7 @@ def attack(address: str, kind: str, streams: int) -> None:
     """Comes as that many strangers, and leaves."""
     said = {
         "quiet": b"",
-        "guess": framed(handshake.hello() + bytes(32)),
+        "guess": with_length(handshake.hello() + bytes(32)),
         "huge": (2**32 - 1).to_bytes(4, "little"),
         "noise": os.urandom(1000),
     }[kind]

@@ -148,7 +148,7 @@ def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
     slow, end, ends = unmade(go)
     with served(draft=slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=end) as run:
         looks(run.draft, 1)
-        assert run.draft.streams.current.stream.heard
+        assert run.draft.streams.current.stream.admitted
         assert not run.draft.streams.current.ready
         go.set()
         assert run.draft.streams.wait_ready(30)

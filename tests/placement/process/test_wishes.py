@@ -85,14 +85,16 @@ def test_a_platform_other_than_the_targets_has_its_own_attention():
     assert dataclasses.replace(there, kind="remote").asked_of_worker("cpu") == "cpu"
 
 
-MOST = 2**20
+MAX_FRAME = 2**20
 
 
-@pytest.mark.parametrize(("device", "whose"), [(MOST, "each of its devices"), (None, "this host")])
+@pytest.mark.parametrize(
+    ("device", "whose"), [(MAX_FRAME, "each of its devices"), (None, "this host")]
+)
 def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypatch, device, whose):
     about = asked(slots=64, kv_memory=None)
     monkeypatch.setattr(memory, "device_limit", lambda _opened: device)
-    monkeypatch.setattr(memory, "memory_limit", lambda: (MOST, "this host"))
+    monkeypatch.setattr(memory, "memory_limit", lambda: (MAX_FRAME, "this host"))
     words = (
         r"64 slots of context = 320 with budget = 8 and k = 3 need \d+ MiB of the draft worker's "
         r"memory \(keys and values \d+ MiB, .* branches \d+ MiB\), and there are 0 MiB for this "
@@ -103,7 +105,7 @@ def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypa
 
 
 def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs, monkeypatch):
-    about, room = asked(), 64 * MOST
+    about, room = asked(), 64 * MAX_FRAME
     monkeypatch.setattr(loading, "DraftPrograms", lambda *_, **_more: None)
     menu = [SimpleNamespace(working_memory=room), SimpleNamespace(working_memory=0)]
     monkeypatch.setattr(loading.ExpansionPrograms, "menu", lambda *_: menu)
@@ -119,7 +121,7 @@ def test_what_fits_is_loaded(asked, no_programs, monkeypatch):
     about = asked()
     with pytest.raises(AssertionError, match="compiles"):
         load_sessions(about.spec, about.resources)
-    monkeypatch.setattr(memory, "memory_limit", lambda: (MOST // 4, "this host"))
+    monkeypatch.setattr(memory, "memory_limit", lambda: (MAX_FRAME // 4, "this host"))
     monkeypatch.setattr(loading, "check_memory", lambda *_, **_more: None)
     with pytest.raises(AssertionError, match="compiles"):
         load_sessions(about.spec, about.resources)

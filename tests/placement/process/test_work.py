@@ -93,7 +93,7 @@ def test_a_worker_process_has_the_clock_of_its_engine():
 
 def test_a_worker_that_works_in_the_future_or_lies_twice_spoils_figures_alone():
     def later(answer, said):
-        work = tuple(Work(each.what, each.begin + 1e3, each.end + 1e3) for each in answer.work)
+        work = tuple(Work(each.kind, each.begin + 1e3, each.end + 1e3) for each in answer.work)
         return [replace(answer, work=work)]
 
     def unless_welcome(change):

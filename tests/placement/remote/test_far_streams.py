@@ -108,7 +108,7 @@ def test_the_first_draft_takes_the_stream_over_which_its_worker_was_waited_for()
 
 
 def test_a_round_has_left_when_the_targets_forward_is_dispatched(monkeypatch):
-    monkeypatch.setattr(Frames, "_queue", lambda frames, data: frames._unsent.extend(data))
+    monkeypatch.setattr(Frames, "_send_or_queue", lambda frames, data: frames._unsent.extend(data))
     monkeypatch.setattr(client, "LEAVES", 60.0)
     asked, left = [], []
     running = serving()

@@ -47,7 +47,7 @@ def talk(address, messages, token=TOKEN):
     try:
         answers.extend(codec.decode(answer, HELLO) for answer in stream.answers())
     except StreamError as error:
-        if error.refused or not stream.heard:
+        if error.refused or not stream.admitted:
             raise
     finally:
         stream.close()
