@@ -27,9 +27,9 @@ from ssd_jax.roles.records import (
     Row,
     SlotOpening,
     no_branches,
+    no_promotion,
     record_request,
 )
-from ssd_jax.roles.records import promotion as no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.stored_jit import create_arrays

@@ -32,7 +32,7 @@ from ssd_jax.devices.expansion_steps import ExpansionSteps, StepContext
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import FunctionalModel, zeros
-from ssd_jax.roles.records import promotion as no_promotion
+from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of

@@ -108,8 +108,8 @@ class RoundLog:
             self._timer.apart()
 
     def read(self, flight: InFlight, outcomes: Outcomes, now: float, *, more: bool) -> None:
-        """Takes the outcome of a program, read at `now`; `more` if another is in flight."""
-        self._read.append((flight, outcomes, self._times.read(now, more=more)))
+        """Takes the outcome of a program, read at `now`; `in_flight` if another is in flight."""
+        self._read.append((flight, outcomes, self._times.read(now, in_flight=more)))
         if self._timer is not None:
             requests = () if flight.prompt else [state.request_id for _, state in flight.rows]
             self._timer.read(requests, flight.drafted, now)

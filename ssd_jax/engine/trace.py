@@ -195,7 +195,7 @@ class EngineTrace:
             # A new comparison of the clocks may differ from the last by its error.
             begin = max(span.begin, self._drafted.get(span.worker, 0.0))
             end = self._drafted[span.worker] = max(span.end, begin)
-            lane = self._number, "draft", span.what
+            lane = self._number, "draft", span.kind
             self._trace.add(Event(*lane, begin, end, {"slots": list(span.slots)}, span.worker))
 
     def host(self, name: str | None, now: float) -> None:

@@ -17,21 +17,21 @@ FORWARDS = ("expand", "grow")
 WORK = ("prefill", "draft", "promote", *FORWARDS)
 """All kinds of work."""
 
-_KEPT = 64  # spans of the target; draft work reported later than that counts as not hidden
+_MAX_SPANS = 64  # spans of the target; draft work reported later than that counts as not hidden
 
 
 class Busy(NamedTuple):
     """A piece of a draft's work.
 
     Attributes:
-      what: "prefill", "draft" (just in time), "promote" (a winner's keys and values, its q read),
+      kind: "prefill", "draft" (just in time), "promote" (a winner's keys and values, its q read),
         or one of `FORWARDS`; each ends with a wait for the device.
       begin, end: seconds.
       slots: slots that the work was for.
       worker: number of the draft that did it, where several share the work.
     """
 
-    what: str
+    kind: str
     begin: float
     end: float
     slots: Collection[int] = ()
@@ -60,8 +60,8 @@ class DraftCost(NamedTuple):
       busy, hidden: seconds of work for this slot (and others beside it), and the seconds of it
         that ran while the target was busy.
       steps: seconds of each forward of the branches.
-      bytes: see `Activity.bytes`, of all slots.
-      round_trip: see `Activity.round_trip`.
+      bytes: of all slots, as `Activity.bytes`.
+      round_trip: as `Activity.round_trip`.
     """
 
     busy: float
@@ -75,25 +75,25 @@ class TargetTimes:
     """Recent spans in which the target was busy."""
 
     def __init__(self) -> None:
-        self._spans: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        self._since: float | None = None
+        self._spans: deque[tuple[float, float]] = deque(maxlen=_MAX_SPANS)
+        self._busy_since: float | None = None
 
     def idle(self) -> None:
         """Marks that no dispatched program will be read."""
-        self._since = None
+        self._busy_since = None
 
     def dispatched(self, now: float) -> None:
         """Marks that a program was dispatched."""
-        if self._since is None:
-            self._since = now
+        if self._busy_since is None:
+            self._busy_since = now
 
-    def read(self, now: float, *, more: bool) -> tuple[float, float]:
-        """Marks that an outcome was read; `more` if another one is in flight.
+    def read(self, now: float, *, in_flight: bool) -> tuple[float, float]:
+        """Marks that an outcome was read; `in_flight` says whether another one is.
 
         Returns: when the target was busy with it: (begin, end).
         """
-        begin = now if self._since is None else self._since
-        self._since = now if more else None
+        begin = now if self._busy_since is None else self._busy_since
+        self._busy_since = now if in_flight else None
         self._spans.append((begin, now))
         return begin, now
 
@@ -103,17 +103,17 @@ class TargetTimes:
         return DraftCost(
             busy=sum(span.end - span.begin for span in spans),
             hidden=sum(overlap(span.begin, span.end, self._spans) for span in spans),
-            steps=tuple(span.end - span.begin for span in spans if span.what in FORWARDS),
+            steps=tuple(span.end - span.begin for span in spans if span.kind in FORWARDS),
             bytes=activity.bytes,
             round_trip=activity.round_trip,
         )
 
 
-def overlap(begin: float, end: float, others: Reversible[tuple[float, float]]) -> float:
+def overlap(begin: float, end: float, spans: Reversible[tuple[float, float]]) -> float:
     """Seconds of one span that lie within others, which are in order and do not overlap."""
     seconds = 0.0
-    for first, last in reversed(others):
-        if last <= begin:
+    for span_begin, span_end in reversed(spans):
+        if span_end <= begin:
             break  # as do all before it
-        seconds += max(0.0, min(end, last) - max(begin, first))
+        seconds += max(0.0, min(end, span_end) - max(begin, span_begin))
     return seconds

@@ -78,7 +78,7 @@ class Drafter(Protocol):
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """Takes tokens of the text so far, at most the target's `max_chunk` at a time.
 
-        See `SlotOpening.reused` and `SlotOpening.prompt`.
+        Which of them need no run, and which are output, is in `SlotOpening.reused` and `prompt`.
         """
 
     def gather(self, until: Callable[[], bool]) -> None:
@@ -152,7 +152,8 @@ class BranchingDraft(Protocol):
 
     It holds a record of each slot, which is the speculation that the target verifies, and branches
     of the record. A round asks it twice: for new records, and to expand them. The same slots,
-    records and branches are meant wherever the draft runs: here, on other devices, in a worker.
+    records and branches are meant wherever the draft runs: in this process, on other devices, in
+    a worker.
 
     Attributes:
       slots: rows of every call.
@@ -173,7 +174,7 @@ class BranchingDraft(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Takes tokens of the text so far, including the last one; see `SlotOpening`."""
+        """Takes tokens of the text so far, including the last one, as `Drafter.prefill` does."""
         ...
 
     def record(self, request: RecordRequest) -> RecordAnswer:
@@ -185,7 +186,7 @@ class BranchingDraft(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the draft, which nobody needs any more."""
+        """Ends the draft."""
         ...
 
 
@@ -215,7 +216,7 @@ class Target(Protocol):
         ...
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        """Writes the keys and values of tokens of the text so far; see `SlotOpening`."""
+        """Writes the keys and values of tokens of the text so far, but those that are reused."""
         ...
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:

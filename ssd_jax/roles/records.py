@@ -200,7 +200,7 @@ class Promotion(NamedTuple):
     limit: Row
 
 
-def promotion(slots: int, k: int, width: int | None = None) -> Promotion:
+def no_promotion(slots: int, k: int, width: int | None = None) -> Promotion:
     """No record in any row, to be filled in; K tokens, `width` (None: K + 1) committed ones."""
     return Promotion(
         position=np.full(slots, IDLE, np.int32),
@@ -262,7 +262,9 @@ def no_branches(slots: int, branches: int, k: int, forwards: int = 0) -> BranchT
     )
 
 
-def padded(tokens: Mapping[int, Sequence[int]], slots: int, width: int) -> Int32[np.ndarray, "B W"]:
+def pad_rows(
+    tokens: Mapping[int, Sequence[int]], slots: int, width: int
+) -> Int32[np.ndarray, "B W"]:
     """Tokens by slot as rows, padded with -1; W is at least `width`."""
     rows = np.full((slots, max(width, *map(len, tokens.values()), 0)), -1, np.int32)
     for slot, row in tokens.items():

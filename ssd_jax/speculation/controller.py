@@ -32,7 +32,7 @@ from ssd_jax.roles.records import (
     RecordRequest,
     Row,
     SlotOpening,
-    promotion,
+    no_promotion,
     record_request,
 )
 from ssd_jax.sampling.rules import RULES
@@ -169,7 +169,7 @@ class Controller(Drafter):
         elif prompts:
             self._cache.drop()
             self._recorded.clear()
-            self._ask_records(record_request(promotion(self._draft.slots, self._draft.k)))
+            self._ask_records(record_request(no_promotion(self._draft.slots, self._draft.k)))
         self._learn()
         if self._round is not None:
             self._round.begin_records()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.roles.records import ALL, IDLE, Promotion, SlotOpening, padded
+from ssd_jax.roles.records import ALL, IDLE, Promotion, SlotOpening, pad_rows
 
 
 def own_pages(opening: SlotOpening, size: int) -> Sequence[int]:
@@ -134,7 +134,7 @@ class DraftTexts:
                     teach(slot)
                 uncounted[slot] = text.recorded(position)
         width = promotion.committed.shape[1]
-        return promotion._replace(committed=padded(uncounted, len(promotion.position), width))
+        return promotion._replace(committed=pad_rows(uncounted, len(promotion.position), width))
 
     def expand(self, slots: Sequence[int]) -> None:
         """The draft expands the records of these slots, which runs all of their tokens."""

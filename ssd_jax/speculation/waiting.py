@@ -82,7 +82,7 @@ class Waiting:
         same = len(self._branches) == 2 and len(set(self._branches)) == 1
         branches = self._branches[-1] if same else None
         for span in report.spans:
-            if span.what in FORWARDS:
+            if span.kind in FORWARDS:
                 self.pace.forward("branches", span.end - span.begin, branches)
                 self._forwarded = span.end
 
@@ -98,7 +98,7 @@ class Waiting:
         before = len(self._reports)
         self.gather()
         for span in (span for report in self._reports[before:] for span in report.spans):
-            if span.what == "draft" and tokens:
+            if span.kind == "draft" and tokens:
                 busy = span.end - span.begin
                 self.pace.forward("record", busy / tokens)
                 self.pace.drafted(max(seconds - busy, 0.0))

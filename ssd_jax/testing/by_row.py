@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssd_jax.roles.records import IDLE, DraftBatch, Promotion, draft_batch, padded, promotion
+from ssd_jax.roles.records import IDLE, DraftBatch, Promotion, draft_batch, no_promotion, pad_rows
 
 
 class DraftRow(NamedTuple):
@@ -60,14 +60,14 @@ def rows_of(batch: DraftBatch) -> list[DraftRow]:
 
 def promotion_of(rows: Sequence[Promoted], slots: int, k: int) -> Promotion:
     """The promotion of these rows; the other slots are idle."""
-    made = promotion(slots, k)
+    made = no_promotion(slots, k)
     for row in rows:
         slot = row.slot
         made.position[slot], made.pending[slot] = row.position, row.pending
         made.winner[slot] = row.winner
         made.tokens[slot, : len(row.tokens)] = row.tokens
         made.limit[slot] = row.limit if row.winner >= 0 else len(row.tokens)
-    committed = padded({row.slot: row.committed for row in rows}, slots, k + 1)
+    committed = pad_rows({row.slot: row.committed for row in rows}, slots, k + 1)
     return made._replace(committed=committed)
 
 

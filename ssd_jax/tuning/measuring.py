@@ -27,7 +27,7 @@ from ssd_jax.roles.records import (
     RecordRequest,
     SlotOpening,
     draft_batch,
-    promotion,
+    no_promotion,
     record_request,
 )
 from ssd_jax.sampling.params import SamplingParams
@@ -316,7 +316,7 @@ class Branches:
         _open(draft, slots, pages=pages)
         for slot in slots:
             draft.prefill(slot, [_TOKEN] * (position + 1), 0)
-        self._begin = promotion(draft.slots, draft.k)
+        self._begin = no_promotion(draft.slots, draft.k)
         self._begin.position[:], self._begin.pending[:] = position, _TOKEN
 
     def just_in_time(self) -> float:

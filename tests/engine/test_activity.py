@@ -34,14 +34,14 @@ def test_programs_in_a_queue_keep_the_target_busy_one_after_the_other():
     times = TargetTimes()
     times.dispatched(1.0)
     times.dispatched(1.5)
-    assert times.read(3.0, more=True) == (1.0, 3.0)
-    assert times.read(4.0, more=False) == (3.0, 4.0)
+    assert times.read(3.0, in_flight=True) == (1.0, 3.0)
+    assert times.read(4.0, in_flight=False) == (3.0, 4.0)
     times.dispatched(6.0)
-    assert times.read(7.0, more=False) == (6.0, 7.0)
+    assert times.read(7.0, in_flight=False) == (6.0, 7.0)
     times.dispatched(8.0)  # its reader is gone
     times.idle()
     times.dispatched(20.0)
-    assert times.read(21.0, more=False) == (20.0, 21.0)
+    assert times.read(21.0, in_flight=False) == (20.0, 21.0)
 
 
 def measured(activities, sources=("hit",) * 3, looks=(LOOK,) * 3):
@@ -95,7 +95,7 @@ def test_hits_are_counted_by_k_and_by_rank_and_what_did_not_win_is_waste():
 
 FLAWS = {
     "gaps count as overlap": Edit(activity, "overlap", "max(0.0, ", "abs("),
-    "all of a span counts": Edit(activity, "overlap", "max(begin, first)", "first"),
+    "all of a span counts": Edit(activity, "overlap", "max(begin, span_begin)", "span_begin"),
     "misses count as hits": Edit(metrics, "_draft", 'and v.source == "hit"', ""),
     "what was not prepared counts": Edit(metrics, "_by_outcome", "look.prepared > rank", "True"),
     "a rank is a number of branches": Edit(

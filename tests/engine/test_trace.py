@@ -61,7 +61,7 @@ def test_target_and_draft_have_their_slices_in_the_engines_time(tmp_path):
         ("forward", 46, 56),
     ]
     assert slices(document, "draft") == [
-        (span.what, span.begin, span.end) for activity in ACTIVITIES for span in activity.spans
+        (span.kind, span.begin, span.end) for activity in ACTIVITIES for span in activity.spans
     ]
     host = {name: end - begin for name, begin, end in slices(document, "host") if end > begin}
     assert host == {"read": 10, "propose": 2}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, padded
+from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, pad_rows
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.testing.by_row import Promoted, promoted
 from tests.fakes.branches import Branch, Record, told
@@ -142,7 +142,7 @@ class FakeBranchingDraft(StepwiseDraft):
 
     def tokens(self) -> np.ndarray:
         rows = {slot: record.tokens for slot, record in self._records.items()}
-        return padded(rows, self.slots, self.k)
+        return pad_rows(rows, self.slots, self.k)
 
     def proposal(self) -> Drafted:
         """With tokens alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssd_jax.roles.records import SlotOpening, promotion
+from ssd_jax.roles.records import SlotOpening, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 
@@ -31,7 +31,7 @@ class Rounds:
 
     def round(self, *, usable=True, **committed):
         """A round that commits tokens in some slots; returns what the draft has to count."""
-        self.request = promotion(2, 2)
+        self.request = no_promotion(2, 2)
         for slot, tokens in ((int(name[1:]), tokens) for name, tokens in committed.items()):
             self.request.position[slot] = len(self.texts[slot].tokens) + len(tokens) - 1
             self.request.committed[slot, : len(tokens)] = tokens

@@ -27,7 +27,7 @@ from ssd_jax.roles.records import (
     RecordRequest,
     Row,
     SlotOpening,
-    promotion,
+    no_promotion,
 )
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.draft_texts import own_pages
@@ -117,7 +117,7 @@ class DraftBySlots(BranchingDraft):
 
     def _share(self, whole: Promotion, number: int) -> Promotion:
         """The promotion of a part's slots."""
-        share = promotion(self._shares.size, self.k, whole.committed.shape[1])
+        share = no_promotion(self._shares.size, self.k, whole.committed.shape[1])
         rows = self._shares.rows(number)
         for array, of_all in zip(share, whole, strict=True):
             array[: rows.stop - rows.start] = of_all[rows]

@@ -12,7 +12,7 @@ from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
 from ssd_jax.placement.parallel.part import joined
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.roles.records import IDLE, SlotOpening, promotion
+from ssd_jax.roles.records import IDLE, SlotOpening, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from tests.fakes.instrument import instrument
 from tests.fakes.stepwise import asked_records
@@ -114,7 +114,7 @@ class Told:
 
 def test_workers_that_slots_do_not_reach_are_idle():
     workers = [Told() for _ in range(4)]
-    told = promotion(5, Told.k)
+    told = no_promotion(5, Told.k)
     told.position[:] = range(5)
     asked_records(DraftBySlots(workers, slots=5), told)
     assert [worker.positions for worker in workers] == [[0, 1], [2, 3], [4, IDLE], []]

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from ssd_jax.roles.records import BranchTokens, SlotOpening, promotion
+from ssd_jax.roles.records import BranchTokens, SlotOpening, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from tests.fakes.instrument import instrument
 from tests.fakes.stepwise import asked_branches, asked_records
@@ -25,7 +25,7 @@ def asked():
         remote = run.draft
         remote.open(SlotOpening(0, SamplingParams()))
         remote.prefill(0, [said_at(at) for at in range(PROMPT)], 0)
-        told = promotion(SLOTS, K)
+        told = no_promotion(SLOTS, K)
         told.position[0], told.pending[0] = PROMPT - 1, said_at(PROMPT - 1)
         asked_records(remote, told)
         counts = np.zeros((SLOTS, K + 1), np.int32)

@@ -13,7 +13,7 @@ from ssd_jax.placement.process import connection, placement
 from ssd_jax.placement.process.client import RemoteBranches, RemoteDraft, RemoteRecords
 from ssd_jax.placement.process.connection import Connection, OwnedBranches
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.roles.records import SlotOpening, no_branches, promotion
+from ssd_jax.roles.records import SlotOpening, no_branches, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire.messages import Open, Prefill, RecordMessage
@@ -126,7 +126,7 @@ def drafting(connect):
 
 def records(*rows):
     """A promotion of records: at a position, after these tokens, of a branch or none."""
-    told = promotion(SLOTS, K)
+    told = no_promotion(SLOTS, K)
     for slot, (position, committed, winner) in enumerate(rows):
         told.position[slot], told.pending[slot] = position, [3, *committed][-1]
         told.committed[slot, : len(committed)] = committed

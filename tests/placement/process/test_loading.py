@@ -9,7 +9,7 @@ import pytest
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.placement.process import loading
-from ssd_jax.roles.records import promotion
+from ssd_jax.roles.records import no_promotion
 from tests.fakes.stepwise import asked_records
 
 
@@ -65,6 +65,6 @@ def test_a_draft_drafts_nothing_just_in_time_before_it_has_the_programs():
     draft = object.__new__(BranchDraft)
     draft._base = base
     draft.slots, draft.k, draft._promote = 2, 3, lambda promotion: None
-    assert asked_records(draft, promotion(2, 3), [3, 0]).lengths().tolist() == [0, 0]
+    assert asked_records(draft, no_promotion(2, 3), [3, 0]).lengths().tolist() == [0, 0]
     base._compiled = {("start", 3): None}
     assert base.drafts

@@ -15,7 +15,7 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.roles.drafting import Drafting
-from ssd_jax.roles.records import ALL, SlotOpening, promotion
+from ssd_jax.roles.records import ALL, SlotOpening, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire import codec
@@ -150,7 +150,7 @@ def test_more_than_the_pages_hold_is_refused():
 
 def no_record(slot, position):
     """A record of the pending token alone, in a slot."""
-    told = promotion(2, 2)
+    told = no_promotion(2, 2)
     told.position[slot] = position
     return told
 

@@ -79,7 +79,7 @@ def test_the_work_of_a_worker_lies_within_the_rounds_of_its_engine():
     spans = [each for _, activity, _ in rounds for each in activity.spans]
     assert len(spans) > 3 * K
     assert {slot for each in spans for slot in each.slots} == {0, 1}
-    expanded = sum(each.what == "expand" for each in spans)
+    expanded = sum(each.kind == "expand" for each in spans)
     assert sum(activity.bytes for _, activity, _ in rounds) > 100 * expanded > 0
 
 
