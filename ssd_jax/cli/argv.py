@@ -52,7 +52,7 @@ def parse_argv(values: Flags, arguments: Sequence[str]) -> list[str]:
 def _all_names(values: Flags) -> list[str]:
     """Names of flags and vLLM's names for them."""
     return sorted(
-        {*values, *values.translated, *(n for n, ours in SAME_AS.items() if ours in values)}
+        {*values, *values.translated, *(n for n, setting in SAME_AS.items() if setting in values)}
     )
 
 

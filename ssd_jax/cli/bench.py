@@ -110,13 +110,13 @@ def _check(options: dict[str, Any]) -> list[int]:
     if suite == "step":
         _check_widths(options)
     for name in _FLAGS.keys() - settings.names_from_file(options):
-        suites_with = [other for other, spec in suites.SUITES.items() if name in spec.flags]
+        owner = next((owner for owner, spec in suites.SUITES.items() if name in spec.flags), suite)
         value = options[name]
-        if suites_with and value != _FLAGS[name][1] and suite not in suites_with:
+        if owner != suite and value != _FLAGS[name][1]:
             value = ",".join(value) if isinstance(value, list) else value
             raise InputError(
-                f"{name} = {value!r} is for --suite={' and '.join(suites_with)}, and this is "
-                f"suite = {suite!r}; leave it out"
+                f"{name} = {value!r} is for --suite={owner}, and this is suite = {suite!r}; leave "
+                "it out"
             )
     _set_modes(options)
     if suite == "perplexity" and options["text"] is None:

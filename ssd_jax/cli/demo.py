@@ -194,10 +194,9 @@ class _Demo:
                     metrics = event.output.metrics
         histogram = metrics.get("acceptance_histogram") or []
         counts = [n for n, count in enumerate(histogram, start=1) for _ in range(count)]
-        misses = sum((metrics.get("miss_causes") or {}).values())
-        hits = _hits(metrics.get("hit_rate"), misses, len(counts))
         if counts:
-            self._note(round_line(counts, hits, misses))
+            hits = sum(hit for hit, _ in metrics["hit_rate_by_k"] or ())
+            self._note(round_line(counts, hits, sum((metrics["miss_causes"] or {}).values())))
         self.console.print()
 
     def _variant(self, llm: LLM, mode: str, k: int | None = None) -> Variant:
@@ -230,13 +229,6 @@ def _same_text(rows: Sequence[VariantSummary]) -> str:
         return f"measured: {answers} in every mode, each the same text token for token"
     least = min(row.identical or 0 for row in others)
     return f"measured: {answers} in every mode, of which {least} have the same text in all"
-
-
-def _hits(rate: float | None, misses: int, rounds: int) -> int:
-    """Rounds that were a hit, by the share of hits among those with a look-up."""
-    if not rate:
-        return 0
-    return round(misses * rate / (1 - rate)) if rate < 1 else rounds
 
 
 def _describe(resolved: Resolved) -> str:

@@ -18,7 +18,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import BadLine
 from ssd_jax.options.wording import as_flags
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.tools.chat.screen import printable
+from ssd_jax.system.files import printable
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM

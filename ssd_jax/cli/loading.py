@@ -136,11 +136,11 @@ def loading_line() -> Iterator[tuple[Progress, Status]]:
     If standard error is not a terminal, such a line is printed every half minute.
     """
     parts = {"weights": "", "doing": "starting"}
-    with _bar_line() if sys.stderr.isatty() else _repeated_line() as say:
+    with _bar_line() if sys.stderr.isatty() else _repeated_line() as print_line:
 
         def show(**changes: str) -> None:
             parts.update(changes)
-            say(", ".join(filter(None, parts.values())))
+            print_line(", ".join(filter(None, parts.values())))
 
         def progress(done: int, total: int) -> None:
             weights = f"weights {done / 1e6:.0f} of {total / 1e6:.0f} MB"
@@ -171,17 +171,17 @@ def _repeated_line() -> Iterator[Callable[[str], None]]:
     """Prints the newest line every half minute: one program may compile for minutes."""
     newest, stop = deque(["starting"], maxlen=1), threading.Event()
 
-    def tell() -> None:
+    def print_newest() -> None:
         while not stop.wait(SECONDS_BETWEEN_LINES):
             print(f"loading: {newest[0]}", file=sys.stderr, flush=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    printer = threading.Thread(target=print_newest, daemon=True)
+    printer.start()
     try:
         yield newest.append
     finally:
         stop.set()
-        teller.join()
+        printer.join()
 
 
 def _lines(label: str, unit: str) -> ProgressLine:

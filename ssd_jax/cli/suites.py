@@ -123,8 +123,8 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
 
     # Always k tokens, and no tuner: these rounds belong to no text.
-    loaded_alone = dataclasses.replace(job.llm.alone, tuner=None)
-    programs, roles = loaded_alone.programs, loaded_alone.roles(mode, k)
+    loaded = dataclasses.replace(job.llm.local, tuner=None)
+    programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
     verify = verify_run(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
     draft = draft_run(roles.drafter, programs.slots, job.llm.context, job.params)
@@ -138,7 +138,7 @@ def steps(job: BenchJob) -> SuiteReport:
     from ssd_jax.devices.sizes import bytes_per_device
 
     llm = job.llm
-    programs, parameters = llm.alone.programs, llm.alone.parameters
+    programs, parameters = llm.local.programs, llm.local.parameters
     pages, table = programs.new_pages(), programs.any_table()
     lengths = np.full(programs.slots, programs.context // 8, np.int32)
     pending = np.zeros(programs.slots, np.int32)
@@ -171,7 +171,7 @@ def steps(job: BenchJob) -> SuiteReport:
 def perplexities(job: BenchJob) -> SuiteReport:
     """Measures how well the model predicts a text."""
     llm, window = job.llm, job.options["window"]
-    model, parameters = llm.alone.programs.model, llm.alone.parameters
+    model, parameters = llm.local.programs.model, llm.local.parameters
     score = perplexity.TextScorer(model, parameters, window=window, tokens=llm.tokenizer.size)
     with progress_bar("perplexity", unit="windows") as progress:
         result = perplexity.measure_perplexity(

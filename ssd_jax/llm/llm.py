@@ -250,7 +250,7 @@ class LLM(Calls):
         return loaded
 
     @property
-    def alone(self) -> Loaded:
+    def local(self) -> Loaded:
         """`loaded`, for callers that run its programs directly.
 
         Raises:

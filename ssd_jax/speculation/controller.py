@@ -132,7 +132,7 @@ class Controller(Drafter):
         state = self._states[slot]
         state.backup.extend(tokens)
         if last:
-            state.known, state.prompted = offset + len(tokens) - 1, tokens[-1]
+            state.known_position, state.last_prompt_token = offset + len(tokens) - 1, tokens[-1]
 
     @override
     def gather(self, until: Callable[[], bool]) -> None:
@@ -163,7 +163,7 @@ class Controller(Drafter):
 
     @override
     def speculate(self) -> None:
-        prompts = any(state.prompted is not None for state in self._states.values())
+        prompts = any(state.last_prompt_token is not None for state in self._states.values())
         if self._request is not None:
             self._ask_records(self._request)
         elif prompts:
@@ -198,8 +198,8 @@ class Controller(Drafter):
         positions, counts = batch.position.tolist(), batch.counts.tolist()
         k = [-1] * self._draft.slots
         for slot, state in states.items():
-            if positions[slot] > state.known:
-                k[slot], state.known = counts[slot] - 1, positions[slot]
+            if positions[slot] > state.known_position:
+                k[slot], state.known_position = counts[slot] - 1, positions[slot]
                 state.committed = batch.tokens[slot].tolist()
                 state.backup.extend(state.committed[: counts[slot]])
         lookup = self._cache.look_up(k, batch.pending.tolist())
@@ -222,7 +222,7 @@ class Controller(Drafter):
         slots, k = self._draft.slots, self._draft.k
         tokens, committed = np.zeros((slots, k), np.int32), np.full((slots, k + 1), -1, np.int32)
         for slot, state in this_round.states.items():
-            state.prompted = None
+            state.last_prompt_token = None
             if slot in missed:
                 backup = state.backup.propose(
                     int(batch.position[slot]), int(this_round.limit[slot])
@@ -239,12 +239,13 @@ class Controller(Drafter):
         """Asks the draft for new records, those of finished prompts among them."""
         moves = request.promotion
         states = self._states.items()
-        prompts = {slot: state for slot, state in states if state.prompted is not None}
+        prompts = {slot: state for slot, state in states if state.last_prompt_token is not None}
         if prompts:
             moves = moves._replace(position=moves.position.copy(), pending=moves.pending.copy())
         for slot, state in prompts.items():
-            moves.position[slot], moves.pending[slot] = state.known, state.prompted
-            state.begin(0, "miss", (), made=True)
+            moves.position[slot] = state.known_position
+            moves.pending[slot] = state.last_prompt_token
+            state.begin(0, "miss", (), has_run=True)
         slots = [slot for slot, position in enumerate(moves.position.tolist()) if position != IDLE]
         for slot in slots:
             tokens = self._states[slot].committed
@@ -252,7 +253,7 @@ class Controller(Drafter):
         self._request = None
         self._records = self._draft.record(request._replace(promotion=moves))
         for slot in slots:
-            self._states[slot].prompted, self._states[slot].committed = None, []
+            self._states[slot].last_prompt_token, self._states[slot].committed = None, []
         self._recorded.update(slots)
         return self._records
 
@@ -270,7 +271,7 @@ class Controller(Drafter):
         for slot, state in rows.items():
             forks = state.forks(self._plan.budget)
             if forks is not None:
-                counts[slot, : len(forks)], follow[slot] = forks, not state.made
+                counts[slot, : len(forks)], follow[slot] = forks, not state.has_run
                 longest = max(longest, state.most_forwards())
         if not counts.any():
             return

@@ -28,9 +28,9 @@ class SequenceState:
       length: L of the record.
       after: source of the record.
       confidence: the draft's confidence in the record's tokens, if known.
-      made: whether the draft made the record's tokens, so that it need not run them.
-      known: position up to which the text is known; -1 before the prompt is.
-      prompted: the prompt's last token, until it has a record; else None.
+      has_run: whether the draft has run the record's tokens, since it made them.
+      known_position: position up to which the text is known; -1 before the prompt is.
+      last_prompt_token: the prompt's last token, until it has a record; else None.
       committed: tokens that the draft has had no record behind yet.
     """
 
@@ -42,14 +42,14 @@ class SequenceState:
     length: int = 0
     after: After = "miss"
     confidence: tuple[int, ...] = ()
-    made: bool = True
-    known: int = -1
-    prompted: int | None = None
+    has_run: bool = True
+    known_position: int = -1
+    last_prompt_token: int | None = None
     committed: list[int] = dataclasses.field(default_factory=list)
 
-    def begin(self, length: int, after: After, confidence: Sequence[int], *, made: bool) -> None:
+    def begin(self, length: int, after: After, confidence: Sequence[int], *, has_run: bool) -> None:
         """Continues with a new record."""
-        self.length, self.after, self.made = length, after, made
+        self.length, self.after, self.has_run = length, after, has_run
         self.confidence = tuple(confidence[:length])
 
     def verified(self, accepted: int, prepared: int, rank: int | None) -> VerificationStats:
@@ -59,7 +59,7 @@ class SequenceState:
     @property
     def asks_confidence(self) -> bool:
         """Whether the fan-out wants the confidence in tokens that were drafted just in time."""
-        drafted = self.made and self.length > len(self.confidence)
+        drafted = self.has_run and self.length > len(self.confidence)
         return drafted and self.fan_out.reads_confidence
 
     def expected(self, length: int, more: int) -> list[float]:
@@ -147,7 +147,7 @@ class RoundState:
         for slot, state in self.states.items():
             winner, length = self.lookup.branch[slot], int(self.lengths[slot])
             if slot in self.backups:
-                state.begin(length, "miss", (), made=not self.backups[slot])
+                state.begin(length, "miss", (), has_run=not self.backups[slot])
             elif self.branches is not None:
                 confidence = self.branches.confidence[slot, winner, :length].tolist()
-                state.begin(length, "hit", confidence, made=True)
+                state.begin(length, "hit", confidence, has_run=True)

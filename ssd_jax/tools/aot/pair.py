@@ -116,6 +116,6 @@ def _build_parts(
             chip=slice_.chip,
             places=job.places,
             sizes=sizes,
-            done=report_compiled,
+            on_compiled=report_compiled,
         )
     return parts

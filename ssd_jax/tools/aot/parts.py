@@ -144,14 +144,14 @@ def build(
     chip: Chip,
     places: tuple[int, ...],
     sizes: Sizes,
-    done: Callable[[Name], None] = lambda name: None,
+    on_compiled: Callable[[Name], None] = lambda name: None,
 ) -> ModelPart:
     """Compiles programs of a model, if its weights and pages leave them any room.
 
     Args:
       role: "target" or "draft".
       places: of its devices in the slice.
-      done: called with the name of each compiled program.
+      on_compiled: called with the name of each compiled program.
     """
     paging = Paging(page_size(sizes.context), sizes.slots)
     resident = ModelBytes(model=model, slots=sizes.slots, paging=paging, size_of=bytes_per_device)
@@ -183,7 +183,7 @@ def build(
                 raise
             message = " ".join(str(error).split("\n", 1)[0].split())
             return dataclasses.replace(part, refused=f"{' '.join(map(str, name))}: {message}")
-        done(name)
+        on_compiled(name)
     return dataclasses.replace(part, programs=compiled)
 
 

@@ -69,7 +69,7 @@ class ForkScorer:
     """
 
     def __init__(self, llm: LLM, limit: float) -> None:
-        self._programs, self._parameters = llm.alone.programs, list(llm.alone.parameters)
+        self._programs, self._parameters = llm.local.programs, list(llm.local.parameters)
         self._tokenizer, self._limit = llm.tokenizer, limit
         self._pages, self._history = self._programs.new_pages(), self._programs.new_history()
 

@@ -45,14 +45,14 @@ def plan_shards(
             f"temperature 0 a prompt has one completion; lower it to {distinct} or add a "
             "temperature above 0"
         )
-    together = min(count, settings.slots)  # a shard ends before the next is begun
+    in_use = min(count, settings.slots)  # a shard ends before the next is begun
     longest = max(len(prompt.ids) for prompt in prompts) + settings.max_tokens
-    if together * longest > settings.shard_tokens:
+    if in_use * longest > settings.shard_tokens:
         raise InputError(
             f"{section}.shard_tokens = {settings.shard_tokens} has room for "
             f"{settings.shard_tokens // longest} completions of up to {longest} tokens with their "
             "prompts, and a shard is begun when the one before has ended, so that "
-            f"{together} slots are never all in use; raise it to {together * longest} at least, "
+            f"{in_use} slots are never all in use; raise it to {in_use * longest} at least, "
             f"or lower {section}.slots"
         )
     return into_shards(_completions(prompts, count, settings), prompts, settings)

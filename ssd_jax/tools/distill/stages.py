@@ -177,7 +177,7 @@ def run(
       InputError: bad input, other settings than the ones a stage was begun with, or an earlier
         stage that is not finished; before anything that takes long.
     """
-    chosen = _stages_of(settings, stage, draft)
+    stages = _stages_of(settings, stage, draft)
     with bar("downloading", unit="bytes") as progress:
         target = open_target(settings.target.source, progress=progress)
     if draft is not None:
@@ -185,15 +185,15 @@ def run(
     context = Distillation(
         settings=settings, target=target, work=work, draft=draft, bar=bar, say=say, show=show
     )
-    for name in chosen:
+    for name in stages:
         _check_settings(context, name)
-    for name in chosen:
+    for name in stages:
         directory = context.directory(name).parent
         directory.mkdir(parents=True, exist_ok=True)
         # One process on prompts and text, and one a draft: drafts of a text can train at once.
         with lock_directory(directory):
             STAGES[name](context)
-            if name == "prompts" and "evaluate" in chosen:
+            if name == "prompts" and "evaluate" in stages:
                 _text_to_judge(context)[0].check()
 
 
@@ -216,15 +216,15 @@ def _stages_of(settings: DistillSettings, stage: str | None, draft: str | None) 
         "train": settings.train is not None,
         "evaluate": settings.evaluate is not None and (settings.train or draft) is not None,
     }
-    chosen = [name for name in STAGES if (possible[name] if stage is None else name == stage)]
-    if draft is not None and "evaluate" not in chosen:
+    stages = [name for name in STAGES if (possible[name] if stage is None else name == stage)]
+    if draft is not None and "evaluate" not in stages:
         raise InputError(
             f"draft = {draft!r} is for stage evaluate, which is not asked for; leave it out, or "
             "give --stage=evaluate and a configuration with [evaluate]"
         )
-    if "generate" in chosen and not trains:
+    if "generate" in stages and not trains:
         raise InputError(f"config {name} lists no prompts to train on; stage generate needs them")
-    return chosen
+    return stages
 
 
 def _check_settings(context: Distillation, name: str) -> None:

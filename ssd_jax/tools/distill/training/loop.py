@@ -98,22 +98,22 @@ class Stop:
     """Whether to stop at the next step: a time limit, SIGTERM, Ctrl-C.
 
     Attributes:
-      why: the reason in words, once a stop is asked for.
+      reason: in words, once a stop is asked for.
     """
 
     def __init__(self, max_seconds: float) -> None:
         self._deadline: float | None = None  # counts from the first question: one step is taken
         self._limit = max_seconds
-        self.why = ""
+        self.reason = ""
 
     def is_requested(self) -> bool:
         """Whether something has asked to stop, or time is up."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + (self._limit or math.inf)
-        if not self.why and now >= self._deadline:
-            self.why = f"max_seconds = {self._limit:g} are over"
-        return bool(self.why)
+        if not self.reason and now >= self._deadline:
+            self.reason = f"max_seconds = {self._limit:g} are over"
+        return bool(self.reason)
 
     @contextlib.contextmanager
     def handle_signals(self) -> Iterator[None]:
@@ -127,7 +127,7 @@ class Stop:
         previous = {number: signal.getsignal(number) for number in _SIGNALS}
 
         def handle(number: int, _frame: object) -> None:
-            self.why = self.why or signal.Signals(number).name
+            self.reason = self.reason or signal.Signals(number).name
             for signal_number, handler in previous.items():
                 signal.signal(signal_number, handler)
 
@@ -243,7 +243,7 @@ def run(
         tokenizer=tokenizer,
         acceptance=journal.last_look().get("agreement"),
     )
-    stop_reason = "" if step == settings.steps else stop.why
+    stop_reason = "" if step == settings.steps else stop.reason
     return Result(step, stop_reason, journal.last_look(), work / DRAFT)
 
 
