@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ssd_jax.config.config import Config
 from ssd_jax.engine.trace import Trace
 from ssd_jax.loading.resolved import Resolved
-from ssd_jax.placement.hosts.facts import of_model
+from ssd_jax.placement.hosts.facts import model_facts
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader, lead
 from ssd_jax.system.compile_cache import open_store
@@ -54,7 +54,7 @@ class ProcessResources:
         config = self._config
         if config.hosts is not None and self.hosts is None:
             self.hosts = lead(config.hosts, config.host_timeout)
-            self.hosts.settle(dataclasses.asdict(config), ks)
+            self.hosts.send_settings(dataclasses.asdict(config), ks)
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -74,9 +74,9 @@ class ProcessResources:
         """
         if self.hosts is None:
             return
-        facts = of_model("target", resolved.target)
+        facts = model_facts("target", resolved.target)
         if resolved.draft is not None:
-            facts |= of_model("draft", resolved.draft)
+            facts |= model_facts("draft", resolved.draft)
         pages = None if resolved.paging is None else resolved.paging.total
         self.hosts.agree(facts | {"context": resolved.context, "pages": pages})
 

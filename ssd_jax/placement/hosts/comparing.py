@@ -9,7 +9,7 @@ import numpy as np
 
 from ssd_jax.roles.records import Outcomes, TopLogprobs
 
-_KEPT = 2**14  # most outcomes kept until all hosts have told them
+MAX_OUTCOMES = 2**14  # most outcomes kept until all hosts have reported them
 
 
 def digest_of(outcomes: Outcomes | TopLogprobs) -> int:
@@ -23,7 +23,7 @@ def digest_of(outcomes: Outcomes | TopLogprobs) -> int:
     return digest
 
 
-class ToldOutcomes:
+class OutcomeDigests:
     """Compares the outcomes of calls, which hosts report when they have read them.
 
     Args:
@@ -31,30 +31,30 @@ class ToldOutcomes:
     """
 
     def __init__(self, count: int) -> None:
-        self._hosts, self._changing = range(count), threading.Lock()
-        self._told: dict[int, dict[int, int]] = {}  # by call, then by host
-        self._forgotten = 0  # up to this call, nothing is compared any more
+        self._hosts, self._lock = range(count), threading.Lock()
+        self._digests: dict[int, dict[int, int]] = {}  # by call, then by host
+        self._last_dropped = 0  # up to this call, nothing is compared any more
 
-    def tell(self, call: int, index: int, digest: int) -> tuple[int, str] | None:
+    def report(self, call: int, index: int, digest: int) -> tuple[int, str] | None:
         """Records a host's digest; returns the host that is lost by it, and why."""
-        with self._changing:
-            if call <= self._forgotten:
+        with self._lock:
+            if call <= self._last_dropped:
                 return None
-            told = self._told.setdefault(call, {})
-            told[index] = digest
-            for other in told:
-                if told[other] != told.get(0, told[other]):
-                    return other, "its outcome of a round is another than the leader's"
-            if len(told) == len(self._hosts):
-                del self._told[call]
-            return self._forget() if len(self._told) > _KEPT else None
+            by_host = self._digests.setdefault(call, {})
+            by_host[index] = digest
+            for host in by_host:
+                if by_host[host] != by_host.get(0, by_host[host]):
+                    return host, "its outcome of a round is another than the leader's"
+            if len(by_host) == len(self._hosts):
+                del self._digests[call]
+            return self._drop_oldest() if len(self._digests) > MAX_OUTCOMES else None
 
-    def _forget(self) -> tuple[int, str] | None:
+    def _drop_oldest(self) -> tuple[int, str] | None:
         """Makes room; returns a host that has not reported what the leader read long ago."""
-        old = sorted(self._told)[: _KEPT // 2]
-        self._forgotten = old[-1]
-        for told in [self._told.pop(call) for call in old]:
-            if 0 in told:
-                late = min({*self._hosts} - told.keys())
-                return late, f"it is more than {_KEPT // 2} outcomes behind the leader"
+        calls = sorted(self._digests)[: MAX_OUTCOMES // 2]
+        self._last_dropped = calls[-1]
+        for by_host in [self._digests.pop(call) for call in calls]:
+            if 0 in by_host:
+                late = min({*self._hosts} - by_host.keys())
+                return late, f"it is more than {MAX_OUTCOMES // 2} outcomes behind the leader"
         return None

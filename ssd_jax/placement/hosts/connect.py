@@ -28,23 +28,23 @@ def connect(mesh: Mesh) -> None:
             out_specs=PartitionSpec(),
             check_vma=False,
         )
-        with _told_on_standard_error():
+        with _output_to_standard_error():
             jax.block_until_ready(jax.jit(summed)(put(np.ones(1, np.int32), replicated(mesh))))
 
 
 @contextlib.contextmanager
-def _told_on_standard_error() -> Iterator[None]:
-    """Redirects the messages of the library that connects processors to standard error; standard
-    output is the user's."""
+def _output_to_standard_error() -> Iterator[None]:
+    """Sends what the library that connects processors prints to standard error: standard output is
+    the user's."""
     if jax.default_backend() != "cpu":
         yield
         return
     if sys.stdout is not None:
         sys.stdout.flush()
-    kept = os.dup(1)
+    saved_output = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_output, 1)
+        os.close(saved_output)

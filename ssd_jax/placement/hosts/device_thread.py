@@ -16,21 +16,21 @@ class DeviceThread:
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Answer]] = queue.SimpleQueue()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._waiting: set[_Answer] = set()
         self._failure: Exception | None = None
-        threading.Thread(target=self._make_all, daemon=True, name="devices").start()
+        threading.Thread(target=self._run_calls, daemon=True, name="devices").start()
 
     def run(self, make: Callable[[], T]) -> T:
         """Makes a call, and returns its result or raises its error, or that of `fail`."""
         answer: _Answer = queue.SimpleQueue()
-        with self._changing:
+        with self._lock:
             if self._failure is not None:
                 raise self._failure
             self._waiting.add(answer)
         self._calls.put((make, answer))
         result, error = answer.get()
-        with self._changing:
+        with self._lock:
             self._waiting.discard(answer)
         if error is not None:
             raise error
@@ -38,12 +38,12 @@ class DeviceThread:
 
     def fail(self, error: Exception) -> None:
         """Ends all waits, those of later calls too, by an error."""
-        with self._changing:
+        with self._lock:
             self._failure = error
             for answer in self._waiting:
                 answer.put((None, error))
 
-    def _make_all(self) -> None:
+    def _run_calls(self) -> None:
         while True:
             make, answer = self._calls.get()
             try:

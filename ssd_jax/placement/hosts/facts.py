@@ -10,19 +10,19 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.system.environment import versions
 
 
-def of_process() -> dict[str, str]:
+def process_facts() -> dict[str, str]:
     """Facts about versions and devices."""
-    found = versions()
+    package_versions = versions()
     kinds = sorted({device.device_kind for device in jax.local_devices()})
     return {
-        **{name: str(found[name]) for name in ("ssd_jax", "jax", "jaxlib")},
+        **{name: str(package_versions[name]) for name in ("ssd_jax", "jax", "jaxlib")},
         "platform": jax.default_backend(),
         "kind of devices": ", ".join(kinds),
         "machine": platform.machine(),
     }
 
 
-def of_model(role: str, opened: OpenedModel) -> dict[str, str]:
+def model_facts(role: str, opened: OpenedModel) -> dict[str, str]:
     """Facts about a model.
 
     Raises:

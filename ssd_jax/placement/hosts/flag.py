@@ -9,7 +9,7 @@ from typing import Any, Self
 from ssd_jax.errors import InputError
 from ssd_jax.wire.address import Address
 
-_MOST = 2**16  # ports
+_MAX_PORT = 2**16  # ports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Hosts:
         Raises:
           InputError: the text is not such a setting.
         """
-        first, *rest = (part.strip() for part in text.split(","))
+        address_text, *options = (option.strip() for option in text.split(","))
         numbers: dict[str, int] = {}
-        for part in rest:
-            found = re.fullmatch(r"(count|index|stream|joining)=([0-9]{1,5})", part)
-            if found is None or found[1] in numbers:
-                raise _wrong(text)
-            numbers[found[1]] = int(found[2])
-        address = None if first == "auto" else first
+        for option in options:
+            match = re.fullmatch(r"(count|index|stream|joining)=([0-9]{1,5})", option)
+            if match is None or match[1] in numbers:
+                raise _malformed(text)
+            numbers[match[1]] = int(match[2])
+        address = None if address_text == "auto" else address_text
         if address is not None:
             try:
                 Address.parse(address, "hosts")
             except InputError:
-                raise _wrong(text) from None
+                raise _malformed(text) from None
         if {*numbers} - {"stream", "joining"} if address is None else "count" not in numbers:
-            raise _wrong(text)
+            raise _malformed(text)
         hosts = cls(address, **numbers)
-        if hosts.stream >= _MOST:
+        if hosts.stream >= _MAX_PORT:
             raise InputError(f"hosts = {text!r}: there is no port {hosts.stream}")
         if not hosts.joining:
             raise InputError(f"hosts = {text!r}: joining is seconds, 1 or more")
@@ -68,7 +68,7 @@ class Hosts:
         return hosts
 
     @property
-    def given(self) -> dict[str, Any]:
+    def jax_arguments(self) -> dict[str, Any]:
         """Arguments of `jax.distributed.initialize`."""
         if self.address is None:
             return {}
@@ -80,7 +80,7 @@ class Hosts:
         }
 
 
-def _wrong(text: str) -> InputError:
+def _malformed(text: str) -> InputError:
     return InputError(
         f"hosts = {text!r} is not understood; give the leader's address and how many processes "
         "there are, such as 10.0.0.1:4000,count=2, with index=1 for a follower, or auto"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,17 @@ import numpy as np
 from ssd_jax import compat
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.placement.hosts.comparing import digest_of
-from ssd_jax.placement.hosts.facts import of_process
+from ssd_jax.placement.hosts.facts import process_facts
 from ssd_jax.placement.hosts.flag import Hosts
-from ssd_jax.placement.hosts.start import STREAM, named, own_name, start, waited, words_of
+from ssd_jax.placement.hosts.job_state import CallLog
+from ssd_jax.placement.hosts.start import (
+    STREAM,
+    describe_error,
+    host_name,
+    process_name,
+    start,
+    wait_hint,
+)
 from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.params import Report
@@ -41,12 +49,12 @@ from ssd_jax.wire.host_messages import (
 )
 from ssd_jax.wire.sockets import connect
 
-_SILENT = 0.9  # of the time-out: how long the leader may be silent; it reports others first
-_TOLD = 2.0  # seconds in which the leader tells why a program has failed, if it knows
+_SILENCE_SHARE = 0.9  # of the time-out: how long the leader may be silent; it reports others first
+_REPORT_WAIT = 2.0  # seconds in which the leader sends why a program has failed, if it knows
 
 
 class HostRoles(Protocol):
-    """The roles of an engine; see `loaded.Roles`."""
+    """The roles of an engine, as `loaded.Roles`."""
 
     @property
     def target(self) -> Target:
@@ -59,11 +67,11 @@ class HostRoles(Protocol):
         ...
 
 
-def join(hosts: str, timeout: float) -> Follower:
-    """Joins a leader, and compares the facts that must agree; see `leader.lead`."""
-    about = Hosts.parse(hosts)
-    follower = Follower(start(about, timeout, follows=True), about, timeout)
-    follower.agree(of_process())
+def join(setting: str, timeout: float) -> Follower:
+    """Joins a leader, and compares the facts that must agree, as `leader.lead` does."""
+    hosts = Hosts.parse(setting)
+    follower = Follower(start(hosts, timeout, follows=True), hosts, timeout)
+    follower.agree(process_facts())
     return follower
 
 
@@ -78,9 +86,9 @@ class _Engine:
 
     def call(self, role: str, method: str, arguments: Sequence[Any]) -> Any:
         """Makes a call with the arguments that `CALLS` describes."""
-        other = getattr(self, f"_{role}_{method}", None)
+        method_here = getattr(self, f"_{role}_{method}", None)
         local = self._roles.target if role == "target" else self._drafter
-        return (other or getattr(local, method))(*arguments)
+        return (method_here or getattr(local, method))(*arguments)
 
     @property
     def _drafter(self) -> Drafter:
@@ -126,7 +134,7 @@ class Replay:
     def __init__(self, make: Callable[[str, int], HostRoles]) -> None:
         self._make = make
         self._engines: dict[int, _Engine] = {}
-        self._digest = self.calls = 0
+        self.calls = CallLog()
 
     def make(self, call: Call, frame: bytes) -> Pending | PendingLogprobs | None:
         """Makes a call.
@@ -136,11 +144,10 @@ class Replay:
         Raises:
           SsdError: the calls before this one were not the leader's.
         """
-        if call.history != self._digest:
-            raise SsdError(f"after {self.calls} calls it has made others than the leader")
+        if call.history != self.calls.digest:
+            raise SsdError(f"after {self.calls.count} calls it has made others than the leader")
         pending = self._call(call)
-        self._digest = zlib.crc32(frame, self._digest)
-        self.calls += 1
+        self.calls.add(frame)
         return pending
 
     def _call(self, call: Call) -> Pending | PendingLogprobs | None:
@@ -159,7 +166,7 @@ class Follower:
     Args:
       job: the job of all processes.
       hosts: how long to wait for the leader.
-      timeout, leave: see `Leader`.
+      timeout, leave: as for `Leader`.
 
     Raises:
       InputError: the leader cannot be reached.
@@ -178,11 +185,12 @@ class Follower:
             host, port, token = self._job.get(STREAM, hosts.joining).split(" ")
         except RuntimeError as error:
             raise InputError(
-                f"hosts: the leader has not said where it listens: {error}; waited {waited(hosts)}"
+                f"hosts: the leader has not said where it listens: {error}; waited "
+                f"{wait_hint(hosts)}"
             ) from None
         self._address = str(Address(host, int(port)))
         try:
-            self._link = Frames(connect(self._address, timeout), _SILENT * timeout)
+            self._link = Frames(connect(self._address, timeout), _SILENCE_SHARE * timeout)
             handshake.enter(self._link, token.encode(), timeout)
         except handshake.RefusedError as error:
             raise InputError(f"hosts: the leader at {self._address} refused: {error}") from None
@@ -192,14 +200,14 @@ class Follower:
                 f"{error.strerror or error}; see that the port is open, or name it by stream= in "
                 "the leader's hosts"
             ) from None
-        self._told: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[int, Pending | PendingLogprobs]]
         self._outcomes = queue.SimpleQueue()
-        self._link.send(encode(Greeting(self._job.index, own_name())))
-        self._link.start(self._take, self._lose)
+        self._link.send(encode(Greeting(self._job.index, process_name())))
+        self._link.start(self._take, self._lose_leader)
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """See `Leader.agree`."""
+        """Sends the leader values, and waits until it has found those of all processes the same."""
         self._send(Facts({name: str(value) for name, value in values.items()}))
         self._expect(Go)
 
@@ -210,7 +218,7 @@ class Follower:
     def fail(self, error: BaseException) -> None:
         """Tells the leader that this process cannot go on; ends with its message to all."""
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
-        self._give_up(words_of(error), status)
+        self._give_up(error, status)
 
     def follow(self, make: Callable[[str, int], HostRoles], load: Callable[[Report], None]) -> None:
         """Makes the leader's calls until it needs no more.
@@ -222,13 +230,13 @@ class Follower:
         replay = Replay(make)
         threading.Thread(target=self._compare, daemon=True, name="outcomes").start()
         while True:
-            message, frame = self._told.get()
+            message, frame = self._messages.get()
             if isinstance(message, End):
                 compat.leave_job()
                 return
             if isinstance(message, LoadReport):
-                about = load, message.report
-                threading.Thread(target=self._load, args=about, daemon=True, name="load").start()
+                make = partial(self._load, load, message.report)
+                threading.Thread(target=make, daemon=True, name="load").start()
             if isinstance(message, LoadReport | Go):  # a `Go` ends the leader's wait for a load
                 continue
             try:
@@ -236,17 +244,17 @@ class Follower:
                 if (message.role, message.method) == ("engine", "make"):
                     self.agree({"engine": message.engine})
             except Exception as error:
-                self._give_up(words_of(error), SsdError.exit_status)
+                self._give_up(error)
                 return
             if pending is not None:
-                self._outcomes.put((replay.calls, pending))
+                self._outcomes.put((replay.calls.count, pending))
 
     def _load(self, load: Callable[[Report], None], report: Report) -> None:
         try:
             load(report)
             self._send(Facts({"loaded": report}))
         except Exception as error:
-            self._give_up(words_of(error), SsdError.exit_status)
+            self._give_up(error)
 
     def close(self) -> None:
         """Leaves the job."""
@@ -259,14 +267,14 @@ class Follower:
                 call, pending = self._outcomes.get()
                 self._send(SeenOutcome(call, digest_of(pending.read())))
         except Exception as error:
-            self._give_up(words_of(error), SsdError.exit_status)
+            self._give_up(error)
 
     def _expect(self, kind: type[Any]) -> Any:
-        message, _ = self._told.get()
+        message, _ = self._messages.get()
         if isinstance(message, End):
             self._leave("", 0)
         if not isinstance(message, kind):
-            self._lose(f"it has sent {type(message).__name__} in place of {kind.__name__}")
+            self._lose_leader(f"it has sent {type(message).__name__} in place of {kind.__name__}")
         return message
 
     def _take(self, frame: bytes) -> None:
@@ -276,25 +284,27 @@ class Follower:
         if isinstance(message, End):
             self._ended = True
             self._link.close()  # so that the leader's closing counts as no loss
-        self._told.put((message, frame))
+        self._messages.put((message, frame))
 
-    def _lose(self, why: str) -> None:
+    def _lose_leader(self, why: str) -> None:
         self._leave(
-            f"{named(0, self._job.count, f'the leader, {self._address}')} is lost: {why}",
+            f"{host_name(0, self._job.count, f'the leader, {self._address}')} is lost: {why}",
             SsdError.exit_status,
         )
 
-    def _give_up(self, why: str, status: int) -> None:
-        """Reports `why` to the leader; ends with its message, or with `why` if it sends none."""
+    def _give_up(self, error: BaseException, status: int = SsdError.exit_status) -> None:
+        """Reports an error to the leader; ends with its message, or with the error if there is
+        none."""
+        why = describe_error(error)
         self._send(Refuse(why, status))
-        time.sleep(_TOLD)
-        self._leave(f"{named(self._job.index, self._job.count, own_name())}: {why}", status)
+        time.sleep(_REPORT_WAIT)
+        self._leave(f"{host_name(self._job.index, self._job.count, process_name())}: {why}", status)
 
     def _send(self, message: HostMessage) -> None:
         try:
             self._link.send(encode(message))
         except OSError as error:
-            if not self._ended:  # the end may be told next
-                time.sleep(_TOLD)
+            if not self._ended:  # the end may be the next message
+                time.sleep(_REPORT_WAIT)
             if not self._ended:
-                self._lose(error.strerror or str(error))
+                self._lose_leader(error.strerror or str(error))

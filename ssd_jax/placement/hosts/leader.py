@@ -6,26 +6,26 @@ import atexit
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from ssd_jax import compat
 from ssd_jax.errors import DeviceError, InputError, SsdError
-from ssd_jax.placement.hosts.comparing import ToldOutcomes, digest_of
+from ssd_jax.placement.hosts.comparing import OutcomeDigests, digest_of
 from ssd_jax.placement.hosts.device_thread import DeviceThread
-from ssd_jax.placement.hosts.facts import of_process
+from ssd_jax.placement.hosts.facts import process_facts
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.gathering import Gathering
+from ssd_jax.placement.hosts.job_state import CallLog, JobState
 from ssd_jax.placement.hosts.start import (
     STREAM,
-    named,
-    own_name,
-    refusal,
+    describe_error,
+    failure_error,
+    host_name,
+    process_name,
     start,
-    waited,
-    words_of,
+    wait_hint,
 )
 from ssd_jax.roles.records import Outcomes, TopLogprobs
 from ssd_jax.sampling.params import Report
@@ -49,9 +49,9 @@ from ssd_jax.wire.host_messages import (
 
 T = TypeVar("T")
 Read = TypeVar("Read", Outcomes, TopLogprobs)
-_SILENT = 0.7  # of the time-out: how long a host may be silent; the rest is for telling of it
-_TELLING = 0.1  # of the time-out: how long telling hosts why all end may take
-_NAMED = 2.0  # seconds after a device error within which the host that caused it is found
+_SILENCE_SHARE = 0.7  # of the time-out: how long a host may be silent; the rest is for reporting it
+_REPORT_SHARE = 0.1  # of the time-out: how long it may take to send hosts why all end
+_CAUSE_WAIT = 2.0  # seconds after a device error within which the host that caused it is found
 
 
 class Leader:
@@ -61,7 +61,7 @@ class Leader:
       job: the job of all processes.
       hosts: the port to listen at, and how long to wait.
       timeout: seconds within which every process has ended after one is lost.
-      leave: see `leaving.leave`.
+      leave: ends this process, as `leaving.leave` does.
 
     Raises:
       InputError: not all processes have come.
@@ -76,17 +76,15 @@ class Leader:
         leave: Callable[[str, int], None] = leave,
     ) -> None:
         self._timeout, self._job, self._leave = timeout, job, leave
+        self._state = JobState()
         self._facts: queue.SimpleQueue[tuple[int, Facts | None]] = queue.SimpleQueue()
-        self._calling, self._changing = threading.RLock(), threading.Lock()
-        self._agreeing = threading.Lock()  # taken before `_calling`
-        self._digest, self._calls, self._engines = 0, 0, 0
-        self._outcomes = ToldOutcomes(job.count)
+        self._call_lock = threading.RLock()
+        self._agree_lock = threading.Lock()  # taken before `_call_lock`
+        self._calls, self._engine_count = CallLog(), 0
+        self._outcomes = OutcomeDigests(job.count)
         self._devices = DeviceThread()
-        self._failure: SsdError | None = None
-        self._failure_told = threading.Event()  # to all hosts that take it
-        self._closed = self._decoding = False
-        self._gathering = Gathering(job.count, _SILENT * timeout, self._begin)
-        self._hosts = self._gathering.hosts
+        self._has_engine = False
+        self._gathering = Gathering(job.count, _SILENCE_SHARE * timeout, self._receive_from)
         self._at_exit = only_in_owner(self._end)
         atexit.register(self._at_exit)
         try:
@@ -102,42 +100,41 @@ class Leader:
           SsdError: values differ, or a process cannot go on or is lost; all end with this message.
         """
         values_of: dict[int, Mapping[str, str]] = {}
-        while len(values_of) < len(self._hosts):
+        while len(values_of) < len(self._gathering.hosts):
             index, message = self._facts.get()
-            if self._failure is not None or message is None:
+            if self._state.failure is not None or message is None:
                 self._facts.put((0, None))  # nobody waits again
-                raise self._failure or SsdError("the model was closed meanwhile; open it again")
+                closed = SsdError("the model was closed meanwhile; open it again")
+                raise self._state.failure or closed
             values_of[index] = message.values
-        own = {name: str(value) for name, value in values.items()}
-        for index, theirs in sorted(values_of.items()):
-            for name in own.keys() | theirs.keys():
-                if own.get(name) != theirs.get(name):
+        local = {name: str(value) for name, value in values.items()}
+        for index, remote in sorted(values_of.items()):
+            for name in local.keys() | remote.keys():
+                if local.get(name) != remote.get(name):
                     error = InputError(
-                        f"hosts differ in {name}: {self._name(0)} has {own.get(name)}, "
-                        f"{self._name(index)} has {theirs.get(name)}; make them the same"
+                        f"hosts differ in {name}: {self._name(0)} has {local.get(name)}, "
+                        f"{self._name(index)} has {remote.get(name)}; make them the same"
                     )
                     self.fail(error)
                     raise error
         self._send(encode(Go()))
 
-    def settle(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
-        """Tells the followers what to open."""
+    def send_settings(self, config: Mapping[str, Any], ks: Sequence[int]) -> None:
+        """Sends the followers what to open."""
         self._send(encode(LeaderSettings(dict(config), list(ks))))
 
     def fail(self, error: BaseException) -> None:
         """Ends the other processes, since this one cannot go on."""
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
-        self._stop(refusal(words_of(error), status))
+        self._stop(failure_error(describe_error(error), status))
 
     def close(self) -> None:
         """Ends the other processes, which are no longer needed."""
-        with self._changing:
-            if self._closed or self._failure is not None:
-                return
-            self._closed = True
+        if not self._state.close():
+            return
         self._facts.put((0, None))
         self._send(encode(End()))
-        for host in self._hosts.values():
+        for host in self._gathering.hosts.values():
             host.link.close()
         compat.leave_job()
 
@@ -146,16 +143,12 @@ class Leader:
 
         If this process cannot make them, all end.
         """
-        with self._agreeing, self._calling:
-            number, self._engines = self._engines, self._engines + 1
+        with self._agree_lock, self._call_lock:
+            number, self._engine_count = self._engine_count, self._engine_count + 1
             self._announce(number, "engine", "make", mode, k)
-            try:
-                roles = make()
-            except BaseException as error:
-                self.fail(error)
-                raise
+            roles = self._run_or_fail(make)
             self.agree({"engine": number})
-        self._decoding = True
+        self._has_engine = True
         return number, roles
 
     def load(self, report: Report, make: Callable[[], None]) -> None:
@@ -163,19 +156,24 @@ class Leader:
 
         If a process cannot load them, all end.
         """
-        with self._agreeing:
+        with self._agree_lock:
             self._send(encode(LoadReport(report)))
-            try:
-                make()
-            except BaseException as error:
-                self.fail(error)
-                raise
+            self._run_or_fail(make)
             self.agree({"loaded": report})
+
+    def _run_or_fail(self, make: Callable[[], T]) -> T:
+        """The result of `make`; if it raises an error, all processes end."""
+        try:
+            return make()
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def call(
         self, make: Callable[[], T], engine: int, role: Role, method: str, *arguments: Any
     ) -> tuple[int, T]:
-        """Announces a call to the followers, see `host_messages.CALLS`, and makes it by `make`.
+        """Announces a call of `host_messages.CALLS` to the followers, and makes it by `make`.
+
         Calls of several threads follow one another, in the same order on all hosts.
 
         Returns: the call's number and its result.
@@ -183,8 +181,8 @@ class Leader:
         Raises:
           DeviceError: a host or a program has failed.
         """
-        with self._calling:
-            return self._announce(engine, role, method, *arguments), self._made(make)
+        with self._call_lock:
+            return self._announce(engine, role, method, *arguments), self._run(make)
 
     def read(self, call: int, read: Callable[[], Read]) -> Read:
         """Waits for what a call gives; it is compared with those of the followers.
@@ -192,32 +190,32 @@ class Leader:
         Raises:
           DeviceError: a host or a program has failed.
         """
-        found = self._made(read)
-        self._compare(call, 0, digest_of(found))
-        return found
+        outcomes = self._run(read)
+        self._compare(call, 0, digest_of(outcomes))
+        return outcomes
 
     def _announce(self, engine: int, role: Role, method: str, *arguments: Any) -> int:
-        if self._failure is not None:
-            raise DeviceError(str(self._failure))
-        frame = encode(Call(self._digest, engine, role, method, arguments))
+        if self._state.failure is not None:
+            raise DeviceError(str(self._state.failure))
+        frame = encode(Call(self._calls.digest, engine, role, method, arguments))
         self._send(frame)
-        self._digest = zlib.crc32(frame, self._digest)
-        self._calls += 1
-        return self._calls
+        self._calls.add(frame)
+        return self._calls.count
 
-    def _made(self, make: Callable[[], T]) -> T:
+    def _run(self, make: Callable[[], T]) -> T:
         """The result of `make`, which may hang for ever if a host is lost."""
         try:
             return self._devices.run(make)
         except DeviceError as error:
-            raise self._named(error) from error
+            raise self._with_cause(error) from error
 
-    def _named(self, error: DeviceError) -> DeviceError:
+    def _with_cause(self, error: DeviceError) -> DeviceError:
         """An error that names the lost host that caused it, if one is lost."""
-        end = time.monotonic() + _NAMED
-        while self._failure is None and time.monotonic() < end:
-            time.sleep(_NAMED / 100)
-        return error if self._failure is None else DeviceError(str(self._failure))
+        end = time.monotonic() + _CAUSE_WAIT
+        while self._state.failure is None and time.monotonic() < end:
+            time.sleep(_CAUSE_WAIT / 100)
+        failure = self._state.failure
+        return error if failure is None else DeviceError(str(failure))
 
     def _listen(self, hosts: Hosts) -> None:
         """Waits for all followers; refuses connections without the secret."""
@@ -226,16 +224,16 @@ class Leader:
         with self._gathering.listen(host, hosts.stream) as (port, secret):
             self._job.put(STREAM, f"{address.host} {port} {secret}")
             missing = self._gathering.wait(hosts.joining)
-        if self._failure is not None:
-            raise self._failure
+        if self._state.failure is not None:
+            raise self._state.failure
         if missing:
             raise InputError(
                 f"hosts: processes {missing} have not come to port {port} of {address.host}: see "
-                f"that it is open, or name it by stream=; waited {waited(hosts)}"
+                f"that it is open, or name it by stream=; waited {wait_hint(hosts)}"
             )
 
-    def _begin(self, index: int, link: Frames) -> None:
-        link.start(partial(self._take, index), partial(self._lose, index))
+    def _receive_from(self, index: int, link: Frames) -> None:
+        link.start(partial(self._take, index), partial(self._lose_host, index))
 
     def _take(self, index: int, frame: bytes) -> None:
         message = decode(frame)
@@ -244,77 +242,75 @@ class Leader:
         elif isinstance(message, Facts):
             self._facts.put((index, message))
         elif isinstance(message, Refuse):
-            lost = " is lost" if self._decoding else ""
-            self._stop(refusal(f"{self._name(index)}{lost}: {message.why}", message.status))
+            lost = " is lost" if self._has_engine else ""
+            self._stop(failure_error(f"{self._name(index)}{lost}: {message.why}", message.status))
         else:
             raise OSError("it has sent what is not for the leader")
 
     def _compare(self, call: int, index: int, digest: int) -> None:
-        if lost := self._outcomes.tell(call, index, digest):
-            self._lose(*lost)
+        if lost := self._outcomes.report(call, index, digest):
+            self._lose_host(*lost)
 
-    def _lose(self, index: int, why: str) -> None:
+    def _lose_host(self, index: int, why: str) -> None:
         """Ends all processes: no program can run without this host."""
         self._stop(SsdError(f"{self._name(index)} is lost: {why}"))
-        self._hosts[index].link.close()  # or a writer to it would wait
+        self._gathering.hosts[index].link.close()  # or a writer to it would wait
 
     def _stop(self, failure: SsdError) -> None:
         """Ends all processes with one message; this one at the latest when its patience ends."""
-        with self._changing:
-            if self._closed or self._failure is not None:
-                return
-            self._failure = failure
+        if not self._state.fail(failure):
+            return
         self._gathering.end()
         self._devices.fail(DeviceError(str(failure)))
         self._facts.put((0, None))
-        about = str(failure), failure.exit_status
-        patience = threading.Timer((1 - _SILENT) * self._timeout, self._leave, about)
+        reason = str(failure), failure.exit_status
+        patience = threading.Timer((1 - _SILENCE_SHARE) * self._timeout, self._leave, reason)
         patience.daemon = True
         patience.start()
-        refuse = encode(Refuse(*about))
-        telling = [
-            threading.Thread(target=self._tell, args=(index, refuse), daemon=True)
-            for index in list(self._hosts)
+        refuse = encode(Refuse(*reason))
+        threads = [
+            threading.Thread(target=self._send_to, args=(index, refuse), daemon=True)
+            for index in list(self._gathering.hosts)
         ]
-        for each in telling:
-            each.start()
-        for each in telling:
-            each.join(_TELLING * self._timeout / len(telling))
-        self._failure_told.set()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_REPORT_SHARE * self._timeout / len(threads))
+        self._state.reported.set()
 
     def _name(self, index: int) -> str:
-        name = self._hosts[index].name if index else own_name()
-        return named(index, self._job.count, name)
+        name = self._gathering.hosts[index].name if index else process_name()
+        return host_name(index, self._job.count, name)
 
     def _send(self, frame: bytes) -> None:
-        for index in self._hosts:
-            self._tell(index, frame)
+        for index in self._gathering.hosts:
+            self._send_to(index, frame)
 
-    def _tell(self, index: int, frame: bytes) -> None:
+    def _send_to(self, index: int, frame: bytes) -> None:
         try:
-            self._hosts[index].link.send(frame)
+            self._gathering.hosts[index].link.send(frame)
         except OSError as error:
-            self._lose(index, error.strerror or str(error))
+            self._lose_host(index, error.strerror or str(error))
 
     def _end(self) -> None:
         """Ends a failed job at exit, since JAX would wait for processes that are gone."""
         self.close()
-        if self._failure is not None:
-            self._failure_told.wait(_TELLING * self._timeout)  # it may be told by another thread
+        if self._state.failure is not None:
+            self._state.reported.wait(_REPORT_SHARE * self._timeout)  # by another thread
             flush()  # `leave` cannot while Python ends; if no one reads, `_stop` ends the process
-            self._leave("", self._failure.exit_status)
+            self._leave("", self._state.failure.exit_status)
 
 
-def lead(hosts: str, timeout: float) -> Leader:
+def lead(setting: str, timeout: float) -> Leader:
     """Waits for all processes, and compares what must be the same on them.
 
     Args:
-      hosts, timeout: see `Config.hosts` and `Config.host_timeout`.
+      setting, timeout: as `Config.hosts` and `Config.host_timeout`.
 
     Raises:
       InputError: the job cannot start, or its processes differ.
     """
-    about = Hosts.parse(hosts)
-    leader = Leader(start(about, timeout, follows=False), about, timeout)
-    leader.agree(of_process())
+    hosts = Hosts.parse(setting)
+    leader = Leader(start(hosts, timeout, follows=False), hosts, timeout)
+    leader.agree(process_facts())
     return leader

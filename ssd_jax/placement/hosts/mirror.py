@@ -17,18 +17,18 @@ from ssd_jax.wire.host_messages import Role
 Read = TypeVar("Read", Outcomes, TopLogprobs)
 
 
-class _Mirrored(Generic[Read]):
-    """What a call gives that all hosts have."""
+class _MirroredResult(Generic[Read]):
+    """The result of a call that all hosts have."""
 
     def __init__(self, leader: Leader, call: int, read: Callable[[], Read]) -> None:
         self._leader, self._call, self._read = leader, call, read
 
     def read(self) -> Read:
-        """Waits for it, as `Pending.read` and `PendingLogprobs.read` do."""
+        """Waits for the result, as `Pending.read` and `PendingLogprobs.read` do."""
         return self._leader.read(self._call, self._read)
 
 
-class MirroredPending(_Mirrored[Outcomes]):
+class MirroredPending(_MirroredResult[Outcomes]):
     """A `Pending` that all hosts have."""
 
     def __init__(self, leader: Leader, call: int, pending: Pending) -> None:
@@ -49,15 +49,18 @@ class _Calls:
         self._leader, self._engine, self._local = leader, engine, local
         self._role: Role = role
 
-    def __call__(self, method: str, *arguments: Any) -> Any:
-        """Makes a call."""
-        return self.other(partial(getattr(self._local, method), *arguments), method, *arguments)[1]
+    def __call__(self, method: str, *arguments: Any, make: Callable[[], Any] | None = None) -> Any:
+        """Makes a call, and returns its result.
 
-    def other(self, make: Callable[[], Any], method: str, *arguments: Any) -> tuple[int, Any]:
-        """Makes a call by `make`; followers get `arguments`.
-
-        Returns: the number of the call, and what it gives.
+        Args:
+          arguments: of the call at followers, and here without `make`.
+          make: makes the call here.
         """
+        make = make or partial(getattr(self._local, method), *arguments)
+        return self.numbered(make, method, *arguments)[1]
+
+    def numbered(self, make: Callable[[], Any], method: str, *arguments: Any) -> tuple[int, Any]:
+        """Makes a call by `make`, at followers with `arguments`; returns its number and result."""
         return self._leader.call(make, self._engine, self._role, method, *arguments)
 
 
@@ -84,11 +87,11 @@ class MirroredDrafter(Drafter):
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         make = partial(self._drafter.prefill, slot, tokens, offset, last=last)
-        self._call.other(make, "prefill", slot, list(tokens), offset, last)
+        self._call("prefill", slot, list(tokens), offset, last, make=make)
 
     @override
     def propose(self, batch: DraftBatch) -> Drafted:
-        return self._call.other(partial(self._drafter.propose, batch), "propose", list(batch))[1]
+        return self._call("propose", list(batch), make=partial(self._drafter.propose, batch))
 
     @override
     def proposal(self) -> Any:
@@ -109,7 +112,8 @@ class MirroredTarget:
     ) -> None:
         self.slots, self.context, self.max_chunk = target.slots, target.context, target.max_chunk
         self._leader, self._engine, self._target = leader, engine, target
-        self._call, self._drafted = _Calls(leader, engine, "target", target), drafter is not None
+        self._call = _Calls(leader, engine, "target", target)
+        self._has_mirrored_drafter = drafter is not None
         self._bonus: Any = None
         self._logits: Any = None
 
@@ -132,38 +136,37 @@ class MirroredTarget:
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> MirroredPending:
         """Prefills the last tokens, as `Target.prefill_last`."""
         make = partial(self._target.prefill_last, slot, tokens, offset)
-        return self._pending(*self._call.other(make, "prefill_last", slot, list(tokens), offset))
+        return self._pending(*self._call.numbered(make, "prefill_last", slot, list(tokens), offset))
 
-    def score(self, slot: int, tokens: Sequence[int]) -> _Mirrored[TopLogprobs]:
+    def score(self, slot: int, tokens: Sequence[int]) -> _MirroredResult[TopLogprobs]:
         """Scores tokens of a prompt, as `Target.score`."""
         make = partial(self._target.score, slot, tokens)
         pending: PendingLogprobs
-        call, pending = self._call.other(make, "score", slot, list(tokens))
-        return _Mirrored(self._leader, call, pending.read)
+        call, pending = self._call.numbered(make, "score", slot, list(tokens))
+        return _MirroredResult(self._leader, call, pending.read)
 
     def forward(self, pending: Any, lengths: np.ndarray, drafted: Drafted | None = None) -> Any:
         """Runs rows, as `Target.forward`. Bonus tokens must be those of the last `accept`."""
-        read = pending if isinstance(pending, np.ndarray) else None
-        if read is None and pending is not self._bonus:
+        pending_tokens = pending if isinstance(pending, np.ndarray) else None
+        if pending_tokens is None and pending is not self._bonus:
             raise ValueError("followers have the bonus tokens of the last accept alone")
         counts = tokens = None
         if drafted is not None:
             counts = drafted.lengths
-            tokens = None if self._drafted else np.asarray(drafted.tokens)
+            tokens = None if self._has_mirrored_drafter else np.asarray(drafted.tokens)
         make = partial(self._target.forward, pending, lengths, drafted)
-        arguments = read, lengths, counts, tokens
-        self._logits = self._call.other(make, "forward", *arguments)[1]
+        self._logits = self._call("forward", pending_tokens, lengths, counts, tokens, make=make)
         return self._logits
 
     def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:
         """Verifies, as `Target.accept`. The logits must be those of the last `forward`."""
         if logits is not self._logits:
             raise ValueError("followers have the logits of the last forward alone")
-        drafted, arrays = proposal is not None and self._drafted, None
-        if proposal is not None and not drafted:
+        is_drafters, arrays = proposal is not None and self._has_mirrored_drafter, None
+        if proposal is not None and not is_drafters:
             arrays = [np.asarray(array) for array in proposal]
         make = partial(self._target.accept, logits, proposal)
-        pending = self._pending(*self._call.other(make, "accept", arrays, drafted))
+        pending = self._pending(*self._call.numbered(make, "accept", arrays, is_drafters))
         self._bonus = pending.bonus
         return pending
 

@@ -20,73 +20,75 @@ STREAM = "ssd_jax/stream"
 _PAUSE = 0.2
 
 
-def named(index: int, count: int, name: str) -> str:
-    """A process as messages call it."""
+def host_name(index: int, count: int, name: str) -> str:
+    """How messages name a process of a job."""
     return f"host {index} of {count} ({name})"
 
 
-def own_name() -> str:
+def process_name() -> str:
     """Name of this process: where it runs, and its process id."""
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
-def words_of(error: BaseException) -> str:
-    """What other processes are told about an error."""
+def describe_error(error: BaseException) -> str:
+    """The text about an error that other processes get."""
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted"
     return str(error) or type(error).__name__
 
 
-def refusal(why: str, status: int) -> SsdError:
+def failure_error(reason: str, status: int) -> SsdError:
     """The error for a message that all hosts end with."""
-    return InputError(why) if status == InputError.exit_status else SsdError(why)
+    return InputError(reason) if status == InputError.exit_status else SsdError(reason)
 
 
 def listen(host: str, port: int, remedy: str) -> Endpoint:
-    """See `sockets.listen`.
+    """Listens at an address of this machine, as `sockets.listen`.
 
     Raises:
-      InputError: the port cannot be had; with the remedy.
+      InputError: the port cannot be had; the message ends with the remedy.
     """
     try:
         return sockets.listen(host, port)
     except OSError as error:
         # Its words also have the address.
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise InputError(f"hosts: port {port} cannot be listened at: {why}; {remedy}") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"hosts: port {port} cannot be listened at: {reason}; {remedy}") from None
 
 
 def start(hosts: Hosts, timeout: float, *, follows: bool) -> compat.Job:
     """Joins the job; every process must call it, and waits for the others.
 
     Args:
-      timeout: see `Leader`.
+      timeout: seconds within which every process has ended after one is lost.
       follows: whether this process is a follower.
 
     Raises:
       InputError: the job cannot be joined, or this process has another place in it.
     """
     if hosts.address is None:
-        where = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
+        job_text = " that JAX was to find out (of SLURM, Kubernetes or a TPU's metadata)"
     else:
-        where = f" with its coordinator at {hosts.address}"
+        job_text = f" with its coordinator at {hosts.address}"
         _check_place(hosts.index, follows)
         if follows:
-            _wait_for(hosts)
+            _wait_for_leader(hosts)
         else:  # JAX would end this process
             _, port = Address.parse(hosts.address, "hosts")
             listen("", port, "give another port to all processes").socket.close()
     # Without this timer, JAX would abort the process.
-    late = f"hosts: not all processes have come to the job{where} within {waited(hosts)}"
-    limit = threading.Timer(hosts.joining, leave, (late, InputError.exit_status))
+    timeout_text = (
+        f"hosts: not all processes have come to the job{job_text} within {wait_hint(hosts)}"
+    )
+    limit = threading.Timer(hosts.joining, leave, (timeout_text, InputError.exit_status))
     limit.daemon = True
     limit.start()
     try:
-        job = compat.start_job(2 * hosts.joining, timeout, **hosts.given)
+        job = compat.start_job(2 * hosts.joining, timeout, **hosts.jax_arguments)
     except (RuntimeError, ValueError) as error:
-        why = str(error).partition("\n")[0].rstrip(".")
-        remedy = "" if hosts.given else "; give hosts = ADDRESS:PORT,count=N"
-        raise InputError(f"hosts: the job{where} cannot start: {why}{remedy}") from None
+        reason = str(error).partition("\n")[0].rstrip(".")
+        remedy = "" if hosts.jax_arguments else "; give hosts = ADDRESS:PORT,count=N"
+        raise InputError(f"hosts: the job{job_text} cannot start: {reason}{remedy}") from None
     finally:
         limit.cancel()
     _check_place(job.index, follows)
@@ -107,24 +109,24 @@ def _check_place(index: int, follows: bool) -> None:
         )
 
 
-def waited(hosts: Hosts) -> str:
+def wait_hint(hosts: Hosts) -> str:
     """How long a process waits for the others, and how to make it wait longer."""
     return f"{hosts.joining} s; hosts=...,joining=SECONDS waits longer"
 
 
-def _wait_for(hosts: Hosts) -> None:
+def _wait_for_leader(hosts: Hosts) -> None:
     """Waits until the leader listens."""
     address = Address.parse(hosts.address or "", "hosts")
-    end, why = time.monotonic() + hosts.joining, ""
+    end, reason = time.monotonic() + hosts.joining, ""
     while time.monotonic() < end:
         try:
             socket.create_connection(address, timeout=_PAUSE * 10).close()
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
         else:
             return
         time.sleep(_PAUSE)
     raise InputError(
-        f"hosts: nobody listens at {address} ({why}): start the leader there, and see that the "
-        f"port is open, as nc -vz {address.host} {address.port} tells; waited {waited(hosts)}"
+        f"hosts: nobody listens at {address} ({reason}): start the leader there, and see that the "
+        f"port is open, as nc -vz {address.host} {address.port} tells; waited {wait_hint(hosts)}"
     )

@@ -166,7 +166,7 @@ def joined(monkeypatch, left):
         left.append(why)
         threading.Event().wait()  # nobody goes on after the end of a process
 
-    monkeypatch.setattr(follower, "_TOLD", 0.5)
+    monkeypatch.setattr(follower, "_REPORT_WAIT", 0.5)
     texts, made = Texts(), []
     thread = threading.Thread(
         target=lambda: made.append(Leader(texts.job(0), HOSTS, SILENCE, leave=leave))

@@ -133,7 +133,7 @@ def swapping_two(replay, monkeypatch):
     works, kept = Replay.make, []
 
     def make(self, call, frame):
-        if self.calls == 2 and not kept:
+        if self.calls.count == 2 and not kept:
             kept.append((call, frame))
             return None
         found = works(self, call, frame)
@@ -184,7 +184,7 @@ def test_outcomes_of_a_host_that_is_behind_are_compared(monkeypatch, behind):
 
 
 def test_a_host_too_far_behind_to_be_compared_is_lost(monkeypatch, behind):
-    monkeypatch.setattr(comparing, "_KEPT", 100)
+    monkeypatch.setattr(comparing, "MAX_OUTCOMES", 100)
     with decoding(monkeypatch, own=True) as pair:
         with pytest.raises(DeviceError, match=r"host 1 of 2 .* more than 50 outcomes behind"):
             many_rounds(pair)
@@ -192,7 +192,7 @@ def test_a_host_too_far_behind_to_be_compared_is_lost(monkeypatch, behind):
 
 
 def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
-    monkeypatch.setattr(comparing, "_KEPT", 100)
+    monkeypatch.setattr(comparing, "MAX_OUTCOMES", 100)
     with decoding(monkeypatch, own=True) as pair:
         pair.target.open(SlotOpening(1, SamplingParams()))
         pendings = [pair.target.prefill_last(1, [7], 2) for _ in range(300)]
@@ -201,7 +201,7 @@ def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
             each.read()
         many_rounds(pair)
         eventually(pair.follower._outcomes.empty)
-        assert len(pair.leader._outcomes._told) <= 100
+        assert len(pair.leader._outcomes._digests) <= 100
         assert not pair.left
 
 
@@ -295,7 +295,7 @@ def test_outcomes_that_nobody_waits_for_are_no_loss(monkeypatch):
         eventually(lambda: pair.follower._ended)
         pair.follower._outcomes.put((99, pair.there[0].pending()))
         eventually(pair.follower._outcomes.empty)
-        time.sleep(1)  # longer than `_TOLD`
+        time.sleep(1)  # longer than `_REPORT_WAIT`
         assert not pair.left
 
 
@@ -312,7 +312,7 @@ def test_a_leader_that_takes_no_more_before_it_is_heard_to_end_is_not_lost(monke
         eventually(pair.follower._outcomes.empty)
         pair.leader.close()
         eventually(lambda: pair.follower._ended)
-        time.sleep(1)  # longer than `_TOLD`
+        time.sleep(1)  # longer than `_REPORT_WAIT`
         assert not pair.left
 
 
@@ -342,17 +342,17 @@ def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
     """Its main thread hears of a failure while another thread still tells the followers."""
     left: list[str] = []
     with joined(monkeypatch, left) as (leader, follower):
-        tell = leader._tell
+        tell = leader._send_to
 
         def tell_late(index, frame):
             time.sleep(0.05)
             left.append("told")
             tell(index, frame)
 
-        monkeypatch.setattr(leader, "_tell", tell_late)
+        monkeypatch.setattr(leader, "_send_to", tell_late)
         error = InputError("no such model")
         threading.Thread(target=follower.fail, args=(error,), daemon=True).start()
-        eventually(lambda: leader._failure is not None)
+        eventually(lambda: leader._state.failure is not None)
         threading.Thread(target=leader._at_exit, daemon=True).start()
         eventually(lambda: len(left) == 3)
     assert left[0] == "told"
@@ -360,7 +360,7 @@ def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
 
 def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     monkeypatch.setattr(gathering, "_LIMITS", Limits(seconds=0.5))
-    monkeypatch.setattr(gathering, "_GREETING", 0.2)
+    monkeypatch.setattr(gathering, "_GREETING_SECONDS", 0.2)
     texts, made = Texts(), []
     thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), HOSTS, 5.0)))
     thread.start()
@@ -438,8 +438,8 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending(monkeypatch):
     (leader,) = made
     leaders.atexit.unregister(leader._at_exit)
     with monkeypatch.context() as busy:
-        busy.setattr(leader._hosts[1].link, "send", lambda *_: threading.Event().wait())
-        threading.Thread(target=leader._lose, args=(1, "it was silent"), daemon=True).start()
+        busy.setattr(leader._gathering.hosts[1].link, "send", lambda *_: threading.Event().wait())
+        threading.Thread(target=leader._lose_host, args=(1, "it was silent"), daemon=True).start()
         eventually(lambda: left.keys() >= {0, 2})
     assert left[0] == left[2]
     assert left[0].endswith("is lost: it was silent")

@@ -49,7 +49,7 @@ def test_hosts_that_are_not_understood(text, words):
 def test_hosts_as_they_are_given():
     assert Hosts.parse("auto,stream=5") == Hosts(None, stream=5)
     assert Hosts.parse("[::1]:4000,count=3,index=2") == Hosts("[::1]:4000", 3, 2)
-    assert Hosts.parse("auto").given == {}
+    assert Hosts.parse("auto").jax_arguments == {}
     assert [Hosts.parse(text).joining for text in ("auto", "auto,joining=900")] == [300, 900]
 
 
