@@ -125,7 +125,7 @@ class Observations(Protocol):
         ...
 
     @property
-    def alone(self) -> float:
+    def single_miss(self) -> float:
         """c of the power law: how often a single prepared bonus token misses."""
         ...
 
@@ -144,7 +144,7 @@ class Guess:
     """
 
     acceptance: Fraction = FIRST_GUESS
-    alone: Fraction = 0.5
+    single_miss: Fraction = 0.5
     r: Annotated[float, Meta(ge=0, le=9)] = 1.0
     judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
     stated: Annotated[int, Meta(ge=0, le=2**62)] = 0
@@ -165,7 +165,7 @@ def tokens(rates: Iterable[float]) -> float:
 
 def miss_rate(count: int, observations: Observations) -> float:
     """How often none of `count` prepared bonus tokens is the actual one."""
-    return min(observations.alone * count**-observations.r, 1.0) if count else 1.0
+    return min(observations.single_miss * count**-observations.r, 1.0) if count else 1.0
 
 
 def ar(costs: Costs, *, rows: int = 1) -> float:

@@ -38,13 +38,13 @@ class UpdatedGuess(Observations):
 
     @property
     @override
-    def alone(self) -> float:
+    def single_miss(self) -> float:
         # Misses over those of the power law with c = 1.
         r = self.r
         expected_misses = sum(
             count * num_prepared**-r for num_prepared, count in self._lookups.items()
         )
-        return smoothed(self._num_misses, expected_misses, self._guess.alone)
+        return smoothed(self._num_misses, expected_misses, self._guess.single_miss)
 
     @override
     def rates(self, length: int, after: After) -> list[float]:
@@ -66,7 +66,9 @@ class UpdatedGuess(Observations):
         new_weight = judged / (judged + prior_weight)
         return Guess(
             acceptance=smoothed(accepted, judged, guess.acceptance, prior_weight + guess.stated),
-            alone=min((1 - new_weight) * guess.alone + new_weight * self.alone, 1.0),
+            single_miss=min(
+                (1 - new_weight) * guess.single_miss + new_weight * self.single_miss, 1.0
+            ),
             r=(1 - new_weight) * guess.r + new_weight * self.r,
             judged=guess.judged + judged,
             stated=guess.stated,

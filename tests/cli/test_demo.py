@@ -8,6 +8,7 @@ from rich.console import Console
 from ssd_jax.cli.demo import first_round
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
+from ssd_jax.system.cores import usable_cores
 from ssd_jax.tools.bench.report import summarize
 from ssd_jax.tools.bench.run import run_paired
 from ssd_jax.tools.demo.tables import fastest_line, speed_table
@@ -125,6 +126,19 @@ def test_a_mode_is_taken_at_its_word(capsys, monkeypatch):
     for flags in (["--mode=ar"], ["--draft=ngram"], ["--mode=auto", "--draft=ngram"]):
         assert main(["demo", *flags]) == 2
     assert opened == ["ar", "sd", "auto"]
+
+
+def test_every_mode_has_the_target_on_the_given_cores(tiny_checkpoint, capsys, monkeypatch):
+    core, opened = min(usable_cores()), []
+
+    def open_llm(config, ks):
+        opened.append((config.mode, config.target_cores, config.draft_placement))
+        raise InputError("no weights are here")
+
+    monkeypatch.setattr("ssd_jax.cli.demo.open_llm", open_llm)
+    assert main(["demo", f"--target={tiny_checkpoint}", f"--target_cores={core}"]) == 2
+    assert "no weights are here" in capsys.readouterr().err
+    assert opened == [("ssd", str(core), "process")]
 
 
 def test_cores_that_are_not_there_are_refused_before_anything_is_opened(capsys, monkeypatch):

@@ -197,7 +197,7 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     again = file.read(widths=WIDTHS, budgets=AUTO_BUDGETS)
     assert again.costs == known.costs
     assert again.guess.acceptance < 0.05
-    assert again.guess.alone > 0.9
+    assert again.guess.single_miss > 0.9
     assert opened(config, again, file).mode == "ar"
 
 

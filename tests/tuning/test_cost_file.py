@@ -21,7 +21,7 @@ KNOWN = KnownCosts(
         step={4: 0.02, 16: 0.03},
         contention=0.2,
     ),
-    Guess(acceptance=0.7, alone=0.3, judged=90),
+    Guess(acceptance=0.7, single_miss=0.3, judged=90),
     slowness=1.1,
     doubted=True,
 )
@@ -34,7 +34,7 @@ def test_what_was_written_is_read(tmp_path):
     assert file.read(**ASKED) is None
     file.write(KNOWN)
     assert CostFile(tmp_path / "costs", ABOUT).read(**ASKED) == KNOWN
-    again = dataclasses.replace(KNOWN, guess=Guess(acceptance=0.5, alone=1.0))
+    again = dataclasses.replace(KNOWN, guess=Guess(acceptance=0.5, single_miss=1.0))
     file.write(again)
     assert file.read(**ASKED) == again
     assert [path.suffix for path in (tmp_path / "costs").iterdir()] == [".json"]
@@ -56,7 +56,7 @@ def test_a_file_of_the_same_name_about_something_else_is_not_read(tmp_path):
     file = CostFile(tmp_path, ABOUT)
     file.write(KNOWN)
     kept = json.loads(file.path.read_text())
-    file.path.write_text(json.dumps(kept | {"about": json.dumps({"device": ["gpu", 1]})}))
+    file.path.write_text(json.dumps(kept | {"key": json.dumps({"device": ["gpu", 1]})}))
     assert file.read(**ASKED) is None
 
 
@@ -96,7 +96,7 @@ def broken(part, value):
         broken("backup", -1.0),
         broken("draft", float("nan")),
         broken("acceptance", float("inf")),
-        broken("alone", 1.5),
+        broken("single_miss", 1.5),
         broken("r", -1.0),
         broken("judged", -1),
         broken("judged", 10**400),

@@ -11,7 +11,7 @@ from ssd_jax.tuning import throughput
 from ssd_jax.tuning.throughput import Costs, Guess, ar, best_sd, best_ssd, sd, ssd, tokens
 from tests.sampling.edits import Edit, edited
 
-HALF = Guess(acceptance=0.5, alone=0.5)
+HALF = Guess(acceptance=0.5, single_miss=0.5)
 COSTS = Costs(verify={0: 1.0, 4: 1.5}, draft=0.1, backup=0.2, step={6: 0.3})
 PLAN = SpeculationPlan(k=2, budget=6)
 
@@ -62,7 +62,7 @@ def test_a_verification_costs_what_the_next_width_costs():
 
 
 def test_misses_follow_the_power_law():
-    guess = Guess(alone=0.6, r=2.0)
+    guess = Guess(single_miss=0.6, r=2.0)
     assert [throughput.miss_rate(count, guess) for count in (0, 1, 2)] == [
         1,
         0.6,
@@ -122,7 +122,7 @@ def test_rounds_that_propose_nothing_after_a_miss():
 def test_a_single_token_takes_two_forwards_of_the_branches():
     """So that those of k = L have one, too: every record is one token long."""
     costs = Costs(verify={0: 1.0, 1: 1.0}, step={4: 0.7})
-    never = Guess(acceptance=0.5, alone=0.0)
+    never = Guess(acceptance=0.5, single_miss=0.0)
     found = ssd(costs, never, SpeculationPlan.of_branches(1, 4), UniformFanOut(), waits=True)
     assert found == pytest.approx(1.5 / 1.4)
 
@@ -142,18 +142,18 @@ def test_a_draft_that_is_hidden_is_never_slower_than_one_that_is_waited_for(k, a
     """Corollary 8, as far as branches of k = L do not propose a token less."""
     costs = Costs(verify={0: 1.0, 8: 1.0}, draft=0.1, backup=0.1, step={16: 0.1})
     branches = SpeculationPlan(k=k, budget=16, longer=True)
-    for alone in (0.0, 0.3, 1.0):
-        seen = Guess(acceptance=a, alone=alone)
+    for single_miss in (0.0, 0.3, 1.0):
+        seen = Guess(acceptance=a, single_miss=single_miss)
         hidden = ssd(costs, seen, branches, GeometricFanOut(), waits=True)
         assert hidden >= sd(costs, seen, SpeculationPlan(k=k)) - 1e-12
-    never = Guess(acceptance=a, alone=1.0, r=0.0)
+    never = Guess(acceptance=a, single_miss=1.0, r=0.0)
     hidden = ssd(costs, never, branches, GeometricFanOut(), waits=True)
     assert hidden == pytest.approx(sd(costs, never, SpeculationPlan(k=k)))
 
 
-def rate(*, k=3, budget=8, a=0.7, alone=0.4, verify=1.0, step=0.1, backup=0.1, waits=True):
+def rate(*, k=3, budget=8, a=0.7, single_miss=0.4, verify=1.0, step=0.1, backup=0.1, waits=True):
     costs = Costs(verify={0: verify, 8: verify}, backup=backup, step={budget: step})
-    seen = Guess(acceptance=a, alone=alone)
+    seen = Guess(acceptance=a, single_miss=single_miss)
     plan = SpeculationPlan(k=k, budget=budget)
     return ssd(costs, seen, plan, GeometricFanOut(acceptance=a), waits=waits)
 
@@ -164,7 +164,7 @@ def rate(*, k=3, budget=8, a=0.7, alone=0.4, verify=1.0, step=0.1, backup=0.1, w
     [
         ("a", (0.1, 0.5, 0.8, 0.95), True),
         ("budget", (4, 8, 16, 64), True),
-        ("alone", (0.0, 0.2, 0.5, 1.0), False),
+        ("single_miss", (0.0, 0.2, 0.5, 1.0), False),
         ("verify", (0.5, 1.0, 2.0), False),
         ("step", (0.4, 0.6, 1.0), False),
     ],

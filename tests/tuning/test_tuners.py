@@ -90,22 +90,22 @@ def test_only_what_is_prepared_is_chosen():
 
 
 def test_a_guess_is_outweighed_by_what_is_observed():
-    seen = UpdatedGuess(Guess(acceptance=0.8, alone=0.5))
+    seen = UpdatedGuess(Guess(acceptance=0.8, single_miss=0.5))
     assert seen.rates(2, "hit") == pytest.approx([0.8, 0.8])
-    assert seen.alone == 0.5
-    assert seen.guess == Guess(acceptance=0.8, alone=0.5)
+    assert seen.single_miss == 0.5
+    assert seen.guess == Guess(acceptance=0.8, single_miss=0.5)
     for _ in range(8):
         seen.observe(VerificationStats(1, 2, "hit", 1, None))
     # 8 of 16 tokens, and a guess worth 8 of them; 8 single branches that missed.
     assert seen.guess.judged == 16
     assert seen.guess.acceptance == pytest.approx((8 + 8 * 0.8) / (16 + 8))
-    assert seen.alone == pytest.approx((8 + 8 * 0.5) / (8 + 8))
+    assert seen.single_miss == pytest.approx((8 + 8 * 0.5) / (8 + 8))
     assert seen.rates(2, "hit")[1] < 0.5 < seen.rates(2, "hit")[0]
 
 
 def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
     """Else the acceptance of the last text would choose the mode of the next."""
-    guess = Guess(acceptance=0.8, alone=0.2, judged=300)
+    guess = Guess(acceptance=0.8, single_miss=0.2, judged=300)
     for _ in range(2):
         seen = UpdatedGuess(guess)
         for _ in range(50):
@@ -115,7 +115,7 @@ def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
     assert guess.acceptance == pytest.approx((300 * 0.8 + 100) / 500)
     # Single branches that missed 50 times of 58, and then once more.
     first = 0.75 * 0.2 + 0.25 * (50 + 8 * 0.2) / 58
-    assert guess.alone == pytest.approx(0.8 * first + 0.2 * (50 + 8 * first) / 58)
+    assert guess.single_miss == pytest.approx(0.8 * first + 0.2 * (50 + 8 * first) / 58)
 
 
 def test_what_was_learned_long_ago_fades():
@@ -127,10 +127,10 @@ def test_what_was_learned_long_ago_fades():
 
 
 def test_what_is_remembered_is_a_chance():
-    seen = UpdatedGuess(Guess(alone=1.0))
+    seen = UpdatedGuess(Guess(single_miss=1.0))
     for _ in range(50):
         seen.observe(VerificationStats(0, 0, "miss", 16, None))
-    assert seen.guess.alone == 1.0
+    assert seen.guess.single_miss == 1.0
     assert seen.guess.judged == 0
     assert seen.guess.acceptance == pytest.approx(0.8)
 
@@ -139,7 +139,7 @@ def test_look_ups_without_branches_say_nothing_of_misses():
     seen = UpdatedGuess(Guess())
     for _ in range(20):
         seen.observe(VerificationStats(1, 2, "miss", 0, None))
-    assert seen.alone == 0.5
+    assert seen.single_miss == 0.5
 
 
 @pytest.mark.parametrize("r", [0.4, 1.0, 2.0])

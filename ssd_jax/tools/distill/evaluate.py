@@ -228,13 +228,13 @@ def _set_figures(
             k: walk(text_chances, k, tail=max(k - 1, 1)).tokens_per_call for k in settings.ks
         }
         middle_rounds = walks[settings.ks[(len(settings.ks) - 1) // 2]]
-        alone, r = power_law(
+        single_miss, r = power_law(
             middle_rounds,
             [text.rank for text in by_temperature[temperature]],
             greedy=temperature == "greedy",
         )
         by_length = tuple(walks[k].rates for k in walks)
-        measurements[temperature] = MeasuredDraft(by_length=by_length, alone=alone, r=r)
+        measurements[temperature] = MeasuredDraft(by_length=by_length, single_miss=single_miss, r=r)
     overlaps = np.concatenate([text.overlap for text in by_temperature["sampled"]])
     return {
         "prompts": len(by_temperature["greedy"]),

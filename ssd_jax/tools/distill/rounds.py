@@ -106,11 +106,11 @@ class MeasuredDraft:
 
     Attributes:
       by_length: by L from 1, rates of the places 1..L.
-      alone, r: of the power law.
+      single_miss, r: of the power law.
     """
 
     by_length: tuple[tuple[float, ...], ...]
-    alone: float
+    single_miss: float
     r: float
 
     def rates(self, length: int, after: After) -> list[float]:

@@ -293,7 +293,7 @@ def test_predictions_take_the_acceptance_of_the_longest_proposals(monkeypatch):
         return fan_out(**about)
 
     monkeypatch.setattr(evaluation, "GeometricFanOut", noted)
-    measured = MeasuredDraft(by_length=((0.9,), (0.8, 0.4)), alone=0.5, r=0.3)
+    measured = MeasuredDraft(by_length=((0.9,), (0.8, 0.4)), single_miss=0.5, r=0.3)
     costs = StepCosts(target_ms=1.0, target={1: 1.0, 3: 1.2}, draft={1: 0.1, 2: 0.2})
     settings = EvaluateSettings(ks=(2,), budgets=(2,))
     evaluation._predict({"sampled": measured}, settings, costs)

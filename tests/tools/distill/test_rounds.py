@@ -85,11 +85,11 @@ def test_misses_follow_the_law_of_ranks():
     rng = np.random.default_rng(0)
     places = rng.geometric(0.5, 5000)  # from 1: behind the rejected one
     rejected = walk([np.zeros(5000)], 2)
-    alone, r = power_law(rejected, [places], greedy=True)
-    found = [alone * count**-r for count in (1, 2, 3)]
+    single_miss, r = power_law(rejected, [places], greedy=True)
+    found = [single_miss * count**-r for count in (1, 2, 3)]
     np.testing.assert_allclose(found, [0.5, 0.25, 0.125], atol=0.08)
     overstated, _ = power_law(rejected, [places], greedy=False)
-    assert overstated > alone  # none is left out: the first place never hits
+    assert overstated > single_miss  # none is left out: the first place never hits
     accepted = walk([np.ones(5000)], 1)
     certain, _ = power_law(accepted, [np.zeros(5000, int)], greedy=True)
     assert certain == 0  # the bonus token after all is the likeliest
@@ -97,9 +97,9 @@ def test_misses_follow_the_law_of_ranks():
 
 
 def test_a_mean_counts_sets_alike():
-    one = MeasuredDraft(by_length=((0.5,), (0.5, 0.1)), alone=0.2, r=1.0)
-    two = MeasuredDraft(by_length=((0.7,), (0.7, 0.3)), alone=0.4, r=2.0)
+    one = MeasuredDraft(by_length=((0.5,), (0.5, 0.1)), single_miss=0.2, r=1.0)
+    two = MeasuredDraft(by_length=((0.7,), (0.7, 0.3)), single_miss=0.4, r=2.0)
     mean = MeasuredDraft(**mean_of([vars(one), vars(two)]))
     np.testing.assert_allclose(mean.rates(2, "hit"), [0.6, 0.2])
     assert mean.rates(0, "miss") == []
-    assert (mean.alone, mean.r) == (pytest.approx(0.3), 1.5)
+    assert (mean.single_miss, mean.r) == (pytest.approx(0.3), 1.5)
