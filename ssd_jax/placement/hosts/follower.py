@@ -235,8 +235,8 @@ class Follower:
                 compat.leave_job()
                 return
             if isinstance(message, LoadReport):
-                make = partial(self._load, load, message.report)
-                threading.Thread(target=make, daemon=True, name="load").start()
+                load_report = partial(self._load, load, message.report)
+                threading.Thread(target=load_report, daemon=True, name="load").start()
             if isinstance(message, LoadReport | Go):  # a `Go` ends the leader's wait for a load
                 continue
             try:

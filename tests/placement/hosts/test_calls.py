@@ -196,7 +196,7 @@ def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
     with decoding(monkeypatch, own=True) as pair:
         pair.target.open(SlotOpening(1, SamplingParams()))
         pendings = [pair.target.prefill_last(1, [7], 2) for _ in range(300)]
-        eventually(lambda: pair.leader._outcomes._forgotten > 100)
+        eventually(lambda: pair.leader._outcomes._last_dropped > 100)
         for each in pendings:
             each.read()
         many_rounds(pair)
