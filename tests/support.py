@@ -66,7 +66,7 @@ LAYOUT, TOLERANCE = (
         kv_heads=2,
         page_size=128,
         branches=4,
-        depths=3,
+        entries=3,
         dtype="bfloat16",
         seed=1,
     ),
@@ -147,11 +147,11 @@ def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..
         for k, v in ((case.k_pages, case.v_pages), (case.branch_k, case.branch_v))
     )
 
-    def function(q, pages, table, visible, branches, ancestor):
-        scratch = Scratch(branches, ancestor)
+    def function(q, pages, table, visible, branches, paths):
+        scratch = Scratch(branches, paths)
         return tree_attention(q, pages, table, visible, scratch, backend=backend, kernels=kernels)
 
-    return function, (case.q, pages, case.table, case.visible, branches, case.ancestor)
+    return function, (case.q, pages, case.table, case.visible, branches, case.paths)
 
 
 def compile_attention(chip: str, backend: str) -> None:

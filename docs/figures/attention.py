@@ -19,7 +19,7 @@ import numpy as np
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.kv_pages import Contiguous, Scratch, chain_path
 from ssd_jax.kernels.tree_attention.api import tree_attention
 
 BRANCHES, PREFIX, HEADS, KV_HEADS, HEAD_DIM = 24, 2048, 14, 2, 64
@@ -31,9 +31,9 @@ def ours(backend: str) -> Callable[..., jax.Array]:
 
     def attend(q: jax.Array, pages: jax.Array, own: jax.Array) -> jax.Array:
         branch = jnp.arange(BRANCHES)
-        ancestor = jnp.stack([branch, jnp.zeros_like(branch)], axis=-1)[None]
+        paths = jnp.stack([branch, chain_path(jnp.zeros_like(branch))], axis=-1)[None]
         visible = jnp.full((1, BRANCHES), PREFIX, jnp.int32)
-        scratch = Scratch(own, ancestor)
+        scratch = Scratch(own, paths)
         return tree_attention(q, pages, Contiguous(), visible, scratch, backend=backend)
 
     return jax.jit(attend)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.kernels.kv_pages import Scratch
+from ssd_jax.kernels.kv_pages import Scratch, chain_path
 from ssd_jax.kernels.tree_attention.api import GPU_BACKENDS, tree_attention, why_not
 from ssd_jax.system.environment import describe, headline
 from ssd_jax.tools.bench.bandwidth import measure_bandwidth
@@ -98,13 +98,13 @@ def ours(shape: Shape, given: Numbers, backend: str) -> Program:
     table = jnp.asarray(order.reshape(shape.batch, per_row))
     visible = jnp.full((shape.batch, BRANCHES), shape.prefix, jnp.int32)
     branch = jnp.arange(BRANCHES, dtype=jnp.int32)
-    ancestor = jnp.stack([branch, jnp.full_like(branch, DEPTHS - 1)], axis=-1)
-    ancestor = jnp.broadcast_to(ancestor, (shape.batch, BRANCHES, 2))
+    paths = jnp.stack([branch, chain_path(jnp.full_like(branch, DEPTHS - 1))], axis=-1)
+    paths = jnp.broadcast_to(paths, (shape.batch, BRANCHES, 2))
     q, branches = jnp.asarray(given["q"]), jnp.asarray(given["branches"])
 
     @jax.jit  # which is lowered once, whatever number of calls there is
     def attend(q: jax.Array, pages: jax.Array) -> jax.Array:
-        scratch = Scratch(branches, ancestor)
+        scratch = Scratch(branches, paths)
         return tree_attention(q, pages, table, visible, scratch, backend=backend)
 
     @functools.partial(jax.jit, donate_argnums=0)  # so that a CUDA graph finds the same addresses

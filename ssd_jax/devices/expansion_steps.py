@@ -209,7 +209,7 @@ class ExpansionSteps:
         branch = jnp.broadcast_to(jnp.arange(self._branches), depth.shape)
         tree = Tree(
             scratch,
-            jnp.stack([branch, depth], axis=-1),
+            jnp.stack([branch, kv_pages.chain_path(depth)], axis=-1),
             jnp.where(written < 0, size, written),
         )
         module = self._model.module(parameters)

@@ -48,12 +48,14 @@ class HeadShards(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """How Pallas kernels are called.
+    """How the kernels of attention are called.
 
     Attributes:
       shards: given if several devices share the heads.
-      interpret: whether, or how, they run in an interpreter on a processor.
+      interpret: whether, or how, those of Pallas run in an interpreter on a processor.
+      tiles: whether that for processors may compute with AMX tiles, where there are any.
     """
 
     shards: HeadShards | None = None
     interpret: Any = False
+    tiles: bool = True

@@ -231,38 +231,67 @@ def read_block(
     return decode(jax.vmap(read_row)(page))
 
 
+MAX_ENTRIES = 31
+"""Most entries of a branch: bits of a path."""
+
+
+def chain_path(depth: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:
+    """The path of the token at `depth` of a branch that is a chain; depth -1 is no branch's."""
+    return (jnp.ones_like(depth) << (depth + 1)) - 1
+
+
+def last_entry(path: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:
+    """The last entry on a path, which is the query's own; -1 if the path is empty."""
+    return MAX_ENTRIES - jax.lax.clz(path)
+
+
 class Scratch(NamedTuple):
-    """Keys and values of branch tokens; entry (d, m) is the token of branch m at depth d.
+    """Keys and values of the tokens of M branches; each branch is a tree of up to `MAX_ENTRIES`
+    tokens, in which parents come before children. A chain is such a tree.
 
     Attributes:
-      ancestor: (branch, depth) of each query, which sees the entries of its own branch at depths
-        0..depth; a query of depth -1 sees none.
+      kv: at [:, :, e, m] entry e of branch m.
+      paths: (branch, path) of each query. Bit e of the path is set if the query sees entry e of its
+        branch: from the root to the query's own entry, which is the last. Path 0 is a query that
+        belongs to no branch and sees no entry.
     """
 
-    kv: Shaped[Array, "B kv_heads depths M width"]
-    ancestor: Int32[Array, "B R 2"]
+    kv: Shaped[Array, "B kv_heads entries M width"]
+    paths: Int32[Array, "B R 2"]
+
+    def visible(self) -> Bool[Array, "B R _"]:
+        """Whether each query sees each entry; entry e of branch m is number e * M + m."""
+        entries, branches = self.kv.shape[2:4]
+        number = jnp.arange(entries * branches)
+        branch, path = self.paths[..., 0:1], self.paths[..., 1:2]
+        return (number % branches == branch) & ((path >> number // branches) & 1 == 1)
 
     def write(
         self, values: Float[Array, "B R kv_heads width"], *, windows: bool = False
     ) -> Scratch:
-        """Stores each query's own key and value at its (branch, depth).
+        """Stores each query's key and value as the last entry on its path.
 
         Args:
           windows: rewrites all entries instead of using a scatter.
         """
         values = encode(values, self.kv.dtype)
-        branch, depth = self.ancestor[..., 0], self.ancestor[..., 1]
+        branch, entry = self.paths[..., 0], last_entry(self.paths[..., 1])
         if windows:
-            return self._replace(kv=self._rewritten(values))
+            return self._replace(kv=self._rewritten(values, branch, entry))
         rows = jnp.arange(values.shape[0])[:, None]
-        depth = jnp.where(depth < 0, self.kv.shape[2], depth)
-        return self._replace(kv=self.kv.at[rows, :, depth, branch].set(values, mode="drop"))
+        entry = jnp.where(entry < 0, self.kv.shape[2], entry)
+        return self._replace(kv=self.kv.at[rows, :, entry, branch].set(values, mode="drop"))
 
-    def _rewritten(self, values: Shaped[Array, "B R kv_heads width"]) -> jax.Array:
-        depths, branches = self.kv.shape[2:4]
-        entries = jnp.stack(jnp.meshgrid(jnp.arange(branches), jnp.arange(depths)), axis=-1)
-        matches = jnp.all(self.ancestor[:, None, None] == entries[:, :, None], axis=-1)
-        query = jnp.argmax(matches, axis=-1)  # [B, depths, M]
+    def _rewritten(
+        self,
+        values: Shaped[Array, "B R kv_heads width"],
+        branch: Int32[Array, "B R"],
+        entry: Int32[Array, "B R"],
+    ) -> jax.Array:
+        entries, branches = self.kv.shape[2:4]
+        in_entry = entry[:, None, None] == jnp.arange(entries)[:, None, None]
+        matches = in_entry & (branch[:, None, None] == jnp.arange(branches)[:, None])
+        query = jnp.argmax(matches, axis=-1)  # [B, entries, M]
         new = jax.vmap(lambda row, index: row[index])(values, query)
         written = jnp.any(matches, axis=-1)[:, None, :, :, None]
         return jnp.where(written, jnp.moveaxis(new, 3, 1), self.kv)

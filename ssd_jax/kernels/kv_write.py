@@ -28,5 +28,5 @@ def write(
         return kv_pages.write(pages, page_table, positions, values, windows=windows)
     from ssd_jax.kernels.kv_write_tpu import write_tpu
 
-    shards, interpret = kernels
-    return write_tpu(pages, page_table, positions, values, shards=shards, interpret=interpret)
+    how = {"shards": kernels.shards, "interpret": kernels.interpret}
+    return write_tpu(pages, page_table, positions, values, **how)

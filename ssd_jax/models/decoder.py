@@ -38,10 +38,10 @@ from ssd_jax.models.rope import Rotation, rotation
 Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
 
-BranchArray = Shaped[Array, "B kv_heads depths M width"]
+BranchArray = Shaped[Array, "B kv_heads entries M width"]
 """Keys and values of branch tokens of one layer, as in `Scratch`."""
 
-AllBranches = Shaped[Array, "layers B kv_heads depths M width"]
+AllBranches = Shaped[Array, "layers B kv_heads entries M width"]
 """Those of all layers. (They and the pages are one array each: a call takes the host a microsecond
 or two for each array.)"""
 
@@ -55,12 +55,12 @@ class Tree(NamedTuple):
 
     Attributes:
       branches: keys and values of the branches so far.
-      ancestor: see `Scratch`; depth -1 is a token of the trunk.
+      paths: see `Scratch`; path 0 is a token of the trunk.
       write_positions: position in the pages that a token is written to; one outside is not written.
     """
 
     branches: AllBranches
-    ancestor: Int32[Array, "B R 2"]
+    paths: Int32[Array, "B R 2"]
     write_positions: Int32[Array, "B R"]
 
 
@@ -69,7 +69,7 @@ class Step(NamedTuple):
 
     write_positions: Int32[Array, "B R"]  # positions; one outside the pages is not written
     visible: Int32[Array, "B R"]
-    ancestor: Int32[Array, "B R 2"] | None  # None without branches
+    paths: Int32[Array, "B R 2"] | None  # None without branches
     page_table: PageTable
     rotation: Rotation
 
@@ -186,11 +186,11 @@ class CausalLM(nnx.Module):
 
         Returns: hidden states before the final norm, the new pages and the new branches.
         """
-        write_positions, ancestor = (
-            (positions, None) if tree is None else (tree.write_positions, tree.ancestor)
+        write_positions, paths = (
+            (positions, None) if tree is None else (tree.write_positions, tree.paths)
         )
         rope = rotation(self.config, positions)
-        step = Step(write_positions, visible, ancestor, page_table, rope)
+        step = Step(write_positions, visible, paths, page_table, rope)
         branches: Any = None if tree is None else tree.branches
         x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
@@ -232,8 +232,8 @@ def _layer(
         )
         scratch = None
         if branches is not None:
-            assert step.ancestor is not None
-            scratch = Scratch(branches, step.ancestor).write(kv, windows=windows)
+            assert step.paths is not None
+            scratch = Scratch(branches, step.paths).write(kv, windows=windows)
         attended = tree_attention(
             q.astype(execution.floating),
             new_pages,

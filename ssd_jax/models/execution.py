@@ -25,7 +25,7 @@ class Execution:
       scan_layers: one scanned layer instead of unrolled ones.
       few_arrays: whether a layer's parameters share arrays, without a scan; see `bundles.of_rows`.
       attention: backend of `tree_attention`, see there.
-      kernels: how Pallas kernels are called, if attention uses them.
+      kernels: how the kernels of attention are called; None is with defaults.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.

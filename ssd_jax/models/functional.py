@@ -224,10 +224,10 @@ class FunctionalModel:
         """Zeroed pages laid out as `page_struct`."""
         return zeros(self.page_struct(count, page_size))
 
-    def branch_struct(self, rows: int, depths: int, branches: int) -> jax.ShapeDtypeStruct:
-        """Struct of `AllBranches` for `depths` tokens of each branch of `rows` rows."""
+    def branch_struct(self, rows: int, entries: int, branches: int) -> jax.ShapeDtypeStruct:
+        """Struct of `AllBranches` for `entries` tokens of each branch of `rows` rows."""
         c, e = self.config, self.execution
-        shape = (c.num_layers, rows, self.kv_heads, depths, branches, e.page_width(c.head_dim))
+        shape = (c.num_layers, rows, self.kv_heads, entries, branches, e.page_width(c.head_dim))
         return self._struct(shape, e.pages, ("slots", "kv_heads", None, None, None))
 
     def module(self, parameters: Parameters) -> CausalLM:

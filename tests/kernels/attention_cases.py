@@ -21,7 +21,7 @@ class Shapes:
 
     Attributes:
       visible: of each row, positions that its queries see, in the order of queries.
-      branches, depths: 0 without any.
+      branches, entries: trees of a row, and tokens of each; 0 without any.
     """
 
     visible: tuple[tuple[int, ...], ...]
@@ -30,7 +30,7 @@ class Shapes:
     head_dim: int = 64
     page_size: int = 128
     branches: int = 0
-    depths: int = 0
+    entries: int = 0
     dtype: str = "float32"
     seed: int = 0
 
@@ -45,7 +45,7 @@ class Case(NamedTuple):
     visible: np.ndarray
     branch_k: np.ndarray | None
     branch_v: np.ndarray | None
-    ancestor: np.ndarray | None
+    paths: np.ndarray | None
 
 
 @st.composite
@@ -64,7 +64,7 @@ def shapes(draw: st.DrawFn, page_sizes: tuple[int, ...] = (16, 48, 128, 256)) ->
         head_dim=draw(st.sampled_from([64, 80, 128, 256])),
         page_size=page_size,
         branches=branches,
-        depths=draw(st.integers(-(-rows // branches), 6)) if branches else 0,
+        entries=draw(st.integers(-(-rows // branches), 6) | st.just(31)) if branches else 0,
         dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         seed=draw(st.integers(0, 2**31)),
     )
@@ -89,11 +89,35 @@ def make(shape: Shapes) -> Case:
     q = normal(batch, rows, heads * shape.group, size)
     if not shape.branches:
         return Case(q, k, v, table, visible, None, None, None)
-    branch_k, branch_v = (normal(batch, heads, shape.depths, shape.branches, size) for _ in "kv")
-    branch = rng.integers(0, shape.branches, visible.shape)
-    depth = rng.integers(-1, shape.depths, visible.shape)
-    ancestor = np.stack([branch, depth], axis=-1).astype(np.int32)
-    return Case(q, k, v, table, visible, branch_k, branch_v, ancestor)
+    branch_k, branch_v = (normal(batch, heads, shape.entries, shape.branches, size) for _ in "kv")
+    paths = random_paths(rng, (*visible.shape, shape.branches), shape.entries)
+    return Case(q, k, v, table, visible, branch_k, branch_v, paths)
+
+
+def tree(rng: np.random.Generator, entries: int) -> list[int]:
+    """The paths of a random tree's entries: half of them continue the one before."""
+    paths: list[int] = []
+    for entry in range(entries):
+        parent = entry - 1 if rng.random() < 0.5 else int(rng.integers(-1, entry))
+        paths.append((paths[parent] if parent >= 0 else 0) | 1 << entry)
+    return paths
+
+
+def random_paths(rng: np.random.Generator, shape: tuple[int, int, int], entries: int) -> np.ndarray:
+    """(branch, path) of B x R queries, anywhere in M random trees a row or in none."""
+    batch, rows, branches = shape
+    paths = np.zeros((batch, rows, 2), np.int32)
+    for b in range(batch):
+        trees = [[0, *tree(rng, entries)] for _ in range(branches)]
+        for r in range(rows):
+            branch = rng.integers(branches)
+            paths[b, r] = branch, rng.choice(trees[branch])
+    return paths
+
+
+def entries_on(path: int) -> list[int]:
+    """The entries on a path, in order."""
+    return [entry for entry in range(31) if path >> entry & 1]
 
 
 def hide_unseen(case: Case) -> Case:
@@ -121,11 +145,11 @@ def expected(case: Case, *, soft_cap: float | None = None, window: int | None = 
             pages[case.table[b], h // group].reshape(-1, case.q.shape[3])[: case.visible[b, r]]
             for pages in (case.k_pages, case.v_pages)
         )
-        if case.ancestor is not None:
-            branch, depth = case.ancestor[b, r]
-            own = np.s_[b, h // group, : depth + 1, branch]
-            k = np.concatenate([k, case.branch_k[own]])
-            v = np.concatenate([v, case.branch_v[own]])
+        if case.paths is not None:
+            branch, path = case.paths[b, r]
+            seen = np.s_[b, h // group, entries_on(path), branch]
+            k = np.concatenate([k, case.branch_k[seen]])
+            v = np.concatenate([v, case.branch_v[seen]])
         if window is not None:
             k, v = k[-window:], v[-window:]
         if not len(k):

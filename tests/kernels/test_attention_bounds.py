@@ -13,9 +13,9 @@ from ssd_jax.kernels.tree_attention.bounds import check_shapes
 
 def arguments(**changes):
     shapes = {"q": (2, 3, 4, 8), "pages": (5, 2, 64, 16), "table": (2, 2), "visible": (2, 3)}
-    shapes |= {"kv": (2, 2, 2, 2, 16), "ancestor": (2, 3, 2)}
+    shapes |= {"kv": (2, 2, 2, 2, 16), "paths": (2, 3, 2)}
     made = {name: jnp.zeros(shape, jnp.int32) for name, shape in (shapes | changes).items()}
-    scratch = Scratch(made.pop("kv"), made.pop("ancestor"))
+    scratch = Scratch(made.pop("kv"), made.pop("paths"))
     return *made.values(), scratch
 
 
@@ -35,7 +35,8 @@ def test_shapes_that_fit_are_taken():
         ({"visible": (2, 4)}, r"visible \(2, 4\) is not \(2, 3\)"),
         ({"kv": (2, 1, 2, 2, 16)}, r"branches \(2, 1, 2, 2, 16\) are not \(2, 2, 2, 2, 16\)"),
         ({"kv": (2, 2, 2, 1, 16)}, "3 branch tokens a row for 2 entries of branches"),
-        ({"ancestor": (2, 4, 2)}, r"ancestor \(2, 4, 2\) is not \(2, 3, 2\)"),
+        ({"paths": (2, 4, 2)}, r"paths \(2, 4, 2\) are not \(2, 3, 2\)"),
+        ({"kv": (2, 2, 32, 2, 16)}, "32 entries a branch: at most 31"),
     ],
 )
 def test_shapes_that_do_not_fit_are_errors_with_limits(changes, message):

@@ -28,6 +28,12 @@ def bits(dtype):
     tests.test_a_querys_bits_do_not_depend_on_what_runs_beside_it(dtype, "bfloat16 bits", False)
 
 
+def path_bits():
+    tests.test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(
+        "float32", "bfloat16 bits"
+    )
+
+
 def nothing_unseen():
     for dtype in (jnp.float32, jnp.bfloat16):
         tests.test_what_a_query_does_not_see_may_be_nan(dtype)
@@ -39,11 +45,27 @@ MUTANTS = {
         "Clamp(call.visible[row * call.tokens + Token(i)] + 1,", near_the_reference,
     ),
     "keys and values exchanged": (
-        "cpu.cc", "TransposeKeys(chunks_, keys,", "TransposeKeys(chunks_, values,",
-        near_the_reference,
+        "cpu.cc", "TransposeKeys(chunks_, Evenly<Number>{keys,",
+        "TransposeKeys(chunks_, Evenly<Number>{values,", near_the_reference,
     ),
-    "depth off by one": (
-        "cpu.cc", "Clamp(ancestor[1] + 1,", "Clamp(ancestor[1],", near_the_reference
+    "the own entry is not the last one": (
+        "path.h", "count_(__builtin_popcount(path))",
+        "count_(std::max(__builtin_popcount(path) - 1, 0))", near_the_reference,
+    ),
+    "a sibling that is seen": (
+        "cpu.cc", "return {path[0], path[1]};",
+        "return {path[0], path[1] | (path[1] & path[1] - 1) / 2};", near_the_reference,
+    ),
+    "entries of a path in another order": (
+        "path.h", "entries_[index++] =", "entries_[count_ - ++index] =", path_bits
+    ),
+    "a path that leaves its block early": (
+        "cpu.cc", "std::min(PathLength(i + r), kBlock - seen[r])",
+        "std::min<int64_t>(PathLength(i + r), 1)", path_bits,
+    ),
+    "a path whose block is as long as it is": (
+        "cpu.cc", "std::min(PathLength(i + r), kBlock - seen[r])",
+        "PathLength(i + r) > kBlock - seen[r] ? 0 : PathLength(i + r)", path_bits,
     ),
     "blocks in an order of their number": (
         "cpu.cc", "AddBlock(begin, most - begin);",

@@ -3,6 +3,8 @@
 Queries of bfloat16 take another way than those of float32 where the processor has AMX tiles.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
 from ssd_jax.kernels.tree_attention.api import tree_attention
+from tests.kernels.attention_cases import entries_on, random_paths, tree
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 
-PAGES, DEPTHS, BRANCHES = 5, 3, 14
+PAGES, ENTRIES, BRANCHES = 5, 7, 6
 STORAGE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "bfloat16 bits": jnp.uint16}
 QUERIES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 
@@ -29,10 +33,11 @@ def stored(shape, seed, storage="bfloat16 bits"):
     return kv_pages.encode(normal(shape, seed), jnp.dtype(STORAGE[storage]))
 
 
-def attend(*arguments, backend="cpu"):
-    return np.asarray(
-        jax.jit(tree_attention, static_argnames="backend")(*arguments, backend=backend)
-    )
+compiled = jax.jit(tree_attention, static_argnames=("backend", "kernels"))
+
+
+def attend(*arguments, backend="cpu", kernels=None):
+    return np.asarray(compiled(*arguments, backend=backend, kernels=kernels))
 
 
 def case(batch, rows, heads, kv_heads, head_dim, storage="bfloat16 bits", *, branches=False):
@@ -40,9 +45,9 @@ def case(batch, rows, heads, kv_heads, head_dim, storage="bfloat16 bits", *, bra
     rng = np.random.default_rng(rows)
     scratch = None
     if branches:
-        drafted = (batch, kv_heads, DEPTHS, BRANCHES, 2 * head_dim)
-        own = rng.integers([0, -1], [BRANCHES, DEPTHS], (batch, rows, 2))
-        scratch = Scratch(stored(drafted, 4, storage), jnp.asarray(own, jnp.int32))
+        drafted = (batch, kv_heads, ENTRIES, BRANCHES, 2 * head_dim)
+        paths = random_paths(rng, (batch, rows, BRANCHES), ENTRIES)
+        scratch = Scratch(stored(drafted, 4, storage), jnp.asarray(paths))
     return (
         normal((batch, rows, heads, head_dim), 1),
         stored((PAGES, kv_heads, 2 * BLOCK, 2 * head_dim), 2, storage),
@@ -96,7 +101,7 @@ def test_a_querys_bits_do_not_depend_on_what_runs_beside_it(dtype, storage, bran
         rows, queries = slice(row, row + 1), slice(first, first + many)
         own = None
         if scratch is not None:
-            own = Scratch(scratch.kv[rows], scratch.ancestor[rows, queries])
+            own = Scratch(scratch.kv[rows], scratch.paths[rows, queries])
         part = attend(q[rows, queries], kv, table[rows], visible[rows, queries], own)
         np.testing.assert_array_equal(part, whole[rows, queries])
 
@@ -121,26 +126,59 @@ def test_a_table_and_contiguous_pages_give_the_same_bits():
     np.testing.assert_array_equal(attend(q, kv, Contiguous(2), visible), table)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "storage"),
+    [("float32", "float32"), ("float32", "bfloat16 bits"), ("bfloat16", "bfloat16 bits")],
+)
+def test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(dtype, storage):
+    """At the edges of blocks of positions, where a path goes on in the next block or begins one."""
+    heads, kv_heads, head_dim, nodes, branches = 6, 2, 64, 31, 2
+    rng = np.random.default_rng(0)
+    q = normal((1, nodes, heads, head_dim), 1).astype(dtype)
+    pages = stored((1, kv_heads, 2 * BLOCK, 2 * head_dim), 2, storage)
+    kv = stored((1, kv_heads, nodes, branches, 2 * head_dim), 3, storage)
+    drafted = np.asarray(kv)[0, :, :, 1]
+    attend_exactly = functools.partial(attend, kernels=Kernels(tiles=False))
+    for trunk in (*range(4), *range(62, 67), *range(126, 131)):
+        paths = np.array(tree(rng, nodes))
+        branch_and_path = jnp.asarray(np.stack([np.ones_like(paths), paths], axis=-1), jnp.int32)
+        in_tree = attend_exactly(
+            q, pages, Contiguous(), jnp.full((1, nodes), trunk), Scratch(kv, branch_and_path[None])
+        )
+        in_pages = np.repeat(np.asarray(pages), nodes, axis=0)
+        for node, path in enumerate(paths):
+            on_path = drafted[:, entries_on(path)]
+            in_pages[node, :, trunk : trunk + on_path.shape[1]] = on_path
+        length = trunk + np.array([len(entries_on(path)) for path in paths])
+        expected = attend_exactly(
+            q.swapaxes(0, 1), jnp.asarray(in_pages), Contiguous(), jnp.asarray(length)[:, None]
+        )
+        np.testing.assert_array_equal(in_tree[0], expected[:, 0])
+        last = Scratch(kv, branch_and_path[None, -1:])
+        alone = attend_exactly(q[:, -1:], pages, Contiguous(), jnp.full((1, 1), trunk), last)
+        np.testing.assert_array_equal(alone[0], in_tree[0, -1:])
+
+
 @QUERIES
 def test_what_a_query_does_not_see_may_be_nan(dtype):
     storage = "float32" if dtype == jnp.float32 else "bfloat16"
     q, kv, _, _, scratch = case(1, 6, 3, 1, 64, storage, branches=True)
     q = q.astype(dtype)
     visible = np.array([[0, 1, 63, 64, 130, 131]])
-    ancestor = np.array([[[0, -1], [1, 0], [1, 1], [2, 2], [3, 0], [4, -1]]])
-    scratch = scratch._replace(ancestor=jnp.asarray(ancestor))
+    paths = np.array([[[0, 0], [1, 0b1], [1, 0b101], [2, 0b1001110], [3, 0b10], [4, 0]]])
+    scratch = scratch._replace(paths=jnp.asarray(paths))
     clean = attend(q, kv, Contiguous(), jnp.asarray(visible), scratch)
     assert np.isfinite(clean).all()
-    for query, (branch, depth) in enumerate(ancestor[0]):
+    for query, (branch, path) in enumerate(paths[0]):
         seen = np.arange(2 * BLOCK) < visible[0, query]
-        drafted = np.zeros((DEPTHS, BRANCHES), bool)
-        drafted[: depth + 1, branch] = True
+        drafted = np.zeros((ENTRIES, BRANCHES), bool)
+        drafted[entries_on(path), branch] = True
         dirty = attend(
             q,
             jnp.where(seen[:, None], kv, jnp.nan),
             Contiguous(),
             jnp.asarray(visible),
-            Scratch(jnp.where(drafted[..., None], scratch.kv, jnp.nan), scratch.ancestor),
+            Scratch(jnp.where(drafted[..., None], scratch.kv, jnp.nan), scratch.paths),
         )
         np.testing.assert_array_equal(dirty[0, query], clean[0, query])
 

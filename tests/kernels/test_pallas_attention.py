@@ -33,11 +33,11 @@ EVERYTHING = Shapes(  # several blocks, pages and steps; an empty row, and rows 
     kv_heads=2,
     page_size=32,
     branches=4,
-    depths=3,
+    entries=3,
     seed=1,
 )
 MORE_BRANCHES_THAN_POSITIONS = Shapes(
-    visible=((3, 4, 5),), page_size=16, branches=24, depths=1, seed=1
+    visible=((3, 4, 5),), page_size=16, branches=24, entries=1, seed=1
 )
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)
 MANY = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -55,9 +55,9 @@ def pages_of(case):
 
 
 def scratch_of(case):
-    if case.ancestor is None:
+    if case.paths is None:
         return None
-    return Scratch(pack_kv(case.branch_k, case.branch_v), jnp.asarray(case.ancestor))
+    return Scratch(pack_kv(case.branch_k, case.branch_v), jnp.asarray(case.paths))
 
 
 def attend(case, *, interpret=None, page_table=None, jit=jax.jit, **options):
@@ -159,8 +159,9 @@ def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
 
 
 @pytest.mark.more
+@pytest.mark.shipped
 def test_heads_on_eight_devices():
-    case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2)))
+    case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, entries=2)))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
     got = attend(case, interpret=True, shards=shards)
     assert_right(case, got)
@@ -212,7 +213,7 @@ def wrong(case, name, value):
     return Case(**arguments)
 
 
-SMALL = Shapes(visible=((5, 3),), branches=2, depths=2)
+SMALL = Shapes(visible=((5, 3),), branches=2, entries=2)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ SMALL = Shapes(visible=((5, 3),), branches=2, depths=2)
             *("table", lambda a: np.full_like(a, -1), "pages 0 to 2"), marks=pytest.mark.more
         ),
         ("visible", lambda a: np.full_like(a, 129), "up to 128"),
-        ("ancestor", lambda a: np.full_like(a, 2), "branches 0 to 1 and depths -1 to 1"),
+        ("paths", lambda a: np.full_like(a, 4), "branches 0 to 1 and entries 0 to 1"),
     ],
 )
 def test_what_is_out_of_range_is_an_error_or_nan(name, change, message):

@@ -52,7 +52,7 @@ EDGES = Shapes(  # empty rows, rows that end at edges of pages and blocks, more 
     kv_heads=2,
     page_size=64,
     branches=4,
-    depths=3,
+    entries=3,
     dtype="bfloat16",
     seed=1,
 )
@@ -61,7 +61,7 @@ TREE = Shapes(  # more queries than one tile
     group=4,
     head_dim=128,
     branches=24,
-    depths=4,
+    entries=4,
     dtype="bfloat16",
     seed=2,
 )
@@ -71,7 +71,7 @@ WIDE = Shapes(  # more tiles than a block of the grid has, and one that is paddi
     group=4,
     page_size=64,
     branches=2,
-    depths=1,
+    entries=1,
     dtype="bfloat16",
     seed=3,
 )
@@ -98,9 +98,9 @@ def shapes(draw):
 def attend(case, name, interpret, *, page_table=None, parts=None, shards=None):
     pages = jnp.concatenate([case.k_pages, case.v_pages], axis=-1)
     scratch = None
-    if case.ancestor is not None:
+    if case.paths is not None:
         branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
-        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
+        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.paths))
     table = jnp.asarray(case.table) if page_table is None else page_table
     arguments = jnp.asarray(case.q), pages, table, jnp.asarray(case.visible), scratch
     return np.asarray(compiled(name, interpret is not None, parts, shards)(*arguments))
@@ -161,7 +161,7 @@ def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid(name, interpret)
 @pytest.mark.parametrize(("queries", "head_dim"), [(25, 128), (45, 64)], ids=["2 tiles", "3"])
 def test_all_tiles_have_read_a_slot_before_it_is_filled_again(name, interpret, queries, head_dim):
     visible = (tuple(range(640, 640 + queries)),)
-    shape = dataclasses.replace(WIDE, visible=visible, depths=40, head_dim=head_dim)
+    shape = dataclasses.replace(WIDE, visible=visible, entries=31, branches=3, head_dim=head_dim)
     check(shape, name, interpret, parts=1)
 
 
@@ -182,12 +182,12 @@ def test_a_query_gives_the_same_bits_beside_others(name, interpret, parts):
 def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
     """With XLA in the kernel's place: JAX interprets a kernel on one device at a time."""
 
-    def attend_here(q, pages, table, visible, branches, ancestor, **_how):
+    def attend_here(q, pages, table, visible, branches, paths, **_how):
         assert (q.shape[2], pages.shape[1], branches.shape[1]) == (2, 1, 1)
-        return tree_attention_xla(q, pages, table, visible, Scratch(branches, ancestor))
+        return tree_attention_xla(q, pages, table, visible, Scratch(branches, paths))
 
     monkeypatch.setattr(pallas_gpu, "_attend", attend_here)
-    shape = Shapes(visible=((130, 7),), kv_heads=8, branches=2, depths=2, dtype="bfloat16")
+    shape = Shapes(visible=((130, 7),), kv_heads=8, branches=2, entries=2, dtype="bfloat16")
     case = hide_unseen(make(shape))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
     got = attend(case, "pallas_gpu", None, shards=shards)
@@ -207,8 +207,12 @@ MUTANTS = {
         "parts that overlap": ("self.part + index * self.parts", "self.part + index"),
         "a part without its last block": ("self.part + (self.parts - 1)", "self.part"),
         "branches in every part": ("self.part == self.parts - 1", "self.part >= 0"),
-        "the tokens of other branches": ("entry_branch == lax", "entry_branch != lax"),
-        "a branch without its last token": ("entry_depth <= lax", "entry_depth < lax"),
+        "the tokens of other branches": (
+            "lax.rem(entry, self.M) == lax",
+            "lax.rem(entry, self.M) != lax",
+        ),
+        "the tokens beside the path": ("return same_branch & (on_path == 1)", "return same_branch"),
+        "the path of the entry before": ("path_bits, bit)", "path_bits, bit + 1)"),
     },
     pallas_gpu_wgmma: {
         "what nobody sees stays": ("row < visible_rows, v", "row < block, v"),

@@ -98,9 +98,9 @@ def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
 def test_it_is_near_float64_in_any_shape(backend, shapes):
     case = attention_cases.make(shapes)
     scratch = None
-    if case.ancestor is not None:
+    if case.paths is not None:
         branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
-        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.ancestor))
+        scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.paths))
     pages = np.concatenate([case.k_pages, case.v_pages], axis=-1)
     arguments = map(jnp.asarray, (case.q, pages, case.table, case.visible))
     found = tree_attention(*arguments, scratch, backend=backend)
@@ -108,13 +108,13 @@ def test_it_is_near_float64_in_any_shape(backend, shapes):
     np.testing.assert_allclose(found, attention_cases.expected(case), rtol=0, atol=atol)
 
 
-def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend):
-    kv_heads, head_dim, trunk, depths, branches = 1, 8, 5, 3, 4
+def test_a_branch_sees_the_trunk_up_to_its_fork_and_the_tokens_on_its_path_only(backend):
+    kv_heads, head_dim, trunk, entries, branches = 1, 8, 5, 3, 4
     k, v = _random((1, kv_heads, trunk, head_dim), 1), _random((1, kv_heads, trunk, head_dim), 2)
-    shape = (1, kv_heads, depths, branches, head_dim)
+    shape = (1, kv_heads, entries, branches, head_dim)
     branch_k, branch_v = _random(shape, 3), _random(shape, 4)
     drafted = jnp.asarray(np.concatenate([branch_k, branch_v], axis=-1))
-    ancestor = np.array([[[0, 0], [2, 2], [3, -1], [1, 1]]])
+    paths = np.array([[[0, 0b1], [2, 0b111], [3, 0], [1, 0b101]]])
     visible = np.array([[3, 5, 4, 0]])  # forks at different depths of one trunk
     q = _random((1, 4, 2, head_dim), 5)
     got = tree_attention(
@@ -122,13 +122,14 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend)
         _pages(k, v, jnp.float32, BLOCK, np.array([[0]])),
         Contiguous(),
         jnp.asarray(visible),
-        Scratch(drafted, jnp.asarray(ancestor)),
+        Scratch(drafted, jnp.asarray(paths)),
         backend=backend,
     )
     for r, h in np.ndindex(4, 2):
-        (branch, depth), seen = ancestor[0, r], visible[0, r]
-        keys = np.concatenate([k[0, 0, :seen], branch_k[0, 0, : depth + 1, branch]])
-        values = np.concatenate([v[0, 0, :seen], branch_v[0, 0, : depth + 1, branch]])
+        (branch, path), seen = paths[0, r], visible[0, r]
+        on_path = np.s_[0, 0, attention_cases.entries_on(path), branch]
+        keys = np.concatenate([k[0, 0, :seen], branch_k[on_path]])
+        values = np.concatenate([v[0, 0, :seen], branch_v[on_path]])
         np.testing.assert_allclose(got[0, r, h], _one_query(q[0, r, h], keys, values), atol=2e-6)
 
 
@@ -140,18 +141,18 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_its_own_tokens_only(backend)
         ("visible", 3 * BLOCK, [True, False, False]),
         ("branch", 2, [True, False, False]),
         ("branch", -1, [True, False, False]),
-        ("depth", 2, [True, False, False]),
-        ("depth", -2, [True, False, False]),
+        ("path", 0b101, [True, False, False]),
+        ("path", -1, [True, False, False]),
     ],
 )
 def test_a_query_that_would_see_what_is_not_there_gets_nan(backend, name, value, spoiled):
     q, pages = jnp.asarray(_random((1, 3, 2, 8), 1)), jnp.asarray(_random((3, 1, BLOCK, 16), 2))
     kv = jnp.asarray(_random((1, 1, 2, 2, 16), 3))
     sound = {"table": [[0, 2]], "visible": [[2 * BLOCK, BLOCK, BLOCK + 1]]}
-    sound |= {"branch": [[0, 1, 1]], "depth": [[0, 1, -1]]}
+    sound |= {"branch": [[0, 1, 1]], "path": [[0b1, 0b11, 0]]}
 
-    def attend(table, visible, branch, depth):
-        scratch = Scratch(kv, jnp.stack([branch, depth], axis=-1))
+    def attend(table, visible, branch, path):
+        scratch = Scratch(kv, jnp.stack([branch, path], axis=-1))
         return np.asarray(tree_attention(q, pages, table, visible, scratch, backend=backend))
 
     arrays = {what: jnp.asarray(numbers) for what, numbers in sound.items()}
@@ -162,12 +163,10 @@ def test_a_query_that_would_see_what_is_not_there_gets_nan(backend, name, value,
 
 
 def test_more_branch_tokens_than_there_is_room_for_are_an_error(backend):
-    kv, ancestor = jnp.zeros((1, 1, 2, 2, 16)), jnp.zeros((1, 5, 2), jnp.int32)
+    kv, paths = jnp.zeros((1, 1, 2, 2, 16)), jnp.zeros((1, 5, 2), jnp.int32)
     arguments = jnp.zeros((1, 5, 2, 8)), jnp.zeros((1, 1, BLOCK, 16)), Contiguous()
     with pytest.raises(ValueError, match="5 branch tokens a row for 4 entries of branches"):
-        tree_attention(
-            *arguments, jnp.ones((1, 5), jnp.int32), Scratch(kv, ancestor), backend=backend
-        )
+        tree_attention(*arguments, jnp.ones((1, 5), jnp.int32), Scratch(kv, paths), backend=backend)
 
 
 @pytest.mark.more

@@ -127,19 +127,19 @@ def tree_attention(
     """Softmax attention of R query tokens per row, RoPE already applied, grouped-query heads.
 
     A query attends to positions [0, visible) of its row's pages (the trunk, which forks at
-    different depths share) and, if `scratch` is given, to the tokens of its own branch so far.
+    different depths share) and, if `scratch` is given, to the tokens on its path in its branch.
     Verification and prefill have no scratch and visible = length + i + 1: a token sees itself, as
     its key has been written before. A query that sees nothing gets zeros; a query that would see a
     page or an entry of the scratch that does not exist gets NaN.
 
-    `backend` is one of `BACKENDS`, or "pallas_tpu" or one of `GPU_BACKENDS`, which are called as
-    `kernels` specifies.
+    `backend` is one of `BACKENDS`, or "pallas_tpu" or one of `GPU_BACKENDS`; those of
+    `KERNEL_BACKENDS` are called as `kernels` specifies.
 
     Raises:
       ValueError: the shapes do not fit each other, or the backend does not support them.
     """
     check_shapes(q, kv_pages, page_table, visible, scratch)
-    shards, interpret = kernels or Kernels()
+    shards, interpret, tiles = kernels or Kernels()
     if backend in GPU_BACKENDS:
         from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
 
@@ -155,4 +155,6 @@ def tree_attention(
         return tree_attention_pallas_tpu(
             q, kv_pages, page_table, visible, scratch, shards=shards, interpret=interpret
         )
+    if backend == "cpu":
+        return tree_attention_cpu(q, kv_pages, page_table, visible, scratch, tiles=tiles)
     return BACKENDS[backend](q, kv_pages, page_table, visible, scratch)

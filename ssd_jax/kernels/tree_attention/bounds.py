@@ -1,5 +1,5 @@
 """Checks on the arguments of every `tree_attention`: shapes that fit each other, and pages and
-ancestors that exist."""
+paths that exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.kv_pages import Contiguous, PageArray, PageTable, Scratch, as_array
+from ssd_jax.kernels.kv_pages import (
+    MAX_ENTRIES,
+    Contiguous,
+    PageArray,
+    PageTable,
+    Scratch,
+    as_array,
+)
 
 
 def check_shapes(
@@ -34,14 +41,14 @@ def check_shapes(
         f"visible {visible.shape} is not {(batch, rows)}": visible.shape != (batch, rows),
     }
     if scratch is not None:
-        branches, ancestor = scratch
+        branches, paths = scratch
         expected = (batch, kv_heads, *branches.shape[2:4], width)
-        entries = branches.shape[2] * branches.shape[3]
+        depths = branches.shape[2]
+        entries = depths * branches.shape[3]
         problems |= {
             f"branches {branches.shape} are not {expected}": branches.shape != expected,
-            f"ancestor {ancestor.shape} is not {(batch, rows, 2)}": (
-                ancestor.shape != (batch, rows, 2)
-            ),
+            f"paths {paths.shape} are not {(batch, rows, 2)}": paths.shape != (batch, rows, 2),
+            f"{depths} entries a branch: at most {MAX_ENTRIES}": depths > MAX_ENTRIES,
             f"{rows} branch tokens a row for {entries} entries of branches {branches.shape}": (
                 rows > entries
             ),
@@ -74,9 +81,9 @@ def in_range(
         visible <= (reach or count * page_size)
     )
     if scratch is not None:
-        branch, depth = jnp.moveaxis(scratch.ancestor, -1, 0)
-        depths, branches = scratch.kv.shape[2:4]
-        valid &= (branch >= 0) & (branch < branches) & (depth >= -1) & (depth < depths)
+        branch, path = jnp.moveaxis(scratch.paths, -1, 0)
+        entries, branches = scratch.kv.shape[2:4]
+        valid &= (branch >= 0) & (branch < branches) & (path >> entries == 0)
     return valid
 
 

@@ -6,8 +6,12 @@
 // beside it: its bits depend on it alone. What a query does not see is multiplied with nothing, so
 // that it may be NaN.
 //
+// The entries on a query's path take the positions behind what it sees of the pages, and belong to
+// the same blocks: its bits are those of a query that sees them in the pages.
+//
 // Keys and values are float32, or bits of bfloat16. Where queries are bfloat16, too, AMX tiles make
-// the products, if there are any; else vectors do, in float32. Branches are always for vectors.
+// the products, if there are any and the caller allows them; else vectors do, in float32. Paths are
+// always for vectors: where tiles make the other products, a path is a block of its own.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +19,10 @@
 #include <cstring>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "../parallel.h"
+#include "path.h"
 #include "softmax.h"
 #include "tile_products.h"
 #include "vector_products.h"
@@ -38,17 +44,23 @@ inline int64_t Clamp(int64_t value, int64_t most) {
 
 // The sizes and arrays of a call; see api.py.
 struct Call {
-  int64_t rows, tokens, heads, kv_heads, size, pages, page_size, row_pages, depths, branches;
+  int64_t rows, tokens, heads, kv_heads, size, pages, page_size, row_pages, entries, branches;
   const void *q, *kv, *branch_kv;
   bool narrow;  // q has bits of bfloat16
   bool tiles;
-  const int32_t *table, *visible, *ancestors;
+  const int32_t *table, *visible, *paths;
   float* out;
 
   int64_t Group() const { return heads / kv_heads; }
   int64_t Queries() const { return tokens * Group(); }  // of a row and key/value head
   int64_t Capacity() const { return row_pages * page_size; }
   int64_t Stride() const { return 2 * size; }  // from a key or value to the next position's
+
+  // Whether there are all entries that the query with this branch and path sees.
+  bool HasPath(const int32_t* branch_and_path) const {
+    const int64_t branch = branch_and_path[0], path = branch_and_path[1];
+    return branch >= 0 && branch < branches && path >> entries == 0;
+  }
 
   void ReadQuery(int64_t index, float* to) const {
     if (!narrow) {
@@ -73,18 +85,20 @@ class Task {
   Task(const Call& call, int64_t row, int64_t head, int64_t first)
       : call_(call), chunks_(call.size), row_(row), head_(head), first_(first),
         many_(std::min(kTile, call.Queries() - first)), width_(chunks_.Width()),
-        memory_(new Line[(2 * kTile + kBlock) * width_ / kLanes]),
+        memory_(new Line[((2 * kTile + kBlock) * width_ + (call.entries > 0) * kTile * kBlock) /
+                         kLanes]),
         scale_(1.44269504f / std::sqrt(float(call.size))), q_(memory_[0].words),
         sums_(q_ + kTile * width_), keys_(sums_ + kTile * width_),
-        tiled_q_(reinterpret_cast<Tile*>(keys_)), tiled_values_(tiled_q_ + kTile / kTileRows * Pairs()),
+        path_scores_(keys_ + kBlock * width_), tiled_q_(reinterpret_cast<Tile*>(keys_)), tiled_values_(tiled_q_ + kTile / kTileRows * Pairs()),
         spare_(reinterpret_cast<float*>(tiled_values_ + kParts * 2 * Pairs())) {
     std::fill_n(q_, 2 * kTile * width_, 0.0f);
     for (int64_t i = 0; i < many_; ++i) {
       seen_[i] = Clamp(call.visible[row * call.tokens + Token(i)], call.Capacity());
-      if (call.tiles && call.depths == 0) continue;
+      if (call.tiles && call.entries == 0) continue;
       call.ReadQuery(Index(i), keys_);
       chunks_.Pack(keys_, scale_, q_ + i * width_);
     }
+    if (call.entries > 0) ScorePaths();
     if (call.tiles)
       for (int64_t i = 0; i < many_; i += kTileRows) TransposeQueries(i);
   }
@@ -93,8 +107,9 @@ class Task {
     const int64_t most = *std::max_element(seen_, seen_ + many_);
     while (there_ < most && PageExists(there_)) there_ += call_.page_size;
     for (int64_t begin = 0; begin < most; begin += kBlock) AddBlock(begin, most - begin);
-    if (call_.depths > 0)
-      for (int64_t i = 0; i < many_; ++i) AddBranch(i);
+    if (call_.entries > 0)
+      for (int64_t i = 0; i < many_; ++i)
+        if (call_.tiles || LastBlock(i) >= most) AddPath(i, 0);
     for (int64_t i = 0; i < many_; ++i) {
       const float total = Sum(state_[i].total);
       const float divisor = !InRange(i) ? NAN : total == 0 ? 1 : total;
@@ -127,9 +142,7 @@ class Task {
   bool InRange(int64_t i) const {
     const int64_t token = row_ * call_.tokens + Token(i);
     if (call_.visible[token] > there_) return false;
-    if (call_.depths == 0) return true;
-    const int32_t branch = call_.ancestors[2 * token], depth = call_.ancestors[2 * token + 1];
-    return branch >= 0 && branch < call_.branches && depth >= -1 && depth < call_.depths;
+    return call_.entries == 0 || call_.HasPath(call_.paths + 2 * token);
   }
 
   // The keys of a block of positions, each with its value behind it.
@@ -146,39 +159,56 @@ class Task {
     const Number* next = most > kBlock                  ? Block(head_, begin + kBlock)
                          : head_ + 1 < call_.kv_heads ? Block(head_ + 1, 0)
                                                       : keys;
-    TransposeKeys(chunks_, keys, call_.Stride(), std::min(most, kBlock), keys_, next);
-    for (int64_t i = 0; i < many_; i += kTogether) {
-      const int64_t many = std::min<int64_t>(kTogether, many_ - i);
-      if (many == kTogether)
-        AddTo<kTogether>(i, begin, values);
-      else
-        AddToFew<kTogether - 1>(many, i, begin, values);
-    }
+    TransposeKeys(chunks_, Evenly<Number>{keys, call_.Stride()}, std::min(most, kBlock), keys_, next);
+    InGroups(0, many_, [&](int64_t i, auto many) {
+      AddTo<decltype(many)::value>(i, begin, {values, call_.Stride()});
+    });
   }
 
-  template <int kMany>
-  void AddToFew(int64_t many, int64_t i, int64_t begin, const Number* values) {
-    if (kMany == 1 || many == kMany) return AddTo<kMany>(i, begin, values);
-    if constexpr (kMany > 1) AddToFew<kMany - 1>(many, i, begin, values);
+  // f(i, many) for queries i .. i + many, kTogether at a time, from i = begin to `end`.
+  template <typename F>
+  static void InGroups(int64_t begin, int64_t end, F f) {
+    for (; begin + kTogether <= end; begin += kTogether)
+      f(begin, std::integral_constant<int, kTogether>());
+    if (begin < end) Few<kTogether - 1>(begin, end, f);
   }
 
-  // Merges a block, whose keys are transposed, into queries i .. i + kMany.
+  template <int kMany, typename F>
+  static void Few(int64_t begin, int64_t end, F& f) {
+    if (kMany == 1 || end - begin == kMany) return f(begin, std::integral_constant<int, kMany>());
+    if constexpr (kMany > 1) Few<kMany - 1>(begin, end, f);
+  }
+
+  // Merges a block, whose keys are transposed, into queries i .. i + kMany; into those for which it
+  // is the last one also what the block has room for of their paths, and what it has not.
   template <int kMany>
-  void AddTo(int64_t i, int64_t begin, const Number* values) {
+  void AddTo(int64_t i, int64_t begin, const Evenly<Number>& values) {
     int64_t seen[kMany];
     for (int r = 0; r < kMany; ++r) seen[r] = Clamp(seen_[i + r] - begin, kBlock);
     const int64_t least = *std::min_element(seen, seen + kMany);
     float *q = q_ + i * width_, *sums = sums_ + i * width_;
     alignas(64) float weights[kMany * kBlock];
     Scores<kMany>(q, width_, keys_, *std::max_element(seen, seen + kMany), weights);
-    for (int r = 0; r < kMany; ++r)
-      if (seen[r] > 0) Weigh(weights + r * kBlock, seen[r], state_[i + r], sums + r * width_, width_);
-    AddValues<Number, kMany>(chunks_, weights, values, call_.Stride(), least, sums);
-    for (int r = 0; r < kMany; ++r)
+    int64_t added[kMany];  // entries of the path
+    for (int r = 0; r < kMany; ++r) {
+      const bool last = call_.entries > 0 && LastBlock(i + r) == begin;
+      added[r] = last ? std::min(PathLength(i + r), kBlock - seen[r]) : 0;
+      std::copy_n(path_scores_ + (i + r) * kBlock, added[r], weights + r * kBlock + seen[r]);
+      if (seen[r] + added[r] > 0)
+        Weigh(weights + r * kBlock, seen[r] + added[r], state_[i + r], sums + r * width_, width_);
+    }
+    AddValues<Number, kMany>(chunks_, weights, values, least, sums);
+    for (int r = 0; r < kMany; ++r) {
+      const float* rest = weights + r * kBlock + least;
       if (seen[r] > least)
-        AddValues<Number, 1>(chunks_, weights + r * kBlock + least,
-                             values + least * call_.Stride(), call_.Stride(), seen[r] - least,
-                             sums + r * width_);
+        AddValues<Number, 1>(chunks_, rest, Evenly<Number>{values[least], values.stride},
+                             seen[r] - least, sums + r * width_);
+      if (added[r] == 0) continue;
+      const PathEntries<Number> values = Path(i + r).Values(call_.size, 0);
+      AddValues<Number, 1>(chunks_, weights + r * kBlock + seen[r], values, added[r],
+                           sums + r * width_);
+      if (added[r] < values.Count()) AddPath(i + r, added[r]);
+    }
   }
 
   int64_t Pairs() const { return width_ / kPairs; }  // tiles of 16 queries
@@ -247,35 +277,68 @@ class Task {
     }
   }
 
-  // Merges what query i sees of its branch.
-  void AddBranch(int64_t i) {
-    const int32_t* ancestor = call_.ancestors + 2 * (row_ * call_.tokens + Token(i));
-    const int64_t branch = ancestor[0], stride = call_.branches * call_.Stride();
-    if (branch < 0 || branch >= call_.branches) return;
-    const int64_t seen = Clamp(ancestor[1] + 1, call_.depths);
-    const int64_t at =
-        (row_ * call_.kv_heads + head_) * call_.depths * stride + branch * call_.Stride();
-    const Number* keys = static_cast<const Number*>(call_.branch_kv) + at;
-    const Number* values = keys + call_.size;
-    alignas(64) float weights[kBlock] = {};
-    for (int64_t begin = 0; begin < seen; begin += kBlock) {
-      const int64_t many = std::min(kBlock, seen - begin);
-      for (int64_t depth = 0; depth < many; ++depth)
-        weights[depth] = Product(q_ + i * width_, keys + (begin + depth) * stride);
-      Weigh(weights, many, state_[i], sums_ + i * width_, width_);
-      AddValues<Number, 1>(chunks_, weights, values + begin * stride, stride, many,
-                           sums_ + i * width_);
+  // Where the block begins that has the first position behind what query i sees of the pages.
+  int64_t LastBlock(int64_t i) const { return seen_[i] / kBlock * kBlock; }
+
+  // The branch of query i, and its path; an empty path where not all of it exists.
+  std::pair<int64_t, uint32_t> BranchAndPath(int64_t i) const {
+    const int32_t* path = call_.paths + 2 * (row_ * call_.tokens + Token(i));
+    if (!call_.HasPath(path)) return {0, 0};
+    return {path[0], path[1]};
+  }
+
+  int64_t PathLength(int64_t i) const { return __builtin_popcount(BranchAndPath(i).second); }
+
+  // What is on the path of query i.
+  PathEntries<Number> Path(int64_t i) const {
+    const auto [branch, path] = BranchAndPath(i);
+    const int64_t first = (row_ * call_.kv_heads + head_) * call_.entries * call_.branches;
+    const auto* from = static_cast<const Number*>(call_.branch_kv);
+    return {from + (first + branch) * call_.Stride(), call_.branches * call_.Stride(), path};
+  }
+
+  // The first query behind i of another token. Those of a token have the same path.
+  int64_t NextToken(int64_t i) const {
+    return std::min(many_, (Token(i) + 1) * call_.Group() - first_);
+  }
+
+  // Products of all queries with the keys on their paths. As many tokens' keys as a block has room
+  // for are transposed together.
+  void ScorePaths() {
+    const Number* keys[kBlock];
+    for (int64_t i = 0; i < many_;) {
+      const int64_t begin = i;
+      int64_t count = 0;
+      for (; i < many_; i = NextToken(i)) {
+        const PathEntries<Number> path = Path(i);
+        if (count + path.Count() > kBlock) break;
+        for (int64_t entry = 0; entry < path.Count(); ++entry) keys[count++] = path[entry];
+      }
+      if (count == 0) continue;
+      std::fill(keys + count, keys + kBlock, keys[0]);
+      for (int64_t first = 0; first < count; first += kLanes)
+        for (int64_t chunk = 0; chunk < chunks_.count; ++chunk)
+          TransposeChunk(chunks_, keys, first, chunk, keys_);
+      const float* of_token = keys_;
+      for (int64_t token = begin; token < i; token = NextToken(token)) {
+        const int64_t length = PathLength(token);
+        InGroups(token, NextToken(token), [&](int64_t r, auto many) {
+          Scores<decltype(many)::value>(q_ + r * width_, width_, of_token, length,
+                                        path_scores_ + r * kBlock);
+        });
+        of_token += length;
+      }
     }
   }
 
-  float Product(const float* q, const Number* key) const {
-    Floats sum = {};
-    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-      const Words words = chunks_.Read(key, chunk);
-      for (int part = 0; part < chunks_.kParts; ++part, q += kLanes)
-        sum = MulAdd(chunks_.Part(words, part), Load<Floats>(q), sum);
-    }
-    return Sum(sum);
+  // Merges the entries on the path of query i, but the first ones, as a block of their own.
+  void AddPath(int64_t i, int64_t first) {
+    const PathEntries<Number> values = Path(i).Values(call_.size, first);
+    if (values.Count() == 0) return;
+    alignas(64) float weights[kBlock];
+    std::copy_n(path_scores_ + i * kBlock + first, values.Count(), weights);
+    Weigh(weights, values.Count(), state_[i], sums_ + i * width_, width_);
+    AddValues<Number, 1>(chunks_, weights, values, values.Count(), sums_ + i * width_);
   }
 
   const Call& call_;
@@ -284,7 +347,8 @@ class Task {
   const std::unique_ptr<Line[]> memory_;
   const float scale_;
   float *const q_, *const sums_;  // [kTile, width]
-  float* const keys_;             // [width, kBlock]; or, with tiles, the memory of what follows
+  float* const keys_;             // [width, kBlock]; or, with tiles, the memory of tiles and spare_
+  float* const path_scores_;      // [kTile, kBlock], where there are branches
   Tile *const tiled_q_, *const tiled_values_;
   float* const spare_;  // [16, width]
   int64_t seen_[kTile];
@@ -316,11 +380,11 @@ bool IsBits(ffi::DataType type) { return type == ffi::U16 || type == ffi::BF16; 
 
 ffi::Error Refused(const char* why) { return ffi::Error::InvalidArgument(why); }
 
-// `branches`: none, or keys beside values, and ancestors.
+// `branches`: none, or keys beside values, and paths. `tiles`: whether tiles may compute products.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
                   ffi::Buffer<ffi::S32> table,
                   ffi::Buffer<ffi::S32> visible, ffi::RemainingArgs branches,
-                  ffi::ResultBuffer<ffi::F32> out) {
+                  ffi::ResultBuffer<ffi::F32> out, bool tiles) {
   const auto queries = q.dimensions(), pages = kv.dimensions();
   const bool bits = IsBits(kv.element_type()), narrow = IsBits(q.element_type());
   if (!bits && kv.element_type() != ffi::F32)
@@ -338,16 +402,17 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
   call.out = out->typed_data();
   if (branches.size() == 2) {
     const auto branch_kv = branches.get<ffi::AnyBuffer>(0);
-    const auto ancestors = branches.get<ffi::Buffer<ffi::S32>>(1);
-    if (ancestors.has_error()) return ancestors.error();
+    const auto paths = branches.get<ffi::Buffer<ffi::S32>>(1);
+    if (paths.has_error()) return paths.error();
     if (branch_kv->element_type() != kv.element_type() || branch_kv->dimensions()[4] != pages[3])
       return Refused("branches are not stored as pages are");
-    call.depths = branch_kv->dimensions()[2];
+    if (branch_kv->dimensions()[2] > kMostEntries) return Refused("a branch has more than 31 entries");
+    call.entries = branch_kv->dimensions()[2];
     call.branches = branch_kv->dimensions()[3];
     call.branch_kv = branch_kv->untyped_data();
-    call.ancestors = ancestors->typed_data();
+    call.paths = paths->typed_data();
   }
-  call.tiles = kHasTiles && bits && narrow && call.size % kPairs == 0 && TilesAllowed();
+  call.tiles = tiles && kHasTiles && bits && narrow && call.size % kPairs == 0 && TilesAllowed();
   if (bits)
     Run<uint16_t>(call, pool);
   else
@@ -365,4 +430,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_tree_attention, Attend,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<bool>("tiles"));

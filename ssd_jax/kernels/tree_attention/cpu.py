@@ -19,17 +19,22 @@ def tree_attention_cpu(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
+    *,
+    tiles: bool = True,
 ) -> Float32[Array, "B R heads head_dim"]:
     """`api.tree_attention`, with scores, softmax and sums in float32.
 
     q, keys and values enter products in their given types, and weights in float32; weights have 16
-    bits if q and pages are bfloat16, head_dim is a multiple of 32 and the processor has AMX. A
-    query's bits depend only on the query and what it sees; what it does not see may be NaN.
+    bits if q and pages are bfloat16, head_dim is a multiple of 32, the processor has AMX, and
+    `tiles` allows it. A query's bits depend only on the query and what it sees; what it does not
+    see may be NaN. Without tiles, its bits are those of a query that sees the tokens on its path in
+    the pages, at the positions behind the trunk.
 
     Args:
       q: float32 or bfloat16.
       kv_pages: float32, bfloat16, or the bits of bfloat16 as uint16.
+      tiles: whether AMX tiles may compute products.
     """
     branches = scratch or ()
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(q, kv_pages, as_array(page_table, len(q)), visible, *branches)
+    return call(q, kv_pages, as_array(page_table, len(q)), visible, *branches, tiles=tiles)

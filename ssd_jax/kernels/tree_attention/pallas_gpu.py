@@ -94,8 +94,8 @@ def tree_attention_pallas_gpu(
     if shards is not None:
         attend = shards.map(attend, (2, 1, None, None, 1, None), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
-    branches, ancestor = scratch or (None, None)
-    return nan_where_invalid(attend(q, kv_pages, page_table, visible, branches, ancestor), valid)
+    branches, paths = scratch or (None, None)
+    return nan_where_invalid(attend(q, kv_pages, page_table, visible, branches, paths), valid)
 
 
 def _attend(
@@ -103,8 +103,8 @@ def _attend(
     kv_pages: Shaped[Array, "pages kv_heads page_size width"],
     page_table: Int32[Array, "B P"],
     visible: Int32[Array, "B R"],
-    branches: Shaped[Array, "B kv_heads depths M width"] | None,
-    ancestor: Int32[Array, "B R 2"] | None,
+    branches: Shaped[Array, "B kv_heads entries M width"] | None,
+    paths: Int32[Array, "B R 2"] | None,
     *,
     name: str,
     parts: int | None,
@@ -116,7 +116,7 @@ def _attend(
     group = heads // kv_heads
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
-    scratch = None if branches is None or ancestor is None else Scratch(branches, ancestor)
+    scratch = None if branches is None or paths is None else Scratch(branches, paths)
     output = _softmax(grouped, kv_pages, page_table, visible, scratch, name, parts, interpret)
     output = output.reshape(batch, kv_heads, rows, group, head_dim)
     return output.transpose(0, 2, 1, 3, 4).reshape(batch, rows, heads, head_dim)
@@ -157,7 +157,7 @@ def _softmax(
         repeated = jnp.repeat(values, queries // visible.shape[1], axis=-1)
         return jnp.pad(repeated, (*((0, 0),) * (values.ndim - 1), (0, padding)))
 
-    M, ancestor, branches = _branch_operands(scratch, visible.shape, block, kv_pages)
+    M, paths, branches = _branch_operands(scratch, visible.shape, block, kv_pages)
     branch_blocks = 0 if scratch is None else branches.shape[2] // block
     sums = jax.ShapeDtypeStruct((parts, batch, kv_heads, queries + padding), jnp.float32)
     operands = Operands(
@@ -166,7 +166,7 @@ def _softmax(
         jnp.min(visible, axis=1),
         scaled,
         by_query(visible),
-        by_query(ancestor),
+        by_query(paths),
         kv_pages,
         branches,
     )
@@ -251,15 +251,14 @@ def _merge_by_reduction(
 def _branch_operands(
     scratch: Scratch | None, rows: tuple[int, ...], block: int, pages: jax.Array
 ) -> tuple[int, Int32[Array, "2 B R"], Shaped[Array, "_ _ E width"]]:
-    """The number of branches of a sequence, the branch and depth of each query, and the branches'
+    """The number of branches of a sequence, the branch and path of each query, and the branches'
     entries, padded to whole blocks, with zeros where no query sees them."""
     if scratch is None:
-        no_ancestor = jnp.zeros((2, *rows), jnp.int32)
-        return 1, no_ancestor, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)
-    batch, heads, depths, M, _ = scratch.kv.shape
-    ancestor = jnp.moveaxis(scratch.ancestor, -1, 0)
-    entry = jnp.arange(depths * M)
-    visible = (entry % M == ancestor[0, ..., None]) & (entry // M <= ancestor[1, ..., None])
-    kv = scratch.kv.reshape(batch, heads, len(entry), -1).astype(pages.dtype)
-    kv = jnp.where(jnp.any(visible, axis=1)[:, None, :, None], kv, jnp.zeros((), kv.dtype))
-    return M, ancestor, jnp.pad(kv, ((0, 0), (0, 0), (0, -len(entry) % block), (0, 0)))
+        no_paths = jnp.zeros((2, *rows), jnp.int32)
+        return 1, no_paths, jnp.zeros((1, 1, block, pages.shape[3]), pages.dtype)
+    batch, heads, entries, M, width = scratch.kv.shape
+    kv = scratch.kv.reshape(batch, heads, entries * M, width).astype(pages.dtype)
+    visible = jnp.any(scratch.visible(), axis=1)
+    kv = jnp.where(visible[:, None, :, None], kv, jnp.zeros((), kv.dtype))
+    kv = jnp.pad(kv, ((0, 0), (0, 0), (0, -(entries * M) % block), (0, 0)))
+    return M, jnp.moveaxis(scratch.paths, -1, 0), kv

@@ -16,6 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from ssd_jax.kernels.kv_pages import MAX_ENTRIES
+
 ROWS = 64
 """Queries a tile."""
 LOWEST = -1e30
@@ -48,10 +50,10 @@ class Operands(NamedTuple):
       length, common_length: [B] int32: positions that some query of a sequence sees; that all see.
       q: [B, kv_heads, Q, D], Q a multiple of the tiles of a block of the grid, already scaled.
       visible: [B, Q] int32: positions that each query sees.
-      ancestor: [2, B, Q] int32: the branch of each query, and the last depth of it that it sees.
+      paths: [2, B, Q] int32: the branch of each query, and its path there; see `Scratch`.
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
-        branch e % M, at depth e // M. Entries that no query sees are finite.
+        branch e % M, with number e // M there. Entries that no query sees are finite.
     """
 
     table: Ref
@@ -59,7 +61,7 @@ class Operands(NamedTuple):
     common_length: Ref
     q: Ref
     visible: Ref
-    ancestor: Ref
+    paths: Ref
     pages: Ref
     branches: Ref
 
@@ -143,9 +145,9 @@ class SequencePart:
     def visibility(self, rows: Any) -> tuple[Visible, Visible]:
         """What a tile's queries, `rows`, see of the pages and of the branches."""
         operands = self.operands
-        length, branch, depth = (
+        length, branch, path = (
             load(values.at[self.b, rows], layout=BY_ROW, optimized=False)
-            for values in (operands.visible, operands.ancestor.at[0], operands.ancestor.at[1])
+            for values in (operands.visible, operands.paths.at[0], operands.paths.at[1])
         )
 
         def page_visible(index: jax.Array, column: Tile) -> Tile:
@@ -154,9 +156,12 @@ class SequencePart:
 
         def branch_visible(index: jax.Array, column: Tile) -> Tile:
             entry = column + (index - self.page_blocks) * self.block
-            entry_branch, entry_depth = lax.rem(entry, self.M), lax.div(entry, self.M)
-            same_branch = entry_branch == lax.broadcast_in_dim(branch, column.shape, [0])
-            return same_branch & (entry_depth <= lax.broadcast_in_dim(depth, column.shape, [0]))
+            same_branch = lax.rem(entry, self.M) == lax.broadcast_in_dim(branch, column.shape, [0])
+            # The entries that pad a block have bits that no path has.
+            bit = jnp.minimum(lax.div(entry, self.M), MAX_ENTRIES)
+            path_bits = lax.broadcast_in_dim(path, column.shape, [0])
+            on_path = lax.shift_right_logical(path_bits, bit) & 1
+            return same_branch & (on_path == 1)
 
         return page_visible, branch_visible
 

@@ -11,6 +11,7 @@ import math
 import jax
 import jax.core
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
@@ -84,8 +85,8 @@ def tree_attention_pallas_tpu(
     """
     page_table = as_array(page_table, len(q))
     _check(q, kv_pages, page_table)
-    branches, ancestor = scratch or (None, None)
-    limits = _limits(visible, ancestor, window)
+    branches, paths = scratch or (None, None)
+    limits = _limits(visible, paths, window)
     valid = in_range(kv_pages, page_table, visible, scratch, limits[..., 0])
     if not isinstance(valid, jax.core.Tracer) and not valid.all():
         raise ValueError(_out_of_range(kv_pages, page_table, branches))
@@ -117,7 +118,7 @@ def _attend(
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: Int32[Array, "B P"],
     limits: Int32[Array, "B R 4"],
-    branches: Shaped[Array, "B kv_heads depths M lanes"] | None,
+    branches: Shaped[Array, "B kv_heads entries M lanes"] | None,
     *,
     soft_cap: float | None,
     window: int | None,
@@ -135,7 +136,7 @@ def _attend(
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim).astype(kv_pages.dtype)
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padding), (0, query_lanes - head_dim)))
     row_limits = jnp.repeat(limits, group, axis=1)
-    row_limits = jnp.pad(row_limits, ((0, 0), (0, padding), (0, 0)), constant_values=-1)
+    row_limits = jnp.pad(row_limits, ((0, 0), (0, padding), (0, 0)))
     capacity = page_table.shape[1] * kv_pages.shape[2]
     first, length = _ranges(row_limits.reshape(batch * tiles.per_sequence, tiles.rows, 4), capacity)
     operands = [grouped, row_limits]
@@ -144,10 +145,9 @@ def _attend(
     )
     specs = [q_block, pl.BlockSpec((1, tiles.rows, 4), lambda h, b, t, *_: (b, t, 0))]
     if branches is not None:
-        depths, count = branches.shape[2:4]
-        entries = branches.reshape(batch, kv_heads, depths * count, 2 * half)
-        operands.append(entries)
-        shape = (1, tiles.heads, *entries.shape[2:])
+        flat = branches.reshape(batch, kv_heads, -1, 2 * half)
+        operands.append(flat)
+        shape = (1, tiles.heads, *flat.shape[2:])
         specs.append(pl.BlockSpec(shape, lambda h, b, t, *_: (b, h, 0, 0)))
     slots = (2, tiles.heads, tiles.block, 2 * half)
     sums = pltpu.VMEM((tiles.heads, tiles.rows, 1), jnp.float32)
@@ -181,16 +181,16 @@ def _attend(
 
 
 def _limits(
-    visible: Int32[Array, "B R"], ancestor: Int32[Array, "B R 2"] | None, window: int | None
+    visible: Int32[Array, "B R"], paths: Int32[Array, "B R 2"] | None, window: int | None
 ) -> Int32[Array, "B R 4"]:
-    """[first position, end, branch, depth] of what each query sees; branch -1 is none."""
-    if ancestor is None:
-        ancestor = jnp.full((*visible.shape, 2), -1, jnp.int32)
-    branch, depth = ancestor[..., 0], ancestor[..., 1]
+    """[first position, end, branch, path] of what each query sees; see `Scratch`."""
+    if paths is None:
+        paths = jnp.zeros((*visible.shape, 2), jnp.int32)
+    branch, path = paths[..., 0], paths[..., 1]
     lower = jnp.zeros_like(visible)
     if window is not None:
-        lower = jnp.clip(visible + depth + 1 - window, 0, visible)
-    return jnp.stack([lower, visible, branch, depth], axis=-1)
+        lower = jnp.clip(visible + lax.population_count(path) - window, 0, visible)
+    return jnp.stack([lower, visible, branch, path], axis=-1)
 
 
 def _ranges(
@@ -209,8 +209,8 @@ def _out_of_range(kv_pages: jax.Array, page_table: jax.Array, branches: jax.Arra
     limits = f"page_table has pages 0 to {pages - 1}"
     limits += f", visible is up to {page_table.shape[1] * page_size}"
     if branches is not None:
-        depths, count = branches.shape[2:4]
-        limits += f", ancestor has branches 0 to {count - 1} and depths -1 to {depths - 1}"
+        entries, count = branches.shape[2:4]
+        limits += f", paths have branches 0 to {count - 1} and entries 0 to {entries - 1}"
     return f"out of range for some query: {limits}"
 
 

@@ -85,8 +85,8 @@ def kernel(
       first, length: [steps + 1] int32 in scalar memory: a step sees positions [first, length). Both
         end with a 0.
       q: [1, heads, rows, half of the pages' lanes, or all].
-      limits: [1, rows, 4] int32: a query sees positions [0] to [1] of the pages, and depths up to
-        [3] of branch [2].
+      limits: [1, rows, 4] int32: a query sees positions [0] to [1] of the pages, and the entries of
+        branch [2] whose bits are set in [3].
       refs: [1, heads, entries, lanes] of branches, if there are any; pages in HBM; the result;
         [2, heads, block, lanes], the slots; maxima and totals of the softmax; the next slot;
         the slots' semaphores.
@@ -151,11 +151,14 @@ def kernel(
     def add_branches(head: jax.Array, rows: Any) -> None:
         [branches] = branch_refs
         limit = limits[0, rows]
-        entry = lax.broadcasted_iota(jnp.int32, (1, branches.shape[2]), 1)
-        depth = lax.div(entry, options.branches)
-        mask = (entry - depth * options.branches == limit[:, 2:3]) & (depth <= limit[:, 3:4])
+        shape = (tiles.product_rows, branches.shape[2])
+        number = lax.broadcasted_iota(jnp.int32, shape, 1)
+        entry = lax.div(number, options.branches)
+        path_from_here = lax.shift_right_logical(jnp.broadcast_to(limit[:, 3:4], shape), entry)
+        mask = number - entry * options.branches == limit[:, 2:3]
+        mask &= (path_from_here & 1) == 1
         if options.window is not None:
-            mask &= depth > limit[:, 3:4] - options.window
+            mask &= lax.population_count(path_from_here) <= options.window
         _accumulate(state, head, rows, q, branches[0, head], mask, options)
 
     if branch_refs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch, as_array, decode
 from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
@@ -22,9 +22,8 @@ def tree_attention_reference(
     kv = _gather_rows(kv_pages, as_array(page_table, len(q)))
     mask = jnp.arange(kv.shape[2])[None, None] < visible[:, :, None]
     if scratch is not None:
-        branch_kv, branch_mask = _branch_entries(scratch)
-        kv = jnp.concatenate([kv, branch_kv], axis=2)
-        mask = jnp.concatenate([mask, branch_mask], axis=2)
+        kv = jnp.concatenate([kv, _branch_entries(scratch)], axis=2)
+        mask = jnp.concatenate([mask, scratch.visible()], axis=2)
     kv = jnp.where(jnp.any(mask, axis=1)[:, None, :, None], kv, 0.0)  # unseen entries may be NaN
     k, v = jnp.split(jnp.repeat(kv, heads // kv.shape[1], axis=1), 2, axis=-1)
     scores = jnp.einsum("brhd,bhtd->bhrt", q.astype(jnp.float32), k) * head_dim**-0.5
@@ -42,16 +41,7 @@ def _gather_rows(
     return gathered.transpose(0, 2, 1, 3, 4).reshape(batch, heads, count * size, width)
 
 
-def _branch_entries(
-    scratch: Scratch,
-) -> tuple[
-    Float32[Array, "B kv_heads depths*M width"],
-    Bool[Array, "B R depths*M"],
-]:
-    batch, heads, depths, branches, width = scratch.kv.shape
-    entries = depths * branches
-    branch, depth = scratch.ancestor[..., 0:1], scratch.ancestor[..., 1:2]
-    entry = jnp.arange(entries)
-    mask = (entry % branches == branch) & (entry // branches <= depth)
-    kv = decode(scratch.kv).astype(jnp.float32).reshape(batch, heads, entries, width)
-    return kv, mask
+def _branch_entries(scratch: Scratch) -> Float32[Array, "B kv_heads _ width"]:
+    batch, heads, entries, branches, width = scratch.kv.shape
+    kv = decode(scratch.kv).astype(jnp.float32)
+    return kv.reshape(batch, heads, entries * branches, width)

@@ -69,24 +69,39 @@ struct Chunks {
   }
 };
 
-// Keys of `positions`, rounded up to vectors, as [width, kBlock]; they lie `stride` apart. Memory is
-// asked for the block at `next` bit by bit: all at once would be waited for.
+// Keys, or values, of which each lies `stride` behind the one before.
 template <typename Number>
-void TransposeKeys(const Chunks<Number>& chunks, const Number* keys, int64_t stride,
-                   int64_t positions, float* out, const Number* next) {
-  const int64_t share = kLanes * stride * sizeof(Number) / chunks.count;  // bytes asked for
+struct Evenly {
+  const Number* first;
+  int64_t stride;
+
+  const Number* operator[](int64_t index) const { return first + index * stride; }
+};
+
+// Writes a chunk of the keys [first, first + kLanes) to `out`, [width, kBlock].
+template <typename Number, typename Keys>
+inline void TransposeChunk(const Chunks<Number>& chunks, const Keys& keys, int64_t first,
+                           int64_t chunk, float* out) {
+  Words words[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) words[i] = chunks.Read(keys[first + i], chunk);
+  Transpose(words);
+  for (int part = 0; part < chunks.kParts; ++part)
+    for (int64_t i = 0; i < kLanes; ++i)
+      Store(out + (chunk * chunks.kNumbers + part * kLanes + i) * kBlock + first,
+            chunks.Part(words[i], part));
+}
+
+// Keys of `positions`, rounded up to vectors, as [width, kBlock]. Memory is asked for the block at
+// `next` bit by bit: all at once would be waited for.
+template <typename Number>
+void TransposeKeys(const Chunks<Number>& chunks, const Evenly<Number>& keys, int64_t positions,
+                   float* out, const Number* next) {
+  const int64_t share = kLanes * keys.stride * sizeof(Number) / chunks.count;  // bytes asked for
   for (int64_t first = 0; first < positions; first += kLanes) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-      const char* ask = reinterpret_cast<const char*>(next + first * stride) + chunk * share;
+      const char* ask = reinterpret_cast<const char*>(next + first * keys.stride) + chunk * share;
       for (int64_t byte = 0; byte < share; byte += 64) __builtin_prefetch(ask + byte);
-      Words words[kLanes];
-      for (int64_t i = 0; i < kLanes; ++i)
-        words[i] = chunks.Read(keys + (first + i) * stride, chunk);
-      Transpose(words);
-      for (int part = 0; part < chunks.kParts; ++part)
-        for (int64_t i = 0; i < kLanes; ++i)
-          Store(out + (chunk * chunks.kNumbers + part * kLanes + i) * kBlock + first,
-                chunks.Part(words[i], part));
+      TransposeChunk(chunks, keys, first, chunk, out);
     }
   }
 }
@@ -114,10 +129,10 @@ void Scores(const float* q, int64_t width, const float* keys, int64_t positions,
   for (; at < positions; at += kLanes) Products<kMany, 1>(q, width, keys + at, scores + at);
 }
 
-// Adds values to sums [many, width] in the order of positions; those of `from` are `stride` apart.
-template <typename Number, int kMany>
-void AddValues(const Chunks<Number>& chunks, const float* weights, const Number* from,
-               int64_t stride, int64_t positions, float* sums) {
+// Adds values to sums [many, width] in their order.
+template <typename Number, int kMany, typename Values>
+void AddValues(const Chunks<Number>& chunks, const float* weights, const Values& values,
+               int64_t positions, float* sums) {
   constexpr int kParts = Chunks<Number>::kParts;
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
     float* at = sums + chunk * chunks.kNumbers;
@@ -126,7 +141,7 @@ void AddValues(const Chunks<Number>& chunks, const float* weights, const Number*
       for (int p = 0; p < kParts; ++p)
         total[r][p] = Load<Floats>(at + r * chunks.Width() + p * kLanes);
     for (int64_t t = 0; t < positions; ++t) {
-      const Words words = chunks.Read(from + t * stride, chunk);
+      const Words words = chunks.Read(values[t], chunk);
 #pragma GCC unroll 4
       for (int r = 0; r < kMany; ++r)
         for (int p = 0; p < kParts; ++p)

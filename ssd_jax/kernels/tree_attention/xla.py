@@ -172,11 +172,7 @@ def add_branches(
     group: int,
     scale: float,
 ) -> Softmax:
-    """Adds the tokens of each query's own branch; `group` queries belong to one token."""
-    batch, heads, depths, branches, width = scratch.kv.shape
-    entry = jnp.arange(depths * branches)
-    ancestor = jnp.repeat(scratch.ancestor, group, axis=1)
-    own_branch = entry % branches == ancestor[..., 0:1]
-    mask = own_branch & (entry // branches <= ancestor[..., 1:2])
-    kv = decode(scratch.kv).reshape(batch, heads, depths * branches, width)
-    return _accumulate(state, q, kv, mask, scale)
+    """Adds the tokens on each query's path; `group` queries belong to one token."""
+    batch, heads, entries, branches, width = scratch.kv.shape
+    kv = decode(scratch.kv).reshape(batch, heads, entries * branches, width)
+    return _accumulate(state, q, kv, jnp.repeat(scratch.visible(), group, axis=1), scale)
