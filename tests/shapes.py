@@ -70,17 +70,29 @@ def _run(execute: Callable[[types.ModuleType], None], module: types.ModuleType) 
         for name, value in list(vars(holder).items()):
             own = inspect.isfunction(value) and value.__module__ == module.__name__
             if own and not hasattr(value, "__wrapped__"):  # it may take more than it wraps
-                setattr(holder, name, jaxtyping.jaxtyped(value, typechecker=_checked))
+                setattr(holder, name, _checked(value))
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which raises where an array that it takes or gives is not what it says."""
-    for name, hint in function.__annotations__.items():
-        if not _tells_shapes(hint):
-            function.__annotations__[name] = Any
-        elif name != "return":  # of what is given back, a named tuple may have other rows
-            function.__annotations__[name] = _of_argument(hint)
-    return beartype.beartype(conf=_CONF)(function)
+    """`function`, which raises where an array that it takes or gives is not what it says.
+
+    One of `beartype` around the function itself: that of `jaxtyped` checks arguments twice.
+    """
+    hints = {name: _evaluated(hint, function) for name, hint in function.__annotations__.items()}
+    hints = {name: hint for name, hint in hints.items() if _tells_shapes(hint)}
+    if not hints:
+        return function
+    for name in hints.keys() - {"return"}:  # of a result, a named tuple may have other rows
+        hints[name] = _of_argument(hints[name])
+    function.__annotations__ = hints
+    return jaxtyping.jaxtyped(beartype.beartype(conf=_CONF)(function), typechecker=None)
+
+
+def _evaluated(hint: Any, function: Callable[..., Any]) -> Any:
+    try:
+        return eval(hint, function.__globals__) if isinstance(hint, str) else hint
+    except NameError:  # what only type checkers import
+        return Any
 
 
 def _tells_shapes(hint: Any) -> bool:
