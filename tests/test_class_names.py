@@ -18,7 +18,7 @@ def class_names() -> Counter[str]:
     return Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
 
 
-def test_each_is_defined_once():
+def test_each_class_name_is_defined_once():
     found = class_names()
     assert len(found) > 100
     assert {name for name, times in found.items() if times > 1 and name[0] != "_"} == set()

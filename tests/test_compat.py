@@ -33,7 +33,7 @@ needed = pytest.mark.skipif(version("jaxlib") != "0.10.2", reason="this version 
         ("/a/file/of/flags", "/a/file/of/flags"),
     ],
 )
-def test_the_option_is_added_to_what_the_user_has_set(monkeypatch, given, becomes):
+def test_the_xla_option_is_added_to_the_users_flags(monkeypatch, given, becomes):
     monkeypatch.setattr(compat, "jax_has_started", lambda: False)
     monkeypatch.setattr(jaxlib.version, "__version__", "0.10.2")
     if given is None:
@@ -56,7 +56,7 @@ def test_other_versions_and_a_jax_that_has_started_are_left_alone(monkeypatch):
     assert os.environ["XLA_FLAGS"] == ""
 
 
-def test_sums_are_right_here():
+def test_jax_sums_rightly_in_this_process():
     check_sums.__wrapped__()
 
 

@@ -95,7 +95,7 @@ def _slugs(page: Path) -> set[str]:
 
 
 @pages
-def test_paths_and_what_is_in_them(page: Path) -> None:
+def test_paths_in_docs_exist_and_hold_the_names_beside_them(page: Path) -> None:
     wrong = []
     for code in _code(page.read_text(encoding="utf-8")):
         for path, name in PATH.findall(code):
@@ -106,7 +106,7 @@ def test_paths_and_what_is_in_them(page: Path) -> None:
 
 
 @pages
-def test_classes(page: Path) -> None:
+def test_classes_in_docs_exist(page: Path) -> None:
     known = {name for path in _files() if path.suffix == ".py" for name in _names(path)}
     wrong = [
         name + attribute
@@ -119,7 +119,7 @@ def test_classes(page: Path) -> None:
 
 
 @pages
-def test_links(page: Path) -> None:
+def test_links_in_docs_lead_somewhere(page: Path) -> None:
     wrong = []
     for text, link in LINK.findall(page.read_text(encoding="utf-8")):
         target, _, anchor = link.partition("#")
@@ -166,7 +166,7 @@ def _make_flags(node: ast.AST) -> Iterator[str]:
 
 
 @pages
-def test_flags(page: Path) -> None:
+def test_flags_in_docs_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     ours = [code for code in _code(text) if code.startswith(("--", "ssd-jax "))]
     ours += [line for line in _blocks(text) if re.search(r"(^|[ /])ssd-jax ", line)]
@@ -181,7 +181,7 @@ def test_the_table_of_metrics_is_the_declared_one() -> None:
 
 
 @pages
-def test_targets_of_make(page: Path) -> None:
+def test_make_targets_in_docs_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {*re.findall(r"^([\w-]+):", makefile, flags=re.MULTILINE)}
@@ -191,7 +191,7 @@ def test_targets_of_make(page: Path) -> None:
 
 
 @pages
-def test_lists_follow_an_empty_line(page: Path) -> None:
+def test_lists_in_docs_follow_an_empty_line(page: Path) -> None:
     """Else the site has no list there, while GitHub has one."""
     text = re.sub(
         r"^( *)```.*?^\1```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE

@@ -61,7 +61,7 @@ def found(exact, programs, *, agree=True, draft=None):
         ("distribution", "float32", False, "distribution", None),
     ],
 )
-def test_the_exactness_that_holds(exact, dtype, agree, held, says):
+def test_the_report_says_which_exactness_holds(exact, dtype, agree, held, says):
     programs = FakePrograms(dtype)
     result = found(exact, programs, agree=agree)
     assert result.metrics == {"exact": held, "replicated": None}
@@ -75,7 +75,7 @@ def test_the_exactness_that_holds(exact, dtype, agree, held, says):
         assert says in line
 
 
-def test_without_proposals_there_is_nothing_to_say():
+def test_mode_ar_has_no_fallback_lines():
     assert found("auto", FakePrograms(widths=(0,))).lines == ()
     assert found("bitwise", FakePrograms(widths=(0,)), agree=False).metrics["exact"] == "bitwise"
 
@@ -143,7 +143,7 @@ def test_native_weights_that_are_not_used_as_they_are_are_told():
 
 
 @pytest.mark.more
-def test_models_say_it_once_and_their_metrics_always(tiny_checkpoint, caplog):
+def test_a_fallback_is_logged_once_and_is_in_every_models_metrics(tiny_checkpoint, caplog):
     small = {"dtype": "float32", "context": 64, "compile_cache": "off"}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -156,7 +156,7 @@ def test_models_say_it_once_and_their_metrics_always(tiny_checkpoint, caplog):
 
 
 @pytest.mark.more
-def test_reports_have_the_lines(tiny_checkpoint, capsys, caplog):
+def test_bench_reports_have_the_fallback_lines(tiny_checkpoint, capsys, caplog):
     flags = [f"--target={tiny_checkpoint}", "--mode=sd", "--draft=ngram", "--k=1", "--json"]
     flags += ["--dtype=float32", "--context=300", "--max_tokens=3", "--prompts=mt_bench:1"]
     assert main(["bench", "--warmup=0", "--compile_cache=off", *flags]) == 0

@@ -21,7 +21,7 @@ def test_every_row_is_mapped_and_every_entry_is_a_row(page):
 
 
 @pytest.mark.parametrize(("page", "row"), [(page, row) for page in PAGES for row in MAPS[page]])
-def test_the_tests_exist_or_a_reason_is_given(page, row):
+def test_tests_of_pitfalls_exist_or_a_reason_is_given(page, row):
     entry = MAPS[page][row]
     assert bool(entry.get("tests")) != bool(entry.get("reason"))
     later = []

@@ -15,11 +15,11 @@ def test_parts_have_each_test_once_and_in_order(tests):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_a_part_is_read():
+def test_a_part_is_parsed():
     assert Part.parse("3/8") == Part(3, 8)
 
 
 @pytest.mark.parametrize("text", ["0/8", "9/8", "3", "3/", "-1/8", "a/b", "1/0", ""])
-def test_what_is_no_part_is_refused(text):
+def test_a_malformed_part_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write 3/8 for the third of eight"):
         Part.parse(text)

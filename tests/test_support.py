@@ -45,7 +45,7 @@ def test_a_row_has_the_least_state_of_its_programs():
     assert "- `compiled`: " not in page
 
 
-def test_what_differs_or_does_not_compile_is_noted_as_failed(monkeypatch, capsys):
+def test_a_backend_that_differs_or_does_not_compile_is_noted_as_failed(monkeypatch, capsys):
     place = support.Place("cpu", "cpu")
     (function, arguments), wanted = support.products("int8"), jax.numpy.zeros((4, 512))
 
@@ -62,6 +62,6 @@ def test_what_differs_or_does_not_compile_is_noted_as_failed(monkeypatch, capsys
 
 
 @pytest.mark.gpu
-def test_everything_runs_on_this_gpu():
+def test_every_backend_and_program_runs_on_this_gpu():
     kind = jax.devices("gpu")[0].device_kind
     assert [note for note in support.survey([kind]) if note.state != "ran"] == []

@@ -23,6 +23,6 @@ import tests.speculation.enumeration.ssd_flaws
     [(HOST, {"jax"}), (ENUMERATION, {"jax", "ssd_jax"})],
     ids=["engine, controller, settings", "enumeration"],
 )
-def test_imports(code, unwanted):
+def test_host_modules_import_without_jax(code, unwanted):
     code += f"import sys; sys.exit(', '.join({unwanted!r} & sys.modules.keys()) or None)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -23,7 +23,7 @@ def test_messages_and_special_tokens_are_given():
 
 
 @pytest.mark.parametrize(("add", "expected"), [(True, "assistant:"), (False, "")])
-def test_generation_prompt(add, expected):
+def test_the_generation_prompt_is_added_where_asked(add, expected):
     source = "{% if add_generation_prompt %}assistant:{% endif %}"
     assert render(source, add_generation_prompt=add) == expected
 
@@ -43,12 +43,12 @@ def test_tojson_keeps_characters_as_they_are():
     )
 
 
-def test_loop_controls():
+def test_templates_have_break_and_continue():
     source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"  # noqa: E501
     assert render(source) == "02"
 
 
-def test_strftime_now():
+def test_templates_have_strftime_now():
     assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
 
 
@@ -101,7 +101,7 @@ def test_a_wrong_template_becomes_an_input_error(source):
         "{{ messages[0].update(role='system') }}",
     ],
 )
-def test_the_sandbox_holds(source):
+def test_a_template_cannot_leave_its_sandbox(source):
     with pytest.raises(InputError, match=r"failed: .*(unsafe|not safely callable)"):
         render(source)
 
@@ -172,7 +172,7 @@ def test_tools_and_variables_reach_a_template_that_names_them():
         ({"variables": {"thinking": True}}, "the chat template of the model takes no 'thinking'"),
     ],
 )
-def test_what_a_template_would_leave_out_is_refused(about, message):
+def test_messages_that_a_template_would_leave_out_are_refused(about, message):
     with pytest.raises(InputError, match=message):
         render("{{ messages[0].content }}", **about)
 

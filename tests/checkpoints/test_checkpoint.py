@@ -23,7 +23,7 @@ def gguf_path(tmp_path):
 
 
 @pytest.mark.parametrize("whole_directory", [False, True])
-def test_a_gguf_file_or_a_directory_with_one(gguf_path, whole_directory):
+def test_a_gguf_file_opens_by_itself_or_by_its_directory(gguf_path, whole_directory):
     source = str(gguf_path.parent if whole_directory else gguf_path)
     checkpoint = open_checkpoint(source)
     assert checkpoint.source == source
@@ -44,7 +44,7 @@ def test_several_gguf_files_are_ambiguous(gguf_path):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_hugging_face_directory(tmp_path, shards):
+def test_a_hugging_face_directory_opens(tmp_path, shards):
     tensors = tiny.write_hf(tmp_path, "qwen3", shards=shards)
     checkpoint = open_checkpoint(str(tmp_path))
     assert checkpoint.config.family == "qwen3"

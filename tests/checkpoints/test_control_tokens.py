@@ -74,7 +74,7 @@ def special_tokens(tokenizer: OurTokenizer, ids: list[int]) -> list[str | None]:
 
 @settings(deadline=None, max_examples=40, derandomize=True, database=None)
 @given(contents=st.lists(texts, min_size=1, max_size=3))
-def test_only_the_templates_tokens_are_tokens(tokenizers, contents):
+def test_only_control_tokens_of_the_template_are_tokens(tokenizers, contents):
     messages = [{"role": "user", "content": content} for content in contents]
     for tokenizer in tokenizers:
         ids = tokenizer.apply_chat_template(

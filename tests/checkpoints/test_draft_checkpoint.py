@@ -95,7 +95,7 @@ def test_a_tensor_that_the_target_lacks_is_named(target):
         ([0.5], "list of integers, not float64"),
     ],
 )
-def test_output_ids_that_cannot_be_are_refused(tmp_path, target, ids, message):
+def test_impossible_output_ids_are_refused(tmp_path, target, ids, message):
     with pytest.raises(InputError, match=message):
         tiny_drafts.write(tmp_path / "draft", target, np.array(ids))
     assert not list(tmp_path.iterdir())
@@ -233,7 +233,7 @@ def test_files_have_the_mode_that_the_user_asked_for(tmp_path, target):
     }
 
 
-def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path, target):
+def test_leftovers_of_a_killed_writer_are_removed_and_nothing_else(tmp_path, target):
     for name in (".draft.0123abcd.partial", ".draft.0123abcd.old", ".draft.b.0123abcd.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")

@@ -168,7 +168,7 @@ def test_a_mesh_gets_the_rows_that_one_device_gets(
         np.testing.assert_array_equal(np.asarray(here), np.asarray(there))
 
 
-def test_what_two_processes_must_agree_on_has_the_map_in_it(tmp_path, draft, target):
+def test_the_identity_that_two_processes_compare_covers_the_map(tmp_path, draft, target):
     other = tiny_drafts.write(tmp_path / "other", target, np.delete(IDS, 2))
     again = open_target(target.path)
     prints = [
@@ -190,7 +190,7 @@ def test_a_draft_trained_again_is_another_one_to_costs_and_workers(tmp_path, dra
     assert before.fingerprint != after.fingerprint
 
 
-def test_own_weights_are_read_once_for_it(draft, target, monkeypatch):
+def test_a_drafts_own_weights_are_read_once(draft, target, monkeypatch):
     reads = []
     digest = draft_source.DraftTensors.digest
     monkeypatch.setattr(
@@ -232,7 +232,7 @@ def changed(draft, change):
         (lambda c: c.update(hidden_size=16, head_dim=8), "shape"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(draft, target, change, message):
+def test_an_impossible_draft_configuration_is_refused(draft, target, change, message):
     with pytest.raises(InputError, match=message):
         open_model(changed(draft, change), "float32", target=target)
 
@@ -249,7 +249,7 @@ def test_a_configuration_that_cannot_be_is_refused(draft, target, change, messag
         (IDS[None], r"list of integers, not int32 of shape \(1, 9\)"),
     ],
 )
-def test_a_map_that_cannot_be_is_refused(draft, target, ids, message):
+def test_an_impossible_map_is_refused(draft, target, ids, message):
     path = draft / "model.safetensors"
     save_file(load_file(path) | {OUTPUT_IDS: np.array(ids, np.int32, order="C")}, path)
     with pytest.raises(InputError, match=message):
@@ -268,7 +268,7 @@ def test_a_draft_of_another_target_is_refused_with_both_hashes(tmp_path, draft, 
 
 
 @pytest.mark.parametrize("lacks", ["tokens", "end"])
-def test_what_other_tokens_forbid_is_laid_to_the_other_target(draft, target, lacks):
+def test_a_draft_of_a_target_with_other_tokens_names_that_target(draft, target, lacks):
     words = target.tokenizer
     size = 200 if lacks == "tokens" else words.size
     eos = words.eos_ids if lacks == "tokens" else words.eos_ids | {7}
@@ -326,7 +326,9 @@ def int8(tensors, scales):
 
 
 @pytest.mark.parametrize("damage", ["ids", "tensors", "shapes"])
-def test_what_headers_tell_is_refused_before_the_target_is_read(draft, target, monkeypatch, damage):
+def test_errors_in_headers_are_refused_before_the_target_is_read(
+    draft, target, monkeypatch, damage
+):
     def read(*_args):
         raise AssertionError("the target was read")
 

@@ -49,7 +49,7 @@ def parsed(capsys, directory, *arguments):
         (None, {}),
     ],
 )
-def test_a_directory_has_them_in_a_file(directory, written, taken):
+def test_sampling_defaults_of_a_directory_come_from_its_file(directory, written, taken):
     (directory / FILE).unlink() if written is None else (directory / FILE).write_text(
         json.dumps(written)
     )
@@ -57,7 +57,7 @@ def test_a_directory_has_them_in_a_file(directory, written, taken):
     assert (where, found) == (directory / FILE, taken)
 
 
-def test_gguf_has_them_as_keys(tmp_path):
+def test_sampling_defaults_of_gguf_come_from_its_keys(tmp_path):
     said = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.1}
     keys = tiny_gguf.metadata("llama") | {f"general.sampling.{k}": v for k, v in said.items()}
     path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tiny.hf_tensors("llama"), keys=keys)
@@ -66,7 +66,7 @@ def test_gguf_has_them_as_keys(tmp_path):
     assert read_sampling(open_checkpoint(str(plain))) == (plain, {})
 
 
-def test_none_is_greedy_and_auto_the_checkpoints_own(directory):
+def test_sampling_defaults_none_is_greedy_and_auto_the_checkpoints(directory):
     checkpoint = open_checkpoint(str(directory))
     assert default_params("none", checkpoint) == SamplingParams()
     assert default_params("auto", checkpoint) == SamplingParams(**TAKEN)
@@ -83,7 +83,7 @@ def test_none_is_greedy_and_auto_the_checkpoints_own(directory):
         ("[]", "holds a JSON list"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_files_name(directory, written, message):
+def test_impossible_sampling_defaults_are_refused_with_the_files_name(directory, written, message):
     checkpoint = open_checkpoint(str(directory))
     (directory / FILE).write_text(written)
     assert default_params("none", checkpoint) == SamplingParams()
@@ -91,7 +91,9 @@ def test_what_cannot_be_is_refused_with_the_files_name(directory, written, messa
         default_params("auto", checkpoint)
 
 
-def test_flags_win_and_what_is_taken_is_said(directory, tmp_path, capsys):
+def test_flags_override_sampling_defaults_and_a_line_says_what_is_taken(
+    directory, tmp_path, capsys
+):
     assert parsed(capsys, directory) == (SamplingParams(), "")
     auto = "--generation_config=auto"
     params, said = parsed(capsys, directory, auto, "--top_p=1", "--max_tokens=9")
@@ -107,7 +109,7 @@ def test_flags_win_and_what_is_taken_is_said(directory, tmp_path, capsys):
     assert said == "generation_config auto: nothing of the checkpoint's is taken\n"
 
 
-def test_a_converted_checkpoint_keeps_them(directory, tmp_path):
+def test_a_converted_checkpoint_keeps_its_sampling_defaults(directory, tmp_path):
     write_checkpoint(tmp_path / "out", open_checkpoint(str(directory)), "bfloat16")
     back = open_checkpoint(str(tmp_path / "out"))
     assert read_sampling(back)[1] == TAKEN

@@ -84,7 +84,7 @@ def test_a_stated_alignment_is_honoured(tmp_path):
     np.testing.assert_array_equal(GGUFFile(path).read("model.embed_tokens.weight"), embedding)
 
 
-def test_explicit_head_size(tmp_path):
+def test_an_explicit_head_size_is_honoured(tmp_path):
     tensors = tiny.hf_tensors("qwen3")
     keys = tiny_gguf.metadata(
         "qwen3", embedding_length=512, attention__key_length=64, attention__value_length=64

@@ -80,7 +80,7 @@ def test_slicing_rows_converts_only_those_rows(tmp_path, monkeypatch):
     assert sum(converted) == 2 * COLUMNS
 
 
-def test_what_is_read_does_not_alias_the_file(tmp_path):
+def test_tensors_do_not_alias_the_file(tmp_path):
     file, _ = opened(tmp_path, "F32")
     first = file.read(EMBED)
     assert first.flags.writeable

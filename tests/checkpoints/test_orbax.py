@@ -51,7 +51,7 @@ def test_tensors_that_the_model_does_not_use_are_left_out(tmp_path, source, surp
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path, source, dtype):
+def test_a_converted_checkpoint_is_read_back_bit_for_bit(tmp_path, source, dtype):
     orbax.write_checkpoint(tmp_path / "out", source, dtype)
     back = open_checkpoint(str(tmp_path / "out"))
     assert back.config == source.config
@@ -84,7 +84,7 @@ def test_numbers_that_are_hard_on_a_format_survive(tmp_path, source, monkeypatch
 
 
 @pytest.mark.parametrize("index", [(slice(5, 9),), (slice(0, 64), slice(100, 130))])
-def test_slices(written, source, index):
+def test_slices_of_stored_arrays_are_read(written, source, index):
     part = open_checkpoint(str(written)).tensors.read(Q_PROJ, index)
     np.testing.assert_array_equal(part, source.tensors.read(Q_PROJ)[index])
 

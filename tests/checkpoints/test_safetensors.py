@@ -28,14 +28,14 @@ def test_bfloat16_tensors_are_read_as_stored(tmp_path, shards):
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("index", [(slice(5, 9),), (slice(0, 64), slice(100, 130))])
-def test_slices(tmp_path, shards, index):
+def test_slices_of_tensors_are_read(tmp_path, shards, index):
     tensors = tiny.write_hf(tmp_path, shards=shards)
     part = SafetensorsDirectory(tmp_path).read(Q_PROJ, index)
     np.testing.assert_array_equal(part.astype(np.float32), tensors[Q_PROJ][index])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_other_floats(tmp_path, dtype):
+def test_other_float_types_are_read(tmp_path, dtype):
     array = np.arange(6, dtype=dtype).reshape(2, 3)
     save_file({"a": array}, tmp_path / "model.safetensors")
     read = SafetensorsDirectory(tmp_path).read("a")

@@ -49,11 +49,11 @@ def test_a_draft_of_the_package_has_a_name(drafts, name):
 
 
 @pytest.mark.parametrize("source", ["ngram", "pip:x==1", "./light", ".", "..", "/", "", "light/.."])
-def test_other_sources_are_what_they_are(drafts, source):
+def test_sources_that_are_no_shipped_draft_stay_as_they_are(drafts, source):
     assert found(None, source) == source
 
 
-def test_the_smallest_comes_first(drafts):
+def test_shipped_drafts_are_listed_by_size(drafts):
     drafts = shipped.shipped_drafts()
     assert {draft.path.name for draft in drafts} == {"light", "strong", "other"}
     assert [draft.bytes for draft in drafts] == sorted(draft.bytes for draft in drafts)
@@ -80,7 +80,7 @@ def test_two_drafts_of_one_target_take_one_look_at_it(drafts, path, monkeypatch)
     assert len(looks) == 1
 
 
-def test_what_a_killed_writer_left_is_no_draft(drafts, path):
+def test_leftovers_of_a_killed_writer_are_no_draft(drafts, path):
     (drafts / "light").rename(drafts / ".light.0123abcd.old")
     assert {draft.path.name for draft in shipped.shipped_drafts()} == {"strong", "other"}
 
@@ -97,7 +97,7 @@ def test_a_damaged_draft_is_named(drafts, path, damage):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_without_any_draft_that_is_said(tmp_path, path, monkeypatch, there):
+def test_a_package_without_drafts_says_so(tmp_path, path, monkeypatch, there):
     directory = tmp_path / "drafts"
     if there:
         directory.mkdir()

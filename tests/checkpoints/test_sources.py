@@ -10,7 +10,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.system.cache_dir import cache_dir
 
 
-def test_a_path_is_itself(tmp_path):
+def test_a_path_is_resolved_to_itself(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     assert resolve(str(path)) == path
@@ -36,7 +36,7 @@ def test_a_path_may_carry_its_hash(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["", "zz", "0" * 63])
-def test_what_is_no_hash_is_refused_before_the_file_is_read(tmp_path, given):
+def test_a_malformed_hash_is_refused_before_the_file_is_read(tmp_path, given):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(InputError, match="needs the 64 hexadecimal digits"):
         resolve(f"{tmp_path / 'model.gguf'}#sha256={given}")

@@ -65,7 +65,7 @@ def test_hostile_templates_end_in_one_line(source):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit memory")
 @pytest.mark.parametrize("length", [1, 1 << 21])  # the longer request is more than a socket holds
-def test_a_process_that_does_nothing_is_ended_and_another_one_renders(monkeypatch, length):
+def test_a_template_process_that_hangs_is_ended_and_another_renders(monkeypatch, length):
     template = made("<{{ messages[0].content }}>")
     assert say(template, "a") == "<a>"
     stopped = process(template)
@@ -78,7 +78,7 @@ def test_a_process_that_does_nothing_is_ended_and_another_one_renders(monkeypatc
     assert say(template, "c") == "<c>"
 
 
-def test_memory_is_limited(monkeypatch):
+def test_memory_of_the_template_process_is_limited(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 20.0)
     with pytest.raises(InputError, match="it took too much memory"):
         say(made("{{ 'a' * 300000000 }}"), "x")
@@ -146,7 +146,7 @@ def alive(pid):
 
 
 @pytest.mark.parametrize("content", ["a", "hang"])
-def test_nothing_is_left_when_the_program_is_killed(content):
+def test_no_template_process_outlives_a_killed_program(content):
     program = f"""
         import threading
         from ssd_jax.checkpoints.chat_template import ChatTemplate
@@ -212,7 +212,7 @@ def test_a_fork_gets_a_process_of_its_own():
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
 
 
-def test_the_template_runs_nowhere_else():
+def test_templates_run_in_their_process_alone():
     program = """
         import sys
         from ssd_jax.checkpoints.chat_template import ChatTemplate

@@ -122,7 +122,7 @@ def test_qwen2_composes_characters():
     assert tokenizer.decode(tokenizer.encode("e\u0301"), skip_special_tokens=True) == "\u00e9"
 
 
-def test_sentencepiece_defaults():
+def test_sentencepiece_files_have_the_defaults_of_llama_cpp():
     tokenizer = load(golden("sentencepiece.json")["metadata"])
     ids = tokenizer.encode("the line")
     assert tokenizer.token(ids[0]) == "<s>"

@@ -35,7 +35,7 @@ def assert_round_trip(tokenizer, texts):
 
 
 @pytest.mark.parametrize("pre", ["smollm", "qwen2", "llama-bpe", "gpt-2", "default"])
-def test_smollm2_vocabulary_with_each_pre_tokenizer(smollm2_metadata, texts, pre):
+def test_smollm2_text_has_the_golden_ids_of_each_pre_tokenizer(smollm2_metadata, texts, pre):
     # The file itself says that no BOS is added, also where that is not the pre-tokenizer's default.
     changed = {**smollm2_metadata, "tokenizer.ggml.pre": pre}
     tokenizer = tokenizer_from_gguf(changed, where=pre)
@@ -44,7 +44,7 @@ def test_smollm2_vocabulary_with_each_pre_tokenizer(smollm2_metadata, texts, pre
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece_vocabulary(texts, prefix):
+def test_sentencepiece_text_has_the_golden_ids(texts, prefix):
     stored = golden("sentencepiece.json")
     changed = {**stored["metadata"], "tokenizer.ggml.add_space_prefix": prefix}
     tokenizer = tokenizer_from_gguf(changed, where="golden")
@@ -63,11 +63,11 @@ def test_streamed_text_equals_the_text(smollm2, small_sentencepiece, texts):
             )
 
 
-def test_smollm2_chat_prompt(smollm2):
+def test_smollm2_chat_prompt_has_the_golden_ids(smollm2):
     assert smollm2.apply_chat_template(PAPERCLIP, add_generation_prompt=True) == SMOLLM2_PROMPT
 
 
-def test_smollm2_special_tokens(smollm2):
+def test_smollm2_special_tokens_have_the_golden_ids(smollm2):
     assert smollm2.size == 49152
     assert smollm2.bos_id == 1
     assert smollm2.token(2) == "<|im_end|>"
@@ -76,7 +76,7 @@ def test_smollm2_special_tokens(smollm2):
 
 
 @pytest.mark.slow
-def test_qwen(qwen_draft_path, texts):
+def test_qwen_text_has_the_golden_ids(qwen_draft_path, texts):
     tokenizer = tokenizer_from_gguf(read_header(qwen_draft_path).metadata, where="Qwen")
     assert_same(tokenizer, texts, golden("qwen2.5.json")["ids"])
     assert_round_trip(tokenizer, texts)

@@ -152,7 +152,7 @@ def test_a_named_token_outside_the_vocabulary_is_ignored(tmp_path):
     assert loaded.size == N + 2
 
 
-def test_tokens_added_by_the_configuration(tmp_path):
+def test_the_configuration_may_add_tokens(tmp_path):
     added = {
         str(N + 1): {"content": "<tool>", "special": False},
         str(N): {"content": "<end>", "special": True},
@@ -267,7 +267,7 @@ def test_a_damaged_configuration_is_refused(tmp_path, content, message):
     ],
     ids=range(7),
 )
-def test_what_no_token_can_be_is_refused(tmp_path, config, message):
+def test_impossible_tokens_are_refused(tmp_path, config, message):
     path = directory(tmp_path, tokenizer_config=config)
     with pytest.raises(InputError, match=message):
         tokenizer_from_directory(path)

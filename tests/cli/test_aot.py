@@ -60,7 +60,7 @@ def _any_jax(monkeypatch):
         ({"mesh": "tensor=7", "devices": None, "compile": "false"}, "7 devices divide nothing"),
     ],
 )
-def test_what_cannot_be_is_refused(changes, said, capsys):
+def test_impossible_flags_of_aot_are_refused(changes, said, capsys):
     assert main(flags(**changes)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ssd-jax aot: ")
@@ -90,7 +90,7 @@ def config(tmp_path):
         ({"devices": "3", "mesh": "tensor=2"}, ["ar 2", "sd 2", "ssd 2 + 1"], "h100"),
     ],
 )
-def test_what_fits_is_said_without_a_compiler(config, changes, modes, memory, capsys, monkeypatch):
+def test_aot_says_what_fits_without_a_compiler(config, changes, modes, memory, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("ssd_jax.devices.program_spec.ProgramSpec.compile", None)
     given = {"target": config, "draft": config, "chip": memory, "context": "256"} | changes
@@ -101,7 +101,7 @@ def test_what_fits_is_said_without_a_compiler(config, changes, modes, memory, ca
     assert f"have room for weights and pages of {', '.join(modes)};" in " ".join(lines)
 
 
-def test_what_does_not_fit_is_said_with_sizes_and_a_remedy(capsys):
+def test_aot_says_what_does_not_fit_with_sizes_and_a_remedy(capsys):
     large = {"target": "llama-3.1-70b", "devices": "4", "compile": "false"}
     assert main(flags(**large)) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -117,7 +117,7 @@ def test_plan_mesh_names_the_command_that_says_it_now(capsys):
 
 @pytest.mark.aot
 @pytest.mark.slow
-def test_a_page_of_a_grid_that_shares_slots(config, capsys, monkeypatch):
+def test_aot_writes_a_page_of_a_grid_that_shares_slots(config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     given = {"target": config, "draft": config, "chip": "v5e", "devices": "3", "k": "2"}
     assert main(flags(**given, context="256", budget="4", slots="2", mesh="data=2")) == 0
@@ -129,7 +129,7 @@ def test_a_page_of_a_grid_that_shares_slots(config, capsys, monkeypatch):
 
 @pytest.mark.aot
 @pytest.mark.shipped
-def test_a_page_of_a_pair_and_a_split(config, capsys, monkeypatch):
+def test_aot_writes_a_page_of_a_pair_and_a_split(config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     given = {"target": config, "draft": config, "chip": "v5e", "devices": "2", "k": "2"}
     assert main(flags(**given, context="256", draft_devices="1", budget="4")) == 0

@@ -100,7 +100,7 @@ def test_a_pipe_without_an_entry_to_answer_loads_nothing(
 
 @pytest.mark.parametrize("command", ["/load ~no-one/x", "/load a\0b", "/load /", "/load"])
 @pytest.mark.usefixtures("unloaded")
-def test_a_file_that_cannot_be_is_no_end_of_a_chat(tiny_checkpoint, capsys, monkeypatch, command):
+def test_a_bad_file_does_not_end_a_chat(tiny_checkpoint, capsys, monkeypatch, command):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{command}\n/foo\n"))
     assert main(["chat", f"--target={tiny_checkpoint}", *NO_LOAD]) == 2
     said = capsys.readouterr().err.splitlines()
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_is_no_end_of_a_chat(tiny_checkpoint, capsys, monk
         (["--history=~no-one/x"], "~no-one has no home directory"),
     ],
 )
-def test_chat_refuses_what_no_answer_can_come_of(refused, flags, message):
+def test_chat_refuses_messages_that_leave_no_room_for_an_answer(refused, flags, message):
     assert message in refused("chat", *NO_LOAD, *flags)
 
 
@@ -132,7 +132,7 @@ def test_demo_checks_its_prompt(refused):
     assert "the prompt has" in refused("demo", *NO_LOAD, f"--prompt={LONG}")
 
 
-def test_compare_names_the_prompt_that_cannot_be(refused, tmp_path, prompts):
+def test_compare_names_the_prompt_that_does_not_fit(refused, tmp_path, prompts):
     files = [str(outputs(tmp_path / name, [1, n])) for n, name in enumerate(("a", "b"))]
     said = refused("compare", *files, f"--prompt_file={prompts}", *NO_LOAD)
     assert f"prompt_index 0 of {prompts}: the prompt has 1017 tokens" in said
@@ -222,7 +222,7 @@ def test_bench_checks_that_its_text_has_a_window(refused, tmp_path):
         ([f"--trace={'x' * 300}"], "cannot be written: File name too long"),
     ],
 )
-def test_flags_are_explained(refused, flags, message, tiny_checkpoint):
+def test_bad_flags_are_refused_with_their_limits(refused, flags, message, tiny_checkpoint):
     wanted = message.replace("{target}", str(tiny_checkpoint))
     assert wanted in refused("generate", *NO_LOAD, "--prompt=x", *flags)
 

@@ -147,7 +147,7 @@ def test_perplexity_suite_scores_a_text(tiny_checkpoint, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
+def test_bench_compares_mode_auto_with_others(tiny_checkpoint, prompts, capsys):
     out, err = run(
         capsys,
         "bench",
@@ -166,7 +166,7 @@ def test_mode_auto_is_a_mode_among_others(tiny_checkpoint, prompts, capsys):
     assert "mode auto takes " in err
 
 
-def test_what_is_impossible_exits_2(capsys):
+def test_impossible_bench_flags_exit_2(capsys):
     assert main(["bench", "--modes=ar,auto"]) == 2
     assert "finds out whether a draft pays" in capsys.readouterr().err
     assert main(["bench", "--modes=ar,ssd"]) == 2

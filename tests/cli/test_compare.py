@@ -72,14 +72,14 @@ def forged(line, place):
     return {"token_ids": ids}
 
 
-def test_identical_runs(files, capsys):
+def test_identical_runs_are_reported_as_identical(files, capsys):
     assert main(["compare", *files()]) == 0
     assert "3 of 3 prompts identical (100%)" in capsys.readouterr().out
 
 
 def test_a_terminal_of_no_width_gets_the_report_too(files, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "0")
-    test_identical_runs(files, capsys)
+    test_identical_runs_are_reported_as_identical(files, capsys)
 
 
 def test_without_a_model_a_fork_is_unknown(files, answers, capsys):
@@ -89,7 +89,7 @@ def test_without_a_model_a_fork_is_unknown(files, answers, capsys):
     assert ["1", "4", "33", "34", "unknown"] in map(str.split, lines)
 
 
-def test_draws_of_one_law_may_differ(files, answers, capsys):
+def test_sampled_runs_may_differ_by_law(files, answers, capsys):
     assert main(["compare", *files({1: forged(answers[1], 4)}), "--temperature=1"]) == 0
     assert "different draws of the same distribution" in " ".join(capsys.readouterr().out.split())
 
@@ -247,7 +247,7 @@ def test_prompts_of_one_run_only_are_reported(files, capsys):
         (["{a}", "{b}", "--prompt_file={prompts}", "--context=30"], "the prompt has"),
     ],
 )
-def test_bad_input_is_named(
+def test_bad_files_of_compare_are_named(
     files, answers, prompt_file, tiny_checkpoint, arguments, message, capsys
 ):
     a, b = files({0: forged(answers[0], 2)})

@@ -36,5 +36,5 @@ def test_a_flag_for_the_mode_leaves_out_what_the_file_has_for_another(tmp_path, 
     assert config.slots == 3
 
 
-def test_there_are_some():
+def test_shipped_configurations_are_found():
     assert CONFIGS

@@ -158,7 +158,7 @@ def test_bench_leaves_failed_runs_out_of_its_figures(fake, prompts):
         (MemoryError(), "out of memory; lower --slots, --context or --budget, or take a smaller"),
     ],
 )
-def test_what_fails_at_the_end_is_told_in_a_line(fake, monkeypatch, error, message):
+def test_an_error_at_the_end_is_told_in_a_line(fake, monkeypatch, error, message):
     def close(_llm):
         raise error
 
@@ -170,7 +170,7 @@ def test_what_fails_at_the_end_is_told_in_a_line(fake, monkeypatch, error, messa
     assert len(err.splitlines()) == 2  # and the figures of the text
 
 
-def test_what_is_logged_has_no_traceback(fake):
+def test_logged_errors_have_no_traceback(fake):
     assert fake(["stop"], "generate", "--prompt=x")[0] == 0
     record = logging.LogRecord("n", logging.ERROR, "p", 1, "request 1 fails", None, None)
     try:

@@ -113,7 +113,7 @@ def test_several_texts_of_each_prompt_are_lines_in_order(generate, tmp_path, cap
     assert "2 of 2 prompts identical" in capsys.readouterr().out
 
 
-def test_a_seed_and_a_length_of_none(generate):
+def test_seed_and_max_tokens_may_be_none(generate):
     flags = ("--prompt=hello", "--json", "--temperature=1", "--context=64", "--ignore_eos")
     _, out, err = generate(*flags, "--seed=none", "--max_tokens=none")
     answer = json.loads(out)

@@ -8,7 +8,7 @@ from unittest import mock
 from ssd_jax.cli import loading
 
 
-def test_where_there_is_no_terminal_a_line_comes_every_half_minute(capsys):
+def test_without_a_terminal_a_line_of_progress_comes_every_half_minute(capsys):
     clock = mock.Mock(side_effect=[0.0, 1.0, 29.0, 31.0, 32.0, 70.0])
     with (
         mock.patch.object(loading.time, "monotonic", clock),
@@ -21,7 +21,7 @@ def test_where_there_is_no_terminal_a_line_comes_every_half_minute(capsys):
     assert shown.err.splitlines() == ["prompts: 3 of 5 runs", "prompts: 5 of 5 runs"]
 
 
-def test_a_terminal_has_one_line_that_goes_away(monkeypatch):
+def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", screen)
@@ -36,7 +36,7 @@ def test_a_terminal_has_one_line_that_goes_away(monkeypatch):
     assert shown.endswith("\x1b[2K")  # erases it
 
 
-def test_without_a_terminal_it_is_said_again_and_again_while_nothing_moves(capsys, monkeypatch):
+def test_without_a_terminal_a_stalled_load_is_reported_again_and_again(capsys, monkeypatch):
     monkeypatch.setattr(loading, "SECONDS_BETWEEN_LINES", 0.01)
     with loading.loading_line() as (progress, status):
         progress(60_000_000, 270_000_000)
@@ -50,7 +50,7 @@ def test_without_a_terminal_it_is_said_again_and_again_while_nothing_moves(capsy
     )
 
 
-def test_without_a_terminal_what_is_quick_says_nothing(capsys):
+def test_without_a_terminal_a_quick_load_prints_nothing(capsys):
     with loading.loading_line() as (progress, status):
         progress(60, 270)
         status("checking exactness")

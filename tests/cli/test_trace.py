@@ -52,7 +52,7 @@ def test_an_interrupted_run_leaves_what_it_has(tiny_checkpoint, tmp_path, monkey
 
 
 @pytest.mark.more
-def test_the_python_interface_writes_it_on_close_with_every_mode(tiny_checkpoint, tmp_path):
+def test_the_python_interface_writes_the_trace_on_close_with_every_mode(tiny_checkpoint, tmp_path):
     path = tmp_path / "trace.json"
     settings = {"mode": "sd", "draft": "ngram", "k": "2", "trace": str(path)}
     settings |= {"dtype": "float32", "context": 300, "compile_cache": "off"}
@@ -67,7 +67,7 @@ def test_the_python_interface_writes_it_on_close_with_every_mode(tiny_checkpoint
     assert not path.exists()  # it is written once
 
 
-def test_a_bad_place_is_refused_before_anything_is_opened(tmp_path, capsys):
+def test_a_bad_trace_path_is_refused_before_anything_is_opened(tmp_path, capsys):
     for trace, words in ((tmp_path, "is a directory"), (tmp_path / "no" / "t", "no directory")):
         assert main(["generate", "--target=missing", "--prompt=a", f"--trace={trace}"]) == 2
         assert words in capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_a_bad_place_is_refused_before_anything_is_opened(tmp_path, capsys):
 
 
 @pytest.mark.more
-def test_without_it_nothing_is_written(tiny_checkpoint, tmp_path, monkeypatch):
+def test_without_the_flag_no_trace_is_written(tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert generate(tiny_checkpoint) == 0
     assert list(tmp_path.iterdir()) == []

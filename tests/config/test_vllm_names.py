@@ -99,7 +99,7 @@ def test_a_setting_of_vllm_means_ours(given, meant):
         ({"tensor_paralel_size": 2}, "unknown key .* did you mean 'tensor_parallel_size'"),
     ],
 )
-def test_what_means_nothing_here_is_refused_with_what_does(given, message):
+def test_settings_of_vllm_without_meaning_are_refused_with_the_remedy(given, message):
     with pytest.raises(InputError, match=message):
         Config(**given)
 
@@ -183,13 +183,13 @@ def test_flags_of_vllm_that_cannot_be_are_refused(parsed, arguments, message):
         ("seed = 5", ["--seed=5"]),
     ],
 )
-def test_a_file_of_settings_takes_them_too(parsed, tmp_path, text, same):
+def test_a_file_of_settings_may_have_names_of_vllm(parsed, tmp_path, text, same):
     path = tmp_path / "settings.toml"
     path.write_text(text)
     assert parsed(f"--config={path}") == parsed(*same)
 
 
-def test_a_file_names_what_means_nothing(parsed, tmp_path):
+def test_a_file_with_settings_of_vllm_without_meaning_is_refused_by_name(parsed, tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("swap_space = 4")
     with pytest.raises(InputError, match=f"config {path}: swap_space = 4 means nothing here"):

@@ -26,7 +26,7 @@ from tests.sampling.edits import Edit, edited
         (2, 2, [(0, 9)], 0),
     ],
 )
-def test_overlap(begin, end, others, seconds):
+def test_overlap_is_the_seconds_that_two_spans_share(begin, end, others, seconds):
     assert overlap(begin, end, others) == seconds
 
 
@@ -105,7 +105,7 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_flaws_are_caught(flaw):
+def test_flaws_in_hidden_shares_are_caught(flaw):
     with edited([FLAWS[flaw]]), pytest.raises(AssertionError):
         all_of_them()
 

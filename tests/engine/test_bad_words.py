@@ -18,7 +18,7 @@ IDS = {
 }
 
 
-def test_each_form_is_banned_once_and_none_that_ends_with_the_other():
+def test_each_form_of_a_bad_word_is_banned_once():
     assert encoded(["no", "maybe", "ja", "  no"], IDS.__getitem__) == (
         (1,),
         (2,),
@@ -28,7 +28,7 @@ def test_each_form_is_banned_once_and_none_that_ends_with_the_other():
     )
 
 
-def test_no_words_need_no_tokenizer():
+def test_requests_without_bad_words_need_no_tokenizer():
     assert encoded((), lambda _: pytest.fail("asked")) == ()
 
 

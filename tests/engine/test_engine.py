@@ -39,7 +39,7 @@ def test_eos_ends_the_request_and_leaves_no_text():
     assert output.finish_reason == "stop"
 
 
-def test_every_eos_id_of_the_checkpoint_counts():
+def test_every_eos_id_of_the_checkpoint_ends_the_text():
     output = run(spell("hi", eos=OTHER_EOS))
     assert (output.token_ids, output.finish_reason) == ([*ids("hi"), OTHER_EOS], "stop")
 
@@ -72,7 +72,7 @@ def test_a_stop_string_at_the_length_limit_leaves_the_slots_next_request_alone()
     assert done[second].text == "abX"
 
 
-def test_ignore_eos_generates_through_it():
+def test_ignore_eos_generates_through_an_eos():
     output = run(spell("ab"), max_tokens=5, ignore_eos=True)
     assert (output.token_ids, output.finish_reason) == ([*ids("ab"), EOS, EOS, EOS], "length")
 

@@ -80,7 +80,9 @@ FAULTS = [*((*each, ERROR) for each in CALLS), *((*each, press) for each in [*CA
         if drafter[0] or each[0] == "target"
     ],
 )
-def test_no_token_comes_twice_and_none_is_lost(who, call, fault, after, drafts, asks_first):
+def test_after_an_error_or_interrupt_no_token_comes_twice_and_none_is_lost(
+    who, call, fault, after, drafts, asks_first
+):
     for at in itertools.count(1):
         settings = {"after": after, "drafts": drafts, "asks_first": asks_first}
         engine, planted = made(who, call, at, fault, **settings)
@@ -166,7 +168,7 @@ def test_a_stop_string_cannot_end_a_request_twice():
     assert [event.output.text for event in events if event.output] == ["the q"]
 
 
-def test_events_that_an_interrupt_kept_back_are_work():
+def test_events_kept_back_by_an_interrupt_count_as_work():
     """The last event of the last request."""
     engine, _ = made("target", "read", 1, press)
     number = engine.add(request(max_tokens=1))
@@ -180,7 +182,7 @@ def test_events_that_an_interrupt_kept_back_are_work():
     assert not engine.has_work
 
 
-def test_who_insists_interrupts_a_round_and_the_engine_says_that_it_is_broken(monkeypatch):
+def test_an_interrupt_pressed_again_breaks_the_round_and_the_engine(monkeypatch):
     monkeypatch.setattr(interrupts, "PATIENCE", -1.0)
     engine, _ = made("target", "forward", 2, lambda: [press() for _ in range(3)])
     number = engine.add(request())

@@ -112,7 +112,7 @@ def test_each_token_and_the_likeliest_have_the_logprobs_of_a_plain_forward(llm, 
                 assert value == pytest.approx(np.log(law[top]), abs=2e-3)
 
 
-def test_the_same_numbers_to_the_bit_in_every_mode(llm):
+def test_logprobs_have_the_same_bits_in_every_mode(llm):
     (_, (alone, *_)), (_, (spoken, *_)) = (outputs(llm, mode, 4) for mode in ("ar", "sd"))
     assert spoken.metrics["acceptance_length"] > 1  # speculation is not switched off by asking
     assert alone.token_ids == spoken.token_ids
@@ -121,7 +121,7 @@ def test_the_same_numbers_to_the_bit_in_every_mode(llm):
 
 @pytest.mark.more
 @pytest.mark.parametrize("wanted", [0, 1, 3])
-def test_as_many_of_the_likeliest_as_asked_for(llm, wanted):
+def test_as_many_likeliest_tokens_are_reported_as_asked_for(llm, wanted):
     _, most = outputs(llm, "sd", MAX_LOGPROBS)
     _, fewer = outputs(llm, "sd", wanted)
     for all_, some in zip(most, fewer, strict=True):
@@ -139,7 +139,7 @@ def test_a_law_that_is_truncated_sums_to_one_over_what_is_reported(processed):
         assert sum(np.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-5)
 
 
-def test_only_tokens_that_exist_are_reported(raw):
+def test_logprobs_of_padding_ids_are_not_reported(raw):
     """The embedding has more rows than there are tokens; what they would say is no token."""
     _, found = outputs(raw, "ar", MAX_LOGPROBS)
     ids = {token for output in found for entry in output.logprobs for token, _ in entry.top}
@@ -164,7 +164,7 @@ def test_streamed_logprobs_add_up_to_those_of_the_output(llm):
     assert [entry.token_id for entry in output.logprobs] == output.token_ids
 
 
-def test_a_request_that_did_not_ask_gets_none(llm):
+def test_a_request_without_logprobs_gets_none(llm):
     (output,) = llm.generate("x", SamplingParams(max_tokens=3))
     assert output.logprobs is None
 
@@ -180,7 +180,7 @@ def test_logprobs_end_where_the_text_ends(llm):
     assert len(output.token_ids) < COUNT
 
 
-def test_a_model_is_not_opened_for_them(checkpoint):
+def test_logprobs_are_no_setting_of_a_model(checkpoint):
     with pytest.raises(
         InputError, match="logprobs = 2 means nothing here: give it to `SamplingParams`"
     ):
@@ -307,12 +307,12 @@ def test_texts_of_prompts_that_are_scored_have_the_same_bits(raw):
 
 
 @pytest.mark.parametrize("value", [-1, MAX_LOGPROBS + 1])
-def test_numbers_out_of_range_are_refused(value):
+def test_logprobs_out_of_range_are_refused(value):
     with pytest.raises(InputError, match=f"logprobs = {value} is out of range"):
         SamplingParams(logprobs=value)
 
 
-def test_the_command_line_prints_them(checkpoint, capsys):
+def test_the_command_line_prints_logprobs(checkpoint, capsys):
     command = ["generate", f"--target={checkpoint}", "--prompt=hello", "--json", "--ignore_eos"]
     command += ["--max_tokens=4", "--dtype=float32", "--context=200", "--compile_cache=off"]
     assert main([*command, "--logprobs=2", "--prompt_logprobs=1"]) == 0
@@ -328,7 +328,7 @@ def test_the_command_line_prints_them(checkpoint, capsys):
     assert others
 
 
-def test_a_request_without_a_token_has_none(llm):
+def test_a_request_without_a_token_has_no_logprobs(llm):
     engine = llm.engine_of("ar")
     engine.cancel(engine.add(llm.request([1, 2], SamplingParams(logprobs=1))))
     (output,) = [event.output for event in engine.step() if event.output is not None]

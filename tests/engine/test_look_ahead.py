@@ -28,7 +28,7 @@ def test_the_next_round_is_dispatched_before_a_round_is_read():
     assert target.calls == ["prefill", "read", "forward", *ahead, "read"]
 
 
-def test_the_round_past_a_stop_is_nobodys():
+def test_tokens_of_the_round_past_a_stop_are_dropped():
     target, engine = make(spell("abc"))
     engine.add(request())
     assert outputs(drain(engine))[0].token_ids == [*ids("abc"), EOS]
@@ -51,7 +51,7 @@ def test_a_round_has_no_row_that_was_to_end_before_it(slots):
     assert sum(map(len, live)) == 2 + 4
 
 
-def test_who_proposes_needs_the_tokens():
+def test_with_a_drafter_each_round_is_read_before_the_next():
     target, engine = make(spell(LONG), drafter=FakeDrafter(spell(LONG)))
     engine.add(request(max_tokens=20))
     drain(engine)

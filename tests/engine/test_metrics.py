@@ -24,7 +24,7 @@ def test_several_tokens_of_one_round_are_counted_one_by_one():
     assert summary["round_ms"] == pytest.approx(1000)
 
 
-def test_every_key_is_there_whatever_happened():
+def test_metrics_have_every_key_whatever_happened():
     for summary in (times().summary(), times(1.0).summary(), times(1.0, 2.0).summary()):
         assert tuple(summary) == REQUEST_KEYS
     assert times().summary()["ttft_ms"] is None
@@ -68,7 +68,7 @@ def test_acceptance_counts_rounds_by_their_tokens_and_by_position():
     assert summary["acceptance_by_position"] == [(2, 3), (1, 1), (1, 1)]
 
 
-def test_nothing_after_the_end_counts():
+def test_tokens_behind_the_end_do_not_count():
     measured = speculative(
         verified(4, proposed=3), verified(4, proposed=3), verified(2, proposed=3), tokens=11
     )

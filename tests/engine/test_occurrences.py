@@ -22,7 +22,7 @@ from tests.speculation.watched import EOS, TOKENS, ssd
 PAIR = (2**64 - 1, 2**32 - 1)
 
 
-def test_the_first_of_a_pair_keeps_its_seed_and_every_other_has_one_of_its_own():
+def test_the_first_request_of_a_seed_keeps_it_and_later_ones_get_others():
     occurrences = Occurrences()
     seeds = [occurrences.seed(7, 0) for _ in range(50)]
     assert seeds[0] == 7
@@ -44,7 +44,7 @@ def test_derived_seeds_never_change():
     assert derived(2**64 - 1, 0, 1, 0) == 5896880085097691949
 
 
-def test_what_is_forgotten_gives_no_seed_again():
+def test_a_forgotten_seed_is_not_given_again():
     occurrences = Occurrences(capacity=4)
     asked = [(seed, index) for seed in (0, 1, 2) for index in (0, 1, 2)] * 20
     seeds = [(index, occurrences.seed(seed, index)) for seed, index in asked]
@@ -53,7 +53,7 @@ def test_what_is_forgotten_gives_no_seed_again():
     assert [seed for _, seed in seeds[:4]] == [0, 0, 0, 1]  # before anything was forgotten
 
 
-def test_threads_get_no_seed_twice():
+def test_two_threads_never_get_the_same_seed():
     occurrences, seeds = Occurrences(), []
 
     def ask():
@@ -67,7 +67,7 @@ def test_threads_get_no_seed_twice():
     assert len(set(seeds)) == 8000
 
 
-def test_it_says_so_before_the_first_request_is_counted():
+def test_a_line_says_that_seeds_change_before_the_first_request_is_counted():
     said = []
     occurrences = Occurrences(capacity=1, first=lambda: said.append(len(occurrences._counts)))
     assert not said

@@ -70,7 +70,7 @@ def test_the_beginning_of_a_prompt_is_reused_but_never_its_last_token():
     assert enter(some, 2, [99, 99, 99, 99, *text[4:]]).reused == 0, "the same page elsewhere"
 
 
-def test_only_what_was_filled_is_reused_and_none_without_a_grain():
+def test_only_filled_pages_are_reused_and_none_without_a_grain():
     some, text = stock(24, grain=SIZE), [*range(12)]
     enter(some, 0, text, filled=7)
     assert enter(some, 1, text, filled=0).reused == 4
@@ -87,7 +87,7 @@ def test_pages_are_reused_in_grains():
     assert enter(some, 3, text[:9]).reused == 8
 
 
-def test_what_nobody_has_is_forgotten_last_and_the_oldest_first():
+def test_cached_pages_are_evicted_last_and_the_oldest_first():
     some = stock(7, slots=2, grain=SIZE)
     old, young = [1] * 9, [2] * 5
     enter(some, 0, old)  # four pages, two of them known
@@ -104,7 +104,7 @@ def test_what_nobody_has_is_forgotten_last_and_the_oldest_first():
     assert enter(some, 0, old).reused == 4, "the end of a text goes before its beginning"
 
 
-def test_groups_reuse_none_of_each_other():
+def test_groups_reuse_no_pages_of_each_other():
     both, text = stock(16, slots=4, groups=2, grain=SIZE), [*range(9)]
     enter(both, 0, text)
     assert enter(both, 2, text).reused == 0
@@ -125,7 +125,7 @@ def test_a_text_that_grows_gets_more_pages_while_there_are_any():
     assert some.grow(1, 14)
 
 
-def test_pages_are_left_for_those_that_have_some():
+def test_pages_are_left_for_requests_that_run():
     some = stock(6, slots=2)
     assert some.take(0, 5, spare=4).pages
     assert some.take(1, 9, spare=2) is None
@@ -298,11 +298,11 @@ def live(kind):
     life.enter(0, other)
 
 
-def test_such_a_life_goes_well():
+def test_the_stock_passes_the_walk_that_planted_faults_fail():
     live(PageStock)
 
 
 @pytest.mark.parametrize("flaw", [Early, Unchained, Uncounted, WithTheLast, Forgetful, Taking])
-def test_planted_faults_are_seen(flaw):
+def test_planted_faults_of_a_stock_are_caught(flaw):
     with pytest.raises((AssertionError, KeyError)):
         live(flaw)

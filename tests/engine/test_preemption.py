@@ -60,7 +60,7 @@ def test_a_device_that_fails_when_a_request_with_a_stop_was_put_off_ends_both():
 
 
 @pytest.mark.parametrize("speculates", [False, True])
-def test_the_youngest_waits_and_goes_on_where_it_was(speculates):
+def test_the_youngest_request_waits_and_goes_on_where_it_was(speculates):
     engine, target = made(14, speculates=speculates)
     asked(engine, 40, 30, 30, 9)
     found = outputs(drain(engine))
@@ -83,7 +83,7 @@ def test_a_request_that_was_put_off_keeps_its_noise():
     assert {opening.params.seed for opening in target.opened} == {5, derived(5, 0, 0, 1), 6}
 
 
-def test_where_there_are_pages_nobody_is_put_off():
+def test_no_request_is_put_off_while_there_are_pages():
     engine, target = made(48)
     asked(engine, 40, 30, 30)
     found = outputs(drain(engine))
@@ -109,7 +109,7 @@ def test_an_older_request_is_not_put_off_for_a_younger_one():
     assert order == [first, second]
 
 
-def test_those_that_wait_keep_their_order():
+def test_requests_that_wait_keep_their_order():
     """One that was put off comes before all others."""
     engine, target = made(14)
     asked(engine, 34, 34, 34, 4, 4)
@@ -120,7 +120,7 @@ def test_those_that_wait_keep_their_order():
     assert len(target.opened) > 5
 
 
-def test_one_that_was_put_off_can_be_cancelled_and_has_what_it_said():
+def test_a_request_that_was_put_off_can_be_cancelled_with_its_text():
     engine, _ = made(14)
     asked(engine, 40, 40)
     events = []
@@ -146,7 +146,7 @@ def test_the_prompt_that_is_still_known_is_not_run_again():
     assert sum(preemptions(found))
 
 
-def test_groups_put_off_their_own():
+def test_a_group_puts_off_requests_of_its_own():
     engine, _ = made(26, slots=4, groups=2)
     engine.add(request([70], 0, max_tokens=40))
     engine.add(request([71], 1, max_tokens=40))
@@ -185,7 +185,9 @@ def test_roles_that_failed_when_given_pages_are_given_them_again(monkeypatch):
     slots=st.integers(1, 4),
     cut=st.dictionaries(st.integers(0, 60), st.integers(0, 6), max_size=3),
 )
-def test_whatever_runs_out_all_say_what_they_say_alone(sizes, count, speculates, grain, slots, cut):
+def test_texts_are_those_of_requests_alone_whatever_pages_run_out(
+    sizes, count, speculates, grain, slots, cut
+):
     engine, _ = made(count, speculates=speculates, slots=slots, grain=grain)
     for n, (prompt, most) in enumerate(sizes):
         engine.add(request([70 + n % 2] * prompt, n, max_tokens=most))
@@ -226,7 +228,7 @@ def forgotten(self):
     ("owner", "name", "flaw"),
     [(Seats, "grow", no_growth), (Sequence, "rewind", as_it_was), (Sequence, "rewind", forgotten)],
 )
-def test_planted_faults_are_seen(owner, name, flaw, monkeypatch):
+def test_planted_faults_of_preemption_are_caught(owner, name, flaw, monkeypatch):
     monkeypatch.setattr(owner, name, flaw)
     engine, _ = made(14)
     asked(engine, 40, 30, 30)

@@ -55,7 +55,7 @@ SIZES = [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, 11]
 
 @pytest.mark.parametrize("speculates", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_each_token_is_judged_by_the_position_before_it(size, speculates):
+def test_each_prompt_token_is_judged_by_the_position_before_it(size, speculates):
     engine, _ = made(speculates=speculates)
     engine.add(asked(prompt(size)))
     (output,) = outputs(drain(engine)).values()
@@ -80,7 +80,7 @@ def test_a_token_judged_by_its_own_position_is_noticed(edit):
         assert scores(output) != expected(prompt(7))
 
 
-def test_short_prompts_of_one_step_each_get_their_own():
+def test_short_prompts_of_one_step_each_get_their_own_scores():
     engine, target = made(slots=4)
     for index in range(4):
         engine.add(asked(prompt(1 + index % 2, 80 + 5 * index), index))
@@ -99,7 +99,7 @@ def test_a_request_that_does_not_ask_is_not_scored():
     assert "score" not in target.calls
 
 
-def test_known_pages_are_not_reused_and_its_own_are():
+def test_a_scored_prompt_reuses_no_pages_and_its_own_are_reused():
     """Positions that are not run have no logits."""
     engine, target = made(count=40)
     for index, wanted in enumerate([None, 0, 0, None]):
@@ -145,7 +145,7 @@ def test_a_prompt_that_is_put_off_amid_its_chunks_goes_on_with_the_next(monkeypa
     assert [opening.reused for opening in target.opened] == [0, 0]
 
 
-def test_one_that_ends_before_its_prompt_is_read_has_none():
+def test_a_request_that_ends_before_its_prompt_is_read_has_no_scores():
     engine, _ = made()
     request_id = engine.add(asked(prompt(14)))
     engine.step()

@@ -37,7 +37,7 @@ def said(state, tokens, now):
     state.text.push(tokens)
 
 
-def test_one_that_was_put_off_has_figures_and_logprobs_of_all_its_tokens(state):
+def test_a_request_that_was_put_off_has_figures_and_logprobs_of_all_its_tokens(state):
     said(state, ids("a"), 1.0)
     said(state, ids("bca"), 2.0)
     state.put_off()
@@ -50,7 +50,7 @@ def test_one_that_was_put_off_has_figures_and_logprobs_of_all_its_tokens(state):
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "error"])
-def test_one_that_is_cut_off_amid_a_character_has_those_of_the_tokens_before_it(state, reason):
+def test_a_text_cut_off_amid_a_character_has_logprobs_of_the_tokens_before_it(state, reason):
     said(state, ids("a"), 1.0)
     said(state, [*ids("bc"), BEGINNING], 2.0)
     output = state.final(reason, state.text.cut()).output

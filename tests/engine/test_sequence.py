@@ -106,11 +106,11 @@ def test_settings_out_of_range_are_named_with_the_range(params, message):
         SamplingParams(**params)
 
 
-def test_one_bias_may_be_a_text_alone():
+def test_logit_bias_may_be_text():
     assert SamplingParams(logit_bias="42:-5.5") == SamplingParams(logit_bias={42: -5.5})
 
 
-def test_none_stands_for_no_stops_and_no_bias():
+def test_none_means_no_stops_and_no_bias():
     assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
 
 

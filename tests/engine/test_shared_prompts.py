@@ -54,7 +54,7 @@ def test_a_prompt_that_is_cut_off_leaves_the_pages_that_are_full():
     assert reused(target) == [0, 8]
 
 
-def test_what_the_drafter_was_not_given_is_not_shared():
+def test_pages_that_the_drafter_was_not_given_are_not_shared():
     engine, target, drafter = made()
     failing = [True]
 

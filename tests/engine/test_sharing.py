@@ -69,7 +69,7 @@ def idle(llm):
     return not left and not any(engine._running or engine._seats.waiting for engine in engines)
 
 
-def test_what_threads_ask_for_at_once_is_one_batch(shared):
+def test_requests_of_several_threads_are_one_batch(shared):
     sizes = [5 + 3 * n for n in range(12)]
     found = together(*[functools.partial(text, shared, size) for size in sizes])
     assert found == [LONG[:size] for size in sizes]
@@ -139,7 +139,7 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
     assert idle(shared)
 
 
-def test_events_are_taken_where_nobody_cancels_meanwhile(shared, monkeypatch):
+def test_events_are_fetched_under_the_lock(shared, monkeypatch):
     """Else requests of a task that is cancelled in the event loop's thread change amid the look."""
     usual, held = Caller.fetch, []
 
@@ -196,7 +196,7 @@ def test_a_wait_for_another_threads_round_can_be_interrupted(shared):
     assert idle(shared)
 
 
-def test_an_error_of_one_callers_round_is_not_the_others(shared):
+def test_an_error_in_one_callers_round_leaves_the_others_alone(shared):
     """It is raised where it came up, and they go on."""
     target, left = shared._engines["ar", 0].target, [3]
 
@@ -260,7 +260,7 @@ def test_outputs_are_in_the_order_of_the_prompts_whichever_ends_first(shared):
         assert [len(output.token_ids) for output in found] == [9, 3]
 
 
-def test_who_waits_when_the_model_is_closed_gets_an_error(shared):
+def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
     target, going = shared._engines["ar", 0].target, threading.Event()
     target.fault = going.set
     with ThreadPoolExecutor(5) as pool:
@@ -275,7 +275,7 @@ def test_who_waits_when_the_model_is_closed_gets_an_error(shared):
     assert idle(shared)
 
 
-def test_events_that_another_has_taken_are_missed_in_words(shared):
+def test_a_stream_whose_events_another_took_raises_an_error_that_says_so(shared):
     stream = shared.run([request()], "ar")
     next(stream)
     while shared._engines["ar", 0].has_work:

@@ -58,7 +58,7 @@ def test_an_included_stop_ends_the_text_and_its_tokens_stay(at_once):
     assert at_once or texts == ["ab", "cST", "OP"]  # nothing is held back
 
 
-def test_of_stops_that_begin_together_the_shorter_is_included():
+def test_the_shorter_of_two_stops_that_begin_together_is_included():
     stream, _, _ = _run(["aSTOPx"], ["STOP", "ST"], include_stop=True)
     assert (stream.text, stream.stop) == ("aST", "ST")
 
@@ -69,7 +69,7 @@ def test_an_included_stop_id_has_its_text():
     assert (released.text, released.token_ids) == ("aé</s>", [0, 1, 2])
 
 
-def test_nothing_that_may_begin_a_stop_is_shown_early():
+def test_text_that_may_begin_a_stop_is_held_back():
     _, texts, _ = _run(["a", "S", "T", "x", "S", "T", "O", "P"], ["STOP"])
     assert texts == ["a", "", "", "STx", "", "", "", ""]
 

@@ -175,7 +175,7 @@ def test_engines_are_processes_and_a_shared_device_says_so(tmp_path):
     ]
 
 
-def test_memory_is_bounded_and_what_was_left_out_is_counted(tmp_path):
+def test_a_trace_has_bounded_memory_and_counts_what_was_left_out(tmp_path):
     whole = written(tmp_path / "whole.json")
     events = sum(event["ph"] == "X" for event in whole["traceEvents"])
     part = written(tmp_path / "part.json", most=5)
@@ -185,7 +185,7 @@ def test_memory_is_bounded_and_what_was_left_out_is_counted(tmp_path):
     assert whole["otherData"]["dropped"] == 0
 
 
-def test_whatever_the_slots_a_file_is_no_longer_than_its_reader_takes(tmp_path, monkeypatch):
+def test_a_trace_of_any_number_of_slots_is_no_longer_than_its_reader_takes(tmp_path, monkeypatch):
     """Rows with the longest names and numbers that there may be."""
     most = 1 << 20
     monkeypatch.setattr(trace, "MOST_BYTES", most)
@@ -203,7 +203,7 @@ def test_whatever_the_slots_a_file_is_no_longer_than_its_reader_takes(tmp_path, 
     assert [each.args["round"] for each in found.rounds] == list(range(len(found.rounds)))
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_trace_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     path.write_text("before")
     Trace(path).write()  # nothing was traced
@@ -244,7 +244,7 @@ def test_a_full_disk_costs_the_trace_alone(tiny_checkpoint, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
+def test_a_trace_path_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="is a directory; give a file"):
         Trace(tmp_path)
     with pytest.raises(InputError, match=r"no directory .*make it first"):
@@ -260,7 +260,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch
         Trace(tmp_path / "trace.json")
 
 
-def test_the_place_is_the_users_at_the_start(tmp_path, monkeypatch):
+def test_a_traces_path_is_relative_to_the_directory_at_the_start(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -273,7 +273,7 @@ def test_the_place_is_the_users_at_the_start(tmp_path, monkeypatch):
         Trace("a\0b")
 
 
-def test_without_a_trace_the_clock_is_not_looked_at_for_it():
+def test_without_a_trace_the_clock_is_read_no_more_often():
     """Off costs nothing: no looks at the clock beyond those of the metrics."""
 
     def looks(**settings):
@@ -302,7 +302,7 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_flaws_are_caught(flaw):
+def test_planted_flaws_of_a_trace_are_caught(flaw):
     with edited([FLAWS[flaw]]), pytest.raises(AssertionError):
         names_of_rounds()
 

@@ -301,14 +301,14 @@ def encrypted(path: Path) -> None:
         (encrypted, "no wheel that can be read .*encrypted"),
     ],
 )
-def test_wheels_that_are_none_are_bad_input(clean_files, tmp_path, change, message):
+def test_malformed_wheels_are_bad_input(clean_files, tmp_path, change, message):
     assert re.search(message, refused(clean_files, tmp_path, "wheel", change))
 
 
 @pytest.mark.parametrize(
     "marker", ["[]", "3", DEEP, '{"file": 3}', '{"file": "../m.gguf"}', '{"file": "m.gguf"}']
 )
-def test_a_marker_that_is_none_is_extracted_over(clean_files, tmp_path, marker):
+def test_a_malformed_marker_is_extracted_over(clean_files, tmp_path, marker):
     path = Path(shutil.copytree(clean_files / "wheel", tmp_path / "own"))
     (path / "cached" / "source.json").write_text(marker)
     READERS["wheel"](path)
@@ -329,7 +329,7 @@ def test_a_marker_that_is_none_is_extracted_over(clean_files, tmp_path, marker):
         ("p.jsonl", b"1\n" * 1002, "more than 1000 bad lines, the last is line 1001: must be"),
     ],
 )
-def test_lines_have_limits(clean_files, tmp_path, name, data, message):
+def test_lines_of_prompt_files_have_limits(clean_files, tmp_path, name, data, message):
     words = refused(clean_files, tmp_path, "lines", lambda path: (path / name).write_bytes(data))
     assert message in words
 

@@ -19,14 +19,14 @@ def notebook():
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def test_it_is_valid_and_holds_no_output_of_a_run(notebook):
+def test_the_notebook_is_valid_and_holds_no_output_of_a_run(notebook):
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code
     assert not any(cell.outputs or cell.execution_count for cell in code)
 
 
-def test_its_picture_is_that_of_the_readme(notebook):
+def test_the_notebooks_picture_is_that_of_the_readme(notebook):
     picture = notebook.cells[0].attachments["timeline.svg"]["image/svg+xml"]
     assert base64.b64decode(picture) == (ROOT / "docs" / "figures" / "timeline.svg").read_bytes()
     assert "(attachment:timeline.svg)" in notebook.cells[0].source
@@ -70,7 +70,9 @@ def installs(notebook, given):
         ("https://host/ssd_jax.git", ["git https://host/ssd_jax.git", "pip HERE/ssd_jax"]),
     ],
 )
-def test_elsewhere_it_installs_what_is_filled_in(notebook, tmp_path, monkeypatch, given, commands):
+def test_outside_a_checkout_the_notebook_installs_what_is_filled_in(
+    notebook, tmp_path, monkeypatch, given, commands
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [])
     run = []
@@ -84,7 +86,7 @@ def test_elsewhere_it_installs_what_is_filled_in(notebook, tmp_path, monkeypatch
     assert run == commands
 
 
-def test_elsewhere_with_nothing_filled_in_it_says_what_to_fill_in(notebook, tmp_path, monkeypatch):
+def test_outside_a_checkout_the_notebook_says_what_to_fill_in(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(SystemExit, match="fill in INSTALL_FROM"):
@@ -92,7 +94,7 @@ def test_elsewhere_with_nothing_filled_in_it_says_what_to_fill_in(notebook, tmp_
 
 
 @pytest.mark.slow
-def test_it_runs_from_top_to_bottom(notebook, tmp_path):
+def test_the_notebook_runs_from_top_to_bottom(notebook, tmp_path):
     client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": tmp_path}})
     client.execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -87,7 +87,7 @@ def test_a_job_of_slurm_is_a_copy_of_its_script(tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_and_unknmake_flags(script):
+def test_scripts_have_help_and_refuse_unknown_flags(script):
     assert run(script, "--help").stdout.startswith(f"usage: launch/{script} [--dry_run]")
     assert "--help" in run(script, "--nonsense").stderr
     assert run(script, "--nonsense").returncode == 2
@@ -147,7 +147,7 @@ def test_help_and_unknmake_flags(script):
         ("secrets.sh", ["here", "a,DNS:b"], "HOST = 'a,DNS:b' is no name or number of a host"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(script, arguments, said):
+def test_bad_flags_of_scripts_are_named_in_one_line(script, arguments, said):
     found = run(script, "--dry_run", *arguments)
     assert found.returncode == 2
     assert found.stderr == f"launch/{script}: {said}; see --help\n"
@@ -477,7 +477,7 @@ def test_a_certificate_for_another_host_or_near_its_end_is_made_anew(tmp_path):
     assert certificate.read_text() != ending
 
 
-def test_what_openssl_does_not_take_is_named_in_one_line_and_leaves_nothing(tmp_path):
+def test_names_that_openssl_refuses_are_named_in_one_line_and_leave_nothing(tmp_path):
     found = run("secrets.sh", tmp_path, "10.0.0.300")
     assert found.returncode == 2
     assert found.stderr.startswith(

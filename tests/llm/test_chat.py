@@ -83,7 +83,7 @@ def test_tools_and_a_template_reach_the_prompt(llm):
         ([{"role": "user", "content": [{"type": "image_url"}]}], "of type 'image_url'; only"),
     ],
 )
-def test_a_prompt_that_is_none_is_named(llm, prompt, message):
+def test_a_malformed_prompt_is_named(llm, prompt, message):
     with pytest.raises(InputError, match=message):
         llm.encode(prompt)
 
@@ -97,7 +97,7 @@ def test_a_progress_bar_is_refused_and_none_is_taken(llm):
 
 
 @pytest.mark.parametrize("name", ["lora_request", "mm_processor_kwargs"])
-def test_what_means_nothing_for_chat_is_refused_by_name(llm, name):
+def test_settings_without_meaning_for_chat_are_refused_by_name(llm, name):
     with pytest.raises(InputError, match=f"unknown key '{name}'"):
         llm.chat(HI, SHORT, **{name: True})
 

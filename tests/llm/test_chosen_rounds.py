@@ -153,7 +153,7 @@ def ngrams(auto):
     )
 
 
-def test_n_grams_of_a_chosen_k(ngrams):
+def test_n_grams_of_a_chosen_k_leave_the_text_as_it_is(ngrams):
     assert ngrams.choice is None  # the mode was given
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     for prompt in ("xyxyxyxyxyxyxyxy", "one two three one two three"):

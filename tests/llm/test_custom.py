@@ -174,7 +174,9 @@ OBJECT = "draft = '<RepeatLast>'"
         ),
     ],
 )
-def test_what_an_object_has_no_part_in_is_refused_by_name(target, never_loads, settings, message):
+def test_settings_without_meaning_for_an_object_are_refused_by_name(
+    target, never_loads, settings, message
+):
     with pytest.raises(InputError, match=message):
         opened(target, **{"draft": RepeatLast} | settings)
 
@@ -204,12 +206,12 @@ class OtherM(RepeatBranches):
         (OtherK, "draft = <OtherK>: k = 4, and it was made for k = 3"),
     ],
 )
-def test_what_is_made_for_an_engine_is_checked(draft, message):
+def test_a_malformed_drafter_is_refused(draft, message):
     with pytest.raises(InputError, match=message):
         Custom(draft).drafter(SETUP, 3)
 
 
-def test_what_is_made_for_an_engine_that_branches_is_checked():
+def test_a_malformed_branching_draft_is_refused():
     with pytest.raises(InputError, match="branches = 9, and it was made for branches = 8"):
         Custom(OtherM).branching(SETUP)
     with pytest.raises(InputError, match="takes a BranchingDraft, and this has no record, expand"):

@@ -61,7 +61,7 @@ def opened(pair, **settings):
 
 @pytest.mark.parametrize("attention", ["xla", "auto"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_every_mode_says_the_same_bit_for_bit(pair, dtype, attention):
+def test_every_mode_on_a_gpu_says_the_same_bit_for_bit(pair, dtype, attention):
     if attention == "auto" and dtype == "float32":
         pytest.skip("the kernels read bfloat16")
     placed = {"draft_placement": "inline", "budget": 6}

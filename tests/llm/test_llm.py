@@ -235,7 +235,7 @@ def test_streams_may_be_read_in_turns(llm):
     assert ["".join(text) for text in texts] == expected
 
 
-def test_pages_that_are_lost_break_the_engine_and_it_says_so(llm, monkeypatch):
+def test_lost_pages_break_the_engine_with_an_error_that_says_so(llm, monkeypatch):
     (alone,) = llm.generate("hello", SamplingParams(max_tokens=12, ignore_eos=True))
     monkeypatch.setattr(llm, "_engines", {})
     stream = llm.stream("hello", SamplingParams(max_tokens=12, ignore_eos=True))

@@ -95,7 +95,7 @@ def losing(llm, share=0.2):
 
 
 @pytest.mark.slow  # `test_engine_law.py` counts fewer texts of it
-def test_a_draft_in_this_process(checkpoints, inline):
+def test_acceptance_is_a_martingale_with_an_inline_draft(checkpoints, inline):
     with policy(inline, backup="draft"):
         found = sums(say(inline, COUNT), *checkpoints)
     assert_lawful(found)
@@ -104,7 +104,7 @@ def test_a_draft_in_this_process(checkpoints, inline):
 
 
 @pytest.mark.slow
-def test_a_draft_in_a_worker_whose_q_is_lost_at_times(checkpoints, process):
+def test_acceptance_is_a_martingale_with_a_worker_whose_q_is_lost_at_times(checkpoints, process):
     with policy(process, backup="random"):
         losing(process)
         said = say(process, 300)
@@ -112,7 +112,7 @@ def test_a_draft_in_a_worker_whose_q_is_lost_at_times(checkpoints, process):
 
 
 @pytest.mark.slow
-def test_a_draft_on_other_devices(checkpoints):
+def test_acceptance_is_a_martingale_with_a_draft_on_a_submesh(checkpoints):
     groups = {"target_devices": "1", "draft_devices": "4"}
     llm = opened(checkpoints, draft_placement="submesh", backup="ngram", **groups)
     llm.engine._drafter._draft.patience = 120.0
@@ -193,7 +193,7 @@ def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backup", ["auto", "none", "ngram", "random", "draft"])
-def test_every_backup_of_a_worker(checkpoints, process, backup):
+def test_acceptance_is_a_martingale_with_every_backup_of_a_worker(checkpoints, process, backup):
     with policy(process, backup=backup):
         losing(process)
         said = say(process, SLOW // 2)
@@ -217,14 +217,14 @@ SLOW_INLINE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW_INLINE)
-def test_longer_runs_of_a_draft_in_this_process(checkpoints, case):
+def test_acceptance_is_a_martingale_in_longer_runs_with_an_inline_draft(checkpoints, case):
     llm = opened(checkpoints, **SLOW_INLINE[case])
     losing(llm)
     assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after hit",))
 
 
 @pytest.mark.slow
-def test_a_target_in_int8(checkpoints):
+def test_acceptance_is_a_martingale_with_a_target_in_int8(checkpoints):
     llm = opened(checkpoints, dtype="int8", backup="draft")
     int8 = {name: getattr(llm.target.model.execution, name) for name in ("compute", "pages")}
     assert_lawful(sums(say(llm, SLOW), *checkpoints, **int8))
@@ -232,14 +232,14 @@ def test_a_target_in_int8(checkpoints):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", ["model", "ngram"])
-def test_longer_runs_of_sd(checkpoints, draft):
+def test_acceptance_is_a_martingale_in_longer_runs_of_sd(checkpoints, draft):
     own = {"draft": "ngram", "proposal_support": None} if draft == "ngram" else {}
     llm = opened(checkpoints, mode="sd", **own)
     assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after no look-up",))
 
 
 @pytest.mark.slow
-def test_a_draft_with_a_reduced_vocabulary(checkpoints, tmp_path):
+def test_acceptance_is_a_martingale_with_a_reduced_vocabulary(checkpoints, tmp_path):
     target, _ = checkpoints
     known = np.array([*range(0, 256, 2), 99, tiny.EOS, tiny.END_OF_TURN, tiny.PAD])
     known.sort()

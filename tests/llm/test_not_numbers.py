@@ -64,7 +64,7 @@ def without_word(tmp_path_factory, without_draft):
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_request_ends_by_an_error_and_its_neighbours_do_not(
+def test_a_request_whose_logits_are_nan_ends_by_an_error_and_no_other(
     without_word, mode, temperature, caplog
 ):
     llm, word = without_word
@@ -95,7 +95,7 @@ def test_what_was_said_before_an_error_is_the_same_in_every_mode(without_draft, 
             assert found.token_ids == healthy.token_ids[: end + 1], mode
 
 
-def test_a_word_that_cannot_be_read_spoils_no_page_of_others(without_word):
+def test_a_token_of_nan_spoils_no_page_of_others(without_word):
     """Behind a beginning that requests share, and run in one piece with it."""
     llm, word = without_word
     settings = {"dtype": "float32", "context": 64, "attention": "xla", "compile_cache": "off"}
@@ -111,7 +111,7 @@ def test_a_word_that_cannot_be_read_spoils_no_page_of_others(without_word):
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
+def test_a_draft_whose_logits_are_nan_changes_no_text(without_draft, mode):
     """Of sampled text that is compared which a filter leaves no choice."""
     one = SamplingParams(**LENGTH, temperature=0.7, top_k=1)
     params = [GREEDY, one]
@@ -120,7 +120,7 @@ def test_a_draft_that_computes_nothing_changes_no_text(without_draft, mode):
     assert [o.finish_reason for o in found] == ["length"] * 2
 
 
-def test_a_greedy_draft_that_computes_nothing_proposes_ids_alone(tmp_path):
+def test_a_greedy_draft_whose_logits_are_nan_proposes_ids(tmp_path):
     """All rows of the embedding are ids: -1, if it is a token, is the last one."""
     settings = {"vocab_size": 259}
     target = checkpoint(tmp_path / "target", **settings)

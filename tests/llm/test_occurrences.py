@@ -82,7 +82,7 @@ def ask(llm, mode, **more):
     list(llm.run([request(seed=5, temperature=1.0, **more)], mode))
 
 
-def test_what_one_engine_counts_the_others_know(tiny_checkpoint, monkeypatch, events):
+def test_seeds_are_counted_over_all_engines(tiny_checkpoint, monkeypatch, events):
     llm, targets = opened(tiny_checkpoint, monkeypatch)
     for mode in ("ar", "sd", "sd", "ar"):
         ask(llm, mode)
@@ -91,7 +91,7 @@ def test_what_one_engine_counts_the_others_know(tiny_checkpoint, monkeypatch, ev
 
 
 @pytest.mark.parametrize(("verify", "settled"), [("ratio", ["settle"]), ("coupled", [])])
-def test_what_is_learned_beside_noise_is_not_kept_for_the_next_start(
+def test_observations_beside_sampled_requests_are_not_kept_for_the_next_start(
     tiny_checkpoint, monkeypatch, events, verify, settled
 ):
     """From the first sampled request on, whichever engine has it."""

@@ -35,7 +35,7 @@ SLOW = pytest.mark.slow  # `test_preemption.py` has it for what CI runs, with fe
 @pytest.mark.parametrize(
     "there", [pytest.param({}, marks=SLOW), pytest.param(ON_TPUS, marks=SLOW), ON_GPUS]
 )
-def test_every_mode_says_what_slots_of_their_own_say(pair, expected, there):
+def test_shared_pages_leave_the_text_of_every_mode_as_it_is(pair, expected, there):
     """With pages for one long request and two short ones at a time."""
     llm = opened(pair, there=there, kv_memory=str(7 * PAGE))
     assert llm.loaded.programs.paging == (128, 7)
@@ -91,7 +91,7 @@ def test_pages_that_attention_cannot_read_are_refused(pair):
 @pytest.mark.parametrize(
     ("size", "attention"), [(16, "xla"), pytest.param(64, "auto", marks=pytest.mark.slow)]
 )
-def test_small_pages_say_the_same(pair, expected, size, attention):
+def test_small_pages_leave_the_text_as_it_is(pair, expected, size, attention):
     llm = opened(pair, page_size=size, attention=attention)
     for mode in ("ar", "ssd"):
         assert ids(outputs(llm, asked(llm), mode)) == expected, mode
@@ -130,7 +130,7 @@ usual_pages = PagedRole.set_pages
 
 
 @pytest.mark.parametrize("fault", ["shared", "forgotten", "tail"])
-def test_planted_faults_are_seen(pair, expected, fault, monkeypatch):
+def test_planted_faults_of_page_tables_are_caught(pair, expected, fault, monkeypatch):
     if fault == "shared":
         monkeypatch.setattr("ssd_jax.loading.loaded.PageStock", Greedy)
     else:

@@ -44,7 +44,7 @@ def ar(pair, **settings):
 
 
 @pytest.mark.more
-def test_plain_decoding_says_the_same(pair):
+def test_plain_decoding_with_pallas_leaves_the_text_as_it_is(pair):
     assert ar(pair, pallas=True) == ar(pair, pallas=False)
 
 

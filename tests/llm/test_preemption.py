@@ -57,7 +57,7 @@ def expected(pair):
 
 @pytest.mark.more
 @pytest.mark.parametrize("prefix_caching", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
+def test_a_preempted_request_has_its_own_text_in_every_mode(pair, expected, prefix_caching):
     llm = opened(pair, prefix_caching=prefix_caching, **FEW)
     for mode in llm.modes:
         found = outputs(llm, asked(llm), mode)
@@ -67,7 +67,7 @@ def test_every_mode_says_what_it_says_alone(pair, expected, prefix_caching):
 
 @pytest.mark.more
 @pytest.mark.parametrize("where", elsewhere("process"))
-def test_a_draft_elsewhere_follows(pair, expected, where):
+def test_a_draft_elsewhere_follows_a_preempted_request(pair, expected, where):
     settings = FEW | {"kv_memory": str((14 if where == "groups" else 9) * PAGE // 2)}
     with opened(pair, **settings | ELSEWHERE[where]) as llm:
         found = outputs(llm, asked(llm), "ssd")
@@ -102,7 +102,7 @@ def test_the_ratio_rule_draws_the_same_where_lengths_do_not_change(pair):
 
 
 @pytest.mark.more
-def test_in_bitwise_mode_nobody_is_put_off(pair):
+def test_in_bitwise_mode_no_request_is_put_off(pair):
     llm = opened(pair, exact="bitwise", **ALONE, **ALONE_FEW)
     bits = opened(pair, exact="bitwise", **ALONE, context=400)
     found = outputs(llm, asked(llm), "ar")
@@ -128,7 +128,7 @@ def with_padding(self, name):
     )
 
 
-def test_planted_faults_are_seen(pair, expected, monkeypatch):
+def test_planted_faults_of_preemption_are_caught(pair, expected, monkeypatch):
     def found():
         llm = opened(pair, **ALONE, **ALONE_FEW)
         return ids(outputs(llm, asked(llm), "ar"))

@@ -58,7 +58,7 @@ def shared(pair):
 
 @pytest.mark.more
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
-def test_every_mode_says_what_it_says_without(shared, expected, mode):
+def test_prefix_caching_leaves_the_text_of_every_mode_as_it_is(shared, expected, mode):
     """Twice: nothing is known at first."""
     before = outputs(shared, asked(shared), mode)
     after = outputs(shared, asked(shared), mode)
@@ -123,7 +123,7 @@ def test_a_prompt_that_is_cut_off_leaves_what_was_run_of_it(shared, expected):
 
 
 @pytest.mark.more
-def test_it_can_be_turned_off_and_needs_pages(pair):
+def test_prefix_caching_can_be_turned_off_and_needs_pages(pair):
     llm = opened(pair, page_size=128, enable_prefix_caching=False, **ALONE)
     for _ in range(2):
         assert not any(cached(outputs(llm, asked(llm), "ar")))
@@ -146,7 +146,7 @@ def forgetful(self, name):
 usual_program = PagedPrograms.__getitem__
 
 
-def test_planted_faults_are_seen(pair, expected, monkeypatch):
+def test_planted_faults_of_prefix_caching_are_caught(pair, expected, monkeypatch):
     def found():
         """After a prompt of which little was run."""
         llm = opened(pair, kv_memory=str(7 * PAGE // 2), **ALONE)
@@ -165,7 +165,7 @@ def test_planted_faults_are_seen(pair, expected, monkeypatch):
 
 
 @pytest.mark.parametrize(("exact", "pages"), [("bitwise", 4), ("widest", 4), ("distribution", 5)])
-def test_where_bits_matter_pages_are_shared_in_whole_chunks(exact, pages):
+def test_bitwise_mode_shares_pages_in_whole_chunks(exact, pages):
     """Behind them a prompt is then cut into the same chunks, whatever was reused."""
     execution = SimpleNamespace(prefill_chunks=(64, 512))
     programs = SimpleNamespace(

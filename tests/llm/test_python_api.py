@@ -110,7 +110,7 @@ def test_loading_tells_how_far_it_is(llm, statuses):
     assert (compiling, last) == (told, "checking exactness")
 
 
-def test_a_prompt_several_or_any_iterable(llm):
+def test_prompts_may_be_one_several_or_any_iterable(llm):
     one = llm.generate("ab", SHORT)
     both = llm.generate((text for text in ("ab", "cd")), SHORT)
     assert len(one) == 1
@@ -120,7 +120,7 @@ def test_a_prompt_several_or_any_iterable(llm):
     assert llm.generate([], SHORT) == []
 
 
-def test_parameters_for_each_prompt(llm):
+def test_each_prompt_may_have_parameters_of_its_own(llm):
     few, more = llm.generate(["ab", "ab"], [SHORT, dataclasses.replace(SHORT, max_tokens=5)])
     assert (len(few.token_ids), len(more.token_ids)) == (3, 5)
     assert more.token_ids[:3] == few.token_ids
@@ -224,7 +224,7 @@ def test_parameters_go_by_the_name_that_vllm_has_for_them(llm):
         assert list(inspect.signature(call).parameters)[1] == "sampling_params"
 
 
-def test_an_output_has_the_shape_of_vllms(llm):
+def test_an_output_has_the_fields_of_vllm(llm):
     text, ids = llm.generate(["ab", [5, 6]], dataclasses.replace(HOT, seed=3))
     assert (text.prompt, text.prompt_token_ids) == ("ab", llm.encode("ab"))
     assert (ids.prompt, ids.prompt_token_ids) == (None, [5, 6])
@@ -459,7 +459,7 @@ def test_a_cancelled_task_is_told_so_and_cancels_what_it_asked_for(llm, monkeypa
     assert len(rounds) == 1
 
 
-def test_names_help_and_repr(llm):
+def test_public_names_help_and_repr_are_complete(llm):
     assert set(dir(ssd_jax)) == set(ssd_jax.__all__)
     assert {"DeviceError", "__version__"} <= set(dir(ssd_jax))
     assert issubclass(ssd_jax.DeviceError, SsdError)

@@ -77,7 +77,9 @@ def expected(checkpoints):
 @pytest.mark.parametrize(
     "name", [*cases(["ar", "sd", "ssd, pages"], "ar"), pytest.param("ssd", marks=pytest.mark.slow)]
 )
-def test_texts_are_the_same_and_short_ones_read_little(checkpoints, expected, used, name):
+def test_programs_by_reach_leave_texts_as_they_are_and_short_texts_read_little(
+    checkpoints, expected, used, name
+):
     assert texts(checkpoints, name) == expected
     kinds = {"ar": {"forward"}, "sd": {"forward", "start", "step"}}
     for kind in kinds.get(name, {"forward", "expand", "grow"}):

@@ -95,7 +95,7 @@ def test_a_text_that_ends_while_others_go_on_ends_as_it_does_alone(one, many):
     assert found(one) == found(many)
 
 
-def test_switched_off_it_costs_nothing_and_switched_on_again_it_works(many, monkeypatch):
+def test_speculation_can_be_switched_off_and_on_again(many, monkeypatch):
     used = collections.Counter()
 
     def counted(kind):
@@ -154,7 +154,7 @@ def test_a_request_runs_up_to_the_last_position_of_the_context(many, length):
 
 
 @pytest.mark.parametrize("steps", [1, 3, 6])
-def test_what_a_cancelled_request_left_behind_reaches_no_one(one, steps):
+def test_a_cancelled_request_leaves_nothing_to_the_next_in_its_slot(one, steps):
     """The slot's pages, history and proposals in flight are those of another request."""
     expected = outputs(one, requests(one, presence_penalty=1.0))
     for place in (1, 4):

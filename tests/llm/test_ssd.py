@@ -162,7 +162,7 @@ def test_a_sampled_text_is_the_targets_own_in_any_company(many, alone):
 
 
 @pytest.mark.more
-def test_a_draft_that_is_the_target_has_everything_accepted_and_foresees_every_bonus(checkpoints):
+def test_a_draft_that_is_the_target_hits_and_is_accepted_always(checkpoints):
     """Branches propose what the draft would have said: nothing else is accepted always.
 
     Of sampled text, too, one branch for k = L is enough: it has the token that the noise draws.
@@ -251,12 +251,12 @@ def test_a_shuffled_predictor_changes_speed_only(checkpoints, alone, monkeypatch
     assert np.mean(rates) < 0.1
 
 
-def test_switched_off_it_has_no_draft(many):
+def test_an_engine_with_ssd_switched_off_has_no_draft(many):
     assert many.loaded.roles("ar", 3).drafter is None
 
 
 @pytest.mark.more
-def test_switched_off_and_on_again(many):
+def test_ssd_can_be_switched_off_and_on_again(many):
     before, plain, after = (outputs(many, asked(many), mode) for mode in ("ssd", "ar", "ssd"))
     for one, other, again in zip(before, plain, after, strict=True):
         assert one.token_ids == other.token_ids == again.token_ids

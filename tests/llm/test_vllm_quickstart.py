@@ -105,13 +105,13 @@ def ran(snippet: str, checkpoint) -> dict:
     [(OFFLINE, 4), (CHAT, 4), (SEEDED, 1), (DRAFT_MODEL, 1)],
     ids=["offline", "chat", "sampling", "draft model"],
 )
-def test_a_snippet_runs(snippet, texts, tiny_checkpoint):
+def test_snippets_of_vllm_run(snippet, texts, tiny_checkpoint):
     outputs = ran(snippet, tiny_checkpoint)["outputs"]
     assert len(outputs) == texts
     assert all(output.finished and output.outputs[0].token_ids for output in outputs)
 
 
-def test_what_a_snippet_asks_for_that_is_not_here_is_one_line_with_a_remedy(tiny_checkpoint):
+def test_snippets_of_vllm_that_cannot_run_get_one_line_with_a_remedy(tiny_checkpoint):
     with pytest.raises(InputError, match="prompt_lookup_max"):
         ran(NGRAM, tiny_checkpoint)
     assert ran(NGRAM.replace('"prompt_lookup_max": 4,', ""), tiny_checkpoint)["llm"].mode == "sd"

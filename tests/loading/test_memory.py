@@ -149,7 +149,7 @@ def test_a_page_table_that_a_tpu_has_no_room_for_is_refused(ssd):
         paging(65)
 
 
-def test_what_does_not_fit_is_refused_before_weights_load(tiny_checkpoint, monkeypatch):
+def test_a_batch_beyond_the_memory_is_refused_before_weights_load(tiny_checkpoint, monkeypatch):
     llm = LLM(str(tiny_checkpoint), load=False, **SMALL)
     least = sum(parts(llm, [("ar", 0)]).values())
     weights = size(llm.target.model.parameter_structs())

@@ -36,7 +36,7 @@ def test_a_model_keeps_its_configuration_as_it_was_given(given, llm):
     )
 
 
-def test_what_is_open_is_decided(given, llm):
+def test_open_settings_are_decided(given, llm):
     resolved = llm.resolved
     assert (resolved.dtype, resolved.draft_dtype) == ("bfloat16", "bfloat16")
     assert resolved.draft_source == given.draft == resolved.draft.source

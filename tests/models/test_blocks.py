@@ -66,7 +66,7 @@ def test_logits_are_those_of_weights_as_checkpoints_have_them(tmp_path, family, 
     np.testing.assert_allclose(got, want, atol=(1e-4 if dtype == "float32" else 0.02) * want.std())
 
 
-def test_a_wrong_order_of_blocks_is_seen(tmp_path, monkeypatch):
+def test_a_wrong_order_of_blocks_is_caught(tmp_path, monkeypatch):
     path = tiny.write_checkpoint(tmp_path, **SIZES)
     monkeypatch.setattr(functional, "to_blocks", lambda w: w.reshape(-1, w.shape[0], blocks.BLOCK))
     got, want = (Runner(*each, slots=2)(TOKENS) for each in models_of(path, "float32", 1))

@@ -79,7 +79,7 @@ def test_families_differ_in_bias_and_norm():
 
 
 @pytest.mark.parametrize("older", [{"type": "linear"}, {"rope_type": None, "type": "linear"}])
-def test_scaling_by_its_older_name(older):
+def test_rope_scaling_is_read_by_its_older_name(older):
     named = ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})
     assert named.rope_scaling is not None
     assert ModelConfig.from_hf({**LLAMA, "rope_scaling": {**older, "factor": 2.0}}) == named
@@ -130,7 +130,7 @@ def test_scaling_by_its_older_name(older):
         ({"use_sliding_window": True}, "use_sliding_window = True"),
     ],
 )
-def test_what_is_not_supported_is_named(change, message):
+def test_unsupported_keys_of_a_configuration_are_named(change, message):
     with pytest.raises(InputError, match=message):
         ModelConfig.from_hf({**LLAMA, **change})
 

@@ -25,7 +25,7 @@ def test_angles_are_products_of_positions_and_frequencies(head_dim):
 
 
 @pytest.mark.shipped
-def test_what_rotates_twice_computes_cosines_once():
+def test_queries_and_keys_share_their_cosines():
     """XLA on CPU would compute them where they are used, for every element there."""
 
     def layers(x, positions):

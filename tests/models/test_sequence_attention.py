@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_whole_square(length, dtype, toler
 
 
 @pytest.mark.more
-def test_one_head_for_all_queries_and_one_each():
+def test_packed_attention_takes_one_head_for_all_queries_and_one_each():
     for kv_heads in (1, 6):
         q, k, v, visible = inputs(140, "float32", kv_heads=kv_heads)
         np.testing.assert_allclose(

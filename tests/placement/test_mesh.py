@@ -62,7 +62,7 @@ USUAL = (*SHARED[0], {}, "ratio")
     ("family", "heads", "mesh", "there", "verify"),
     [case if case == USUAL else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
-def test_every_mode_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
+def test_every_mode_on_a_mesh_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
     pair = pairs(family, heads)
     alone = opened(pair, None, there=there, verify=verify)
     spread = opened(pair, mesh, there=there, verify=verify)
@@ -100,7 +100,7 @@ def heads_in_turns(self, name, array):
         pytest.param(FunctionalModel, "prepare", heads_in_turns, marks=pytest.mark.slow),
     ],
 )
-def test_planted_faults_are_seen(pairs, where, name, fault, monkeypatch):
+def test_planted_faults_of_meshes_are_caught(pairs, where, name, fault, monkeypatch):
     pair = pairs("qwen2", 2)
     ar = {"mode": "ar", "there": ON_TPUS, "draft": None, "draft_placement": None}
     ar |= {"k": None, "budget": None}

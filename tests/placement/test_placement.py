@@ -139,7 +139,7 @@ def test_a_grid_is_written_by_its_axes(text, data, tensor):
 
 
 @pytest.mark.parametrize("text", ["", "4", "model=2", "tensor=0", "tensor=2,tensor=2", "data=-1"])
-def test_what_is_no_grid_is_refused_with_an_example(text):
+def test_a_malformed_grid_is_refused_with_an_example(text):
     with pytest.raises(InputError, match=r"mesh = .* is not understood; .* such as tensor=4"):
         Config(mesh=text)
 

@@ -83,7 +83,7 @@ def hit_rates(found):
 
 
 @pytest.mark.parametrize("backup", cases(["none", "ngram", "random", "draft"], "none", "draft"))
-def test_text_equals_autoregressive_decoding(many, backup):
+def test_text_of_a_submesh_draft_equals_autoregressive_decoding(many, backup):
     asked = requests(many, "coupled")
     engine, draft = engine_of(many, backup=backup)
     compared = Comparing(engine)
@@ -140,7 +140,7 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
 
 
 @pytest.mark.slow
-def test_groups_of_four_that_share_heads_channels_and_vocabulary(split):
+def test_groups_of_four_devices_say_what_autoregressive_decoding_says(split):
     assert str(split.placement).startswith("draft_placement = submesh: target on cpu:0, cpu:1")
     engine, draft = engine_of(split)
     cut = [not array.sharding.is_fully_replicated for array in draft._draft._parameters]
@@ -258,7 +258,7 @@ def reads(monkeypatch):
     return seen
 
 
-def test_the_reads_are_seen(reads):
+def test_reads_of_arrays_are_noted_by_the_test_itself(reads):
     array = jax.jit(lambda x: x + 1)(jnp.zeros(4, jnp.int32))
     assert not reads  # of this file's own reads none is the product's
     draft = BranchDraft.__new__(BranchDraft)
@@ -437,7 +437,7 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_flaws_are_caught(alike, flaw):
+def test_planted_flaws_of_a_submesh_are_caught(alike, flaw):
     """By what a draft that is the target gets accepted."""
     with edited([FLAWS[flaw]]):
         output, _, counters = caught_up(alike)

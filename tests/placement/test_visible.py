@@ -132,7 +132,7 @@ def test_a_jax_that_has_started_with_other_devices_is_refused_with_what_to_do(no
         placed(draft_placement="process", draft_devices="1")
 
 
-def test_auto_then_takes_a_submesh_and_says_so(node):
+def test_auto_takes_a_submesh_where_jax_has_all_gpus_and_says_so(node):
     node(2, started=True)
     found, setting = placed()
     assert (found.kind, setting) == ("submesh", "all")
@@ -156,12 +156,12 @@ def test_devices_that_the_user_has_chosen_for_jax_are_not_overruled(node):
         ("tpu:1", "draft_devices = 'tpu:1' is not understood"),
     ],
 )
-def test_names_that_are_none_are_refused_at_once(text, message):
+def test_malformed_names_of_devices_are_refused_at_once(text, message):
     with pytest.raises(InputError, match=message):
         Config(**SSD, draft_devices=text)
 
 
-def test_devices_that_there_are_not_are_refused(node, monkeypatch):
+def test_missing_devices_are_refused(node, monkeypatch):
     with pytest.raises(InputError, match="draft_devices = gpu:1: JAX has no NVIDIA GPU here"):
         placed(draft_placement="process", draft_devices="gpu:1")
     with pytest.raises(InputError, match=r"of the platform cpu, .*; give numbers alone, or use"):

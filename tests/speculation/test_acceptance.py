@@ -27,7 +27,7 @@ def test_each_token_counts_for_its_own_key():
     assert found.average == pytest.approx((4 + 6.4) / (5 + 8))
 
 
-def test_keys_that_are_not_known_to_the_end_teach_what_they_can():
+def test_a_record_of_partly_known_keys_teaches_the_known_ones():
     found = AcceptanceEstimator()
     found.observe(3, ("x", "y"))
     assert found.judged == found.accepted == {"x": 1, "y": 1}
@@ -60,7 +60,7 @@ def test_the_next_hit_counts_as_often_as_one_came_after_such_a_round():
     assert found.next_round(empty=False) == pytest.approx(3 / 2)  # one look to begin with
 
 
-def test_usual_are_the_tokens_of_rounds_lately():
+def test_usual_is_the_mean_of_recent_rounds():
     found = AcceptanceStats()
     assert found.usual(2) == found.tokens(2)
     for tokens in (1, 4):

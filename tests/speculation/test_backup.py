@@ -25,7 +25,7 @@ def test_without_a_backup_nothing_is_proposed():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_that_may_be_asked_for_is_made(kind):
+def test_every_backup_of_the_flag_can_be_made(kind):
     assert isinstance(make(kind, 0, 0, TOKENS), Backup)
 
 
@@ -97,7 +97,7 @@ def test_random_ids_are_uniform_and_independent_of_their_neighbours():
     assert p_value(seen, np.full((size, size), size**-2.0)) > ALPHA
 
 
-def test_each_kind_is_made():
+def test_each_kind_of_backup_is_made():
     assert type(make("none", 0, 0, TOKENS)) is Backup
     assert isinstance(make("ngram", 0, 0, TOKENS), NgramBackup)
     made = make("random", 5, 6, TOKENS)

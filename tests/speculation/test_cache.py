@@ -55,7 +55,7 @@ def test_another_outcome_finds_nothing(outcome):
     assert found.prepared[0] == (2 if 0 <= outcome[0] < 3 else 0)
 
 
-def test_rows_are_looked_up_each_by_itself():
+def test_each_row_is_looked_up_by_itself():
     counts = [[2, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]]
     bonus = [
         [4, 5, 4, -1, -1, -1],
@@ -71,13 +71,13 @@ def test_rows_are_looked_up_each_by_itself():
     assert found.lengths.tolist() == lengths
 
 
-def test_of_branches_for_the_same_outcome_the_lowest_counts():
+def test_the_lowest_of_two_branches_for_one_outcome_wins():
     """Its tokens may be worse: to look at them would bias the text."""
     found = look_up(cache_of([[3, 0, 0, 0]], [[8, 8, 8, -1, -1, -1]], [[0, 3, 2, 0, 0, 0]]), (0, 8))
     assert found.branch[0] == 0
 
 
-def test_what_was_not_filled_finds_nothing():
+def test_an_unfilled_cache_finds_nothing():
     found = cache_of(*ONE)
     found.prepare(np.array(ONE[0]))
     assert found.miss_cause(0) == "cold"
@@ -91,7 +91,7 @@ def test_later_tokens_of_the_same_branches_replace_earlier_ones():
     assert look_up(found, (0, 5)).lengths.tolist() == [[K] * M]
 
 
-def test_it_agrees_with_looking_at_every_branch():
+def test_a_look_up_agrees_with_a_search_of_every_branch():
     rng = np.random.default_rng(0)
     for _ in range(200):
         counts = rng.multinomial(rng.integers(1, M + 1), [1 / 4] * 4, size=3)
@@ -126,7 +126,7 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_flaws_are_caught(flaw):
+def test_planted_flaws_of_the_cache_are_caught(flaw):
     with edited([FLAWS[flaw]]), pytest.raises(AssertionError):
         all_of_them()
 
@@ -134,9 +134,9 @@ def test_flaws_are_caught(flaw):
 def all_of_them():
     for outcome, branch, rank in [((1, 5), 3, 1), ((0, 6), 1, 1)]:
         test_the_outcome_finds_its_branch(outcome, branch, rank)
-    test_rows_are_looked_up_each_by_itself()
-    test_of_branches_for_the_same_outcome_the_lowest_counts()
-    test_what_was_not_filled_finds_nothing()
+    test_each_row_is_looked_up_by_itself()
+    test_the_lowest_of_two_branches_for_one_outcome_wins()
+    test_an_unfilled_cache_finds_nothing()
 
 
 def test_a_row_without_a_branch_says_why():

@@ -100,7 +100,7 @@ def test_shares_of_ranks_never_rise():
 
 
 @pytest.mark.parametrize("confidence", [(), (3, 2), (3, UNKNOWN, 2)])
-def test_without_knowing_every_token_it_counts_as_measured(confidence):
+def test_with_an_unknown_confidence_counts_are_those_of_the_measured_policy(confidence):
     policy, measured, rng = ConfidenceFanOut(), MeasuredFanOut(), np.random.default_rng(1)
     for _ in range(100):
         kept = int(rng.integers(0, 4))
@@ -112,7 +112,7 @@ def test_without_knowing_every_token_it_counts_as_measured(confidence):
     assert policy.counts(3, 16, "miss", confidence) == measured.counts(3, 16, "miss")
 
 
-def test_records_of_unknown_confidence_do_not_teach_it():
+def test_records_of_unknown_confidence_teach_nothing():
     policy = ConfidenceFanOut()
     before = [policy.acceptance(each) for each in range(MOST + 1)]
     for _ in range(100):

@@ -78,7 +78,7 @@ def test_without_hits_the_backup_draft_drafts_every_proposal(k):
     assert parts.draft.drafted == [{0: k}] * len(parts.controller.rounds)
 
 
-def test_backups_of_the_host_propose_what_they_know_and_the_draft_follows_it():
+def test_backups_of_the_host_propose_and_the_draft_follows():
     text = "A again and again and again and B again"
     names, params = ("none", "ngram", "random"), {"seed": 9, "index": 5}
     parts = {name: write(text, params=params, rank=never, backup=name)[1] for name in names}
@@ -246,7 +246,7 @@ def test_confidence_is_asked_for_only_where_the_fan_out_reads_it():
     assert "confidence" not in parts.draft.calls
 
 
-def test_lowered_are_the_planned_branches_and_one_at_every_place():
+def test_saguaro_lowers_as_many_tokens_as_branches_are_planned():
     policy = ListedFanOut(hit=(3, 0, 1, 2), miss=(0, 0, 0, 6))
     _, parts = write(fan_out=policy, budget=6, draft_k=5, backup="draft", rank=only(3, 6))
     assert set.union(*(expansion.lowered for expansion in parts.draft.expansions)) == {

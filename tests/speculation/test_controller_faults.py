@@ -22,7 +22,7 @@ def test_where_nothing_was_prepared_the_row_is_cold():
     assert set(output.metrics["miss_causes"]) == {"cold"}
 
 
-def test_one_that_goes_on_where_another_had_branches_is_cold_and_has_not_missed():
+def test_a_request_that_goes_on_in_anothers_slot_is_cold_and_has_not_missed():
     stock = PageStock(slots=3, count=14, size=SIZE, beyond=4, context=64, grows=True)
     parts = ssd(spell(LONG), slots=3, pages=stock, target=Paged, backup="draft")
     for size in (40, 30, 30):

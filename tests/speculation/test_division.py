@@ -65,7 +65,7 @@ def test_every_part_runs_the_last_proposed_token_and_has_as_much_to_do(counts, p
     ],
     ids=["even", "one more at the end", "no proposal"],
 )
-def test_two_parts(own, counts, skip):
+def test_two_parts_share_branches_as_worked_out_by_hand(own, counts, skip):
     division = divide(np.array([own], np.int32), 2, share(sum(own), 2))
     assert division.counts[:, 0].tolist() == counts
     assert division.skip[:, 0].tolist() == skip

@@ -25,7 +25,7 @@ def verified(rng: np.random.Generator, rates: list[float]) -> VerificationStats:
     return VerificationStats(int(np.argmin([*kept, False])), len(rates), "hit")
 
 
-def test_before_anything_is_known_it_is_the_geometric_policy():
+def test_the_measured_policy_begins_as_the_geometric_one():
     for length, budget in itertools.product(LENGTHS, BUDGETS):
         for after in ("hit", "miss"):
             expected = GeometricFanOut().counts(length, budget, after)
@@ -40,7 +40,7 @@ def test_the_whole_budget_is_used_and_the_last_slot_is_never_empty():
         require_whole(policy.counts(length, budget, "hit"), length, budget)
 
 
-def test_it_learns_the_odds_of_each_k_and_not_one_rate_for_all():
+def test_the_measured_policy_learns_the_odds_of_each_k():
     policy, rng, rates = MeasuredFanOut(), np.random.default_rng(0), [0.95, 0.3, 0.9]
     for _ in range(4000):
         policy.observe(verified(rng, rates))
@@ -57,7 +57,7 @@ def test_fan_outs_follow_theorem_12():
     np.testing.assert_allclose(counts, weights / weights.sum(), atol=1e-4)
 
 
-def test_records_of_other_lengths_teach_what_they_can():
+def test_records_of_other_lengths_teach_the_places_that_they_have():
     """The odds are conditioned on L: short records say nothing of the places behind them."""
     policy, rng = MeasuredFanOut(), np.random.default_rng(2)
     for _ in range(3000):

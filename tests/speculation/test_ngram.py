@@ -32,7 +32,7 @@ def slowly(tokens, count, *, longest=32):
     return text[size:]
 
 
-def test_it_proposes_what_followed_the_same_words():
+def test_ngrams_propose_what_followed_the_same_words():
     assert index_of([1, 2, 3, 4, 5, 6, 1, 2, 3]).propose(3) == [4, 5, 6]
 
 
@@ -57,7 +57,7 @@ def test_a_text_that_repeats_itself_goes_on_repeating():
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 2, 3, 4, 5], [0, 0, 1]])
-def test_new_text_gets_nothing(tokens):
+def test_new_text_gets_no_proposal(tokens):
     assert index_of(tokens).propose(4) == []
 
 

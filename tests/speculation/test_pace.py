@@ -57,7 +57,7 @@ def test_a_record_costs_what_it_takes_beside_its_forwards_once():
     assert found.worth("branches", gains, 2) == 3
 
 
-def test_what_was_slow_is_tried_again_after_a_while():
+def test_slow_forwards_are_tried_again_after_a_while():
     found, gains = pace(), [[1.0, 1.5]]
     for _ in range(4):
         found.forward("record", 50.0)
@@ -75,13 +75,13 @@ def test_a_pause_does_not_make_time_cheap():
     assert found.worth("branches", [[1.0, 1.5]], 2) == 0
 
 
-def test_rows_that_have_all_of_theirs_wait_with_the_others():
+def test_rows_with_all_their_tokens_wait_with_the_others():
     gains = [[1.0, 1.15, 1.3], [1.0]]
     assert pace().worth("branches", gains, 2) == 0
     assert pace().worth("branches", [*gains, [1.0, 1.15]], 2) == 1
     assert pace().worth("branches", [[1.0, 1.15, 1.3]] * 2, 2) == 2
 
 
-def test_nothing_to_wait_for_is_not_waited_for():
+def test_no_forward_is_waited_for_where_none_is_to_come():
     assert pace().worth("branches", [], 2) == 0
     assert Pace().worth("record", [[1.0]], 2) == 0

@@ -15,7 +15,7 @@ def drafter_of(name, slots):
 
 
 @pytest.mark.parametrize("name", TEXT_DRAFTS)
-def test_what_is_told_twice_counts_once(name):
+def test_tokens_told_twice_to_a_text_draft_count_once(name):
     """A step that was interrupted tells its tokens again."""
     drafter = drafter_of(name, 1)
     drafter.open(SlotOpening(0, SamplingParams()))

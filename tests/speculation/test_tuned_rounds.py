@@ -70,7 +70,7 @@ def test_text_is_that_of_plain_decoding(predictor, backup, fan_out):
         ({"rank": lambda prompt, position: None, "backup": "random"}, "miss"),
     ],
 )
-def test_whatever_proposes_proposes_no_more_than_the_plan_says(settings, source):
+def test_branches_and_backups_propose_no_more_than_the_plan_says(settings, source):
     parts, tuner = restless(spell(LONG), **settings)
     parts.engine.add(request(max_tokens=60))
     drain(parts.engine)
@@ -117,7 +117,7 @@ def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
     assert rounds[1:-2] == [expected] * (len(rounds) - 3)
 
 
-def test_a_fixed_plan_is_what_was_always_done():
+def test_a_fixed_plan_changes_nothing():
     parts = ssd(spell(LONG), k=3, budget=8)
     same = ssd(spell(LONG), k=3, budget=8, tuner=FixedTuner(SpeculationPlan(k=3, budget=8)))
     for each in (parts, same):

@@ -29,7 +29,7 @@ def test_work_is_reported_once_however_often_it_is_asked_for():
     assert work.report(0, 0.0) == Activity()
 
 
-def test_a_draft_that_tells_nothing_has_no_activity():
+def test_a_draft_without_reports_has_no_activity():
     work = work_of(None)
     work.gather()
     assert work.report(2, 1.0) is None

@@ -116,7 +116,7 @@ def test_a_directory_has_its_lock_before_its_name(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 
 
-def test_what_killed_writers_left_is_removed(tmp_path):
+def test_leftovers_of_killed_writers_are_removed(tmp_path):
     for name in (".a.0123abcd.partial", ".a.b.0123abcd.partial", ".a.0123abcd.old", "a.partial"):
         (tmp_path / name).write_text("")
     (tmp_path / ".c.0123abcd.partial").mkdir()

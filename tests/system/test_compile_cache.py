@@ -104,7 +104,7 @@ def test_a_disk_that_is_full_keeps_nothing_half_and_is_mentioned_once(
     assert store.get("key") == PROGRAM
 
 
-def test_a_directory_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
+def test_a_cache_directory_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
     ProgramStore(tmp_path).put("key", PROGRAM)
     (entry,) = programs(tmp_path)
     store = open_store(StoreSettings(str(tmp_path)))
@@ -271,7 +271,7 @@ def test_another_process_gets_the_settings_of_the_store(tmp_path, secret_file):
         assert settings_in_use() == settings
 
 
-def test_the_command_line_says_so_before_it_looks_for_the_model(tmp_path, capsys):
+def test_the_command_line_refuses_a_bad_cache_before_it_looks_for_the_model(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     flags = ["--target=/nowhere", f"--compile_cache={tmp_path}/file/x", "--prompt=a"]
     assert main(["generate", *flags]) == 2
@@ -325,7 +325,7 @@ def test_the_users_own_cache_stays_but_where_none_may_be_used(tmp_path, no_cache
     assert programs(store.directory) == []
 
 
-def test_what_is_no_program_is_compiled_again_and_stored(tmp_path, no_cache_of_the_user):
+def test_an_entry_that_is_no_program_is_compiled_again_and_stored(tmp_path, no_cache_of_the_user):
     store = ProgramStore(tmp_path)
     use_store(store)
     run_a_program(9)
@@ -363,7 +363,7 @@ def test_a_part_of_a_tpu_switches_every_cache_off(
     assert sum("38004" in line for line in caplog.messages) == 1
 
 
-def test_what_nobody_used_for_a_month_is_deleted_when_something_new_is_put(tmp_path):
+def test_entries_unused_for_a_month_are_deleted_when_another_is_put(tmp_path):
     store = ProgramStore(tmp_path)
     for key in ("used", "unused", "young"):
         store.put(key, PROGRAM)
@@ -385,7 +385,7 @@ def test_what_nobody_used_for_a_month_is_deleted_when_something_new_is_put(tmp_p
     assert left == {*programs, *others, ".now.program.0a1b2c3d.partial"}
 
 
-def test_a_directory_that_is_not_used_is_said(tiny_checkpoint, tmp_path, caplog):
+def test_a_line_says_that_a_directory_is_not_used(tiny_checkpoint, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         LLM(str(tiny_checkpoint), load=False, dtype="float32", compile_cache=str(tmp_path))
     assert any("jax_compilation_cache_dir" in line for line in caplog.messages)

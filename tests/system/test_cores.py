@@ -23,12 +23,12 @@ SSD = {"mode": "ssd", "draft": "a path", "draft_placement": "process"}
     ("text", "cores"),
     [("0", (0,)), ("3,1", (1, 3)), ("0-2", (0, 1, 2)), ("1, 4-5", (1, 4, 5)), ("2,2-2", (2,))],
 )
-def test_lists_and_ranges(text, cores):
+def test_cores_are_lists_and_ranges(text, cores):
     assert parse_numbers("draft_cores", text, "core") == cores
 
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "2-1", "1,,2", "1-", "0x1", "1-2-3", "9999999"])
-def test_what_is_no_list_of_cores_is_refused_with_an_example(text):
+def test_a_malformed_list_of_cores_is_refused_with_an_example(text):
     with pytest.raises(InputError, match=r"target_cores = .* such as 0,2-3"):
         Config(target_cores=text)
 

@@ -30,7 +30,7 @@ def read_all(path):
         yield str(error.value)
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
+def test_a_path_that_is_no_regular_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the names of sockets are short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
@@ -65,7 +65,7 @@ def test_a_file_that_is_missing_or_anothers_is_named_with_what_to_do(tmp_path, m
         assert words.startswith(f"no permission to read {tmp_path / 'mine'}; give this user access")
 
 
-def test_size_has_a_limit(tmp_path):
+def test_files_have_a_limit_of_size(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"12345")
     assert files.read_bytes(path, max_bytes=5) == b"12345"
@@ -73,7 +73,7 @@ def test_size_has_a_limit(tmp_path):
         files.read_bytes(path, max_bytes=4, remedy="mend it")
 
 
-def test_depth_has_a_limit():
+def test_json_has_a_limit_of_depth():
     deepest = "[" * files.MAX_DEPTH + "]" * files.MAX_DEPTH
     assert files.parse_json(deepest) == json.loads(deepest)
     for text in (f"[{deepest}]", '{"a":' * 101 + "1" + "}" * 101, "[" * 10**6):
@@ -103,7 +103,7 @@ def test_names_that_lead_elsewhere_are_refused(name):
         files.require_plain_name(name, Path("index"))
 
 
-def test_what_is_shown_is_short_and_one_line():
+def test_values_in_messages_are_short_and_one_line():
     for value in ("x" * 10**6, "a\nb", [[[[[[[["a"]]]]]]]] * 1000, {"a": "b" * 1000}, 10**1000):
         assert len(files.shown(value)) < 400
         assert "\n" not in files.shown(value)

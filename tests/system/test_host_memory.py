@@ -41,7 +41,7 @@ def machine(root, groups: str, limits: dict[str, str]):
         ),
     ],
 )
-def test_the_least_limit_counts_and_is_named(tmp_path, groups, limits, which):
+def test_the_least_limit_of_memory_counts_and_is_named(tmp_path, groups, limits, which):
     root = machine(tmp_path, groups, limits)
     limit, whose = memory_limit(root)
     assert limit == which[1]
@@ -49,7 +49,7 @@ def test_the_least_limit_counts_and_is_named(tmp_path, groups, limits, which):
 
 
 @pytest.mark.parametrize("groups", ["", "0::/\n", "0::/a\n", "5:cpu:/\n"])
-def test_without_a_limit_it_is_the_machine(tmp_path, groups):
+def test_without_a_limit_the_memory_is_the_machines(tmp_path, groups):
     root = machine(tmp_path, groups, {"a/memory.max": "max"})
     limit, whose = memory_limit(root)
     assert limit > 2**28

@@ -11,7 +11,7 @@ from ssd_jax.system.huge_pages import HugePages
     "shape", [(), (1,), (3, 5), (1000, 333), pytest.param((40 << 20,), marks=pytest.mark.more)]
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_a_copy_is_equal_and_aligned(shape, dtype):
+def test_a_copy_to_huge_pages_is_equal_and_aligned(shape, dtype):
     array = np.ones(shape, dtype)
     copy = HugePages().copy(array)
     np.testing.assert_array_equal(copy, array)
@@ -27,7 +27,7 @@ def test_copies_do_not_overlap():
         np.testing.assert_array_equal(copy, array)
 
 
-def test_threads_share_one():
+def test_threads_share_huge_pages():
     pages, copies = HugePages(), {}
 
     def fill(value):
@@ -42,6 +42,6 @@ def test_threads_share_one():
         assert all((copy == value).all() for copy in made)
 
 
-def test_jax_takes_it_without_a_copy():
+def test_jax_takes_an_array_of_huge_pages_without_a_copy():
     copy = HugePages().copy(np.ones((300, 7), np.float32))
     assert jax.device_put(copy).unsafe_buffer_pointer() == copy.ctypes.data

@@ -67,7 +67,7 @@ def test_an_error_of_the_block_is_the_context_of_the_interrupt():
     assert isinstance(interrupted(block).__context__, ValueError)
 
 
-def test_within_another_it_is_the_outer_one_that_delivers():
+def test_the_outer_of_two_blocks_delivers_the_interrupt():
     done = []
 
     def block():
@@ -80,7 +80,7 @@ def test_within_another_it_is_the_outer_one_that_delivers():
     assert done == [True]
 
 
-def test_what_was_answered_is_forgotten():
+def test_an_answered_interrupt_is_forgotten():
     with Deferred(signal.SIGINT) as interrupts:
         press()
         interrupts.clear()

@@ -28,7 +28,7 @@ def leaving(*arguments, **pipes):
     return subprocess.Popen(command, **pipes, text=True, env=environment(PYTHONUNBUFFERED=""))
 
 
-def test_what_was_said_comes_before_why_it_ends():
+def test_output_is_flushed_before_the_reason_of_an_end():
     with leaving(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.communicate(timeout=30)[0] == "text\nssd-jax: host 1 of 2 is lost\n"
     assert process.returncode == 3

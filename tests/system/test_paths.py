@@ -18,13 +18,13 @@ def test_a_path_is_that_of_the_user():
     ("text", "message"),
     [("~no-one/x", "~no-one has no home directory; give the whole"), ("a\0b", "no path has")],
 )
-def test_a_path_that_cannot_be_is_refused(text, message):
+def test_an_impossible_path_is_refused(text, message):
     with pytest.raises(InputError, match=message):
         user_path(text)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_what_can_be_written_is_left_as_it_is(tmp_path, replaced):
+def test_a_path_that_can_be_written_is_left_as_it_is(tmp_path, replaced):
     there = tmp_path / "there"
     there.write_text("text")
     for path in (there, tmp_path, tmp_path / "new", tmp_path / "new" / "directory" / "file"):
@@ -42,12 +42,12 @@ def test_what_can_be_written_is_left_as_it_is(tmp_path, replaced):
         ("x" * 300, "cannot be written: File name too long"),
     ],
 )
-def test_what_cannot_be_written_is_refused(path, message, replaced):
+def test_a_path_that_cannot_be_written_is_refused(path, message, replaced):
     with pytest.raises(InputError, match=message):
         require_writable("out", Path(path), atomic=replaced)
 
 
-def test_the_directory_is_asked_that_will_be_written(tmp_path, monkeypatch):
+def test_the_directory_of_the_file_is_tested_for_writing(tmp_path, monkeypatch):
     tried = []
 
     def denied(dir):

@@ -129,7 +129,7 @@ def test_a_short_text_does_not_outweigh_what_a_draft_says_of_itself():
     assert later.guess.acceptance < 0.15
 
 
-def test_what_was_given_is_not_chosen():
+def test_a_mode_or_k_that_was_given_is_not_chosen():
     settings = {"k": "3", "budget": "8"}
     found = chosen(Costs(verify={0: 1.0, 3: 1.0}, draft=0.1, backup=0.1, step={8: 0.1}), **settings)
     assert (found.predicted["ssd"].plan.k, found.predicted["ssd"].plan.budget) == (3, 8)
@@ -182,7 +182,7 @@ def test_n_grams_cost_nothing_to_draft():
     assert found.tuner("sd", AUTO_K).plan(rows=1, steps=dict).k == AUTO_K
 
 
-def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
+def test_an_engines_observations_are_known_at_the_next_start(tmp_path):
     file = CostFile(tmp_path, {"models": "a"})
     known = KnownCosts(costs(0.1), Guess())
     config = Config(mode="auto", target="t", draft="d")
@@ -201,7 +201,7 @@ def test_what_an_engine_has_observed_is_known_at_the_next_start(tmp_path):
     assert opened(config, again, file).mode == "ar"
 
 
-def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
+def test_a_process_that_has_seen_less_leaves_what_another_has_kept(tmp_path):
     file = CostFile(tmp_path, {"models": "a"})
     known = KnownCosts(costs(0.1), Guess())
     long, short = (
@@ -215,7 +215,7 @@ def test_who_has_seen_less_leaves_what_another_process_has_kept(tmp_path):
     assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._observations.guess
 
 
-def test_what_is_observed_beside_sampled_rows_is_kept_for_no_other_start(tmp_path):
+def test_observations_beside_sampled_rows_are_not_kept_for_the_next_start(tmp_path):
     """Through time it depends on their noise, which a request of the next process may share."""
     file = CostFile(tmp_path, {"models": "a"})
     config, known = Config(mode="auto", target="t", draft="d"), KnownCosts(costs(0.1), Guess())

@@ -29,7 +29,7 @@ ABOUT = {"device": ["cpu", 2], "models": ["a", None], "widths": (0, 4)}
 ASKED = {"widths": (0, 4), "budgets": (4, 16)}
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_costs_that_were_written_are_read_back(tmp_path):
     file = CostFile(tmp_path / "costs", ABOUT)
     assert file.read(**ASKED) is None
     file.write(KNOWN)
@@ -46,13 +46,13 @@ def test_costs_of_a_path_that_is_not_utf8_are_kept(tmp_path):
     assert CostFile(tmp_path, about).read(**ASKED) == KNOWN
 
 
-def test_other_surroundings_have_another_file(tmp_path):
+def test_costs_of_other_settings_are_in_another_file(tmp_path):
     CostFile(tmp_path, ABOUT).write(KNOWN)
     for changes in ({"device": ["cpu", 4]}, {"models": ["b", None]}, {"widths": (0, 2)}):
         assert CostFile(tmp_path, ABOUT | changes).read(**ASKED) is None
 
 
-def test_a_file_of_the_same_name_about_something_else_is_not_read(tmp_path):
+def test_a_cost_file_of_other_settings_under_the_same_name_is_not_read(tmp_path):
     file = CostFile(tmp_path, ABOUT)
     file.write(KNOWN)
     kept = json.loads(file.path.read_text())
@@ -108,7 +108,7 @@ def broken(part, value):
         broken("doubted", 1),
     ],
 )
-def test_a_damaged_file_is_as_if_it_were_not_there_and_is_written_anew(tmp_path, change):
+def test_a_damaged_cost_file_is_measured_and_written_anew(tmp_path, change):
     file = CostFile(tmp_path, ABOUT)
     file.write(KNOWN)
     file.path.write_text(change(json.loads(file.path.read_text())))
@@ -117,13 +117,13 @@ def test_a_damaged_file_is_as_if_it_were_not_there_and_is_written_anew(tmp_path,
     assert file.read(**ASKED) == KNOWN
 
 
-def test_bytes_that_are_no_text_are_not_read(tmp_path):
+def test_a_cost_file_that_is_no_text_is_not_read(tmp_path):
     file = CostFile(tmp_path, ABOUT)
     file.path.write_bytes(b"\xff\xfe{}")
     assert file.read(**ASKED) is None
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_cost_file_and_nothing_else(tmp_path, monkeypatch):
     file = CostFile(tmp_path, ABOUT)
     file.write(KNOWN)
 
@@ -137,7 +137,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_place_that_cannot_be_written_keeps_nothing_and_is_named_once(tmp_path, caplog):
+def test_a_cost_directory_that_cannot_be_written_is_named_once(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     file = CostFile(tmp_path / "file" / "costs", ABOUT)
     file.write(KNOWN)
@@ -147,7 +147,7 @@ def test_a_place_that_cannot_be_written_keeps_nothing_and_is_named_once(tmp_path
     assert file.read(**ASKED) is None
 
 
-def test_without_a_directory_nothing_is_kept():
+def test_without_a_directory_costs_are_not_kept():
     file = CostFile(None, ABOUT)
     file.write(KNOWN)
     assert file.read(**ASKED) is None
@@ -159,7 +159,7 @@ def test_costs_are_kept_beside_compiled_programs(tmp_path):
     assert costs_cache(str(tmp_path)) == tmp_path / "costs"
 
 
-def test_every_cost_is_kept():
+def test_every_field_of_costs_is_written_and_read():
     """A field that is added must be written and read."""
     assert {field.name for field in dataclasses.fields(Costs)} == {
         "verify", "ahead", "draft", "rounds", "backup", "step", "contention",

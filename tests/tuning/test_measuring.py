@@ -281,7 +281,7 @@ def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_sam
 
 
 @pytest.mark.parametrize(("kind", "contention"), [(Hidden, 0.0), (Draft, 1.0)])
-def test_what_the_roles_take_from_each_other_is_measured(kind, contention):
+def test_contention_between_the_roles_is_measured(kind, contention):
     watch = Watch()
     made = loaded(branching=lambda patience: kind(watch), worker=None)
     made.roles = lambda *_: Roles(Target(watch), None)
@@ -324,7 +324,7 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 
 
 @pytest.mark.parametrize("context", [12, 20, 64, 4096])
-def test_what_is_measured_fits_the_context(context):
+def test_the_measured_position_fits_the_context(context):
     assert 0 <= measuring._position(context, 8) <= max(0, context - 10)
 
 
@@ -368,7 +368,7 @@ def test_parts_take_turns_until_the_shortest_times_are_confirmed(busy, turns):
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_is_disturbed_all_the_time_is_disturbed_alike():
+def test_work_beside_all_measurements_slows_all_of_them_alike():
     assert Machine(lambda _: True).measured() == [3, 6]
 
 

@@ -22,14 +22,14 @@ def test_tokens_of_a_round_are_the_accepted_ones_and_the_bonus():
     assert tokens([0.8, 0.5, 0.0, 1.0]) == pytest.approx(1 + 0.8 + 0.4)
 
 
-def test_one_by_one_a_forward_gives_a_token_a_row():
+def test_ar_gives_a_token_a_row_in_each_forward():
     assert ar(COSTS) == 1.0
     assert ar(COSTS, rows=3) == 3.0
     assert ar(Costs(verify={8: 2.0})) == 0.5  # where everything runs at the widest
     assert ar(Costs(verify={0: 1.0}, ahead=0.8)) == 1.25  # the host works meanwhile
 
 
-def test_drafting_before_every_verification():
+def test_a_round_of_sd_drafts_before_it_verifies():
     assert sd(COSTS, HALF, SpeculationPlan(k=2)) == pytest.approx(1.75 / (1.5 + 2 * 0.1))
     assert sd(COSTS, HALF, SpeculationPlan(k=2), rows=2) == pytest.approx(2 * 1.75 / 1.7)
 
@@ -80,7 +80,7 @@ def test_the_hit_rate_weighs_the_counts_by_the_outcomes():
     assert throughput.hit_rate(HALF, UniformFanOut(), 2, 7, "hit") == pytest.approx(expected)
 
 
-def test_rounds_that_wait_for_the_draft_after_a_miss():
+def test_rounds_with_a_draft_just_in_time_wait_after_a_miss():
     """After records of two tokens: hits of k < 2 with 9/16, of k = 2 with 3/16, misses with 4/16.
     After one token, which is what a branch of k = 2 has: 5/12, 5/12 and 2/12."""
     whole, back = 9 / 37, 17 / 74
@@ -106,7 +106,7 @@ def test_a_batch_waits_as_soon_as_one_row_missed():
     assert three == pytest.approx(3 * gained / (1.5 + (1 - (1 - back) ** 3) * 0.4))
 
 
-def test_rounds_that_propose_nothing_after_a_miss():
+def test_rounds_without_a_backup_propose_nothing_after_a_miss():
     """Then all six branches are for the next token, and miss once in twelve."""
     early, whole = (9 / 16, 3 / 16, 4 / 16), (5 / 12, 5 / 12, 2 / 12)
     chances = (early, whole, (0.0, 11 / 12, 1 / 12))
@@ -258,9 +258,9 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_flaws_are_caught(flaw, monkeypatch):
+def test_planted_flaws_of_predictions_are_caught(flaw, monkeypatch):
     function, old, new = FLAWS[flaw]
     with edited([Edit(throughput, function, old, new)]):
         monkeypatch.setitem(globals(), "ssd", throughput.ssd)
         with pytest.raises(AssertionError):
-            test_rounds_that_wait_for_the_draft_after_a_miss()
+            test_rounds_with_a_draft_just_in_time_wait_after_a_miss()

@@ -37,7 +37,7 @@ def ssd_tuner(**settings):
     return FastestTuner(COSTS, UpdatedGuess(Guess()), fan_out=UniformFanOut(), **given)
 
 
-def test_what_is_fixed_stays():
+def test_a_fixed_tuner_keeps_its_plan():
     assert (
         plans(FixedTuner(SpeculationPlan(k=3, budget=5)), 3, REJECTED)
         == [SpeculationPlan(k=3, budget=5)] * 3
@@ -118,7 +118,7 @@ def test_a_text_counts_for_its_length_beside_those_of_earlier_starts():
     assert guess.single_miss == pytest.approx(0.8 * first + 0.2 * (50 + 8 * first) / 58)
 
 
-def test_what_was_learned_long_ago_fades():
+def test_old_observations_fade():
     seen = UpdatedGuess(Guess(acceptance=0.9, judged=10**6))
     for _ in range(1024):
         seen.observe(VerificationStats(1, 2, "hit", 1, 0))
@@ -126,7 +126,7 @@ def test_what_was_learned_long_ago_fades():
     assert seen.guess.judged == 10**6 + 2048
 
 
-def test_what_is_remembered_is_a_chance():
+def test_a_rate_of_one_stays_a_probability():
     seen = UpdatedGuess(Guess(single_miss=1.0))
     for _ in range(50):
         seen.observe(VerificationStats(0, 0, "miss", 16, None))

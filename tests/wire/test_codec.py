@@ -39,7 +39,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_back_as_it_was(message):
+def test_a_message_survives_encoding(message):
     assert_same(again(message), message)
 
 
@@ -117,7 +117,7 @@ def test_no_more_is_committed_than_a_slot_holds():
             again(longer)
 
 
-def test_noise_is_refused():
+def test_random_bytes_are_refused():
     rng = np.random.default_rng(2)
     for size in range(200):
         noise = rng.integers(0, 256, size, np.uint8).tobytes()
@@ -237,7 +237,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("work", IMPOSSIBLE, ids=range(len(IMPOSSIBLE)))
 @pytest.mark.parametrize("message", [SPECULATIONS, WINNER], ids=lambda m: type(m).__name__)
-def test_times_that_cannot_be_are_refused(message, work):
+def test_impossible_times_are_refused(message, work):
     assert len(again(replace(message, work=(span(), span(begin=2.0)))).work) == 2
     with pytest.raises(ProtocolError):
         again(replace(message, work=work))
@@ -259,7 +259,7 @@ def test_times_that_cannot_be_are_refused(message, work):
     ],
     ids=range(10),
 )
-def test_a_draft_that_cannot_be_is_refused(spec):
+def test_an_impossible_draft_spec_is_refused(spec):
     with pytest.raises(ProtocolError):
         again(spec)
 
@@ -274,7 +274,7 @@ def test_a_draft_that_cannot_be_is_refused(spec):
     ],
     ids=str,
 )
-def test_what_differs_between_two_specs_is_named(other, words):
+def test_the_field_that_differs_between_two_specs_is_named(other, words):
     assert HELLO.difference(other) == words
 
 

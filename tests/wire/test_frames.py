@@ -76,7 +76,7 @@ def test_frames_of_several_threads_stay_whole(pair):
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_what_the_other_end_does_not_take_ends_the_connection(pair, wait):
+def test_frames_that_the_other_end_does_not_take_end_the_connection(pair, wait):
     """A part may have left, which nothing else can follow."""
     one, other = pair
     lost = []
@@ -192,7 +192,7 @@ def test_both_ends_may_send_at_once_what_is_encrypted(files):
         end.close()
 
 
-def test_nothing_is_held_while_the_other_end_is_waited_for(pair):
+def test_no_lock_is_held_while_the_other_end_is_waited_for(pair):
     one, _ = pair
     threading.Thread(target=lambda: _quietly(one), daemon=True).start()
     time.sleep(0.1)

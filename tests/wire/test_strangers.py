@@ -33,7 +33,7 @@ def unread(_messages):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_knows_the_token_is_served(kind, files):
+def test_an_engine_that_knows_the_token_is_served(kind, files):
     with serving(kind, files=files) as server:
         assert server.asks(b"abc") == b"cba"
         assert server.asks(b"x" * SIZE) == b"x" * SIZE
@@ -41,7 +41,7 @@ def test_who_knows_the_token_is_served(kind, files):
 
 @pytest.mark.parametrize("token", ["another", "", TOKEN + "x", TOKEN[:-1], "x" * 1024])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_who_does_not_know_the_token_is_read(kind, files, token, caplog):
+def test_bytes_of_a_stranger_without_the_token_are_not_read(kind, files, token, caplog):
     caplog.set_level("WARNING", logger=refusals.__name__)
     with serving(kind, unread, files=files) as server:
         for _ in range(3):
@@ -144,7 +144,7 @@ NOISE = [
 
 
 @pytest.mark.parametrize("noise", NOISE, ids=range(len(NOISE)))
-def test_what_is_no_answer_ends_a_stranger_at_once(noise, caplog):
+def test_a_wrong_answer_ends_a_stranger_at_once(noise, caplog):
     with serving(answers=unread) as server:
         for _ in range(2):
             stranger = server.stranger()
@@ -165,7 +165,7 @@ def test_a_stranger_may_not_say_more_than_any_certificate(files):
         assert ended(stranger, 3)
 
 
-def test_what_was_overheard_is_of_no_use():
+def test_a_replayed_handshake_is_refused():
     """Neither an engine's proof over another connection, nor the server's own."""
     with serving() as server:
         first = server.stranger()
@@ -247,7 +247,7 @@ def test_a_worker_that_can_take_no_stream_takes_the_next(monkeypatch):
         assert next(failures, None) is None
 
 
-def test_what_goes_wrong_with_one_stranger_concerns_no_other(monkeypatch, caplog):
+def test_an_error_with_one_stranger_concerns_no_other(monkeypatch, caplog):
     read, failures = listener._Stranger.read, iter([ArithmeticError("unforeseen")])
 
     def failing(stranger, secret):

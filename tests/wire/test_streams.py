@@ -42,7 +42,7 @@ def test_messages_come_in_order_also_those_from_before_the_stream_is_open(kind, 
         assert stream.flush(5)
 
 
-def test_what_has_not_left_is_said_and_not_waited_for():
+def test_unsent_messages_are_reported_and_not_waited_for():
     with serving() as server, opened(server) as stream:
         stream.send(b"x")
         began = time.monotonic()

@@ -81,7 +81,7 @@ def test_the_token_counts_with_certificates_too(files):
         server.asks(token="guess")
 
 
-def test_what_is_no_tls_is_sent_away(files, caplog):
+def test_a_stranger_without_tls_is_sent_away(files, caplog):
     with serving("tls", files=files) as server:
         for _ in range(3):
             stranger = server.stranger()

@@ -152,7 +152,7 @@ def swapping_two(replay, monkeypatch):
         (without_first("open"), "its outcome of a round is another than the leader's"),
     ],
 )
-def test_other_calls_are_noticed(monkeypatch, fault, words):
+def test_a_follower_whose_calls_differ_is_noticed(monkeypatch, fault, words):
     fault(Replay, monkeypatch)
     with decoding(monkeypatch, own=True) as pair:
         with pytest.raises(DeviceError, match=words) as raised:
@@ -225,7 +225,7 @@ def test_a_follower_makes_listed_calls_alone_with_arguments_of_their_types(role,
         decode(frame)
 
 
-def test_what_followers_have_themselves_is_that_of_the_last_call_alone(monkeypatch):
+def test_hosts_take_bonus_tokens_and_logits_of_the_last_call_alone(monkeypatch):
     with decoding(monkeypatch, own=True) as pair:
         pair.target.open(SlotOpening(1, SamplingParams()))
         pair.target.prefill_last(1, [7], 2)
@@ -236,7 +236,7 @@ def test_what_followers_have_themselves_is_that_of_the_last_call_alone(monkeypat
             pair.target.accept("other logits")
 
 
-def test_any_number_of_calls_is_told():
+def test_an_outcome_of_any_number_of_calls_is_encoded():
     outcome = SeenOutcome(2**31, 5)
     assert decode(encode(outcome)) == outcome
 
@@ -288,7 +288,7 @@ def test_followers_give_up_what_was_only_measured(monkeypatch):
         assert why.endswith("is lost: 0")  # there is no such engine
 
 
-def test_outcomes_that_nobody_waits_for_are_no_loss(monkeypatch):
+def test_unread_outcomes_do_not_make_a_host_lost(monkeypatch):
     with decoding(monkeypatch, own=True) as pair:
         rounds(pair)
         pair.leader.close()

@@ -41,12 +41,12 @@ HOSTS = "10.0.0.1:4000,count=2"
         ("auto,joining=-1", "is not understood"),
     ],
 )
-def test_hosts_that_are_not_understood(text, words):
+def test_malformed_hosts_are_refused(text, words):
     with pytest.raises(InputError, match=words):
         Hosts.parse(text)
 
 
-def test_hosts_as_they_are_given():
+def test_hosts_are_parsed():
     assert Hosts.parse("auto,stream=5") == Hosts(None, stream=5)
     assert Hosts.parse("[::1]:4000,count=3,index=2") == Hosts("[::1]:4000", 3, 2)
     assert Hosts.parse("auto").jax_arguments == {}
@@ -62,7 +62,7 @@ def test_hosts_as_they_are_given():
         ({"hosts": "auto,index=1"}, "is not understood"),
     ],
 )
-def test_settings_that_hosts_cannot_have(settings, words):
+def test_settings_that_hosts_cannot_have_are_refused(settings, words):
     with pytest.raises(InputError, match=words):
         Config(**{"hosts": HOSTS, **settings})
 
@@ -118,7 +118,7 @@ def test_a_job_that_not_all_join_ends_in_the_time_that_was_given():
     assert re.search(said, ended.stderr)
 
 
-def test_what_hosts_have_without_saying():
+def test_hosts_imply_a_draft_in_a_process():
     config = Config(hosts=HOSTS, mode="ssd", draft="d")
     assert config._draft_placement == "process"
     assert config.budgets_at("process") == AUTO_BUDGETS

@@ -79,7 +79,7 @@ def test_a_worker_that_hangs_is_waited_for_once_a_round(layout, monkeypatch):
 
 @WAYS
 @pytest.mark.parametrize("backup", ["none", "draft", "ngram"])
-def test_they_say_what_one_says(layout, backup, alone):
+def test_workers_that_share_say_what_one_worker_says(layout, backup, alone):
     """The same proposals after hits and misses, with the q of the worker that has made them."""
     with sharing(layout, backup=backup) as shared:
         causes = shared.run.generate()
@@ -181,7 +181,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_caught(name, sampled):
+def test_planted_faults_of_sharing_are_caught(name, sampled):
     layout, edit = FAULTS[name]
     expected = sampled
     with edited([edit]), sharing(layout, backup="draft", patience=5.0) as shared:
@@ -199,12 +199,12 @@ def sampled():
 
 
 @WAYS
-def test_without_a_fault_nothing_is_caught(layout, sampled):
+def test_sharing_without_a_fault_passes_what_catches_them(layout, sampled):
     with sharing(layout, backup="draft") as shared:
         assert (shared.run.generate(temperature=1.0), proposed(shared.run)) == sampled
 
 
-def test_what_is_predicted_to_be_faster():
+def test_the_layout_of_workers_is_the_one_predicted_to_be_faster():
     def chosen(workers, slots, split="auto"):
         return choose(workers, split, slots=slots, branches=16, k=4)
 

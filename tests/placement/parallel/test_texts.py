@@ -105,7 +105,7 @@ FAULTS = {
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_cost_hits(inline, alone, name):
+def test_planted_faults_of_parts_cost_hits(inline, alone, name):
     with edited([FAULTS[name]]):
         expected, figures = said(inline, 2)
     assert expected == alone[0]  # what a draft does costs speed alone

@@ -60,7 +60,7 @@ NOISE = [
 
 
 @pytest.mark.parametrize("data", NOISE)
-def test_bytes_that_are_no_message_end_the_stream(monkeypatch, data):
+def test_malformed_bytes_end_the_stream(monkeypatch, data):
     sent = []
 
     class Broken:

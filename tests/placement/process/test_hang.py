@@ -21,7 +21,7 @@ from tests.placement.process.supervised import linux, working
 from tests.waiting import eventually
 
 
-def test_the_limit_is_twice_as_long_each_time_that_it_is_reached():
+def test_the_hang_limit_doubles_each_time_that_it_is_reached():
     watch = Watch()
     assert [watch.until_reached() for _ in range(3)] == [HANG, 2 * HANG, 4 * HANG]
 
@@ -41,7 +41,7 @@ class Watch:
         return self.now - began
 
 
-def test_what_is_owed_stays_owed_until_it_is_settled_or_another_worker_owes():
+def test_an_overdue_answer_stays_overdue_until_it_comes_or_another_worker_owes():
     watch = Watch(10.0)
     for _ in range(10):  # over another stream, perhaps
         assert not watch.limit.reached("a")
@@ -53,7 +53,7 @@ def test_what_is_owed_stays_owed_until_it_is_settled_or_another_worker_owes():
     assert not watch.limit.reached("b")
 
 
-def test_time_counts_while_somebody_looks():
+def test_a_hang_limit_counts_only_time_in_which_it_is_looked_at():
     """An engine that was idle or stopped, or a host that slept, gave a worker no chance."""
     watch = Watch(5.0)
     for _ in range(5):
@@ -62,7 +62,7 @@ def test_time_counts_while_somebody_looks():
     assert watch.limit.reached("a")
 
 
-def test_a_limit_forgets_that_it_was_reached_where_it_is_then_kept_with_ease():
+def test_a_hang_limit_shrinks_again_where_it_is_kept_with_ease():
     watch = Watch(2.0, forgets=True)
     for expected in (2, 4):
         assert watch.until_reached() == expected

@@ -246,7 +246,7 @@ def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike,
 
 
 @pytest.mark.slow
-def test_sd_is_there_beside_it(many):
+def test_mode_sd_runs_beside_a_draft_in_a_process(many):
     asked = requests(many, many.config.verify)
     one, other = (outputs(many, asked, mode) for mode in ("ar", "sd"))
     assert [each.token_ids for each in one] == [each.token_ids for each in other]

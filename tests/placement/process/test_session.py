@@ -64,7 +64,7 @@ def test_the_next_round_cuts_an_expansion_short_but_never_its_first_forward(forw
 
 
 @pytest.mark.parametrize("forwards", [1, 2, K])
-def test_a_forward_that_would_not_be_told_of_is_not_begun(forwards):
+def test_a_forward_is_not_begun_once_the_next_round_has_come(forwards):
     """The next round would wait for it."""
     calls = iter([False] * (forwards - 1) + [True] * 9)
     draft, asked = noting()
@@ -201,7 +201,7 @@ def params(**changes):
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_does_not_fit_is_refused_before_the_draft_sees_it(message):
+def test_messages_that_do_not_fit_are_refused_before_the_draft_sees_them(message):
     talk = Talk(HELLO, OPEN)
     if not isinstance(message, Prefill):
         talk.say(PREFILL)

@@ -132,14 +132,14 @@ def test_a_worker_that_answers_late_was_not_given_the_pages():
     assert links[0].reused()[1] == 0
 
 
-def test_a_draft_that_forgets_to_forget_is_seen(monkeypatch):
+def test_a_draft_that_keeps_lost_pages_is_caught(monkeypatch):
     monkeypatch.setattr(DraftTexts, "forget_pages", lambda self: None)
     draft, links = remote()
     started_again(draft, links)
     assert links[1].reused() != {1: 0}
 
 
-def test_more_than_the_pages_hold_is_refused():
+def test_reuse_beyond_the_pages_is_refused():
     alone = msgspec.structs.replace(HELLO, page_size=0, pages=0)
     asked = SlotOpening(0, SamplingParams(), pages=(0, 1), reused=2 * SIZE)
     none = SlotOpening(0, SamplingParams(), reused=SIZE)

@@ -237,7 +237,7 @@ def test_a_worker_that_hangs_while_it_starts_is_given_up():
     supervisor.close()
 
 
-def test_whatever_goes_wrong_while_a_worker_is_watched_is_told(monkeypatch):
+def test_an_error_of_the_supervisors_thread_is_reported(monkeypatch):
     """Else the engine would wait for ever."""
 
     def broken(*_):
@@ -253,7 +253,7 @@ def test_whatever_goes_wrong_while_a_worker_is_watched_is_told(monkeypatch):
 
 
 @linux
-def test_an_interrupt_is_not_for_the_worker():
+def test_an_interrupt_does_not_reach_the_worker():
     with working() as (worker, run):
         run.until(only_misses)
         pid = worker.supervisor.pid
@@ -293,7 +293,7 @@ def test_a_worker_that_hangs_is_ended_once_and_another_is_started():
         assert supervisor.pid == second
 
 
-def test_a_worker_whose_program_is_not_there():
+def test_a_worker_whose_program_is_missing_is_an_error():
     worker = DraftWorker(SETTINGS, command=["/no/such/python"])
     worker.supervisor.start()
     with pytest.raises(InputError, match="/no/such/python: No such file"):

@@ -68,7 +68,7 @@ def test_attention_asked_for_by_name_is_the_workers_too(asked):
 
 
 @pytest.mark.skipif(why_not("cpu", "cpu") is not None, reason="there is no kernel here")
-def test_a_worker_that_was_not_told_of_it_refuses_such_pages(asked, no_programs):
+def test_a_worker_that_is_not_told_the_attention_refuses_small_pages(asked, no_programs):
     """The planted fault."""
     about = asked(attention="xla", page_size=16)
     spec = msgspec.structs.replace(about.spec, attention="auto")
@@ -91,7 +91,7 @@ MAX_FRAME = 2**20
 @pytest.mark.parametrize(
     ("device", "whose"), [(MAX_FRAME, "each of its devices"), (None, "this host")]
 )
-def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypatch, device, whose):
+def test_slots_beyond_a_workers_memory_are_refused(asked, no_programs, monkeypatch, device, whose):
     about = asked(slots=64, kv_memory=None)
     monkeypatch.setattr(memory, "device_limit", lambda _opened: device)
     monkeypatch.setattr(memory, "memory_limit", lambda: (MAX_FRAME, "this host"))
@@ -104,7 +104,7 @@ def test_what_a_worker_has_no_memory_for_is_refused(asked, no_programs, monkeypa
         load_sessions(about.spec, about.resources)
 
 
-def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs, monkeypatch):
+def test_programs_beyond_a_workers_memory_are_refused(asked, no_programs, monkeypatch):
     about, room = asked(), 64 * MAX_FRAME
     monkeypatch.setattr(loading, "DraftPrograms", lambda *_, **_more: None)
     menu = [SimpleNamespace(working_memory=room), SimpleNamespace(working_memory=0)]
@@ -116,7 +116,7 @@ def test_programs_that_a_worker_has_no_memory_for_are_refused(asked, no_programs
         load_sessions(about.spec, about.resources)
 
 
-def test_what_fits_is_loaded(asked, no_programs, monkeypatch):
+def test_a_draft_that_fits_is_loaded(asked, no_programs, monkeypatch):
     """And a worker that does not look would load in any case."""
     about = asked()
     with pytest.raises(AssertionError, match="compiles"):

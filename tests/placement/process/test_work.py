@@ -107,7 +107,7 @@ def test_a_worker_that_works_in_the_future_or_lies_twice_spoils_figures_alone():
         assert len(set(begins)) == len(begins)
 
 
-def test_work_for_an_earlier_request_is_nobodys():
+def test_work_for_an_earlier_request_counts_for_no_request():
     with served() as run:
         run.generate(count=1)
         run.draft.activity()

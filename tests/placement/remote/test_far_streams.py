@@ -63,7 +63,7 @@ def test_a_worker_of_another_version_is_reported_as_one_at_once(monkeypatch):
     running.stop()
 
 
-def test_a_worker_elsewhere_is_nobodys_to_end(monkeypatch):
+def test_a_worker_on_another_host_is_not_ended(monkeypatch):
     ends = []
 
     def streams(_connect, counters, _address, end):

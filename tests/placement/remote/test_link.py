@@ -103,7 +103,7 @@ def test_a_draft_that_nobody_holds_any_more_leaves_its_seat():
         server.stop()
 
 
-def test_who_comes_while_another_leaves_waits_for_the_seat():
+def test_an_engine_that_comes_while_another_leaves_waits_for_the_seat():
     server = serving(streams=1)
     address = server.address
     links = [Connection(address, HELLO, TOKEN, Counter(), FAR) for _ in range(2)]

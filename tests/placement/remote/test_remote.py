@@ -59,7 +59,7 @@ def expected(llm):
 
 
 @pytest.mark.more
-def test_text_equals_autoregressive_decoding(llm, expected):
+def test_text_of_a_remote_draft_equals_autoregressive_decoding(llm, expected):
     found = outputs(llm, requests(llm, "coupled"), "ssd")
     assert ids(found) == expected
     assert hits(found) > 0
@@ -69,7 +69,7 @@ def test_text_equals_autoregressive_decoding(llm, expected):
 
 
 @pytest.mark.more
-def test_greedy_text_under_the_ratio_rule_does_too(root, worker):
+def test_greedy_text_under_the_ratio_rule_equals_autoregressive_decoding(root, worker):
     with opened(root, worker.address, verify="ratio") as llm:
         asked = requests(llm, "ratio")
         greedy = [n for n, each in enumerate(asked) if each.params.temperature == 0]
@@ -244,7 +244,7 @@ def test_a_worker_has_whatever_devices_its_jax_has(root, llm, monkeypatch):
 
 
 @pytest.mark.more
-def test_a_draft_that_several_devices_share(root, expected):
+def test_a_remote_draft_may_have_several_devices(root, expected):
     with started(root, "--draft_devices=cpu:0-1") as worker, opened(root, worker.address) as llm:
         found = outputs(llm, requests(llm, "coupled"), "ssd")
         assert ids(found) == expected
@@ -252,7 +252,7 @@ def test_a_draft_that_several_devices_share(root, expected):
 
 
 @pytest.mark.more
-def test_nobody_at_an_address_is_said_in_seconds(root, monkeypatch):
+def test_an_address_without_a_worker_is_reported_in_seconds(root, monkeypatch):
     """No attempt goes on: streams that are left open delay those of the next engine."""
     made, closed = [], []
 

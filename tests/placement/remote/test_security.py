@@ -61,7 +61,7 @@ def impatient():
 
 
 @pytest.mark.more
-def test_tls_and_a_token(root, files):
+def test_an_engine_with_tls_and_the_token_is_served_and_others_are_not(root, files):
     own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     with started(root, *own, f"--token_file={files['token']}") as worker:
         known = {"draft_tls_ca": files["ca"], "draft_token_file": files["token"]}
@@ -78,7 +78,7 @@ def test_tls_and_a_token(root, files):
 
 
 @pytest.mark.more
-def test_certificates_of_both_ends(root, files):
+def test_with_certificates_of_both_ends_others_are_not_served(root, files):
     own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     with started(root, *own, f"--tls_client_ca={files['ca']}") as worker:
         known = {"draft_tls_ca": files["ca"]}
@@ -93,7 +93,7 @@ def test_certificates_of_both_ends(root, files):
 
 
 @pytest.mark.slow
-def test_a_link_with_delay_and_loss(root, files):
+def test_tls_works_over_a_link_with_delay_and_loss(root, files):
     """5 ms each way, and one packet in a hundred lost."""
     own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     known = {"draft_tls_ca": files["ca"], "draft_token_file": files["token"]}

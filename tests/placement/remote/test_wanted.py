@@ -62,7 +62,7 @@ def refused(address, *messages):
     return answer.reason
 
 
-def test_what_can_be_loaded_is_welcome_and_another_after_it_is_not(worker):
+def test_a_draft_that_can_be_loaded_is_welcome_and_another_after_it_is_not(worker):
     stream = Stream(worker, TOKEN, SIZE)
     stream.send(codec.encode(HELLO))
     answers = stream.answers()
@@ -72,21 +72,21 @@ def test_what_can_be_loaded_is_welcome_and_another_after_it_is_not(worker):
     stream.close()
 
 
-def test_others_first_are_refused(worker):
+def test_a_stream_that_does_not_begin_with_hello_is_refused(worker):
     assert refused(worker, Welcome()) == "a Welcome before it was said what is wanted"
     assert refused(worker, OPEN).startswith(("page", "slot", "a "))
     assert "no message" in refused(worker, b"GET / HTTP/1.1")
     assert "no message" in refused(worker, codec.encode(HELLO)[:40])
 
 
-def test_one_that_is_silent_is_ended(worker):
+def test_a_silent_stream_is_ended(worker):
     began = time.monotonic()
     (answer,) = talk(worker, [])
     assert "no message within" in answer.reason
     assert time.monotonic() < began + 5
 
 
-def test_who_does_not_know_the_token_is_not_read(worker):
+def test_a_stream_without_the_token_is_not_read(worker):
     with pytest.raises(StreamError, match="its token is another"):
         talk(worker, [codec.encode(HELLO)], token="another")
 
@@ -131,7 +131,7 @@ def test_a_draft_that_cannot_be_loaded_is_an_engines_own_trouble(known):
         running.stop()
 
 
-def test_what_a_worker_says_is_shown_without_control_characters():
+def test_a_workers_words_are_shown_without_control_characters():
     def load(_wanted, _gone):
         raise InputError("\x1b[2J\x1b[31mgone\nTraceback")
 
@@ -145,7 +145,7 @@ def test_what_a_worker_says_is_shown_without_control_characters():
 
 
 @pytest.mark.more
-def test_what_no_engine_uses_any_more_makes_room(monkeypatch):
+def test_a_draft_without_engines_makes_room_for_another(monkeypatch):
     """Each want has weights and programs of its own; a worker serves for weeks."""
     told, alive = [], weakref.WeakSet()
 
@@ -224,7 +224,7 @@ def _until_closed(stream):
         yield from stream.answers()
 
 
-def test_who_is_not_welcome_yet_leaves_no_heap_of_messages(monkeypatch):
+def test_a_stream_that_is_not_welcome_yet_piles_up_no_messages(monkeypatch):
     decoded, read = [], codec.decode
 
     def decode(data, about):

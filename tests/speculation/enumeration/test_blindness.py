@@ -166,7 +166,7 @@ def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out,
     assert len(set(found[0])) > 1
 
 
-def test_with_a_clock_they_do_and_noise_is_unique():
+def test_lengths_that_follow_a_clock_depend_on_neighbours_and_get_unique_noise():
     host = replace(ELSEWHERE, forward=lambda _number: 0.55, width=1)
     assert host.engine(Hashed())._drafter.timed
     found = [own_lengths(host, neighbour) for neighbour in NEIGHBOURS]

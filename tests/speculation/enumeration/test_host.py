@@ -119,7 +119,7 @@ def test_a_look_up_that_selects_by_content_has_another_law(name):
     assert of_row(law, 0) != autoregressive(GAME.target, PROMPT, 5)
 
 
-def test_what_is_waited_for_depends_on_the_clock():
+def test_proposals_depend_on_the_clock_where_branches_are_waited_for():
     """Else the tests above would be of one and the same run."""
     lengths = set()
     for each in (0.3, 0.55, 0.8, 1.3):
@@ -151,7 +151,7 @@ def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_ti
 
 
 @pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)
-def test_with_the_same_noise_the_second_would_be_biased(host, tokens):
+def test_a_second_request_with_the_same_noise_would_be_biased(host, tokens):
     law, _ = law_of(host, [(0, 0), (0, 0)], tokens, Same)
     alone = autoregressive(FAIR.target, PROMPT, tokens)
     assert of_row(law, 0) == alone
@@ -159,7 +159,7 @@ def test_with_the_same_noise_the_second_would_be_biased(host, tokens):
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_inline_they_say_the_same_and_each_has_its_law(slots):
+def test_inline_two_requests_of_one_seed_say_the_same_and_each_keeps_its_law(slots):
     """No length depends on time or on another row there."""
     host = replace(HOST, forward=None, slots=slots, backup="draft")
     law, _ = law_of(host, [(0, 0), (0, 0)], 5)

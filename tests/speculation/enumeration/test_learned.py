@@ -72,7 +72,7 @@ def test_a_policy_that_learns_from_its_own_sequence_keeps_the_law(make, verify, 
 
 @pytest.mark.parametrize("policy", cases(LEARNED, "measured"))
 @pytest.mark.parametrize("c", [Fraction(1, 2), Fraction(0)], ids=["C=.5", "C=0"])
-def test_with_saguaro_sampling_it_keeps_the_law(policy, c):
+def test_a_policy_that_learns_keeps_the_law_with_saguaro_sampling(policy, c):
     game = replace(GAME, proposal=saguaro(c, (1, 1)))
     ssd = Ssd(game=game, fan_out=played(LEARNED[policy], 3), rank=by_noise, learns=True)
     assert emitted(ssd.round, PROMPT, 4) == autoregressive(GAME.target, PROMPT, 4)

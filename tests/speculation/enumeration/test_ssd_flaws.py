@@ -49,7 +49,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("ssd", HARMLESS.values(), ids=HARMLESS)
-def test_what_only_looks_like_a_flaw_keeps_the_law(ssd):
+def test_harmless_changes_keep_the_law(ssd):
     assert emitted(ssd.round, PROMPT, 4) == autoregressive(ssd.game.target, PROMPT, 4)
 
 
