@@ -46,7 +46,7 @@ def test_a_gguf_files_dtype_is_that_of_its_matrices(tmp_path, as_stored, kind, p
     assert auto_dtype(gguf_of(tmp_path, kind), None) == dtype
 
 
-def test_bfloat16_and_float32_stay(tiny_checkpoint, tmp_path):
+def test_auto_keeps_bfloat16_and_float32(tiny_checkpoint, tmp_path):
     assert auto_dtype(str(tiny_checkpoint), None) == "bfloat16"
     wide = tiny.write_checkpoint(tmp_path / "wide")
     tensors = load_file(wide / "model.safetensors")

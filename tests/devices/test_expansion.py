@@ -100,7 +100,7 @@ def test_branches_of_accepted_records_start_one_forward_later(script):
                 assert seen.told.lengths[slot, number] == K - late
 
 
-def test_rows_without_a_branch_say_so(script):
+def test_rows_without_a_branch_have_bonus_minus_one(script):
     _, rounds, _ = script
     for seen in rounds:
         used = seen.counts.sum(1)[:, None] > np.arange(M)

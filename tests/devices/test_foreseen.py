@@ -55,7 +55,7 @@ def test_bonus_tokens_are_those_that_the_noise_would_draw(foreseeing):
         assert {(source, True, True), (source, False, True)} <= sources
 
 
-def test_they_are_not_those_of_a_round_that_starts_elsewhere(foreseeing):
+def test_foreseen_bonus_tokens_are_not_those_of_another_start(foreseeing):
     """So the test above tells the noise of one round from that of another."""
     draft, rounds = foreseeing
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +69,7 @@ def test_they_are_not_those_of_a_round_that_starts_elsewhere(foreseeing):
             check_bonus_tokens(draft, rounds)
 
 
-def test_records_and_branches_are_drawn_as_without_it(foreseeing):
+def test_foreseeing_changes_no_record_or_branch(foreseeing):
     """The set that Saguaro sampling lowers is still chosen by law alone."""
     draft, rounds = foreseeing
     found = [one for seen in rounds for slot in seen.texts for *_, one in branches(seen, slot)]

@@ -176,7 +176,7 @@ def test_a_smaller_k_uses_the_programs_of_the_largest(loaded):
     assert all(run.proposed[slot][0] == whole.proposed[slot][0][:2] for slot in run.slots)
 
 
-def test_what_is_told_twice_counts_once(loaded):
+def test_tokens_told_twice_to_a_model_drafter_count_once(loaded):
     """A step that was interrupted tells its tokens again."""
     penalised = dataclasses.replace(PARAMS, repetition_penalty=1.5, frequency_penalty=2.0)
     once, twice = (

@@ -179,7 +179,7 @@ def build_none(monkeypatch):
 
 
 @pytest.mark.parametrize("host_args", [(), (0,)])
-def test_the_next_start_does_not_build_it(store, monkeypatch, host_args):
+def test_the_next_start_does_not_build_a_stored_model(store, monkeypatch, host_args):
     arguments = [np.arange(4, dtype=np.int32)] * 2
     first = [np.asarray(each) for each in compiled(host_args=host_args)(*arguments)]
     assert len(made(store.directory)) == 1
@@ -192,7 +192,7 @@ def test_the_next_start_does_not_build_it(store, monkeypatch, host_args):
         compiled("x + 2", host_args=host_args)
 
 
-def test_without_a_name_or_a_store_of_ours_it_is_built(store):
+def test_without_a_name_or_our_store_a_model_is_built(store):
     spec = ProgramSpec(lambda x: x, (jax.ShapeDtypeStruct((1,), jnp.int32),))
     spec.compile(None, ("a",))
     spec._replace(cache_key="something").compile(None)
@@ -238,7 +238,7 @@ def test_where_it_is_not_known_which_sources_run_nothing_is_kept(
     assert made(store.directory) == []
 
 
-def test_what_editors_leave_beside_sources_is_none(store, tmp_path, monkeypatch):
+def test_leftovers_of_editors_are_no_sources(store, tmp_path, monkeypatch):
     path = package(tmp_path, monkeypatch)
     compiled()
     (path / ".#module.py").symlink_to("somebody@host:1")
@@ -297,7 +297,9 @@ def test_the_compiler_gets_its_options(host_args):
 
 
 @pytest.mark.parametrize("what", ["source", "flags", "setting", "processor", "devices"])
-def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_path, what):
+def test_everything_else_that_decides_a_program_is_in_its_key(
+    store, request, monkeypatch, tmp_path, what
+):
     compiled()
     if what == "source":
         package(tmp_path, monkeypatch)
@@ -316,7 +318,7 @@ def test_whatever_else_decides_makes_another(store, request, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["executable", "entry", "another JAX"])
-def test_what_cannot_be_loaded_is_built_and_kept_again(store, monkeypatch, damage):
+def test_a_program_that_cannot_be_loaded_is_built_and_stored_again(store, monkeypatch, damage):
     expected = run(compiled())
     (entry,) = made(store.directory)
     (executable,) = store.directory.glob("_lambda_*.program")
@@ -374,7 +376,7 @@ print(json.dumps(out.token_ids))
 
 
 @pytest.mark.more
-def test_another_process_finds_them(tiny_checkpoint, tmp_path):
+def test_another_process_finds_stored_programs(tiny_checkpoint, tmp_path):
     def start(how):
         command = [sys.executable, "-c", START, str(tmp_path), str(tiny_checkpoint), how]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

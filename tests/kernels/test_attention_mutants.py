@@ -21,7 +21,7 @@ SIZES = (2, 5, 9, 3, 64)
 
 
 def near_the_reference():
-    tests.test_it_is_near_the_reference(SIZES, "bfloat16 bits", branches=True)
+    tests.test_compiled_attention_is_near_the_reference(SIZES, "bfloat16 bits", branches=True)
 
 
 def bits(dtype):

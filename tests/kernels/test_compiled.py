@@ -69,7 +69,7 @@ def test_threads_run_every_part_of_a_loop_once(tmp_path):
 
 @only_x86
 @pytest.mark.parametrize("processor", LESS)
-def test_processors_that_have_less(processor):
+def test_kernels_run_on_processors_with_fewer_instructions(processor):
     run(processor)
 
 
@@ -85,7 +85,7 @@ def test_processors_that_have_less(processor):
         "--target=aarch64-linux-gnu",
     ],
 )
-def test_clang_compiles_them(processor, source, tmp_path):
+def test_clang_compiles_the_kernels(processor, source, tmp_path):
     headers = f"-isystem{jax.ffi.include_dir()}"
     command = [str(CLANG), processor, "-std=c++17", "-O1", "-fPIC", "-w", headers, "-c"]
     made = str(tmp_path / "made.o")

@@ -64,7 +64,7 @@ def case(batch, rows, heads, kv_heads, head_dim, storage="bfloat16 bits", *, bra
     [(1, 1, 9, 3, 64), (2, 5, 9, 3, 64), (3, 16, 2, 2, 8), (1, 40, 2, 1, 128), (2, 3, 8, 2, 33)],
     ids=str,
 )
-def test_it_is_near_the_reference(sizes, storage, branches):
+def test_compiled_attention_is_near_the_reference(sizes, storage, branches):
     arguments = case(*sizes, storage, branches=branches)
     expected = attend(*arguments, backend="reference")
     atol = 2e-2 if storage == "bfloat16" else 2e-6  # the reference multiplies bfloat16 pages so
@@ -183,7 +183,7 @@ def test_what_a_query_does_not_see_may_be_nan(dtype):
         np.testing.assert_array_equal(dirty[0, query], clean[0, query])
 
 
-def test_what_it_cannot_read_is_refused():
+def test_arrays_that_compiled_attention_cannot_read_are_refused():
     q, kv, table, visible, scratch = case(1, 1, 2, 1, 8, branches=True)
     wide = scratch._replace(kv=scratch.kv.astype(jnp.float32))
     for arguments, why in [

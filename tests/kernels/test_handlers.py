@@ -48,7 +48,7 @@ def why_missing(source):
 
 @pytest.mark.more
 @needs_compiler
-def test_it_is_compiled_once(source, tmp_path):
+def test_the_library_is_compiled_once(source, tmp_path):
     assert why_missing(source) is None
     assert handlers.why_not_cached((source,)) is None
     [library] = (tmp_path / "cache" / "kernels").iterdir()
@@ -119,7 +119,7 @@ def test_a_damaged_library_is_compiled_again(plain, tmp_path, damage):
     assert handlers.build([plain], tmp_path).stat().st_mtime_ns == before
 
 
-def test_without_a_compiler_it_says_so(source, monkeypatch):
+def test_without_a_compiler_a_line_says_so(source, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert why_missing(source) == "there is no C++ compiler (c++, g++, clang++)"
 

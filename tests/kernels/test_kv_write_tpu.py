@@ -89,7 +89,7 @@ def test_a_chunk_of_a_prompt_takes_several_steps():
     dtype=st.sampled_from([jnp.float32, jnp.bfloat16]),
     tokens=st.sampled_from([8, 16, 128]),
 )
-def test_any_positions(positions, page_size, dtype, tokens):
+def test_tokens_are_written_at_any_positions(positions, page_size, dtype, tokens):
     with mock.patch.object(kv_write_tpu, "_TOKENS", tokens):
         check(positions, page_size, dtype=dtype)
 
@@ -118,7 +118,7 @@ def test_a_page_that_there_is_not_is_not_written():
     np.testing.assert_array_equal(write(pages, table, [[0], [3]], k, k), pages)
 
 
-def test_heads_on_eight_devices():
+def test_kv_writes_share_heads_on_eight_devices():
     pages, table = normal(2, 8, 16, 128), jnp.array([[1]])
     k, v = normal(1, 2, 8, 64, seed=1), normal(1, 2, 8, 64, seed=2)
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))

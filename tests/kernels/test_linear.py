@@ -72,7 +72,7 @@ def test_products_are_the_references(kind, shape):
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8"])
 @pytest.mark.parametrize("inputs", [1, 2, 3, 31, 33, 65, 127])
-def test_any_number_of_inputs(kind, inputs):
+def test_products_take_any_number_of_inputs(kind, inputs):
     x, packed = states(3, max(inputs, 4))[:, :inputs], weight(kind, 37, inputs)
     want = expected(x, packed)
     np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
@@ -127,7 +127,7 @@ def test_activations_between_two_of_bfloat16_go_to_the_even_one():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_a_weight(kind):
+def test_rows_of_a_weight_can_be_looked_up(kind):
     packed = weight(kind, 70, 256)
     dense = reference.dense(KINDS[kind], np.asarray(packed.panels), 70, 256)
     rows = np.asarray([69, 0, 31, 32, 69, 5], np.int32)
@@ -208,7 +208,7 @@ def test_products_have_the_same_bits_on_one_core_and_on_all():
     assert done.stdout.strip() == bits()
 
 
-def test_no_rows():
+def test_a_product_of_no_rows_has_none():
     assert product(states(1, 256)[:0], weight("int8", 8, 256)).shape == (0, 8)
 
 

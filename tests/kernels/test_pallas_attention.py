@@ -88,14 +88,14 @@ def check(shapes):
 @given(any_shapes())
 @example(EVERYTHING)
 @example(MORE_BRANCHES_THAN_POSITIONS)
-def test_it_is_near_float64(shapes):
+def test_pallas_attention_is_near_float64(shapes):
     check(shapes)
 
 
 @pytest.mark.slow
 @MANY
 @given(any_shapes(), st.booleans())
-def test_it_is_near_float64_in_many_shapes(shapes, small):
+def test_pallas_attention_is_near_float64_in_many_shapes(shapes, small):
     with small_tiles() if small else mock.MagicMock():
         check(shapes)
 
@@ -125,7 +125,7 @@ def test_tiles_of_queries_read_what_they_see():
 
 @pytest.mark.more
 @pytest.mark.parametrize("option", [{"soft_cap": 1.5}, {"window": 2}, {"window": 140}])
-def test_a_soft_cap_and_a_window(option):
+def test_pallas_attention_has_a_soft_cap_and_a_window(option):
     case = hide_unseen(make(EVERYTHING))
     assert_right(case, attend(case, **option), **option)
 
@@ -160,7 +160,7 @@ def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
 
 @pytest.mark.more
 @pytest.mark.shipped
-def test_heads_on_eight_devices():
+def test_pallas_attention_shares_heads_on_eight_devices():
     case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, entries=2)))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
     got = attend(case, interpret=True, shards=shards)
@@ -256,7 +256,7 @@ def test_what_the_kernel_does_not_have_is_an_error_with_limits(shapes, change, m
         pallas_tpu._check(case.q, pages_of(case), case.table)
 
 
-def test_pages_that_it_cannot_read():
+def test_pages_that_pallas_attention_cannot_read_are_refused():
     bits = jax.ShapeDtypeStruct((1, 1, 128, 128), jnp.uint16)
     assert pallas_tpu.why_not(64, bits) == "pages of uint16: it needs bfloat16 or float32"
     narrow = jax.ShapeDtypeStruct((1, 1, 128, 160), jnp.bfloat16)

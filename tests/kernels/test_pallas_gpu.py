@@ -123,7 +123,7 @@ def check(shape, name, interpret, **options):
 @SETTINGS
 @given(shapes())
 @example(TREE)
-def test_it_is_near_float64(name, interpret, shape):
+def test_gpu_attention_is_near_float64(name, interpret, shape):
     check(shape, name, interpret, parts=2)
 
 
@@ -265,7 +265,7 @@ def test_every_mutant_is_caught(module, name, monkeypatch):
         check(shape, backend, INTERPRETED, parts=2)
 
 
-def test_pages_and_devices_that_it_lacks():
+def test_pages_and_devices_without_the_gpu_kernel_are_refused():
     def pages(size=128, width=128, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct((1, 1, size, width), dtype)
 

@@ -57,7 +57,7 @@ def test_leading_axes_are_rows(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_it_is_the_sum_over_the_last_axis(width):
+def test_row_sum_is_the_sum_over_the_last_axis(width):
     x = block(width)
     exact = x.astype(np.float64).sum(-1, keepdims=True)
     # Rounding is of the order of the largest partial sum, not of the result.
@@ -66,7 +66,7 @@ def test_it_is_the_sum_over_the_last_axis(width):
 
 
 @pytest.mark.parametrize("width", [7, 576])
-def test_its_gradient_is_that_of_a_sum(width):
+def test_the_gradient_of_row_sum_is_that_of_a_sum(width):
     x, weights = jnp.asarray(block(width)), jnp.arange(max(COUNTS), dtype=jnp.float32)
     found = jax.grad(lambda x: (row_sum(x)[:, 0] * weights).sum())(x)
     np.testing.assert_array_equal(found, np.broadcast_to(weights[:, None], x.shape))

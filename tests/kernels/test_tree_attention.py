@@ -95,7 +95,7 @@ def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
 @pytest.mark.more
 @settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(shapes=attention_cases.shapes(page_sizes=(128, 256)))
-def test_it_is_near_float64_in_any_shape(backend, shapes):
+def test_tree_attention_is_near_float64_in_any_shape(backend, shapes):
     case = attention_cases.make(shapes)
     scratch = None
     if case.paths is not None:

@@ -36,7 +36,7 @@ def check(form, head_dim):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("head_dim", SIZES)
-def test_it_is_near_the_reference(form, head_dim):
+def test_xla_attention_is_near_the_reference(form, head_dim):
     check(form, head_dim)
 
 

@@ -46,7 +46,7 @@ def assert_truncated(p, ids, law):
 
 
 @pytest.mark.parametrize("size", [COUNT, 1000, 5001])
-def test_it_is_the_full_law_of_the_likeliest_tokens_renormalised(size):
+def test_the_law_of_the_likeliest_is_the_full_law_renormalised(size):
     """For each row its own filters, whether they end within the likeliest tokens or beyond."""
     x = logits(size)
     p, ids = map(np.asarray, likeliest(x, COUNT, rows(*CASES)))

@@ -136,7 +136,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_faults_are_caught(fault):
+def test_planted_faults_of_predictions_are_caught(fault):
     with edited([Edit(prediction, "predict_bonus", *fault)]):
         drawn, first = judged_alike("ratio")
     assert (drawn != first).any()

@@ -55,7 +55,7 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("name", FLAWS)
-def test_flaws_are_caught(name):
+def test_planted_flaws_of_proposals_are_caught(name):
     support, q = q_of(5000, 1)
     with edited([FLAWS[name]]):
         found = proposal.dense_by_product(support, q, vocab=5000)

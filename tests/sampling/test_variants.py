@@ -113,7 +113,7 @@ def test_outcomes_are_those_of_the_program_that_decides(variant, rule):
 
 @pytest.mark.more
 @pytest.mark.parametrize("variant", ["sampled", "truncated"])
-def test_so_are_they_where_a_law_is_summed_in_one_pass(monkeypatch, variant):
+def test_outcomes_are_the_same_where_a_law_is_summed_in_one_pass(monkeypatch, variant):
     monkeypatch.setattr(verification, "best_and_mass", row_operations._mass_in_one_pass)
     found = verified(batch(settings_for(variant)), VARIANTS[variant], "ratio")
     assert found == decided(variant, "ratio")

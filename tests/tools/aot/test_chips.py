@@ -34,7 +34,7 @@ def test_products_of_float32_take_several():
     assert both.seconds == pytest.approx(2 * 6 + 1 / 2)  # int8 twice as fast
 
 
-def test_what_is_sent_comes_on_top_around_a_ring_both_ways():
+def test_collectives_come_on_top_around_a_ring_both_ways():
     sent = Collective(nbytes=8 * 10**8, devices=4, runs=3, kind="all-gather")
     found = roofline(CHIP, work(moved=10**9, collectives=[sent]))
     assert found.links == pytest.approx(3 * (8e8 * 3 / 4) / 2e8)

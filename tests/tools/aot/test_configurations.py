@@ -37,7 +37,7 @@ def test_every_model_of_the_table_is_one_that_runs():
 
 
 @pytest.mark.parametrize("given", ["", "config.json"])
-def test_a_directory_or_its_file_without_any_weights(given, tmp_path):
+def test_a_configuration_is_read_from_a_directory_or_its_file_without_weights(given, tmp_path):
     directory = tiny.write_checkpoint(tmp_path / "model")
     for path in directory.iterdir():
         if path.name != "config.json":
@@ -55,12 +55,12 @@ def test_a_directory_or_its_file_without_any_weights(given, tmp_path):
         ("hf:no name", "expected hf:org/name"),
     ],
 )
-def test_what_is_no_configuration_is_refused(source, said):
+def test_a_malformed_configuration_is_refused(source, said):
     with pytest.raises(InputError, match=said):
         read_configuration(source)
 
 
-def test_files_that_are_none_are_refused(tmp_path):
+def test_malformed_files_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"config\.json does not exist"):
         read_configuration(str(tmp_path))
     (tmp_path / "config.json").write_text("{")

@@ -132,14 +132,14 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("gate", FLAWS)
-def test_gates_fail_on_what_they_are_for(gate):
+def test_gates_of_gpus_fail_on_planted_faults(gate):
     none = "%none (p: f32[]) -> pred[] {\n  ROOT %r = pred[] parameter(0)\n}\n"
     module = hlo.read(f"{none}ENTRY %m (p: f32[]) -> f32[] {{\n  {FLAWS[gate]}\n}}\n")
     assert [*gates(0, module, 1 << 28)] == ([gate] if gate else [])
     assert "no temporary of their size" in gates(1 << 28, module, 1 << 28)
 
 
-def test_what_cannot_be_compiled_for_is_refused(monkeypatch):
+def test_gpus_that_cannot_be_compiled_for_are_refused(monkeypatch):
     with pytest.raises(InputError, match="devices = 9; give 1 to 8"):
         chips.devices("h200", 9)
 

@@ -68,7 +68,7 @@ ENTRY %main (x: f32[8,16]) -> f32[8,16] {
     assert [each.name for each in found.copies(32)] == ["copy.1", "small", "part"]
 
 
-def test_sizes_of_results():
+def test_sizes_of_results_are_read():
     line = (
         "  ROOT %a.1 = (bf16[2,3]{1,0:T(8,128)(2,1)}, pred[5]{0}, s64[]) fusion(%x, %y.2), kind=k"
     )

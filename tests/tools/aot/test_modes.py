@@ -50,7 +50,7 @@ def test_memory_is_shared_by_models_on_the_same_devices_and_by_no_others():
     assert [need.total for need, _ in apart] == [140 + len(TARGET), 160 + 2 * len(DRAFT)]
 
 
-def test_what_does_not_fit_is_said_with_sizes():
+def test_a_pair_that_does_not_fit_is_named_with_sizes():
     assert SD.refused(CHIP) is None
     large = part("target", 8, TARGET, weights=1 << 31)
     assert Mode(name="ar", target=large).refused(CHIP) == (

@@ -19,7 +19,7 @@ def page(*modes):
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_everything_that_was_asked_is_on_it_once():
+def test_a_page_has_each_requested_program_once():
     lines = page(given.AR, given.SD, given.SSD)
     assert lines[0] == "a pair"
     assert lines[-1].startswith("SSD pays on 8 v6e at acceptances of ")

@@ -187,7 +187,7 @@ def test_a_program_passes_every_gate(about, record_property):
 
 
 @pytest.mark.skipif(bool(gpus.WHY), reason=str(gpus.WHY))
-def test_weaknesses_are_still_there():
+def test_known_weaknesses_of_pairs_are_still_there():
     case = Case("h100", "llama-3.1-8b", 16, 8192, "forward")
     case.compiled, case.module = compile_program(case.spec, case.model, case.chip)
     assert {*gates(case)} & {*known_weaknesses(case)}, "take them off"
@@ -211,7 +211,7 @@ FLAWS = {
 }
 
 
-def test_gates_fail_on_what_they_are_for():
+def test_gates_of_pairs_fail_on_planted_faults():
     case = Case("v5e", "llama-3.1-8b", 1, 8192, "forward")
     compiled, module = compile_program(case.spec, case.model, case.chip)
     case.compiled, case.module = compiled, module

@@ -112,7 +112,7 @@ ENTRY %main (pages: bf16[64,512], new: bf16[1,512], at: s32[]) -> bf16[64,512] {
 """
 
 
-def test_what_is_updated_in_place_counts_by_its_update():
+def test_a_buffer_updated_in_place_counts_by_its_update():
     assert counted(UPDATE).moved == 2 * 512 * 2 + 4  # read, written, and the place
     copied = UPDATE.replace("dynamic-update-slice(%pages, %new, %at, %zero)", "negate(%pages)")
     assert counted(copied).moved > 64 * 512 * 2
@@ -170,7 +170,7 @@ def test_a_slice_that_is_sent_to_the_chip_reads_what_it_cuts_out():
     ("groups", "devices"),
     [("{{0,1,2,3},{4,5,6,7}}", 4), ("[2,4]<=[8]", 4), ("mesh['model'=8] {'model'}", 8)],
 )
-def test_the_devices_of_a_collective(groups, devices):
+def test_the_devices_of_a_collective_are_read(groups, devices):
     text = f"""ENTRY %m (x: f32[]) -> f32[] {{
   %x = f32[16]{{0}} parameter(0)
   ROOT %y = f32[16]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%add
@@ -203,7 +203,7 @@ ENTRY %m (x: f32[64,128]) -> f32[64,128] {
 """
 
 
-def test_what_runs_beside_counts_once():
+def test_an_asynchronous_operation_counts_once():
     """As TPU7x has it: other cores of the chip copy and reduce."""
     size = 64 * 128 * 4
     work = counted(CALLED, 8)

@@ -107,7 +107,7 @@ def test_every_second_of_the_eight_kinds_are_of_all_kinds():
     assert set(Counter(_categories("eight_kinds")[::2]).values()) == {5}
 
 
-def test_n_takes_the_first_and_a_list_joins_sets(tmp_path):
+def test_prompts_may_be_the_first_n_of_a_set_or_several_sets(tmp_path):
     path = write(tmp_path / "p.jsonl", {"prompt": "a"}, "", {"prompt": "b"}, {"prompt": "c"})
     prompts = load_prompts(f"humaneval:3, {path}:2")
     assert [(prompt.set, prompt.index) for prompt in prompts] == [

@@ -100,7 +100,7 @@ def test_equal_ids_are_identical():
     assert "yes" in rendered(report.bench_table(measure()))
 
 
-def test_what_failed_is_identical_to_nothing():
+def test_a_failed_answer_is_identical_to_nothing():
     failed = PromptResult(token_ids=(), failed=True)
     result = run_paired(
         {

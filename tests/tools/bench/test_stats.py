@@ -69,7 +69,7 @@ def test_a_rate_is_of_all_events_and_a_ratio_is_the_quotient_of_two_rates():
     assert (ratio.value, ratio.count) == (pytest.approx(110 / 3 / 2.5), 2)
 
 
-def test_what_took_no_time_has_no_rate():
+def test_a_run_of_no_time_has_no_rate():
     nothing = [stats.Rate(0, 0)] * 2
     assert stats.rate_interval(nothing) is stats.rate_interval([]) is None
     assert stats.rate_ratio_interval([stats.Rate(1, 1)] * 2, nothing) is None

@@ -46,7 +46,7 @@ def test_no_line_ends_in_blanks(terminal):
     assert lines == [line.rstrip() for line in lines]
 
 
-def test_what_fits_stays_in_one_part():
+def test_a_table_that_fits_stays_in_one_part():
     lines = rendered(build_table(WIDE[:5], NAMES), 80)
     assert len(lines) == 2 + len(NAMES)
     assert lines[0].split() == ["variant", *(w for n in range(4) for w in ("figure", str(n)))]

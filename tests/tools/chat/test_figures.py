@@ -46,7 +46,7 @@ def test_hit_rates_weigh_each_look_up_alike():
     assert "hit rate 0.33" in summary(seldom, 2048)
 
 
-def test_what_does_not_apply_is_left_out():
+def test_figures_that_do_not_apply_are_left_out():
     nothing = answer(1)
     found = figures([nothing])
     assert (found.tokens_per_second, found.first_token_ms, found.acceptance_length) == (None,) * 3

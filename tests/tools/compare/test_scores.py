@@ -138,7 +138,7 @@ def test_a_forged_token_is_found_by_law_at_its_place(llm):
             )
 
 
-def test_a_near_tie_is_float(llm, scorer):
+def test_a_near_tie_is_a_difference_of_rounding(llm, scorer):
     request, first = llm.request("a"), llm.generate("a", SamplingParams(max_tokens=1), mode="ar")
     best = first[0].token_ids[0]
     other = (best + 1) % 256

@@ -106,7 +106,7 @@ def test_a_killed_process_goes_on_bit_for_bit(place, finished):
 
 
 @pytest.mark.more
-def test_what_is_finished_is_skipped(place, finished, monkeypatch, capsys):
+def test_finished_stages_are_skipped(place, finished, monkeypatch, capsys):
     monkeypatch.setattr("ssd_jax.llm.llm.LLM", None)
     monkeypatch.setattr("ssd_jax.tools.distill.scoring.load_scorer", None)
     before = files(finished)
@@ -205,7 +205,7 @@ def test_input_that_was_refused_can_be_mended(place, tmp_path, tiny_checkpoint, 
         ),
     ],
 )
-def test_what_a_later_stage_cannot_use_is_refused_before_the_first(
+def test_settings_of_later_stages_are_checked_before_the_first(
     tmp_path, tiny_checkpoint, capsys, monkeypatch, changes, message
 ):
     monkeypatch.setattr("ssd_jax.tools.distill.stages.generate", None)

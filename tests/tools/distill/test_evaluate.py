@@ -120,7 +120,7 @@ def test_a_draft_whose_logits_are_no_numbers_gets_no_figures(
 
 
 @pytest.mark.more
-def test_the_text_is_kept_and_so_are_figures(
+def test_text_and_figures_of_an_evaluation_are_kept(
     evaluated, place, draft, tiny_checkpoint, monkeypatch, capsys
 ):
     document, path = evaluated
@@ -178,7 +178,7 @@ def test_a_whole_run_ends_with_the_trained_draft(
         ((), {"evaluate_promts": "3"}, "unknown key 'promts'; did you mean 'prompts'?"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
+def test_impossible_evaluations_are_refused_before_anything_is_made(
     place, tiny_checkpoint, tmp_path, capsys, arguments, changes, message
 ):
     other = tmp_path / "other"

@@ -27,7 +27,7 @@ def test_a_shared_span_leaks_wherever_it_is(begin):
         assert leaks(text)
 
 
-def test_one_token_less_does_not():
+def test_a_shared_span_one_token_shorter_does_not_leak():
     assert not leaks([1, *HELD[: SPAN - 1], 2, *HELD[SPAN : 2 * SPAN - 1], 3])
 
 
@@ -67,7 +67,7 @@ def test_a_short_prompt_is_found_among_whatever_text(held, monkeypatch):
     assert not check.leaks(pieces.encode("Tell me: Why not?"))
 
 
-def test_a_word_is_not_found_in_others():
+def test_a_word_is_not_found_inside_other_words():
     pieces = Pieces()
     for held in ("able", "ta", "le"):
         check = HeldOut([pieces.encode(held)], pieces.decode)
@@ -84,7 +84,7 @@ def test_tokens_are_compared_whole_not_as_bytes():
     assert not leaks([256] * (SPAN + 2), held=[1] * (SPAN + 1))
 
 
-def test_it_agrees_with_comparing_every_span(monkeypatch):
+def test_leaks_agree_with_a_comparison_of_every_span(monkeypatch):
     monkeypatch.setattr(prompts, "SPAN", 4)
     rng = np.random.default_rng(0)
     held = [rng.integers(0, 3, rng.integers(1, 30)).tolist() for _ in range(6)]

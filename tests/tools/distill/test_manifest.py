@@ -18,7 +18,7 @@ from ssd_jax.tools.distill.manifest import (
 WRITTEN = Manifest(stage="train", settings={"a.b": 1}, inputs={"target": "t"}, data={"step": 3})
 
 
-def test_it_comes_back(tmp_path):
+def test_a_manifest_is_read_back(tmp_path):
     assert read_manifest(tmp_path) is None
     for finished in (False, True):
         manifest = dataclasses.replace(WRITTEN, finished=finished)
@@ -36,7 +36,7 @@ def test_it_comes_back(tmp_path):
         (lambda text: json.dumps(json.loads(text) | {"data": []}), "no usable data in it"),
     ],
 )
-def test_what_cannot_be_used_names_the_remedy(tmp_path, change, message):
+def test_an_unusable_manifest_names_the_remedy(tmp_path, change, message):
     write_manifest(tmp_path, WRITTEN)
     path = tmp_path / MANIFEST
     path.write_text(change(path.read_text()))

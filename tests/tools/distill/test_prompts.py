@@ -200,7 +200,7 @@ def test_what_a_held_out_task_is_about_leaks_in_either_spelling(prepare, tmp_pat
     assert counts["train"]["train.jsonl"] == {"kept": 1, "too_long": 0, "leaking": 1}
 
 
-def test_what_prompts_are_made_from_has_digests(tmp_path):
+def test_sources_of_prompts_have_digests(tmp_path):
     tiny_run.write_data(tmp_path)
     for train, made_from in (
         ('["text.txt"]', ["held_out.jsonl", "text.txt"]),
@@ -229,7 +229,7 @@ def test_turns_that_the_target_wrote_are_prompts_beside_those_of_files(prepare, 
     assert "magpie" not in counts["held_out"]
 
 
-def test_what_a_set_calls_a_kind_is_kept(prepare, tmp_path):
+def test_kinds_of_prompts_are_kept(prepare, tmp_path):
     write_lines(
         tmp_path / "held_out.jsonl",
         *({"prompt": "a", "category": "b"}, {"prompt": "c", "category": None}),
@@ -281,7 +281,7 @@ def test_text_that_is_not_utf8_is_named_with_its_line(prepare, tmp_path):
         ({"train": '[{path = "empty.jsonl", ids = "1"}]'}, "ids 1, the file has no lines"),
     ],
 )
-def test_files_that_cannot_do_are_refused(prepare, tmp_path, changes, message):
+def test_unusable_prompt_files_are_refused(prepare, tmp_path, changes, message):
     write_lines(tmp_path / "empty.jsonl")
     write_lines(tmp_path / "nameless.jsonl", {"prompt": "x"})
     with pytest.raises(InputError, match=re.escape(message)):

@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, whole, w
     assert len(fake.answered) - 20 <= MOST_IN_A_SHARD
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path, monkeypatch, whole):
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path, monkeypatch, whole):
     FakeTarget().install(monkeypatch)
     one = job(tmp_path / "run")
     (one.directory / ".shard-00000.safetensors.0a1b.partial").write_bytes(b"half")
@@ -125,7 +125,7 @@ def test_shards_of_another_target_are_refused(tmp_path, whole):
     assert list(read_shards(tmp_path / "whole", target="t"))
 
 
-def test_what_the_target_cannot_do_is_refused_first(tmp_path, monkeypatch):
+def test_jobs_beyond_the_target_are_refused_first(tmp_path, monkeypatch):
     fake = FakeTarget().install(monkeypatch)
     for changes, message in (
         ({"max_tokens": 97}, "the 100 positions"),

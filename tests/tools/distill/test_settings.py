@@ -174,7 +174,7 @@ def test_a_bad_value_is_named_with_its_section(tmp_path, change, message):
         tiny_run.settings(tmp_path, **change)
 
 
-def test_what_is_recorded_does_not_depend_on_where_things_are(tmp_path):
+def test_recorded_settings_do_not_depend_on_paths(tmp_path):
     one = tiny_run.settings(tmp_path, "here", prompts_directory='"one"')
     two = tiny_run.settings(tmp_path, "there", prompts_directory='"two"')
     for section in ("target", "prompts", "generate"):

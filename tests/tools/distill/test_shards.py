@@ -20,7 +20,7 @@ SAMPLES = [
 ]
 
 
-def test_what_is_learnt_are_the_completion_or_all_of_a_text():
+def test_positions_to_learn_are_the_completion_or_all_of_a_text():
     assert [list(sample.learnt) for sample in SAMPLES] == [[1, 2], [], [0, 1]]
 
 

@@ -159,7 +159,7 @@ def test_an_engine_with_a_draft_of_its_own_is_drawn_unless_another_is_named(path
         choose(engines, "sd")
 
 
-def test_what_of_a_forward_is_not_hidden_lies_between_the_targets_slices():
+def test_draft_work_that_is_not_hidden_lies_between_the_targets_slices():
     target = [Slice("", 0, 4, {}), Slice("", 6, 8, {}), Slice("", 8, 9, {})]
     assert gaps(target, 1, 3) == []
     assert gaps(target, 3, 7) == [(4, 6)]

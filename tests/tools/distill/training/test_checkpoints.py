@@ -49,7 +49,7 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_what_cannot_be_read_is_passed_over(tmp_path):
+def test_damaged_checkpoints_are_passed_over(tmp_path):
     saved = opened(tmp_path, keep=9)
     for step in (10, 20, 30, 40):
         saved.save(step, state(step))
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_passed_over(tmp_path):
     assert names(tmp_path) == ["step_10", "step_20"]
 
 
-def test_where_all_are_damaged_it_is_said(tmp_path):
+def test_damage_of_all_checkpoints_is_an_error(tmp_path):
     opened(tmp_path).save(10, state(10))
     shutil.rmtree(tmp_path / "step_10" / "state")
     with pytest.raises(InputError, match=r"can be read: step_10 is damaged: .*remove that dir"):

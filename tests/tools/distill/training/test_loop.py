@@ -163,7 +163,7 @@ def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
 
 @pytest.mark.more
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
-def test_what_is_exported_is_what_the_engine_loads(target, texts, whole, tmp_path, store):
+def test_the_engine_loads_the_exported_draft(target, texts, whole, tmp_path, store):
     """The engine's logits of the loaded draft give the held-out figures of training."""
     made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
     leaves, _ = files(whole[0])
@@ -220,7 +220,7 @@ def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_compiled(
+def test_training_that_does_not_fit_is_refused_before_anything_is_compiled(
     target, texts, whole, tmp_path, compilations
 ):
     with pytest.raises(InputError, match=r"train\.seed was 0, is 1"):
@@ -271,7 +271,7 @@ def test_a_draft_that_cannot_be_gone_on_from_is_refused(
 
 
 @pytest.mark.more
-def test_what_begins_a_draft_keeps_what_it_trained(target, texts, tmp_path):
+def test_training_from_a_draft_keeps_its_tensors(target, texts, tmp_path):
     own = dataclasses.replace(DRAFT, embedding="trained")
     made = train(target, texts, tmp_path / "first", draft=own, steps=1)
     begin = dataclasses.replace(own, begin=str(made.draft))
@@ -282,7 +282,7 @@ def test_what_begins_a_draft_keeps_what_it_trained(target, texts, tmp_path):
         )
 
 
-def test_what_is_not_known_of_the_target_is_left_out(target, texts, tmp_path, monkeypatch):
+def test_figures_without_the_target_are_left_out(target, texts, tmp_path, monkeypatch):
     sums = Sums(positions=4, loss=8, cross_entropy=8, kl=0, overlap=0, agreements=0)
     programs = (lambda state, *_: (state, StepReport(sums, 1.0)), lambda *_: sums)
     monkeypatch.setattr(loop.Trainer, "programs", lambda _self: programs)

@@ -31,7 +31,7 @@ TARGET = ModelConfig.from_hf(tiny.config("llama"))
         ({"num_layers": 1, "family": "gpt2"}, "must be one of llama, qwen2, qwen3"),
     ],
 )
-def test_drafts_that_cannot_be(settings, message):
+def test_impossible_drafts_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         draft_config(read_section(DraftSettings, settings, "[draft]"), TARGET)
 
@@ -48,7 +48,7 @@ def test_drafts_that_cannot_be(settings, message):
         ({"compute": "float16"}, "must be one of bfloat16, float32"),
     ],
 )
-def test_training_that_cannot_be(settings, message):
+def test_impossible_training_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
         read_section(TrainSettings, {"steps": 10} | settings, "[train]")
 

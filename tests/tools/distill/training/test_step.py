@@ -117,7 +117,7 @@ def test_a_step_in_bfloat16_runs_with_any_number_of_tokens(target, rows, length)
     assert found[1]["loss"] < found[0]["loss"]
 
 
-def test_looking_takes_no_gradients(target, texts):
+def test_an_evaluation_step_takes_no_gradients(target, texts):
     built, state, fixed = trainer(target)
     batch = batch_of(texts)
     step, look = built.programs()
