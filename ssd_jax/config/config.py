@@ -38,6 +38,8 @@ from ssd_jax.system.cores import Cores
 from ssd_jax.wire.address import Address
 from ssd_jax.wire.security import ENGINE_SETTINGS, Files
 
+_READ_Q = "verify = " + " or ".join(repr(name) for name, rule in RULES.items() if rule.ships_q)
+
 
 @accept_names(NAMES)
 @immutable
@@ -268,11 +270,11 @@ class Config(EngineSettings):
                     )
         if not RULES[self.verify].ships_q and self.proposal_support == "full":
             raise InputError(
-                "proposal_support = 'full' is for verify = 'ratio'; coupled proposals ship no q"
+                f"proposal_support = 'full' is for {_READ_Q}; {self.verify} proposals ship no q"
             )
         if not RULES[self.verify].ships_q and self.saguaro_c not in (None, 1):
             raise InputError(
-                f"saguaro_c = {self.saguaro_c} is for verify = 'ratio'; coupled proposals have no "
+                f"saguaro_c = {self.saguaro_c} is for {_READ_Q}; {self.verify} proposals have no "
                 "residual to move"
             )
 

@@ -30,6 +30,7 @@ class Speculative(TypedDict, total=False):
     num_speculative_tokens: int
     quantization: Literal["gguf"] | None
     draft_tensor_parallel_size: int | None
+    rejection_sample_method: Literal["standard", "block"] | None
 
 
 class VllmSettings(TypedDict, total=False):

@@ -151,7 +151,8 @@ class EngineSettings:
     )
     verify: str = setting(
         "ratio",
-        "verification rule; coupled gives the same sampled text in every mode",
+        "verification rule: ratio judges each proposed token alone; block judges them together and "
+        "accepts as many or more; coupled gives the same sampled text in every mode",
         get_args(RuleName),
         group="speculation",
     )

@@ -22,6 +22,7 @@ from ssd_jax.options.other_names import (
     canonical_settings,
 )
 from ssd_jax.sampling.params import MAX_LOGPROBS
+from ssd_jax.sampling.rules import RULES
 
 _OFF, _ON = (None, False), (None, True)
 _ONE, _ZERO = (None, 1), (None, 0)
@@ -85,6 +86,17 @@ def _draft_devices(value: Any, given: Settings) -> dict[str, Any]:
     )
 
 
+def _verify(value: Any, given: Settings) -> dict[str, Any]:
+    del given
+    rules = {"standard": "ratio", "block": "block"}
+    if value is not None and value not in rules:
+        raise InputError(
+            f"speculative_config: rejection_sample_method = {value!r} is not supported; give "
+            f"{' or '.join(rules)}, or name the rule by `verify`: {', '.join(RULES)}"
+        )
+    return {} if value is None else {"verify": rules[value]}
+
+
 _SPECULATIVE: Names = {
     "model": SameAs("draft"),
     "num_speculative_tokens": SameAs("k"),
@@ -104,9 +116,9 @@ _SPECULATIVE: Names = {
     "max_model_len": Unsupported("`context` is that of target and draft"),
     "disable_by_batch_size": Unsupported("`mode='auto'` takes the mode that is fastest here"),
     "speculative_token_tree": Unsupported("`budget` and `fan_out` of mode ssd shape its branches"),
-    "rejection_sample_method": Unsupported("`verify` names the rule: ratio or coupled"),
+    "rejection_sample_method": Translated(_verify),
     "acceptance_method": Unsupported(
-        "`verify` names the rule: ratio or coupled", (None, "rejection_sampler")
+        f"`verify` names the rule: {', '.join(RULES)}", (None, "rejection_sampler")
     ),
     "draft_sample_method": Unsupported("`draft_temperature` is that of proposals, 0 is greedy"),
     "revision": Unsupported("write it as model = 'hf:org/name@REVISION'"),

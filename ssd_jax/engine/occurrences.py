@@ -1,9 +1,9 @@
 """Gives requests of one seed and index different noise, where sharing it would bias them.
 
-Two requests with the same seed and index would share all random numbers. Under the ratio rule a
-text also depends on the lengths of its proposals. If these depend on time, they depend on other
-requests' random numbers, and the text is biased where those are its own. So a repeated pair gets a
-hashed seed.
+Two requests with the same seed and index would share all random numbers. Under a timed rule
+(`sampling/rules.py`) a text also depends on the lengths of its proposals. If these depend on time,
+they depend on other requests' random numbers, and the text is biased where those are its own. So a
+repeated pair gets a hashed seed.
 
 Pure host code.
 """

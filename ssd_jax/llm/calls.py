@@ -187,8 +187,8 @@ class Calls(ABC):
         """Completes one or several prompts; outputs are in prompt order.
 
         The randomness of each text is keyed by its index, which is p for prompt p, so a batch and
-        single calls with the same `Request.index` give the same text. (Under the ratio rule, where
-        a draft's speed decides how long it is waited for, sampled texts only have the same
+        single calls with the same `Request.index` give the same text. (Unless `verify` is coupled,
+        where a draft's speed decides how long it is waited for, sampled texts only have the same
         distribution; there a repeated seed and index get noise of their own.)
 
         Args:

@@ -59,7 +59,7 @@ class Drafter(Protocol):
       k: most tokens of a proposal.
       on_device: whether it keeps busy the devices that it shares with the target.
       timed: whether lengths of its proposals depend on time, or on other requests, where sampled
-        texts depend on lengths: under the ratio rule. See `occurrences`.
+        texts depend on lengths, as `sampling/rules.py` says. See `occurrences`.
       asks_first: whether `speculate` is called before the target's forward is dispatched, because
         it only sends a message, which would otherwise wait for cores that the target uses.
     """

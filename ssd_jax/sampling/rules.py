@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-RuleName = Literal["ratio", "coupled"]
+RuleName = Literal["ratio", "block", "coupled"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ class Rule:
 
 _ALL = (
     Rule(name="ratio", ships_q=True, keyed_by_position=False, timed=True),
+    Rule(name="block", ships_q=True, keyed_by_position=False, timed=True),
     Rule(name="coupled", ships_q=False, keyed_by_position=True, timed=False),
 )
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})

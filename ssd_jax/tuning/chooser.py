@@ -143,7 +143,7 @@ class Chooser:
     def freeze_observations(self) -> None:
         """Excludes later observations from what is kept for the next start.
 
-        Beside sampled rows under the ratio rule, even observations of greedy rows depend on the
+        Beside sampled rows of a timed rule, even observations of greedy rows depend on the
         noise of the sampled ones, through timing, and a request of another process may have the
         same noise.
         """

@@ -189,7 +189,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         ),
         (
             ["--mode=ssd", "--draft=x", "--verify=coupled", "--saguaro_c=0.5"],
-            "saguaro_c = 0.5 is for verify = 'ratio'",
+            "saguaro_c = 0.5 is for verify = 'ratio' or 'block'",
         ),
         (
             ["--mode=sd", "--draft=x", "--budget=8"],
@@ -218,7 +218,7 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
         (["--mode=sd", "--draft=ngram", "--proposal_support=64"], "proposal_support = 64 means"),
         (
             ["--mode=sd", "--draft=x", "--proposal_support=full", "--verify=coupled"],
-            "coupled proposals ship no q",
+            "is for verify = 'ratio' or 'block'; coupled proposals ship no q",
         ),
         (["--repetition_penalty=0"], "repetition_penalty = 0.0 is out of range"),
         (["--logit_bias=5"], "give id:bias"),

@@ -50,6 +50,12 @@ SD = {"mode": "sd", "draft": "m", "k": 3}
             {**SD, "draft_dtype": "native"},
         ),
         ({"speculative_config": {**MODEL, "draft_tensor_parallel_size": 1}}, SD),
+        ({"speculative_config": {**MODEL, "rejection_sample_method": None}}, SD),
+        ({"speculative_config": {**MODEL, "rejection_sample_method": "standard"}}, SD),
+        (
+            {"speculative_config": {**MODEL, "rejection_sample_method": "block"}},
+            {**SD, "verify": "block"},
+        ),
         ({"speculative_config": {"num_speculative_tokens": 3}, "draft": "m"}, SD),
         ({"speculative_model": "m", "num_speculative_tokens": 3}, SD),
     ],
@@ -85,6 +91,17 @@ def test_a_setting_of_vllm_means_ours(given, meant):
         ({"speculative_config": {**NGRAM, "prompt_lookup_max": 4}}, "prompt_lookup_max = 4 means"),
         ({"speculative_config": {**NGRAM, "model": "m"}}, "method = 'ngram' has no model"),
         ({"speculative_config": {"num_speculative_tokens": 3}}, "which draft.*'default'.*ngram"),
+        (
+            {"speculative_config": {**MODEL, "rejection_sample_method": "synthetic"}},
+            "rejection_sample_method = 'synthetic' is not supported; give standard or block",
+        ),
+        (
+            {
+                "speculative_config": {**MODEL, "rejection_sample_method": "block"},
+                "verify": "coupled",
+            },
+            "speculative_config and verify say the same thing",
+        ),
         ({"speculative_config": {"modle": "m"}}, "speculative_config: unknown key 'modle'; did yo"),
         (
             {"speculative_config": "ngram"},

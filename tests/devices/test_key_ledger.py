@@ -351,6 +351,78 @@ def test_sampled_text_of_the_same_rounds_is_the_same_in_every_placement(played, 
     assert (there[-1].token_ids == there[0].token_ids) == (where == "inline")
 
 
+def laws_along(rows: list[Row], target) -> list[list[np.ndarray]]:
+    """The target's laws after 0, 1, ... L of each row's proposed tokens."""
+    texts = [[*row.prompt, *row.output, *row.tokens.tolist()] for row in rows]
+    whole = np.array([text + [0] * (CONTEXT - len(text)) for text in texts])
+    logits = our_logits(target, whole)[..., : tiny.TOKENS]
+
+    def law_at(row: Row, logits: np.ndarray, place: int) -> np.ndarray:
+        said = [*row.output, *row.tokens[:place].tolist()]
+        settings = law.as_rows(row.settings)
+        return next_law(logits[row.start + place], settings, row.prompt, said)
+
+    return [
+        [law_at(row, own, place) for place in range(row.length + 1)]
+        for row, own in zip(rows, logits, strict=True)
+    ]
+
+
+def ends_by_block(row: Row, laws: list[np.ndarray]) -> tuple[int, int] | None:
+    """(k, t*) of a row by the definition of block verification; None if too near to say."""
+    q = [dense(row, place) for place in range(row.length)]
+    c, k, margins = [1.0], 0, [1.0]
+    for place, token in enumerate(row.tokens.tolist()):
+        c.append(min(1.0, c[-1] * laws[place][token] / q[place][token]))
+    for count in range(1, row.length + 1):
+        h = c[count]
+        if count < row.length and h < 1:
+            surplus = np.maximum(c[count] * laws[count] - q[count], 0).sum()
+            h = surplus / (surplus + 1 - c[count])
+        u = float(keys.uniform(key_of(row, row.start + count, Purpose.ACCEPT))[0])
+        margins.append(abs(u - h))
+        k = count if u < h else k
+    weights = laws[k] if k == row.length else np.maximum(c[k] * laws[k] - q[k], 0)
+    noise = keys.gumbel(key_of(row, row.start + 1 + k, Purpose.BONUS), tiny.TOKENS)
+    with np.errstate(divide="ignore"):
+        scores = np.log(weights) + np.asarray(noise)[0]
+    last = np.sort(scores)[-2:]
+    near = min(*margins, last[1] - last[0]) <= NEAR
+    return None if near else (k, int(scores.argmax()))
+
+
+def key_of(row: Row, position: int, purpose: Purpose) -> keys.Key:
+    (seed, request), start = row.name, row.start
+    words = jnp.array([[seed & 0xFFFFFFFF, seed >> 32]], jnp.uint32)
+    at = (jnp.array([each], jnp.int32) for each in (start, position))
+    return keys.derive(words, jnp.array([request], jnp.uint32), *at, purpose)
+
+
+@pytest.mark.parametrize("mode", cases(["sd", "ssd"], "sd"))
+def test_block_verification_has_the_draws_of_its_keys_and_the_q_of_the_draft(checkpoints, mode):
+    settings = {"slots": 4, "k": "3", "context": CONTEXT, "dtype": "float32", "verify": "block"}
+    settings |= {"mode": mode, "proposal_support": "2", "compile_cache": "off"}
+    if mode == "ssd":
+        settings |= FEW_BRANCHES | {"draft_placement": "inline"}
+    target, draft = map(str, checkpoints)
+    with LLM(target, draft=draft, **settings) as llm:
+        _, rows = run(llm, llm.loaded.roles(mode, 3))
+    expected = [*map(ends_by_block, rows, laws_along(rows, target))]
+    found = [(len(row.emitted) - 1, row.emitted[-1]) for row in rows]
+    wrong = [pair for pair in zip(found, expected, strict=True) if pair[1] not in (None, pair[0])]
+    assert wrong == []
+    assert expected.count(None) < len(rows) / 10
+    assert {k for k, _ in found} == {0, 1, 2, 3}
+    drawn = [
+        Draw(row.name, row.start, place, Purpose.DRAFT, dense(row, place), int(row.tokens[place]))
+        for row in rows
+        for place in range(row.length)
+    ]
+    assert right(drawn)[0] == []
+    # Point masses would keep the law, and accept less.
+    assert np.mean([np.count_nonzero(draw.weights) for draw in drawn]) > 1.5
+
+
 def test_the_first_token_after_one_token_is_drawn_too(llm, checkpoints):
     asked = [request(place, [law.LETTERS[place % 3]], 1) for place in range(30)]
     _, rows = answered(llm, llm.loaded.roles("ar", 0), asked)

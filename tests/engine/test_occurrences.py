@@ -85,8 +85,10 @@ SETTINGS = {
     "inline": ({}, False),
     "inline, coupled": ({"rule": "coupled"}, False),
     "elsewhere": ({"remote": True}, True),
+    "elsewhere, block": ({"remote": True, "rule": "block"}, True),
     "elsewhere, coupled": ({"remote": True, "rule": "coupled"}, False),
     "lengths chosen": ({"tuner": Restless((1, 2), (8,))}, True),
+    "lengths chosen, block": ({"tuner": Restless((1, 2), (8,)), "rule": "block"}, True),
     "lengths chosen, coupled": ({"tuner": Restless((1, 2), (8,)), "rule": "coupled"}, False),
     "lengths given": ({"tuner": FixedTuner(SpeculationPlan(k=3, budget=8))}, False),
     "a pace": ({"pace": Pace()}, True),
@@ -142,6 +144,7 @@ def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
     drafters = [None, FakeDrafter(spell(LONG)), FakeDrafter(spell(LONG))]
     drafters[2] = TunedDrafter(drafters[2], Restless((1, 2), (8,)))
     assert drafters[2].timed
+    assert TunedDrafter(FakeDrafter(LONG), Restless((1,), (8,)), rule="block").timed
     assert not TunedDrafter(FakeDrafter(LONG), Restless((1,), (8,)), rule="coupled").timed
     for drafter in drafters:
         engine = Engine(

@@ -89,6 +89,7 @@ def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints,
 SD = {
     "whole draft": {"proposal_support": "full"},
     "ngram": {"drafter": "ngram"},
+    "block verification": {"verify": "block"},
 }
 
 
@@ -101,6 +102,7 @@ def test_more_texts_of_sd_follow_the_law(checkpoints, laws, case):
 
 SSD = {
     "few branches by confidence": FEW_BRANCHES,
+    "block verification": FEW_BRANCHES | {"verify": "block"},
     "C = 0, n-grams after a miss": {
         "budget": "4",
         "saguaro_c": 0.0,

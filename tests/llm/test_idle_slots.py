@@ -5,7 +5,7 @@ import pytest
 
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling import drafting, keys, prediction
-from ssd_jax.sampling.judgement import coupled, ratio
+from ssd_jax.sampling.judgement import coupled, rejection
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 
@@ -31,7 +31,7 @@ def test_nothing_is_drawn_for_requests_that_have_ended(tmp_path, monkeypatch, mo
 
             return counted
 
-    for module in (drafting, prediction, ratio, coupled):
+    for module in (drafting, prediction, rejection, coupled):
         monkeypatch.setattr(module, "keys", Counted())
     tiny.write_checkpoint(tmp_path)
     about = {"slots": 2, "context": 64, "dtype": "float32", "compile_cache": "off", "mode": mode}

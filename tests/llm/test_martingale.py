@@ -112,6 +112,15 @@ def test_acceptance_is_a_martingale_with_a_worker_whose_q_is_lost_at_times(check
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", ["inline", "process"])
+def test_acceptance_is_a_martingale_under_block_verification(checkpoints, where):
+    settings = {"verify": "block", "k": "3", "fan_out": "confidence", "draft_placement": where}
+    with opened(checkpoints, **settings) as llm:
+        said = say(llm, COUNT)
+    assert_lawful(sums(said, *checkpoints), ("first after hit", "first after miss"))
+
+
+@pytest.mark.slow
 def test_acceptance_is_a_martingale_with_a_draft_on_a_submesh(checkpoints):
     groups = {"target_devices": "1", "draft_devices": "4"}
     llm = opened(checkpoints, draft_placement="submesh", backup="ngram", **groups)
@@ -210,6 +219,7 @@ SLOW_INLINE = {
         "fan_out": "measured",
     },
     "draft temperature": {"draft_temperature": 0.5, "k": "3", "backup": "random"},
+    "block verification": {"verify": "block", "k": "3", "saguaro_c": 0.5, "backup": "draft"},
     "draft in w8a8": {"draft_dtype": "w8a8", "backup": "draft"},
     "greedy draft": {"draft_temperature": 0.0, "backup": "ngram", "fan_out": "uniform"},
 }

@@ -90,7 +90,9 @@ def test_seeds_are_counted_over_all_engines(tiny_checkpoint, monkeypatch, events
     assert seeds == [[5, 5], [derived(5, 0, 0, 1), derived(5, 0, 0, 2)]]
 
 
-@pytest.mark.parametrize(("verify", "settled"), [("ratio", ["settle"]), ("coupled", [])])
+@pytest.mark.parametrize(
+    ("verify", "settled"), [("ratio", ["settle"]), ("block", ["settle"]), ("coupled", [])]
+)
 def test_observations_beside_sampled_requests_are_not_kept_for_the_next_start(
     tiny_checkpoint, monkeypatch, events, verify, settled
 ):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.sampling import drafting, keys, probs, proposal, verification
-from ssd_jax.sampling.judgement import ratio
+from ssd_jax.sampling.judgement import block, ratio, rejection
 from ssd_jax.sampling.proposal import Proposal
 from tests.sampling import simulation
 from tests.sampling.edits import Edit, edited
@@ -59,6 +59,11 @@ def half_late(_round: int, drafted: Proposal, pending: np.ndarray, _before: Befo
 def shorter_by_round(round_: int, drafted: Proposal, _pending: np.ndarray, _before: Before | None):
     """L = 1 in the first round, K after it: known before anything is drafted."""
     return drafted._replace(length=jnp.full_like(drafted.length, 1 if round_ == 0 else 2))
+
+
+def shorter_by_row(_round: int, drafted: Proposal, *_: object) -> Proposal:
+    """L = 1 in every second row, K in the others; q of what is left out is still there."""
+    return drafted._replace(length=1 + jnp.arange(len(drafted.length), dtype=jnp.int32) % 2)
 
 
 def shorter_by_content(_round: int, drafted: Proposal, *_: object) -> Proposal:
@@ -134,6 +139,19 @@ EXPERIMENTS = {
             lowered=1,
         )
     ),
+    "block verification": Experiment(
+        scenario=Scenario(target=TARGET, draft=DRAFT, rule="block", draft_temperature=0.5)
+    ),
+    "block verification, a residual of two tokens": Experiment(
+        scenario=Scenario(
+            target=np.array([(0.5, 0.5, 0.0, 0.0)] * 4),
+            draft=np.array([(0.02, 0.98, 0.0, 0.0), (0.3, 0.02, 0.34, 0.34)] * 2),
+            rule="block",
+        )
+    ),
+    "block verification, L below K in half of the rows": Experiment(
+        scenario=Scenario(target=TARGET, draft=DRAFT, rule="block", serve=shorter_by_row)
+    ),
     "greedy beside sampled": Experiment(
         scenario=Scenario(target=TARGET, draft=DRAFT, settings=({"temperature": 0.0}, {}))
     ),
@@ -193,9 +211,9 @@ MUTANTS = (
         experiment="two of four ids kept",
         edits=[
             Edit(
-                ratio,
-                "judge",
-                "jnp.where(rejected, jnp.maximum(p_final - q_final, 0.0), p_final)",
+                rejection,
+                "draw_bonus",
+                "jnp.where(rejected, jnp.maximum(scaled - q_final, 0.0), p_final)",
                 "p_final",
             ),
         ],
@@ -226,7 +244,7 @@ MUTANTS = (
         name="a draw reused (the acceptance's for the bonus)",
         experiment="two of four ids kept",
         edits=[
-            Edit(ratio, "judge", "position, Purpose.BONUS", "position, Purpose.ACCEPT"),
+            Edit(rejection, "draw_bonus", "position, Purpose.BONUS", "position, Purpose.ACCEPT"),
         ],
     ),
     Mutant(
@@ -320,6 +338,25 @@ MUTANTS = (
                 "jnp.where(is_sampled[:, None], q_before, greedy.q)",
             ),
         ],
+    ),
+    Mutant(
+        name="block verification by the uncapped product",
+        experiment="block verification",
+        edits=[
+            Edit(
+                block, "_survival", "jnp.minimum(survival[-1] * p / q, 1.0)", "survival[-1] * p / q"
+            )
+        ],
+    ),
+    Mutant(
+        name="block verification of an early end as if more were proposed",
+        experiment="block verification, L below K in half of the rows",
+        edits=[Edit(block, "judge", "count == proposal.length[:, None]", "count == c.shape[1]")],
+    ),
+    Mutant(
+        name="block verification with a residual of p for c p",
+        experiment="block verification, a residual of two tokens",
+        edits=[Edit(block, "judge", "accepted, scale)", "accepted, None)")],
     ),
     Mutant(
         name="logits at a sentinel temperature",

@@ -29,7 +29,7 @@ def table(model: Model) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("rule", ["ratio", "block", "coupled"])
 @pytest.mark.parametrize("support", cases([VOCAB, 2], VOCAB))
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_round_accepts_and_ends_as_often_as_in_rationals(draft, support, rule):

@@ -196,7 +196,7 @@ EVERY = words((0,), (1,), (0, 2), (1, 2))
 
 
 @pytest.mark.parametrize("variant", ["any", "full"])
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("rule", ["ratio", "block", "coupled"])
 def test_where_every_token_is_banned_none_is_drawn(variant, rule):
     logits = np.zeros((3, 3, VOCAB), np.float32)
     settings = {"bad_word_ids": EVERY}

@@ -26,6 +26,7 @@ NAMED = (
     "bad words",
     "a point-mass row verified with a stale q",
     "Saguaro set",
+    "block verification",
     "logits at a sentinel temperature",
 )
 

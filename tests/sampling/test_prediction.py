@@ -18,7 +18,7 @@ from tests.sampling.reference import slow_probs
 from tests.sampling.rows import QUICKLY, point_mass, rows, verify
 
 ROWS, K, VOCAB, TOKENS, W = 60, 2, 23, 20, 6
-RULES = pytest.mark.parametrize("rule", ["ratio", "coupled"])
+RULES = pytest.mark.parametrize("rule", ["ratio", "block", "coupled"])
 SETTINGS = ({}, {"temperature": 0.6, "top_k": 5}, {"top_p": 0.8, "seed": (7, 1)})
 
 

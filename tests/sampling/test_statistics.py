@@ -78,9 +78,20 @@ def plain_coupled():
         {"draft_temperature": 0.0},
         {"draft_temperature": 2.0, "serve": half_late},
         {"serve": nothing},
+        {"rule": "block", "support": 2, "draft_temperature": 0.5, "serve": own_length},
+        {"rule": "block", "draft_temperature": 2.0, "serve": half_late},
         {"rule": "coupled"},  # the tests below say that the other options give the same tokens
     ],
-    ids=["drafted", "sparse, own lengths", "greedy draft", "hot draft, late q", "none", "coupled"],
+    ids=[
+        "drafted",
+        "sparse, own lengths",
+        "greedy draft",
+        "hot draft, late q",
+        "none",
+        "block, sparse, own lengths",
+        "block, hot draft, late q",
+        "coupled",
+    ],
 )
 def test_every_setting_of_a_mixed_batch_keeps_its_law(options):
     scenario = replace(MIXED, **options)
@@ -106,11 +117,12 @@ def test_coupled_text_is_that_of_plain_decoding_token_for_token(options, plain_c
     np.testing.assert_array_equal(text, plain_coupled)
 
 
-def test_greedy_text_is_that_of_plain_decoding_under_the_ratio_rule():
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_greedy_text_is_that_of_plain_decoding(rule):
     greedy = [index for index, name in enumerate(SETTINGS) if name.startswith("greedy")]
-    plain = simulation.run(replace(MIXED, serve=nothing), seed=3)[greedy]
+    plain = simulation.run(replace(MIXED, rule=rule, serve=nothing), seed=3)[greedy]
     for options in ({"serve": own_length}, {"serve": half_late}):
-        text = simulation.run(replace(MIXED, **options), seed=3)[greedy]
+        text = simulation.run(replace(MIXED, rule=rule, **options), seed=3)[greedy]
         np.testing.assert_array_equal(text, plain)
 
 

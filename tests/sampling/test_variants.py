@@ -13,7 +13,7 @@ import pytest
 from ssd_jax.kernels import rows as row_operations
 from ssd_jax.sampling import drafting, penalties, probs, truncation, verification
 from ssd_jax.sampling.drafting import Saguaro
-from ssd_jax.sampling.judgement import ratio
+from ssd_jax.sampling.judgement import rejection
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS, Parts, cheapest_variant, variant_name
 from tests.sampling.edits import Edit, edited
@@ -101,10 +101,13 @@ def decided(variant: str, rule: str, least: int = 12) -> list[tuple[int, int]]:
     return verified(batch(settings_for(variant, least)), ON_DEVICE, rule)
 
 
-CASES = [(variant, "ratio") for variant in NEEDS] + [("full", "coupled")]
+CASES = [(variant, rule) for variant in NEEDS for rule in ("ratio", "block")]
+CASES += [("full", "coupled")]
 
 
-@pytest.mark.parametrize(("variant", "rule"), cases(CASES, ("sampled", "ratio"), ("full", "ratio")))
+@pytest.mark.parametrize(
+    ("variant", "rule"), cases(CASES, ("sampled", "ratio"), ("full", "ratio"), ("full", "block"))
+)
 def test_outcomes_are_those_of_the_program_that_decides(variant, rule):
     found = verified(batch(settings_for(variant)), VARIANTS[variant], rule)
     assert found == decided(variant, rule)
@@ -230,7 +233,7 @@ VERIFYING = {
         "truncation.cut(uncut, settings)",
         OF_THE_FIRST,
     ),
-    "a law of another position": (ratio, "judge", "* width + accepted", "* width"),
+    "a law of another position": (rejection, "draw_bonus", "* width + accepted", "* width"),
     "cuts forgotten in acceptance": (
         verification,
         "_verify_in_few_passes",
@@ -367,9 +370,17 @@ def program_text(parts: Parts, rule: str) -> str:
     return jitted.lower(logits, proposal, sampling, start, said).compile().as_text()
 
 
-@pytest.mark.parametrize("name", cases(VARIANTS, "greedy", "any"))
-def test_only_the_program_that_decides_has_branches_and_loops_of_unknown_length(name):
-    text = program_text(VARIANTS[name], "ratio")
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    cases(
+        [*itertools.product(VARIANTS, ("ratio", "block"))],
+        ("greedy", "ratio"),
+        ("any", "ratio"),
+        ("sampled", "block"),
+    ),
+)
+def test_only_the_program_that_decides_has_branches_and_loops_of_unknown_length(name, rule):
+    text = program_text(VARIANTS[name], rule)
     loops = [line for line in text.splitlines() if " while(" in line]
     unknown = [line for line in loops if "known_trip_count" not in line]
     assert (" conditional(" in text) == (name == "any")

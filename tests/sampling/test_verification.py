@@ -8,12 +8,14 @@ import pytest
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.proposal import Proposal, as_point_mass_where
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.variants import VARIANTS
 from ssd_jax.sampling.verification import commit
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.rows import nothing_said, point_mass, repeated, rows, verify
 
 VOCAB, K, ROWS = 4, 2, 60_000
+READ_Q = [name for name, rule in RULES.items() if rule.ships_q]
 # Row t is the target's (draft's) distribution of the token after t.
 TARGET = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4], [0.25] * 4, [0.7, 0.1, 0.1, 0.1]])
 DRAFT = np.array([[0.2, 0.2, 0.1, 0.5], [0.4, 0.3, 0.2, 0.1], [0.0, 0.0, 0.5, 0.5], [0.25] * 4])
@@ -77,7 +79,7 @@ def assert_follows_target(pairs: np.ndarray) -> None:
     assert p_value(observed, TARGET[0][:, None] * TARGET) > ALPHA
 
 
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize("kind", ["drafted", "point mass", "mixed", "shorter", "none"])
 def test_the_emitted_law_is_the_target(rule, kind):
     rng = np.random.default_rng(1)
@@ -94,15 +96,17 @@ def test_the_emitted_law_is_the_target(rule, kind):
     assert_follows_target(emitted_pairs(rng, proposal, rule))
 
 
-def test_a_wrong_q_is_caught_by_this_test():
+@pytest.mark.parametrize("rule", READ_Q)
+def test_a_wrong_q_is_caught_by_this_test(rule):
     rng = np.random.default_rng(1)
     proposal = drafted(rng)
     wrong = proposal._replace(q=jnp.full_like(proposal.q, 1 / VOCAB))
     with pytest.raises(AssertionError):
-        assert_follows_target(emitted_pairs(rng, wrong, "ratio"))
+        assert_follows_target(emitted_pairs(rng, wrong, rule))
 
 
-def test_more_is_accepted_when_the_draft_is_the_target():
+@pytest.mark.parametrize("rule", READ_Q)
+def test_more_is_accepted_when_the_draft_is_the_target(rule):
     rng = np.random.default_rng(2)
     proposal = drafted(rng, 2000)
     same = proposal._replace(q=jax.nn.softmax(logits_after(np.asarray(proposal.tokens))[:, :K]))
@@ -114,12 +118,14 @@ def test_more_is_accepted_when_the_draft_is_the_target():
         jnp.arange(2000, dtype=jnp.int32),
         nothing_said(2000, VOCAB),
         tokens=VOCAB,
+        rule=rule,
     )
     possible = TARGET[0][np.asarray(same.tokens)[:, 0]] > 0
     assert (np.asarray(outcome.accepted)[possible] >= 1).all()
 
 
-def test_an_empty_residual_draws_from_p():
+@pytest.mark.parametrize("rule", READ_Q)
+def test_an_empty_residual_draws_from_p(rule):
     """q above p everywhere it counts, as rounding can make it: nothing of max(p - q, 0) is left."""
     logits = jnp.log(jnp.array([[[1.0, 0.0]] * 2]))
     proposal = Proposal(
@@ -128,11 +134,13 @@ def test_an_empty_residual_draws_from_p():
         support=jnp.array([[[0, 1]]]),
         q=jnp.array([[[1.0, 1e-9]]]),
     )
-    outcome = verify(logits, proposal, rows({}), jnp.array([3]), nothing_said(1, 2), tokens=2)
+    outcome = verify(
+        logits, proposal, rows({}), jnp.array([3]), nothing_said(1, 2), tokens=2, rule=rule
+    )
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (0, 0)
 
 
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("rule", list(RULES))
 def test_greedy_rows_accept_what_the_target_would_say(rule):
     tokens = np.array([[0, 0], [0, 1], [1, 3], [2, 2]])  # the target says 0, then 0
     outcome = verify(
@@ -202,7 +210,7 @@ def test_min_tokens_ends_within_a_block():
     ("variant", "temperature"),
     [(v, t) for v in VARIANTS for t in (0.0, 1.0) if VARIANTS[v].sampled is not False or not t],
 )
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize("stays", [True, False])
 def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(
     variant, rule, temperature, stays
@@ -240,7 +248,8 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(
 
 @pytest.mark.parametrize("variant", ["any", "sampled", "truncated", "full"])
 @pytest.mark.parametrize("known", [True, False])
-def test_q_that_is_no_number_leaves_the_targets_law(variant, known):
+@pytest.mark.parametrize("rule", READ_Q)
+def test_q_that_is_no_number_leaves_the_targets_law(variant, known, rule):
     """Its tokens are rejected, whether or not its support has them, and the bonus token is drawn
     from p."""
     tokens = np.random.default_rng(0).integers(0, 2, (ROWS, K)).astype(np.int32)
@@ -254,6 +263,7 @@ def test_q_that_is_no_number_leaves_the_targets_law(variant, known):
         np.arange(ROWS, dtype=np.int32) * 8,
         nothing_said(ROWS, VOCAB),
         tokens=VOCAB,
+        rule=rule,
         parts=VARIANTS[variant],
     )
     assert not np.asarray(outcome.accepted).any()

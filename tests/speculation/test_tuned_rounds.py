@@ -176,6 +176,8 @@ def test_another_request_in_the_slot_is_not_judged_by_the_last_one():
 TAUGHT = [  # temperature, rule, whether the tuner may hear of it
     (0.0, "ratio", True),
     (1.0, "ratio", False),
+    (0.0, "block", True),
+    (1.0, "block", False),
     (0.0, "coupled", True),
     (1.0, "coupled", True),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Int32
 
-from ssd_jax.sampling.judgement import coupled, ratio
+from ssd_jax.sampling.judgement import block, coupled, ratio
 from ssd_jax.sampling.judgement.outcome import Outcome
 from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.proposal import Proposal
@@ -27,5 +27,5 @@ def judge(
       positions: all positions, those of a row in order.
       start: position of the round's pending token.
     """
-    judges = {"ratio": ratio.judge, "coupled": coupled.judge}
+    judges = {"ratio": ratio.judge, "block": block.judge, "coupled": coupled.judge}
     return judges[rule](target, positions, proposal, sampling, start)

@@ -126,8 +126,8 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append(f"wrong: not explained by rounding ({reason}): a bug, or other settings")
     if verdicts["sampled"]:
         notes.append(
-            "sampled with --verify=ratio: texts of different modes are different draws of the same "
-            "distribution"
+            "sampled with --verify=ratio or block: texts of different modes are different draws of "
+            "the same distribution"
         )
     if verdicts["unknown"]:
         notes.append(

@@ -17,6 +17,7 @@ from ssd_jax.wire.messages import BranchMessage, ProtocolError
 from ssd_jax.wire.refusals import Refusals
 from tests.fakes.instrument import instrument
 from tests.fakes.paces import Hasty, Moody, Patient
+from tests.placement.process import serving
 from tests.placement.process.conversation import OPEN, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, K, Q, ScriptedDraft, drafting
 from tests.placement.process.scripted import only_misses, request, text
@@ -42,9 +43,15 @@ def test_a_worker_in_good_health_misses_nothing_but_what_it_did_not_prepare(back
         assert "q late" not in run.draft.counters
 
 
-@pytest.mark.parametrize("backup", ["none", "draft"])
-def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_without(backup):
-    with served(backup=backup) as run:
+@pytest.mark.parametrize(
+    ("backup", "rule"), [("none", "ratio"), ("draft", "ratio"), ("draft", "block")]
+)
+def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_without(
+    monkeypatch, backup, rule
+):
+    hello = drafting(HELLO, rule=rule)
+    monkeypatch.setattr(serving, "HELLO", hello)
+    with served(backup=backup, hello=hello) as run:
         for temperature in (0.0, 1.0):
             run.target.verified.clear()
             run.generate(count=1, temperature=temperature)

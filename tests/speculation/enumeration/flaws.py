@@ -134,6 +134,36 @@ def _one_later(_state: State, text: Text) -> Law:
     return _banned(text, WORDS, text[1:-1])
 
 
+def _block(
+    *, capped: bool = True, short: bool = False, scaled: bool = True
+) -> Callable[[Game, State, Record, Chance], Text]:
+    """Block verification: right, or by the uncapped product of the odds, or with drafts judged at
+    their end as if another token of the draft's law followed, or with a residual of p, not c p."""
+
+    def verify(game: Game, state: State, record: Record, chance: Chance) -> Text:
+        start, tokens = len(state.text) - 1, record.tokens
+        texts = [state.text + tokens[:k] for k in range(len(tokens) + 1)]
+        laws = (*record.laws, game.draft(texts[-1]))
+        c = rounds.survival(game, texts, tokens, laws)
+        if not capped:
+            for k, (token, q) in enumerate(zip(tokens, record.laws, strict=True)):
+                c[k + 1] = c[k] * game.target(texts[k])[token] / q[token]
+        k = len(tokens)
+        while k and not chance.below(
+            rounds.passes(c[k], game.target(texts[k]), laws[k])
+            if short or k < len(tokens)
+            else c[k],
+            Key(start, len(texts[k]) - 1, "accept"),
+        ):
+            k -= 1
+        law = p = game.target(texts[k])
+        if k < len(tokens):
+            law = rounds.residual(rounds.scaled(c[k] if scaled else Fraction(1), p), laws[k])
+        return (*texts[k], chance.token(law, Key(start, len(texts[k]), "bonus")))
+
+    return verify
+
+
 PENALTY = Fraction(1, 4)
 PENALISED = Game(target=presence(TARGET3, PENALTY), draft=DENSE3, k=2)
 SPARSE = replace(PLAIN, draft=then(DENSE3, lambda law: support(law, 2)))
@@ -182,6 +212,16 @@ FLAWS = {
     "q before top-k": Flaw(right=TRUNCATED, wrong=replace(TRUNCATED, propose=_claims(DENSE3))),
     "stale q for a point mass": Flaw(right=NGRAM, wrong=replace(NGRAM, propose=_claims(DENSE3))),
     "dropped residual": Flaw(right=PLAIN, wrong=replace(PLAIN, verify=_no_residual)),
+    "block verification by the uncapped product": Flaw(
+        right=replace(PLAIN, verify=_block()), wrong=replace(PLAIN, verify=_block(capped=False))
+    ),
+    "block verification of an end as if more were proposed": Flaw(
+        right=replace(PLAIN, verify=_block()), wrong=replace(PLAIN, verify=_block(short=True))
+    ),
+    "block verification with a residual of p for c p": Flaw(
+        right=replace(PLAIN, k=3, verify=_block()),
+        wrong=replace(PLAIN, k=3, verify=_block(scaled=False)),
+    ),
     "greedy rule for sampled rows": Flaw(right=PLAIN, wrong=replace(PLAIN, verify=_greedy_rule)),
     "L chosen by looking at a dropped token": Flaw(
         right=PLAIN, wrong=replace(PLAIN, propose=_drops_after_looking)

@@ -90,6 +90,7 @@ class Host:
             fan_out=self.fan_out,
             backup=self.backup,
             tokens=len(self.game.target((0,))),
+            rule=self.game.verify.__name__,
         )
         elsewhere = self.forward is not None
         controller = Controller(

@@ -7,7 +7,7 @@ imports JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -70,6 +70,43 @@ def ratio(game: Game, state: State, record: Record, chance: Chance) -> Text:
     return (*text, chance.token(game.target(text), Key(start, len(text), "bonus")))
 
 
+def block(game: Game, state: State, record: Record, chance: Chance) -> Text:
+    """Accepts the longest draft whose uniform is below its h; see `survival` and `passes`."""
+    start, tokens, laws = len(state.text) - 1, tuple(record.tokens), tuple(record.laws)
+    texts = [state.text + tokens[:k] for k in range(len(tokens) + 1)]
+    c = survival(game, texts, tokens, laws)
+    k = len(tokens)
+    while k and not chance.below(
+        passes(c[k], game.target(texts[k]), laws[k]) if k < len(tokens) else c[k],
+        Key(start, len(texts[k]) - 1, "accept"),
+    ):
+        k -= 1
+    p = game.target(texts[k])
+    law = residual(scaled(c[k], p), laws[k]) if k < len(tokens) else p
+    return (*texts[k], chance.token(law, Key(start, len(texts[k]), "bonus")))
+
+
+def survival(
+    game: Game, texts: Sequence[Text], tokens: Text, laws: Sequence[Law]
+) -> list[Fraction]:
+    """c_0 = 1 and c_i = min(1, c_{i-1} p(x_i) / q(x_i))."""
+    c = [Fraction(1)]
+    for text, token, q in zip(texts, tokens, laws, strict=False):
+        c.append(min(c[-1] * _odds(game.target(text)[token], q[token]), Fraction(1)))
+    return c
+
+
+def passes(c: Fraction, p: Law, q: Law) -> Fraction:
+    """h = S / (S + 1 - c), S being the sum of max(c p - q, 0); 1 where c is."""
+    surplus = sum(max(c * a - b, Fraction(0)) for a, b in zip(p, q, strict=True))
+    return surplus / (surplus + 1 - c) if c < 1 else Fraction(1)
+
+
+def scaled(c: Fraction, p: Law) -> Law:
+    """c p, which is not normalised."""
+    return tuple(c * each for each in p)
+
+
 def coupled(game: Game, state: State, record: Record, chance: Chance) -> Text:
     """The noise of a position draws the token from p; a proposal is accepted iff it is that one."""
     text = state.text
@@ -93,7 +130,7 @@ def as_drafted(game: Game, _start: int, text: Text, _chance: Chance) -> Law:
 
 
 def own_key(game: Game, start: int, position: int) -> Key:
-    """The draft's key: its own under the ratio rule, the target's noise under the coupled one."""
+    """The draft's key: the target's noise under the coupled rule, else its own."""
     return Key(None, position, "token") if game.verify is coupled else Key(start, position, "draft")
 
 

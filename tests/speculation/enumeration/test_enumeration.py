@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from fractions import Fraction
 
 import pytest
 
 from tests.speculation.enumeration import filters, toys
-from tests.speculation.enumeration.chance import Key, paths
-from tests.speculation.enumeration.filters import support, then
+from tests.speculation.enumeration.chance import Chance, Key, paths
+from tests.speculation.enumeration.filters import Text, support, then
 from tests.speculation.enumeration.flaws import CACHED, FLAWS, START_DROPPED, with_one_entry
 from tests.speculation.enumeration.laws import autoregressive, emitted
-from tests.speculation.enumeration.rounds import Game, coupled, ratio
+from tests.speculation.enumeration.rounds import Game, State, block, coupled, ratio
 from tests.speculation.enumeration.toys import PROMPT
 
-RULES = pytest.mark.parametrize("verify", [ratio, coupled])
+RULES = pytest.mark.parametrize("verify", [ratio, block, coupled])
+READ_Q = pytest.mark.parametrize("verify", [ratio, block])
 
 
 def assert_exact(game: Game, count: int) -> None:
@@ -63,16 +65,17 @@ FILTERS = {
 }
 
 
+@READ_Q
 @pytest.mark.parametrize("sides", ["both", "target", "draft"])
 @pytest.mark.parametrize("truncation", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("target", [toys.TARGET3, toys.TIES3], ids=["zeros", "ties"])
-def test_every_truncation_keeps_the_law_on_either_side(target, truncation, sides):
+def test_every_truncation_keeps_the_law_on_either_side(verify, target, truncation, sides):
     draft = toys.DENSE3
     if sides != "draft":
         target = then(target, *truncation)
     if sides != "target":
         draft = then(draft, *truncation)
-    assert_exact(Game(target=target, draft=draft, k=2), 3)
+    assert_exact(Game(target=target, draft=draft, k=2, verify=verify), 3)
 
 
 @RULES
@@ -115,12 +118,47 @@ def test_a_length_that_is_a_stopping_time_keeps_the_law(verify, go_on):
     assert_exact(Game(target=toys.TARGET3, draft=toys.DENSE3, k=3, verify=verify, go_on=go_on), 3)
 
 
+@READ_Q
 @pytest.mark.parametrize("draft", [toys.DENSE3, toys.DRAFT3], ids=["dense", "zeros"])
-def test_a_late_q_is_verified_as_a_point_mass_and_keeps_the_law(draft):
+def test_a_late_q_is_verified_as_a_point_mass_and_keeps_the_law(verify, draft):
     def every_second(state):
         return state.round % 2 == 1
 
-    assert_exact(Game(target=toys.TARGET3, draft=draft, k=2, q_arrives=every_second), 3)
+    game = Game(target=toys.TARGET3, draft=draft, k=2, verify=verify, q_arrives=every_second)
+    assert_exact(game, 3)
+
+
+def ends(game: Game) -> dict[tuple[Text, Text], Fraction]:
+    """How likely a first round is to propose these tokens and emit those."""
+    found: dict[tuple[Text, Text], Fraction] = defaultdict(Fraction)
+
+    def play(chance: Chance) -> tuple[Text, Text]:
+        record = game.propose(game, State(PROMPT), chance)
+        return record.tokens, game.verify(game, State(PROMPT), record, chance)[len(PROMPT) :]
+
+    for result, _, mass in paths(play, frozenset(), lambda _key: True):
+        found[result] += mass
+    return found
+
+
+@READ_Q
+@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
+def test_the_token_behind_the_accepted_ones_is_never_the_one_rejected_there(verify, draft):
+    for tokens, said in ends(Game(target=toys.TARGET3, draft=draft, k=3, verify=verify)):
+        assert said[-1:] != tokens[len(said) - 1 : len(said)]
+
+
+@pytest.mark.parametrize("target", [toys.TARGET3, toys.TIES3], ids=["zeros", "ties"])
+@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_block_verification_accepts_as_much_as_the_ratio_rule_or_more(target, draft, k):
+    def accepted(verify) -> Fraction:
+        game = Game(target=target, draft=draft, k=k, verify=verify)
+        return sum(mass * (len(said) - 1) for (_, said), mass in ends(game).items())
+
+    by_block, by_ratio = accepted(block), accepted(ratio)
+    assert by_block >= by_ratio
+    assert by_block > by_ratio or k < 3 or draft is not toys.DENSE3
 
 
 @pytest.mark.parametrize("flaw", FLAWS.values(), ids=FLAWS)

@@ -8,14 +8,18 @@ from dataclasses import replace
 import pytest
 
 from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.sampling.rules import RULES
+from ssd_jax.speculation import controller
 from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, MeasuredFanOut
 from ssd_jax.speculation.fan_out_flag import POLICIES
 from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.speculation.tuner import SpeculationPlan
 from tests.sampling.edits import Edit, edited
+from tests.selection import cases
 from tests.speculation.enumeration.host import Hashed, Host, texts
 from tests.speculation.enumeration.host_games import FAIR, GAME, law_of, of_row, seconds
 from tests.speculation.enumeration.laws import autoregressive
+from tests.speculation.enumeration.rounds import block, ratio
 from tests.speculation.enumeration.toys import PROMPT
 
 HOST = Host(game=FAIR, forward=lambda _number: 0.55, width=1, budget=2)
@@ -94,9 +98,17 @@ SETTINGS |= {
 }
 
 
-@pytest.mark.parametrize(("settings", "sources"), SETTINGS.values(), ids=SETTINGS)
-def test_the_host_keeps_the_law(settings, sources):
-    law, seen = law_of(Host(game=GAME, **settings), [(0, 0)], 6)
+BY_DEFAULT = ("inline, few branches", "a slow draft", "K and M that change", "late news", "late q")
+
+
+@pytest.mark.parametrize(
+    ("name", "verify"),
+    [(name, ratio) for name in SETTINGS]
+    + cases([(name, block) for name in SETTINGS], *((name, block) for name in BY_DEFAULT)),
+)
+def test_the_host_keeps_the_law(name, verify):
+    settings, sources = SETTINGS[name]
+    law, seen = law_of(Host(game=replace(GAME, verify=verify), **settings), [(0, 0)], 6)
     assert of_row(law, 0) == autoregressive(GAME.target, PROMPT, 6)
     assert {source for source in seen if isinstance(source, str)} >= sources
 
@@ -148,6 +160,26 @@ def test_two_requests_of_one_seed_and_index_are_independent_where_lengths_are_ti
     law, _ = law_of(host, [(0, 0), (0, 0)], tokens)
     alone = autoregressive(FAIR.target, PROMPT, tokens)
     assert law == {(a, b): alone[a] * alone[b] for a in alone for b in alone}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)
+def test_so_they_are_under_block_verification(host, tokens):
+    host = replace(host, game=replace(FAIR, verify=block))
+    law, _ = law_of(host, [(0, 0), (0, 0)], 4)
+    alone = autoregressive(FAIR.target, PROMPT, 4)
+    assert law == {(a, b): alone[a] * alone[b] for a in alone for b in alone}
+
+
+@pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)
+def test_block_verification_taken_for_untimed_biases_the_second(monkeypatch, host, tokens):
+    untimed = replace(RULES["block"], timed=False)
+    monkeypatch.setattr(controller, "RULES", RULES | {"block": untimed})
+    host = replace(host, game=replace(FAIR, verify=block))
+    law, _ = law_of(host, [(0, 0), (0, 0)], tokens)
+    alone = autoregressive(FAIR.target, PROMPT, tokens)
+    assert of_row(law, 0) == alone
+    assert of_row(law, 1) != alone
 
 
 @pytest.mark.parametrize(("host", "tokens"), WHERE.values(), ids=WHERE)

@@ -13,7 +13,7 @@ from tests.speculation.enumeration import filters, ssd_policies, toys
 from tests.speculation.enumeration.chance import Chance, Key, paths
 from tests.speculation.enumeration.filters import support, then
 from tests.speculation.enumeration.laws import autoregressive, emitted, emitted_by_batch
-from tests.speculation.enumeration.rounds import Game, State, coupled, ratio
+from tests.speculation.enumeration.rounds import Game, State, block, coupled, ratio
 from tests.speculation.enumeration.ssd import (
     HIT,
     LATE,
@@ -33,7 +33,8 @@ from tests.speculation.enumeration.toys import PROMPT
 
 GAME = Game(target=toys.TARGET3, draft=toys.DENSE3, k=2)
 HALF = Fraction(1, 2)
-RULES = pytest.mark.parametrize("verify", [ratio, coupled])
+RULES = pytest.mark.parametrize("verify", [ratio, block, coupled])
+READ_Q = pytest.mark.parametrize("verify", [ratio, block])
 
 FAN_OUTS = {
     "uniform": ssd_policies.uniform(3),
@@ -75,7 +76,7 @@ def hit_rate(ssd: Ssd, count: int) -> Fraction:
 @pytest.mark.parametrize("rank", cases([by_law, by_noise], by_noise))
 def test_any_fan_out_backup_and_ranking_keep_the_law(verify, backup, fan_out, rank):
     ssd = Ssd(game=replace(GAME, verify=verify), fan_out=fan_out, rank=rank, backup=backup)
-    assert_exact_with_hits_and_misses(ssd, 4 if verify is ratio else 3)
+    assert_exact_with_hits_and_misses(ssd, 4 if verify is not coupled else 3)
 
 
 @RULES
@@ -85,10 +86,11 @@ def test_longer_records_keep_the_law(verify, fan_out):
     assert_exact_with_hits_and_misses(ssd, 4)
 
 
+@READ_Q
 @EVERY_FAN_OUT
 @pytest.mark.parametrize("rank", [where_noise_is_sure, where_noise_rejects])
-def test_a_fan_out_that_foresees_the_noise_of_the_round_keeps_the_law(fan_out, rank):
-    ssd = Ssd(game=GAME, fan_out=fan_out, rank=rank, optional_step=True)
+def test_a_fan_out_that_foresees_the_noise_of_the_round_keeps_the_law(verify, fan_out, rank):
+    ssd = Ssd(game=replace(GAME, verify=verify), fan_out=fan_out, rank=rank, optional_step=True)
     assert_exact_with_hits_and_misses(ssd, 3)
 
 
@@ -102,9 +104,10 @@ SUPPORTS = {"full": (3, (1, 1)), "sparse": (2, (0, 1))}
 )
 @pytest.mark.parametrize(("n", "planned"), SUPPORTS.values(), ids=SUPPORTS)
 @pytest.mark.parametrize("backup", [nothing, just_in_time], ids=["none", "draft"])
-def test_saguaro_sampling_keeps_the_law(fan_out, c, n, planned, backup):
+@pytest.mark.parametrize("verify", cases([ratio, block], ratio))
+def test_saguaro_sampling_keeps_the_law(verify, fan_out, c, n, planned, backup):
     draft = then(toys.DENSE3, lambda law: support(law, n))
-    game = Game(target=toys.TARGET3, draft=draft, k=2, proposal=saguaro(c, planned))
+    game = Game(target=toys.TARGET3, draft=draft, k=2, proposal=saguaro(c, planned), verify=verify)
     assert_exact_with_hits_and_misses(Ssd(game=game, fan_out=fan_out, backup=backup), 4)
 
 
@@ -136,16 +139,17 @@ def test_a_reduced_vocabulary_keeps_the_law(verify, backup, rank):
     game = replace(
         GAME, draft=then(toys.DENSE3, lambda law: filters.within(law, outputs)), verify=verify
     )
-    if verify is ratio:
+    if verify is not coupled:
         game = replace(game, proposal=saguaro(HALF, (0, 0)))
     ssd = Ssd(game=game, fan_out=ssd_policies.confidence(3), rank=known, backup=backup)
     assert_exact_with_hits_and_misses(ssd, 3)
 
 
+@READ_Q
 @pytest.mark.parametrize("c", [HALF, Fraction(0)], ids=["C=.5", "C=0"])
-def test_saguaro_sampling_with_noise_aware_ranking_keeps_the_law(c):
+def test_saguaro_sampling_with_noise_aware_ranking_keeps_the_law(verify, c):
     ssd = Ssd(
-        game=replace(GAME, proposal=saguaro(c, (1, 1))),
+        game=replace(GAME, verify=verify, proposal=saguaro(c, (1, 1))),
         fan_out=ssd_policies.confidence(3),
         rank=by_noise,
     )
@@ -207,9 +211,10 @@ def test_what_is_left_of_a_late_speculation_on_the_path_keeps_the_law(verify, fa
     assert all(rounds[source] > 0 for source in (HIT, LATE, MISS))
 
 
+@READ_Q
 @EVERY_FAN_OUT
-def test_a_late_q_of_a_served_speculation_keeps_the_law(fan_out):
-    game = replace(GAME, q_arrives=lambda state: state.round % 2 == 0)
+def test_a_late_q_of_a_served_speculation_keeps_the_law(verify, fan_out):
+    game = replace(GAME, verify=verify, q_arrives=lambda state: state.round % 2 == 0)
     assert_exact_with_hits_and_misses(Ssd(game=game, fan_out=fan_out), 4)
 
 

@@ -1,0 +1,79 @@
+"""What the rules that compare p with q have in common: acceptance noise, and the bonus token."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
+
+from ssd_jax.kernels.rows import map_rows, take_rows
+from ssd_jax.sampling import keys
+from ssd_jax.sampling.judgement.outcome import no_token_where_zero, take_column
+from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.sampling.keys import Purpose
+from ssd_jax.sampling.proposal import Proposal, dense
+from ssd_jax.sampling.settings import Sampling, sampling_of
+
+
+def p_of_tokens(target: TargetProbs, proposal: Proposal) -> Float32[Array, "B K"]:
+    """p of each proposed token."""
+    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    return target.prob_of(tokens.reshape(-1)).reshape(tokens.shape)[:, :-1]
+
+
+def uniforms(
+    positions: Positions, sampling: Sampling, start: Int32[Array, "B"]
+) -> Float32[Array, "B K"]:
+    """The uniform that judges each proposed token."""
+    settings = sampling_of(sampling, positions.row)
+    key = keys.derive(
+        settings.seed, settings.request, start[positions.row], positions.position, Purpose.ACCEPT
+    )
+    return keys.uniform(key).reshape(start.shape[0], -1)[:, :-1]
+
+
+def padded_q(
+    proposal: Proposal,
+) -> tuple[Int32[Array, "B K+1 N"], Float32[Array, "B K+1 N"]]:
+    """Support and q of each position, none behind K. A q that is no number is 0."""
+    q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
+    q_padded = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+    support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
+    return support, q_padded
+
+
+def draw_bonus(
+    target: TargetProbs,
+    positions: Positions,
+    proposal: Proposal,
+    sampling: Sampling,
+    start: Int32[Array, "B"],
+    accepted: Int32[Array, "B"],
+    scale: Float32[Array, "B"] | None = None,
+) -> Int32[Array, "B"]:
+    """The token after the accepted ones: from max(scale p - q, 0) where k < L, else from p.
+
+    Args:
+      accepted: k.
+      scale: None is 1.
+    """
+    vocab, width = positions.logits.shape[1], proposal.tokens.shape[1] + 1
+    index = jnp.arange(accepted.shape[0]) * width + accepted
+    final = jax.tree.map(lambda a: take_rows(a, index), positions)
+    key = keys.derive(sampling.seed, sampling.request, start, final.position, Purpose.BONUS)
+
+    def draw(final: Positions, support, q, rejected, scale, key: keys.Key) -> jax.Array:
+        p_final, q_final = target.probs_at(final), dense(support, q, vocab)
+        scaled = p_final if scale is None else scale[:, None] * p_final
+        residual = jnp.where(rejected, jnp.maximum(scaled - q_final, 0.0), p_final)
+        # If rounding left nothing of the residual, p and q are equal in float32: draw from p.
+        residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_final)
+        return no_token_where_zero(
+            keys.gumbel_max(residual, key, check_blocks=target.uses_cond), p_final, target
+        )
+
+    # Where a q that is no number has rejected its token, the bonus token is drawn from p.
+    support, q = padded_q(proposal)
+    rejected = (accepted < proposal.length)[:, None]
+    drafted = (take_column(support, accepted), take_column(q, accepted))
+    return map_rows(draw, final, *drafted, rejected, scale, key)
