@@ -61,7 +61,7 @@ def events(monkeypatch):
     made = SimpleNamespace(
         tuner=lambda *_: CHOSEN,
         timer=lambda *_: None,
-        settle=lambda: found.append("settle"),
+        freeze_observations=lambda: found.append("freeze"),
         close=lambda: found.append("close"),
     )
     monkeypatch.setattr(chooser, "open_chooser", lambda *_: made)
@@ -91,20 +91,20 @@ def test_seeds_are_counted_over_all_engines(tiny_checkpoint, monkeypatch, events
 
 
 @pytest.mark.parametrize(
-    ("verify", "settled"), [("ratio", ["settle"]), ("block", ["settle"]), ("coupled", [])]
+    ("verify", "frozen"), [("ratio", ["freeze"]), ("block", ["freeze"]), ("coupled", [])]
 )
 def test_observations_beside_sampled_requests_are_not_kept_for_the_next_start(
-    tiny_checkpoint, monkeypatch, events, verify, settled
+    tiny_checkpoint, monkeypatch, events, verify, frozen
 ):
     """From the first sampled request on, whichever engine has it."""
     llm, _ = opened(tiny_checkpoint, monkeypatch, verify=verify)
     list(llm.run([request()], "sd"))
     assert events == []
     ask(llm, "ar")
-    assert events == settled
+    assert events == frozen
     for mode in ("sd", "ar"):
         ask(llm, mode)
-    assert events == settled
+    assert events == frozen
 
 
 @pytest.mark.parametrize(
