@@ -29,6 +29,12 @@ def opened(pair, *, there=None, **settings):
         return LLM(pair[0], compile_cache="off", **defaults | settings)
 
 
+def with_new_engines(llm):
+    """The same programs and weights; stocks of pages and roles are made anew."""
+    llm._engines.clear()
+    return llm
+
+
 def elsewhere(default):
     """Each of them; all but one are slow."""
     slow = pytest.mark.slow

@@ -1,7 +1,6 @@
 """A slot without a request costs the others nothing, whatever its last request needed."""
 
 import jax
-import pytest
 
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling import drafting, keys, prediction
@@ -13,8 +12,7 @@ GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=1)
 
 
-@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
-def test_nothing_is_drawn_for_requests_that_have_ended(tmp_path, monkeypatch, mode):
+def test_nothing_is_drawn_for_requests_that_have_ended(tmp_path, monkeypatch):
     drawn = []
 
     class Counted:
@@ -34,16 +32,15 @@ def test_nothing_is_drawn_for_requests_that_have_ended(tmp_path, monkeypatch, mo
     for module in (drafting, prediction, rejection, coupled):
         monkeypatch.setattr(module, "keys", Counted())
     tiny.write_checkpoint(tmp_path)
-    about = {"slots": 2, "context": 64, "dtype": "float32", "compile_cache": "off", "mode": mode}
-    if mode != "ar":
-        about |= {"draft": str(tmp_path), "k": 2}
-    if mode == "ssd":
-        about |= {"budget": 4, "draft_placement": "inline"}
-    with LLM(str(tmp_path), **about) as llm:
-        llm.generate(["a", "b"], SAMPLED)
-        jax.effects_barrier()
-        assert drawn
-        drawn.clear()
-        llm.generate(["a"], GREEDY)
-        jax.effects_barrier()
-        assert not drawn
+    settings = {"slots": 2, "context": 64, "dtype": "float32", "compile_cache": "off"}
+    settings |= {"mode": "ssd", "draft": str(tmp_path), "k": 2, "budget": 4}
+    with LLM(str(tmp_path), draft_placement="inline", **settings) as llm:
+        assert llm.modes == ("ar", "sd", "ssd")
+        for mode in llm.modes:
+            llm.generate(["a", "b"], SAMPLED, mode=mode)
+            jax.effects_barrier()
+            assert drawn, mode
+            drawn.clear()
+            llm.generate(["a"], GREEDY, mode=mode)
+            jax.effects_barrier()
+            assert not drawn, mode

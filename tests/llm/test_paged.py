@@ -8,9 +8,21 @@ from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.engine.page_stock import PageGrant, PageStock
 from ssd_jax.kernels.handlers import why_missing
-from tests.llm.paged import ALONE, CONTEXT, ELSEWHERE, LONG, PAGE, elsewhere, opened
+from tests.llm.paged import (
+    ALONE,
+    CONTEXT,
+    ELSEWHERE,
+    LONG,
+    PAGE,
+    elsewhere,
+    opened,
+    with_new_engines,
+)
 from tests.llm.runs import ids, outputs, requests
 from tests.models.golden import ON_GPUS, ON_TPUS
+
+FEW = str(7 * PAGE // 2)
+"""Seven pages of the target alone."""
 
 
 def asked(llm):
@@ -20,6 +32,11 @@ def asked(llm):
         for index, most in ((7, 150), (8, 40), (9, 200))
     ]
     return [*requests(llm, "coupled"), *long]
+
+
+@pytest.fixture(scope="module")
+def few(pair):
+    return opened(pair, kv_memory=FEW, **ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +68,16 @@ def test_a_draft_elsewhere_has_the_same_pages(pair, expected, where):
         assert ids(outputs(llm, asked(llm), "ssd")) == expected
 
 
-def test_pages_come_back_from_requests_that_are_cancelled_and_pages_are_bigger(pair, expected):
-    llm = opened(pair, mode="ar", draft=None, draft_placement=None, k=None, budget=None,
-                 page_size=256)  # fmt: skip
+@pytest.mark.parametrize(
+    ("pages", "counts"),
+    [
+        ({"kv_memory": FEW}, {1, 2, 3, 4}),
+        pytest.param({"page_size": 256}, {1, 2}, marks=pytest.mark.more),
+    ],
+    ids=["few", "bigger"],
+)
+def test_pages_come_back_from_requests_that_are_cancelled(pair, expected, pages, counts):
+    llm = opened(pair, **pages, **ALONE)
     engine = llm.engine
     for request in asked(llm)[-3:]:
         engine.cancel(engine.add(request))
@@ -66,7 +90,7 @@ def test_pages_come_back_from_requests_that_are_cancelled_and_pages_are_bigger(p
         engine.step()
     found = outputs(llm, asked(llm), "ar")
     assert ids(found) == expected
-    assert {output.metrics["kv_pages"] for output in found} == {1, 2}
+    assert {output.metrics["kv_pages"] for output in found} == counts
 
 
 def test_too_little_memory_for_a_sequence_is_refused_before_weights_load(pair):
@@ -130,12 +154,12 @@ usual_pages = PagedRole.set_pages
 
 
 @pytest.mark.parametrize("fault", ["shared", "forgotten", "tail"])
-def test_planted_faults_of_page_tables_are_caught(pair, expected, fault, monkeypatch):
+def test_planted_faults_of_page_tables_are_caught(few, expected, fault, monkeypatch):
     if fault == "shared":
         monkeypatch.setattr("ssd_jax.loading.loaded.PageStock", Greedy)
     else:
         monkeypatch.setattr(
             PagedRole, "set_pages", forgotten if fault == "forgotten" else tail_of_another
         )
-    llm = opened(pair, kv_memory=str(7 * PAGE // 2), **ALONE)
+    llm = with_new_engines(few)
     assert ids(outputs(llm, asked(llm), "ar")) != expected

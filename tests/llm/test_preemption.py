@@ -11,7 +11,7 @@ import pytest
 from ssd_jax import SamplingParams
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.paged_role import PagedRole
-from tests.llm.paged import ALONE, ELSEWHERE, PAGE, elsewhere, opened
+from tests.llm.paged import ALONE, ELSEWHERE, PAGE, elsewhere, opened, with_new_engines
 from tests.llm.runs import ids, outputs
 
 ENDS = {"min_tokens": 150, "stop_token_ids": range(32)}
@@ -129,8 +129,10 @@ def with_padding(self, name):
 
 
 def test_planted_faults_of_preemption_are_caught(pair, expected, monkeypatch):
+    few = opened(pair, **ALONE, **ALONE_FEW)
+
     def found():
-        llm = opened(pair, **ALONE, **ALONE_FEW)
+        llm = with_new_engines(few)
         return ids(outputs(llm, asked(llm), "ar"))
 
     assert found() == expected

@@ -14,7 +14,7 @@ from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.loaded import Loaded
 from tests.engine.flawed_stocks import Early, Uncounted
-from tests.llm.paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened
+from tests.llm.paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened, with_new_engines
 from tests.llm.runs import ids, outputs
 
 COUPLED = [
@@ -26,6 +26,8 @@ COUPLED = [
     {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 90},
 ]
 OTHER = "A page of something else. " * 11
+FEW = str(7 * PAGE // 2)
+"""Seven pages of the target alone; `test_paged.py` compiles programs for as many."""
 
 
 def asked(llm, params=COUPLED):
@@ -48,6 +50,11 @@ def expected(pair):
     found = outputs(llm, asked(llm), "ar")
     assert cached(found) == [None] * len(found)
     return ids(found)
+
+
+@pytest.fixture(scope="module")
+def few(pair):
+    return opened(pair, kv_memory=FEW, **ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +114,27 @@ def test_the_ratio_rule_draws_the_same_and_logprobs_are_the_same_bits(pair):
     assert [found[True, "ar"][i] for i in greedy] == [found[True, "ssd"][i] for i in greedy]
 
 
-def test_a_prompt_that_is_cut_off_leaves_what_was_run_of_it(shared, expected):
-    for mode in ("ar", "ssd"):
-        engine = shared.engine_of(mode)
-        requests = asked(shared)
-        for steps in (0, 1, 4, 5, 9):
-            cut = [engine.add(request) for request in requests[6:]]
-            for _ in range(steps):
-                engine.step()
-            for each in cut:
-                engine.cancel(each)
-            while engine.has_work:
-                engine.step()
-        assert ids(outputs(shared, asked(shared), mode)) == expected
+def assert_cut_off_prompts_leave_their_pages(llm, mode, expected):
+    engine = llm.engine_of(mode)
+    requests = asked(llm)
+    for steps in (0, 1, 4, 5, 9):
+        cut = [engine.add(request) for request in requests[6:]]
+        for _ in range(steps):
+            engine.step()
+        for each in cut:
+            engine.cancel(each)
+        while engine.has_work:
+            engine.step()
+    assert ids(outputs(llm, asked(llm), mode)) == expected
+
+
+def test_a_prompt_that_is_cut_off_leaves_what_was_run_of_it(few, expected):
+    assert_cut_off_prompts_leave_their_pages(few, "ar", expected)
+
+
+@pytest.mark.more
+def test_a_prompt_that_is_cut_off_leaves_what_the_draft_has_run_of_it(shared, expected):
+    assert_cut_off_prompts_leave_their_pages(shared, "ssd", expected)
 
 
 @pytest.mark.more
@@ -146,10 +161,10 @@ def forgetful(self, name):
 usual_program = PagedPrograms.__getitem__
 
 
-def test_planted_faults_of_prefix_caching_are_caught(pair, expected, monkeypatch):
+def test_planted_faults_of_prefix_caching_are_caught(few, expected, monkeypatch):
     def found():
         """After a prompt of which little was run."""
-        llm = opened(pair, kv_memory=str(7 * PAGE // 2), **ALONE)
+        llm = with_new_engines(few)
         cut = llm.engine.add(asked(llm)[0])
         llm.engine.step()
         llm.engine.cancel(cut)

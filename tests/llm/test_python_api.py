@@ -505,7 +505,7 @@ def test_a_closed_model_says_so(tiny_checkpoint):
     "setup",
     [
         {},
-        {"mode": "sd", "k": 2},
+        pytest.param({"mode": "sd", "k": 2}, marks=pytest.mark.more),
         {"mode": "ssd", "k": 2, "budget": 4, "draft_placement": "inline"},
         {"mode": "auto", "k": 2, "budget": 4, "draft_placement": "inline"},
     ],
