@@ -138,36 +138,6 @@ def test_compare_names_the_prompt_that_does_not_fit(refused, tmp_path, prompts):
     assert f"prompt_index 0 of {prompts}: the prompt has 1017 tokens" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--repeats=0"], "repeats = 0 is out of range; give 1 or more"),
-        (["--warmup=-1"], "warmup = -1 is out of range; give 0 or more"),
-        (["--suite=step", "--step_repeats=0"], "step_repeats = 0 is out of range; give 1"),
-        (["--suite=perplexity", "--window=1"], "window = 1 is out of range; give 2 or more"),
-        (["--suite=perplexity", "--windows=0"], "windows = 0 is out of range; give 1 or more"),
-        (["--suite=perplexity", "--text=none"], "none does not exist; give a text file in UTF-8"),
-        (["--suite=step", "--repeats=2"], "repeats = 2 is for --suite=prompts, and this is"),
-        (["--window=64"], "window = 64 is for --suite=perplexity"),
-        (["--suite=step", "--widths=2,3"], "widths = '2,3': give different numbers from 1 to 17"),
-        (["--suite=step", "--widths=1,1"], "widths = '1,1': give different numbers"),
-        (["--suite=step", "--widths=1,18"], "widths = '1,18': give different numbers"),
-        (["--suite=step", "--widths=one"], "widths = 'one': give numbers from 1, such as"),
-        (["--widths=1,5"], "widths = '1,5' is for --suite=step"),
-        (["--suite=step", "--ks=2"], "ks = '2' is for --suite=prompts, and this is"),
-        (["--ks=2"], "ks = '2': no mode of 'ar' proposes so many tokens"),
-        (["--ks=2,3", "--mode=auto", "--draft=ngram"], "no mode of 'ar,auto' proposes"),
-        (["--ks=2,x"], "ks = '2,x': each is 1 to 16"),
-        (["--suite=support"], "suite = 'support' is unknown; one of prompts, step,"),
-        (["--prompts=mt_bench:0"], "N must be at least 1"),
-        (["--slots=99999999999"], "slots = 99999999999 is out of range"),
-        (["--max_tokens=0"], "max_tokens = 0 is out of range"),
-    ],
-)
-def test_bench_checks_its_numbers_first(refused, flags, message):
-    assert message in refused("bench", *NO_LOAD, *flags)
-
-
 def test_bench_checks_that_its_text_has_a_window(refused, tmp_path):
     (tmp_path / "text.txt").write_text("too short")
     flags = ["--suite=perplexity", f"--text={tmp_path / 'text.txt'}", "--window=64"]
@@ -282,23 +252,6 @@ def test_a_file_of_settings_may_serve_several_suites(tmp_path, tiny_checkpoint, 
         main(["bench", "--suite=step", f"--config={path}", *NO_LOAD])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--out="], "give --out=DIRECTORY"),
-        (["--out=/dev/null/x"], "out = '/dev/null/x' cannot be written: Not a directory"),
-        (["--out=/proc/x"], "out = '/proc/x' cannot be written"),
-        (["--out=/etc/passwd"], "/etc/passwd exists"),
-        (["--out=new", "--dtype=int8"], "dtype = 'int8' cannot be stored; give one of"),
-        (["--out=new", "--dtype=native"], "dtype = 'native' cannot be stored; give one of"),
-        (["--out=new", "--seed=1"], "seed means nothing for convert, which takes --target, "),
-    ],
-)
-def test_convert_reads_nothing_for_a_place_that_it_cannot_write(capsys, flags, message):
-    assert main(["convert", "--target=does-not-exist", *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_distill_tries_its_places_first(tmp_path, capsys):
     (tmp_path / "c.toml").write_text(
         '[target]\nsource = "does-not-exist"\n[prompts]\ntrain = ["a"]\nheld_out = ["b"]\n'
@@ -310,17 +263,6 @@ def test_distill_tries_its_places_first(tmp_path, capsys):
     ):
         assert main(["distill", f"--config={tmp_path / 'c.toml'}", flag]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_a_draft_worker_keeps_programs_in_no_directory_without_a_name(capsys):
-    flags = ["--listen=127.0.0.1:0", "--draft=does-not-exist", "--compile_cache="]
-    assert main(["draft-worker", *flags]) == 2
-    assert "compile_cache is empty; give a directory, auto or off" in capsys.readouterr().err
-
-
-def test_a_draft_to_evaluate_is_for_that_stage(capsys):
-    assert main(["distill", "--config=none.toml", "--draft=x", "--stage=train"]) == 2
-    assert "draft = 'x' is for stage evaluate, and this is stage train" in capsys.readouterr().err
 
 
 def test_convert_takes_what_it_needs_of_a_file_for_several_commands(tmp_path, capsys):

@@ -166,21 +166,6 @@ def test_bench_compares_mode_auto_with_others(tiny_checkpoint, prompts, capsys):
     assert "mode auto takes " in err
 
 
-def test_impossible_bench_flags_exit_2(capsys):
-    assert main(["bench", "--modes=ar,auto"]) == 2
-    assert "finds out whether a draft pays" in capsys.readouterr().err
-    assert main(["bench", "--modes=ar,ssd"]) == 2
-    assert "needs a draft model" in capsys.readouterr().err
-    assert main(["bench", "--modes=ar,sd"]) == 2
-    assert "needs a draft" in capsys.readouterr().err
-    assert main(["bench", "--mode=sd", "--draft=ngram", "--ks=0,2"]) == 2
-    assert "each is 1 to 16" in capsys.readouterr().err
-    assert main(["bench", "--modes=fast"]) == 2
-    assert "each is one of" in capsys.readouterr().err
-    assert main(["bench", "--suite=speed"]) == 2
-    assert "suite = 'speed' is unknown" in capsys.readouterr().err
-
-
 @pytest.fixture
 def demo(tiny_checkpoint, capsys, monkeypatch, tmp_path):
     """What the demo prints about a tiny target, piped."""

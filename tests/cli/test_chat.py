@@ -168,17 +168,3 @@ def test_a_system_message_that_the_template_refuses_is_named(piped, tmp_path):
     status, _, err = piped(b"hello\n", "--system=x", target=model)
     assert status == 2
     assert "no system messages" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--chat_template=false"], "leave out --chat_template=false"),
-        (["--history="], "history is empty"),
-        (["--logprobs=2"], "chat shows no log-probabilities; leave out --logprobs"),
-        (["stray"], "unexpected argument 'stray'"),
-    ],
-)
-def test_bad_flags_are_refused_before_anything_loads(arguments, message, capsys):
-    assert main(["chat", "--target=does-not-exist", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -207,25 +207,6 @@ def test_modes_over_hosts_are_compared_without_the_model(temperature, verdict, s
     assert ["0", "1", "6", "7", verdict] in map(str.split, lines)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--compare=ar"], "compare = 'ar' is the mode that runs anyway"),
-        (["--compare=sd"], "use --mode=sd --compare=ar"),
-        (["--mode=ar", "--draft=d", "--compare=ssd"], "use --mode=ssd --compare=ar"),
-        (["--compare=fast"], "compare = 'fast' is unknown; one of"),
-        (["--mode=sd", "--draft=ngram", "--compare=sd"], "is the mode that runs anyway"),
-        (["--mode=sd", "--draft=ngram", "--compare=ssd"], "use --mode=ssd --compare=sd"),
-        (["--mode=sd", "--draft=ngram", "--compare=auto"], "compare = 'auto' names no mode"),
-    ],
-)
-def test_modes_that_cannot_be_compared_are_refused_before_anything_loads(flags, message, capsys):
-    assert main(["generate", "--target=does-not-exist", "--prompt=x", *flags]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-
-
 def test_prompts_of_one_run_only_are_reported(files, capsys):
     assert main(["compare", *files({1: None})]) == 2
     out = capsys.readouterr().out

@@ -139,14 +139,3 @@ def test_every_mode_has_the_target_on_the_given_cores(tiny_checkpoint, capsys, m
     assert main(["demo", f"--target={tiny_checkpoint}", f"--target_cores={core}"]) == 2
     assert "no weights are here" in capsys.readouterr().err
     assert opened == [("ssd", str(core), "process")]
-
-
-def test_cores_that_are_not_there_are_refused_before_anything_is_opened(capsys, monkeypatch):
-    monkeypatch.setattr("ssd_jax.checkpoints.opening.open_checkpoint", None)
-    assert main(["demo", "--target_cores=999"]) == 2
-    assert "there is no core 999" in capsys.readouterr().err
-
-
-def test_the_table_of_every_mode_is_of_the_demos_own_draft(capsys):
-    assert main(["demo", "--full", "--draft=ngram"]) == 2
-    assert "full: the table of every mode" in capsys.readouterr().err
