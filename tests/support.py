@@ -143,7 +143,7 @@ def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..
     case = cases.make(LAYOUT)
     width = None if backend == "pallas_tpu" else 2 * LAYOUT.head_dim
     pages, branches = (
-        cases.beside(k, v) if width is None else jnp.concatenate([k, v], axis=-1)
+        cases.pack_kv(k, v) if width is None else jnp.concatenate([k, v], axis=-1)
         for k, v in ((case.k_pages, case.v_pages), (case.branch_k, case.branch_v))
     )
 

@@ -162,11 +162,11 @@ def test_a_query_that_would_see_what_is_not_there_gets_nan(backend, name, value,
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_more_branch_tokens_than_there_is_room_for_are_an_error(backend):
-    kv, paths = jnp.zeros((1, 1, 2, 2, 16)), jnp.zeros((1, 5, 2), jnp.int32)
+def test_a_branch_with_more_entries_than_a_path_has_bits_is_an_error(backend):
+    scratch = Scratch(jnp.zeros((1, 1, 32, 2, 16)), jnp.zeros((1, 5, 2), jnp.int32))
     arguments = jnp.zeros((1, 5, 2, 8)), jnp.zeros((1, 1, BLOCK, 16)), Contiguous()
-    with pytest.raises(ValueError, match="5 branch tokens a row for 4 entries of branches"):
-        tree_attention(*arguments, jnp.ones((1, 5), jnp.int32), Scratch(kv, paths), backend=backend)
+    with pytest.raises(ValueError, match="32 entries a branch: at most 31"):
+        tree_attention(*arguments, jnp.ones((1, 5), jnp.int32), scratch, backend=backend)
 
 
 @pytest.mark.more
