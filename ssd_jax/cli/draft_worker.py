@@ -56,13 +56,13 @@ def run(arguments: Sequence[str]) -> int:
         pin(cores)  # before JAX counts them
 
     from ssd_jax.placement.process.supervisor import WorkerResources
-    from ssd_jax.placement.remote.serving import devices_of, own_models, serve
+    from ssd_jax.placement.remote.serving import devices_of, serve, worker_models
     from ssd_jax.system.compile_cache import open_store
     from ssd_jax.system.leaving import leave
 
     store = open_store(StoreSettings(options["compile_cache"], options["compile_cache_secret"]))
     devices = devices_of(options["draft_devices"])
-    draft, target = own_models(options["draft"], options["target"])
+    draft, target = worker_models(options["draft"], options["target"])
     resources = WorkerResources(
         source=draft,
         target=target,

@@ -193,7 +193,7 @@ def _workers(
         files = config.draft_files
         about = msgspec.structs.replace(about, token=files.read_token(ENGINE_SETTINGS.token))
         made = [
-            DraftWorker(about, elsewhere=FarWorker(about, address, files))
+            DraftWorker(about, worker=FarWorker(about, address, files))
             for address in placement.addresses
         ]
     else:

@@ -30,7 +30,7 @@ class Devices(NamedTuple):
         return tuple(f"{self.platform}:{number}" for number in self.numbers)
 
     @property
-    def usual(self) -> bool:
+    def is_default(self) -> bool:
         """Whether a program that names no device runs on these devices and no others."""
         return len(self.numbers) == 1 and (self.platform == "gpu" or self.numbers == (0,))
 
@@ -63,7 +63,7 @@ class Devices(NamedTuple):
             jax.config.update(_SETTING, self._listed)
         elif self.platform == "cpu":
             jax.config.update("jax_platforms", "cpu")  # else an accelerator would come first
-            if not self.usual:
+            if not self.is_default:
                 jax.config.update("jax_num_cpu_devices", self.numbers[-1] + 1)
 
     def start(self) -> list[Any]:
@@ -76,7 +76,7 @@ class Devices(NamedTuple):
 
         found = jax.devices()
         if not self._here():
-            names = ",".join(seen())
+            names = ",".join(device_names())
             raise InputError(f"JAX has {names} in place of {self}; does its plugin work there?")
         if self.platform == "gpu":
             return found
@@ -100,7 +100,7 @@ class Devices(NamedTuple):
 PROCESSOR = Devices("cpu", (0,))
 
 
-def seen() -> tuple[str, ...]:
+def device_names() -> tuple[str, ...]:
     """Names of all devices of this process, with the system's numbers."""
     import jax
 

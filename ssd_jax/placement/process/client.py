@@ -9,7 +9,6 @@ stopped worker never pile up.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,15 +17,14 @@ from typing_extensions import override
 
 from ssd_jax.placement.host_proposals import HostProposals, HostRecords
 from ssd_jax.placement.process.connection import Connection, OwnedBranches
+from ssd_jax.placement.process.slot_messages import SlotMessages
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
 from ssd_jax.roles.records import (
-    IDLE,
     Absence,
     BranchTokens,
     ExpansionRequest,
-    Promotion,
     RecordRequest,
     Row,
     SlotOpening,
@@ -34,8 +32,7 @@ from ssd_jax.roles.records import (
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.rules import RULES
-from ssd_jax.speculation.draft_texts import DraftTexts
-from ssd_jax.wire.messages import DraftSpec, ExpandMessage, MorePages, Open, Prefill, RecordMessage
+from ssd_jax.wire.messages import DraftSpec, ExpandMessage, RecordMessage
 
 PATIENCE = 1.0
 """Seconds that a round waits for an answer."""
@@ -47,40 +44,37 @@ class RemoteDraft(BranchingDraft):
     """A draft in a worker.
 
     Args:
-      hello: what the worker must be.
+      spec: what the worker must be.
       streams: the streams to it.
       greedy: whether the draft proposes its likeliest tokens however the request samples.
       patience: seconds to wait for an answer.
-
-    Attributes:
-      epochs: of the slots' requests [B].
     """
 
     def __init__(
         self,
-        hello: DraftSpec,
+        spec: DraftSpec,
         streams: WorkerStreams,
         *,
         greedy: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        self.slots, self.k, self.branches = hello.slots, hello.k, hello.branches
+        self.slots, self.k, self.branches = spec.slots, spec.k, spec.branches
         self.streams, self.patience = streams, patience
-        self.epochs = np.zeros(hello.slots, np.int32)
-        self._hello = hello
-        self._q_travels = RULES[hello.rule].ships_q and not greedy
-        self._numbers, self._requests = itertools.count(1), itertools.count(1)
-        self._sampled = np.zeros(hello.slots, bool)  # slots whose verification needs q
-        self._grown: set[int] = set()  # slots with pages that the worker does not know of
-        self._texts = DraftTexts(hello.page_size)
-        self._link: Connection | None = None  # that the worker has these slots' requests by
-        self._opened: set[int] = set()
+        self._spec = spec
+        self._ships_q = RULES[spec.rule].ships_q and not greedy
+        self._sampled = np.zeros(spec.slots, bool)  # slots whose verification needs q
+        self._messages = SlotMessages(spec)
         self._records: RemoteRecords | None = None  # of this round; None if the worker has none
+
+    @property
+    def epochs(self) -> np.ndarray:
+        """Epochs of the slots' requests [B]."""
+        return self._messages.epochs
 
     @property
     def page_size(self) -> int:
         """Positions of a page; 0 where slots share none."""
-        return self._hello.page_size
+        return self._spec.page_size
 
     @property
     def counters(self) -> Counter[str]:
@@ -89,44 +83,39 @@ class RemoteDraft(BranchingDraft):
 
     @override
     def open(self, opening: SlotOpening) -> None:
-        slot = opening.slot
-        self.epochs[slot] = next(self._requests)
-        self._sampled[slot] = self._q_travels and opening.params.temperature > 0
-        self._texts.open(opening)
-        self._grown.discard(slot)
-        self._opened.discard(slot)
+        self._sampled[opening.slot] = self._ships_q and opening.params.temperature > 0
+        self._messages.open(opening)
 
     @override
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        self._texts.set_pages(slot, pages)
-        self._grown.add(slot)
+        self._messages.set_pages(slot, pages)
 
     def lose(self, pages: Sequence[int]) -> None:
-        """See `parallel.part.Part.lose`."""
-        self._texts.lose(pages)
+        """These pages went to a slot of another worker, which writes another text to them."""
+        self._messages.texts.lose(pages)
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        self._texts[slot].prefill(tokens, offset)
+        self._messages.texts[slot].prefill(tokens, offset)
         link = self.streams.usable()
         if link is not None:
-            with _ends_if_interrupted(link):
-                self._teach(slot, link)
+            with _close_if_interrupted(link):
+                self._messages.send_text(slot, link)
 
     @override
     def record(self, request: RecordRequest) -> RemoteRecords | HostRecords:
         link = self.streams.usable()
         self.streams.new_round()
-        proposals = HostProposals(self.slots, self.k, self._hello.support, self._hello.tokens)
+        proposals = HostProposals(self.slots, self.k, self._spec.support, self._spec.tokens)
         proposals.put(request.promotion.tokens, request.promotion.limit)
         if link is None:
             self._records = None
-            self._texts.record(request.promotion, None)
+            self._messages.texts.record(request.promotion, None)
             return HostRecords(proposals)
-        with _ends_if_interrupted(link):
-            promotion = self._taught_records(request.promotion, link)
+        with _close_if_interrupted(link):
+            promotion = self._messages.promotion(request.promotion, link)
             message = RecordMessage(
-                number=next(self._numbers),
+                number=self._messages.new_number(),
                 epochs=self.epochs.copy(),
                 **promotion._asdict(),
                 drafts=request.drafts,
@@ -140,33 +129,18 @@ class RemoteDraft(BranchingDraft):
         )
         return self._records
 
-    def _taught_records(self, promotion: Promotion, link: Connection) -> Promotion:
-        """Gives the worker what it lacks; returns the promotion as it can carry it out."""
-        slots = np.flatnonzero(promotion.position != IDLE).tolist()
-        self._use(link)
-        unknown = [slot for slot in slots if slot not in self._opened]
-        for slot in unknown:
-            self._texts[slot].expanded = False
-        # A branch is lost with its stream, or by an interrupted step.
-        lost = [slot for slot in slots if self._texts[slot].cached == promotion.position[slot]]
-        self._send_pages(set(slots) - set(unknown), link)
-        winner = promotion.winner.copy()
-        winner[unknown + lost] = -1
-        promotion = self._texts.record(promotion, lambda slot: self._teach(slot, link))
-        return promotion._replace(winner=winner)
-
     @override
     def expand(self, request: ExpansionRequest) -> ExpansionAnswer:
         records = self._records
-        if records is None or not records.serving:
+        if records is None or not records.in_time:
             return RemoteBranches(self, None)
         message, link = records.message, records.link
         counts = request.counts
         skip = np.zeros_like(counts) if request.skip is None else request.skip
-        with _ends_if_interrupted(link):
+        with _close_if_interrupted(link):
             link.ask_branches(
                 ExpandMessage(
-                    number=next(self._numbers),
+                    number=self._messages.new_number(),
                     epochs=message.epochs,
                     counts=counts,
                     skip=skip,
@@ -177,7 +151,7 @@ class RemoteDraft(BranchingDraft):
             )
         link.stream.flush(LEAVES)
         # A slot near the end of its text has no branches.
-        self._texts.expand(np.flatnonzero(counts.any(axis=1)).tolist())
+        self._messages.texts.expand(np.flatnonzero(counts.any(axis=1)).tolist())
         return RemoteBranches(self, link)
 
     def activity(self) -> Activity:
@@ -189,38 +163,6 @@ class RemoteDraft(BranchingDraft):
     def close(self) -> None:
         """Ends the stream; the worker then frees the slots."""
         self.streams.close()
-
-    def _use(self, link: Connection) -> None:
-        """Speaks to a worker by this stream; a new one knows of no request, and has no page."""
-        if self._link is not link:
-            self._link = link
-            self._opened.clear()
-            self._texts.forget_pages()
-
-    def _teach(self, slot: int, link: Connection) -> None:
-        """Sends a worker the tokens of a slot's text that it lacks; all of them if it is new."""
-        epoch = int(self.epochs[slot])
-        self._use(link)
-        if slot not in self._opened:
-            self._opened.add(slot)
-            self._texts.forget(slot)
-            opening = self._texts.reusable(slot)
-            link.send(Open(number=next(self._numbers), epoch=epoch, opening=opening))
-            self._grown.discard(slot)
-
-        def prefill(tokens: list[int], offset: int) -> None:
-            number, ids = next(self._numbers), np.array(tokens, np.int32)
-            link.send(Prefill(number=number, slot=slot, epoch=epoch, offset=offset, tokens=ids))
-
-        self._texts.teach(slot, prefill)
-
-    def _send_pages(self, slots: set[int], link: Connection) -> None:
-        """Sends a worker the pages that these slots have got since."""
-        for slot in self._grown & slots:
-            epoch, pages = int(self.epochs[slot]), tuple(self._texts[slot].opening.pages)
-            number = next(self._numbers)
-            link.send(MorePages(number=number, slot=slot, epoch=epoch, pages=pages))
-        self._grown -= slots
 
 
 class RemoteRecords(RecordAnswer):
@@ -246,7 +188,7 @@ class RemoteRecords(RecordAnswer):
     ) -> None:
         self._draft, self.link, self.message = draft, link, message
         self._proposals, self._asked_q, self._sampled = proposals, asked_q, sampled
-        self.serving = True
+        self.in_time = True
         """Whether the worker has answered everything in time so far."""
         self._drafted: Row | None = None
         self._confidence = np.full(proposals.tokens.shape, UNKNOWN, np.int32)
@@ -267,7 +209,7 @@ class RemoteRecords(RecordAnswer):
         if answer is None:
             draft.streams.give_up(self.link)
             draft.streams.count_absence()
-            self.serving = False
+            self.in_time = False
             return drafted
         current = (limits[answer.slots] > 0) & (answer.epochs == draft.epochs[answer.slots])
         slots = answer.slots[current]
@@ -301,7 +243,7 @@ class RemoteRecords(RecordAnswer):
         if not slots.size:
             return
         draft = self._draft
-        answer = self.link.record_tokens(draft.patience) if self.serving else None
+        answer = self.link.record_tokens(draft.patience) if self.in_time else None
         if answer is None:
             draft.counters["q late"] += len(slots)
         elif malformed := self._proposals.put_q(slots, answer):
@@ -338,15 +280,15 @@ class RemoteBranches(ExpansionAnswer):
         if latest is None:
             draft.streams.count_absence()
             return draft.streams.absence
-        same = latest is self._latest and (draft.epochs == self._epochs).all()
-        if self._branches is None or not same:
+        is_current = latest is self._latest and (draft.epochs == self._epochs).all()
+        if self._branches is None or not is_current:
             self._latest, self._epochs = latest, draft.epochs.copy()
-            self._branches = latest.of(draft.epochs)
+            self._branches = latest.for_epochs(draft.epochs)
         return self._branches
 
 
 @contextlib.contextmanager
-def _ends_if_interrupted(link: Connection) -> Iterator[None]:
+def _close_if_interrupted(link: Connection) -> Iterator[None]:
     """Ends the stream if its block is interrupted: what the worker knows is then unknown."""
     try:
         yield

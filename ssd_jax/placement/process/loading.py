@@ -28,7 +28,7 @@ from ssd_jax.system.compile_cache import open_store, use_store
 from ssd_jax.system.sums import check_sums
 from ssd_jax.wire.messages import DraftSpec
 
-_BESIDE = 5e-4  # seconds that tracing may keep the interpreter from rounds
+_SWITCH_INTERVAL = 5e-4  # seconds that tracing may keep the interpreter from rounds
 
 
 def open_draft(
@@ -83,7 +83,7 @@ def load_sessions(
     mesh = None
     if resources.devices is not None:
         devices = resources.devices.start()
-        mesh = None if resources.devices.usual else mesh_of(devices)
+        mesh = None if resources.devices.is_default else mesh_of(devices)
     opened = open_draft(spec, resources, mesh)
     paging = Paging(spec.page_size, spec.pages) if spec.pages else None
     if paging is not None:
@@ -101,14 +101,14 @@ def load_sessions(
             paging=paging,
             defer=urgent,
         )
-        *fewer, most = sorted(spec.budgets)
-        menu = ExpansionPrograms.menu(base, [most] if urgent else spec.budgets)
+        *smaller_budgets, max_budget = sorted(spec.budgets)
+        menu = ExpansionPrograms.menu(base, [max_budget] if urgent else spec.budgets)
         check(programs=max(programs.working_memory for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, spec.draft_temperature)
     if urgent:
-        threading.Thread(target=drafts.extend, args=(fewer,), daemon=True).start()
-    return lambda called: DraftSession(spec, drafts.new, called)
+        threading.Thread(target=drafts.extend, args=(smaller_budgets,), daemon=True).start()
+    return lambda round_waits: DraftSession(spec, drafts.new, round_waits)
 
 
 class _Drafts:
@@ -119,30 +119,30 @@ class _Drafts:
     ) -> None:
         self._menu, self._parameters, self._temperature = list(menu), parameters, temperature
         self._lock = threading.Lock()
-        self._made: weakref.WeakSet[BranchDraft] = weakref.WeakSet()
-        self._warm = [self._of(menu)]
+        self._drafts: weakref.WeakSet[BranchDraft] = weakref.WeakSet()
+        self._warm = [self._new_draft(menu)]
         run_once(self._warm[0])
 
     def new(self) -> BranchDraft:
         """A draft with empty slots."""
         with self._lock:
-            made = self._warm.pop() if self._warm else self._of(self._menu)
-            self._made.add(made)
-            return made
+            draft = self._warm.pop() if self._warm else self._new_draft(self._menu)
+            self._drafts.add(draft)
+            return draft
 
     def extend(self, budgets: Sequence[int]) -> None:
         """Adds programs that load late: just-in-time drafts, and these numbers of branches."""
-        sys.setswitchinterval(_BESIDE)
+        sys.setswitchinterval(_SWITCH_INTERVAL)
         self._menu[0].base.complete()
         if not budgets:
-            run_once(self._of(self._menu))
+            run_once(self._new_draft(self._menu))
         for branches in reversed(budgets):
             programs = ExpansionPrograms(self._menu[0].base, branches, self._menu[0])
-            run_once(self._of([programs]))
+            run_once(self._new_draft([programs]))
             with self._lock:
                 self._menu.append(programs)
-                for draft in (*self._warm, *self._made):
+                for draft in (*self._warm, *self._drafts):
                     draft.extend(programs)
 
-    def _of(self, menu: Sequence[ExpansionPrograms]) -> BranchDraft:
+    def _new_draft(self, menu: Sequence[ExpansionPrograms]) -> BranchDraft:
         return BranchDraft(menu, self._parameters, temperature=self._temperature)

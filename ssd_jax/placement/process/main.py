@@ -19,7 +19,7 @@ import msgspec
 
 from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
-from ssd_jax.placement.visible import seen
+from ssd_jax.placement.visible import device_names
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.cores import pin
 from ssd_jax.wire.messages import shorten
@@ -44,8 +44,8 @@ def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
     if settings.cores is not None:
         pin(settings.cores)  # before JAX counts the cores for its threads
-    orphaned = threading.Thread(target=_until_orphaned, daemon=True)
-    orphaned.start()
+    watcher = threading.Thread(target=_exit_when_orphaned, daemon=True)
+    watcher.start()
     server = None  # lives as long as it is referenced
     try:
         server, report = start(settings)
@@ -57,7 +57,7 @@ def run(start: Callable[[WorkerSettings], tuple[object, WorkerReport]]) -> None:
     with output:
         output.write(msgspec.json.encode(report) + b"\n")
     if server is not None:
-        orphaned.join()
+        watcher.join()
     sys.stderr.flush()
     os._exit(server is None)
 
@@ -72,10 +72,10 @@ def _start(settings: WorkerSettings) -> tuple[object, WorkerReport]:
         resources.devices.claim()
     sessions = load_sessions(spec, resources, urgent=settings.urgent)
     server = serve(sessions, spec, settings.token)
-    return server, WorkerReport(address=server.address, devices=seen())
+    return server, WorkerReport(address=server.address, devices=device_names())
 
 
-def _until_orphaned() -> None:
+def _exit_when_orphaned() -> None:
     while os.read(0, 1):  # not the stream, which an exit must not find locked
         pass
     os._exit(0)

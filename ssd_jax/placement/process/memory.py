@@ -19,7 +19,7 @@ from ssd_jax.wire.messages import DraftSpec
 
 def check_memory(
     opened: OpenedModel,
-    about: DraftSpec,
+    spec: DraftSpec,
     *,
     engines: int,
     copies: int,
@@ -29,7 +29,7 @@ def check_memory(
 
     Args:
       opened: the draft, on the devices that it will have.
-      about: what the engine wants.
+      spec: what the engine wants.
       engines: most engines at a time, which share the memory of the draft's devices.
       copies: copies of the weights, this one included: engines that want other things have their
         own.
@@ -38,33 +38,33 @@ def check_memory(
     Raises:
       InputError: the engine needs more.
     """
-    of_device, slots = device_limit(opened), about.slots
+    of_device, slots = device_limit(opened), spec.slots
     size_of = bytes_per_device if of_device else bytes_of_process
     limit, whose = (of_device, "each of its devices") if of_device else memory_limit()
-    paging = Paging(about.page_size or page_size(about.context), about.pages or slots)
-    held = ModelBytes(model=opened.model, slots=slots, paging=paging, size_of=size_of)
+    paging = Paging(spec.page_size or page_size(spec.context), spec.pages or slots)
+    sizes = ModelBytes(model=opened.model, slots=slots, paging=paging, size_of=size_of)
     branches = branch_structs(
-        opened, slots=slots, k=about.k, budgets=about.budgets, support=about.support
+        opened, slots=slots, k=spec.k, budgets=spec.budgets, support=spec.support
     )
     parts = {
-        "keys and values": held.pages,
-        "records of past tokens": held.records,
+        "keys and values": sizes.pages,
+        "records of past tokens": sizes.records,
         "branches": size_of(branches),
         "programs": programs if of_device else programs * devices_of_process(opened),
     }
-    weights = copies * held.weights
+    weights = copies * sizes.weights
     need = Need(parts, (limit - weights) // engines, whose)
     if need.fits:
         return
-    each = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items() if size)
-    shared, fewer = "this engine", ""
+    parts_text = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items() if size)
+    whose_share, fewer = "this engine", ""
     if engines > 1:
-        shared, fewer = f"each of {engines} engines", ", or start it with fewer --engines"
+        whose_share, fewer = f"each of {engines} engines", ", or start it with fewer --engines"
     raise InputError(
-        f"{slots} slots of context = {about.context} with budget = "
-        f"{' and '.join(map(str, about.budgets))} and k = {about.k} need {_mib(need.total)} of the "
-        f"draft worker's memory ({each}), and there are {_mib(need.limit)} for {shared} ({whose}: "
-        f"{_mib(limit)}, weights {_mib(weights)}); lower one of them{fewer}"
+        f"{slots} slots of context = {spec.context} with budget = "
+        f"{' and '.join(map(str, spec.budgets))} and k = {spec.k} need {_mib(need.total)} of the "
+        f"draft worker's memory ({parts_text}), and there are {_mib(need.limit)} for {whose_share} "
+        f"({whose}: {_mib(limit)}, weights {_mib(weights)}); lower one of them{fewer}"
     )
 
 

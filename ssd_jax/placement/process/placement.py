@@ -14,11 +14,11 @@ from ssd_jax.placement.process.supervisor import COMMAND, Supervisor, WorkerSett
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 
 _LOG = logging.getLogger(__name__)
-_GREETING = 30.0  # seconds for a worker to answer a new stream
+_READY_SECONDS = 30.0  # seconds for a worker to answer a new stream
 
 
 class Worker(Protocol):
-    """Starts a worker, or knows where one is; see `Supervisor`.
+    """Starts a worker, as `Supervisor`, or knows where one is.
 
     Attributes:
       starts: number of starts of the worker so far.
@@ -71,7 +71,7 @@ class DraftWorker:
       settings: settings of the worker.
       patience: seconds that a round waits.
       command: the command that starts the worker.
-      elsewhere: a worker that was started by someone else.
+      worker: a worker that was started by someone else.
     """
 
     def __init__(
@@ -80,23 +80,23 @@ class DraftWorker:
         *,
         patience: float = PATIENCE,
         command: Sequence[str] = COMMAND,
-        elsewhere: Worker | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self._settings, self.patience = settings, patience
-        self.supervisor = elsewhere or Supervisor(settings, command)
+        self.supervisor = worker or Supervisor(settings, command)
         self.drafts: list[RemoteDraft] = []
         self._closed = False
 
     def start(self) -> None:
-        """See `Worker.start`."""
+        """Starts loading; returns at once."""
         self.supervisor.start()
 
     def wait_ready(self) -> None:
-        """See `Worker.wait_ready`."""
+        """Waits until the worker serves. Raises: InputError: it cannot."""
         self.supervisor.wait_ready()
 
     def check(self) -> None:
-        """See `Worker.check`."""
+        """Raises: InputError: the worker could not start. Does not wait."""
         self.supervisor.check()
 
     def draft(self, patience: float | None = None) -> RemoteDraft:
@@ -110,24 +110,24 @@ class DraftWorker:
         Raises:
           InputError: the worker refuses.
         """
-        hello, token, counters = self._settings.spec, self._settings.token, Counter()
+        spec, token, counters = self._settings.spec, self._settings.token, Counter()
         supervisor = self.supervisor  # keeps it alive as long as this draft
 
         def address() -> str | None:
             return supervisor.address
 
-        first = supervisor.take_stream()
-        connect = connector(hello, token, address, counters, link=supervisor.link, first=first)
+        opened = supervisor.take_stream()
+        connect = connector(spec, token, address, counters, link=supervisor.link, first=opened)
         streams = WorkerStreams(connect, counters, address, supervisor.end)
         draft = RemoteDraft(
-            hello,
+            spec,
             streams,
-            greedy=hello.draft_temperature == 0,
+            greedy=spec.draft_temperature == 0,
             patience=self.patience if patience is None else patience,
         )
         try:
-            ready = streams.wait_ready(_GREETING, until=lambda: self._closed)
-            if not ready and streams.refused:
+            is_ready = streams.wait_ready(_READY_SECONDS, until=lambda: self._closed)
+            if not is_ready and streams.refused:
                 raise InputError(f"the draft worker does not serve: {streams.trouble}")
         except BaseException:
             draft.close()
@@ -144,7 +144,7 @@ class DraftWorker:
 
     @property
     def counters(self) -> Counter[str]:
-        """Counters of all drafts, see `RemoteDraft`, and "starts" of the process."""
+        """Counters of all `RemoteDraft`s, and "starts" of the process."""
         return sum(
             (draft.counters for draft in self.drafts), Counter(starts=self.supervisor.starts)
         )
@@ -152,7 +152,7 @@ class DraftWorker:
     def close(self) -> None:
         """Ends the streams and the process."""
         _LOG.info("the draft worker's figures: %s", dict(self.counters))
-        self._closed = True  # also of a draft whose worker is waited for just now
+        self._closed = True  # also of a draft whose worker is still waited for
         for draft in self.drafts:
             draft.close()
         self.supervisor.close()

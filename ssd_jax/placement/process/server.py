@@ -28,30 +28,30 @@ from ssd_jax.wire.stream import ServeStream, StreamServer, message_size
 
 STREAMS = 64
 """Most streams at a time: an engine has one for as long as it lives."""
-GREETING = 10.0
+FIRST_MESSAGE = 10.0
 """Seconds until a stream without a `DraftSpec` is ended."""
-_EARLY = 1  # messages of an engine before its draft is loaded
-_LEAVING = 2.0  # seconds that a stream waits for one that is just ending
+_MAX_EARLY = 1  # messages of an engine before its draft is loaded
+_LEAVE_SECONDS = 2.0  # seconds that a stream waits for one that is just ending
 _TRACEBACK = 4000  # characters of a traceback that an engine is sent
 _LOG = logging.getLogger(__name__)
 
 MakeSession = Callable[[Callable[[], bool]], DraftSession]
 """Makes a session, given a function that returns whether another round waits."""
-Gone = Callable[[], bool]
+HasLeft = Callable[[], bool]
 """Whether the engine of a stream has left, as far as is known."""
-Load = Callable[[DraftSpec, Gone], MakeSession]
+Load = Callable[[DraftSpec, HasLeft], MakeSession]
 """Loads what an engine wants; an `SsdError` is reported to the engine."""
 
 
 def serve(
     session: MakeSession,
-    about: DraftSpec,
+    spec: DraftSpec,
     token: str,
     *,
     streams: int = STREAMS,
-    greeting: float = GREETING,
+    first_message: float = FIRST_MESSAGE,
 ) -> StreamServer:
-    """Starts a server of sessions for this host, with a worker as `about` describes it.
+    """Starts a server of sessions for this host, with a worker as `spec` describes it.
 
     Args:
       token: secret that opening a stream requires.
@@ -59,34 +59,34 @@ def serve(
     refusals = Refusals()
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
-        inbox = _Inbox(about, refusals)
+        inbox = _Inbox(spec, refusals)
         inbox.start(requests)
-        return _answers(session(inbox.called), inbox.messages(greeting), refusals)
+        return _answer_stream(session(inbox.round_waits), inbox.messages(first_message), refusals)
 
     limited = _at_most(streams, start, refusals)
-    return StreamServer(limited, listen_locally(), token, message_size(about), refusals)
+    return StreamServer(limited, listen_locally(), token, message_size(spec), refusals)
 
 
 def wanted_sessions(
-    load: Load, size: int, refusals: Refusals, streams: int, greeting: float
+    load: Load, size: int, refusals: Refusals, streams: int, first_message: float
 ) -> ServeStream:
     """Serves streams, each with the session that its engine wants.
 
     Args:
       size: most bytes of a message.
       refusals: logs who is refused.
-      streams, greeting: see `STREAMS` and `GREETING`.
+      streams, first_message: see `STREAMS` and `FIRST_MESSAGE`.
     """
 
     def start(requests: Iterator[bytes]) -> Iterator[bytes]:
-        inbox = _Inbox(_NOTHING, refusals)
+        inbox = _Inbox(_NO_SPEC, refusals)
         inbox.start(requests)
-        return _loaded(load, inbox, greeting, size)
+        return _load_and_answer(load, inbox, first_message, size)
 
     return _at_most(streams, start, refusals)
 
 
-_NOTHING = DraftSpec(
+_NO_SPEC = DraftSpec(
     model="",
     slots=0,
     context=0,
@@ -102,7 +102,7 @@ def _at_most(streams: int, answers: ServeStream, refusals: Refusals) -> ServeStr
     free = threading.BoundedSemaphore(streams)
 
     def stream(requests: Iterator[bytes]) -> Iterator[bytes]:
-        if not free.acquire(timeout=_LEAVING):
+        if not free.acquire(timeout=_LEAVE_SECONDS):
             reason = f"it serves {streams} engines already, and no more; close some"
             refusals.log("streams", reason)
             yield _refusal(reason)
@@ -126,12 +126,15 @@ class _SilentError(ProtocolError):
 class _Inbox:
     """Messages of one stream, read ahead; the last item is None."""
 
-    def __init__(self, about: DraftSpec, refusals: Refusals) -> None:
-        self.about, self.refusals = about, refusals
+    def __init__(self, spec: DraftSpec, refusals: Refusals) -> None:
+        self.spec, self.refusals = spec, refusals
         """What messages must fit, and the log of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
-        self._read, self._handled = 0, 0  # requests of rounds; each is changed by one thread only
-        self._waiting = 0  # messages from before a draft was loaded
+        self._num_read, self._num_handled = (
+            0,
+            0,
+        )  # requests of rounds; each is changed by one thread only
+        self._num_early = 0  # messages from before a draft was loaded
         self.ended = threading.Event()
         """Set once the engine has left."""
 
@@ -143,54 +146,54 @@ class _Inbox:
         """Reads the stream to its end."""
         try:
             for data in requests:
-                most = message_size(self.about)
-                if self.about is not _NOTHING and len(data) > most:
-                    raise ProtocolError(f"a message of {len(data)} bytes, of {most} at most")
-                message = codec.decode(data, self.about)
-                self._read += isinstance(message, RecordMessage | ExpandMessage)
-                self._waiting += self.about is _NOTHING
-                if self._waiting > _EARLY:
+                max_size = message_size(self.spec)
+                if self.spec is not _NO_SPEC and len(data) > max_size:
+                    raise ProtocolError(f"a message of {len(data)} bytes, of {max_size} at most")
+                message = codec.decode(data, self.spec)
+                self._num_read += isinstance(message, RecordMessage | ExpandMessage)
+                self._num_early += self.spec is _NO_SPEC
+                if self._num_early > _MAX_EARLY:
                     raise ProtocolError("more messages before it was welcome")
                 self._items.put(message)
         except ProtocolError as error:
             self._items.put(error)
         except Exception as error:  # whatever it is, nobody may go on waiting for messages
             _LOG.debug("a stream ended: %r", error)
-            if not self._waiting and self.about is _NOTHING:
+            if not self._num_early and self.spec is _NO_SPEC:
                 self.refusals.log("broken", f"it broke off before its first message: {error}")
         self.ended.set()
         self._items.put(None)
 
-    def called(self) -> bool:
+    def round_waits(self) -> bool:
         """Whether a request of another round waits."""
-        return self._read > self._handled
+        return self._num_read > self._num_handled
 
-    def messages(self, greeting: float) -> Iterator[DraftMessage]:
-        """All messages; waits `greeting` seconds for the first.
+    def messages(self, first_message: float) -> Iterator[DraftMessage]:
+        """All messages; waits `first_message` seconds for the first.
 
         Raises:
           ProtocolError: a message is malformed, or none comes in time.
         """
-        limit: float | None = greeting
+        limit: float | None = first_message
         while True:
             try:
                 message = self._items.get(timeout=limit)
             except queue.Empty:
-                raise _SilentError(f"no message within {greeting:.0f} s") from None
+                raise _SilentError(f"no message within {first_message:.0f} s") from None
             if message is None:
                 return
             if isinstance(message, ProtocolError):
                 raise message
-            self._handled += isinstance(message, RecordMessage | ExpandMessage)
+            self._num_handled += isinstance(message, RecordMessage | ExpandMessage)
             limit = None
             yield message
 
 
-def _refusal(reason: object, where: str = "") -> bytes:
-    return codec.encode(Refused(reason=shorten(reason) + where))
+def _refusal(reason: object, trace: str = "") -> bytes:
+    return codec.encode(Refused(reason=shorten(reason) + trace))
 
 
-def _answers(
+def _answer_stream(
     session: DraftSession, messages: Iterable[DraftMessage], refusals: Refusals
 ) -> Iterator[bytes]:
     """Answers one stream; a breach of the protocol ends this stream only."""
@@ -203,15 +206,15 @@ def _answers(
         yield _refusal(error)
     except Exception as error:
         _LOG.exception("a stream failed")
-        where = traceback.format_exc()[-_TRACEBACK:]
-        yield _refusal(f"{type(error).__name__}: {error}", f"\n{where}")
+        trace = traceback.format_exc()[-_TRACEBACK:]
+        yield _refusal(f"{type(error).__name__}: {error}", f"\n{trace}")
     finally:
         _LOG.info("a stream has ended: %s", dict(session.counters))
 
 
-def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[bytes]:
+def _load_and_answer(load: Load, inbox: _Inbox, first_message: float, size: int) -> Iterator[bytes]:
     """Answers one stream, once the draft is loaded that its engine wants."""
-    messages = inbox.messages(greeting)
+    messages = inbox.messages(first_message)
     try:
         spec = next(messages, None)
         if spec is None:
@@ -224,17 +227,17 @@ def _loaded(load: Load, inbox: _Inbox, greeting: float, size: int) -> Iterator[b
                 "lower `slots`, `context` or `budget`"
             )
         make = load(spec, inbox.ended.is_set)  # keeps what was loaded as long as it is referenced
-        session = make(inbox.called)
-        inbox.about = spec
+        session = make(inbox.round_waits)
+        inbox.spec = spec
     except LeftError as error:
         _LOG.info("%s", error)
     except ProtocolError as error:
         inbox.refusals.log(type(error).__name__, error)
         yield _refusal(error)
     except Exception as error:
-        known = isinstance(error, SsdError)
-        _LOG.warning("an engine is refused: %s", error, exc_info=not known)
-        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        is_expected = isinstance(error, SsdError)
+        _LOG.warning("an engine is refused: %s", error, exc_info=not is_expected)
+        reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
         yield _refusal(reason)
     else:
-        yield from _answers(session, itertools.chain([spec], messages), inbox.refusals)
+        yield from _answer_stream(session, itertools.chain([spec], messages), inbox.refusals)

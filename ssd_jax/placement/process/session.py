@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,11 +36,11 @@ from ssd_jax.wire.messages import (
 )
 
 
-class HeldRecords(RecordAnswer, Protocol):
+class ReadableRecords(RecordAnswer, Protocol):
     """Records whose proposals can be read."""
 
     def proposal(self) -> Proposal:
-        """See `RecordAnswer.proposal`."""
+        """The records' proposals, in arrays that can be read."""
         ...
 
 
@@ -59,12 +59,12 @@ class GrowingBranches(ExpansionAnswer, Protocol):
 class GrowingDraft(BranchingDraft, Protocol):
     """A draft whose expansions can run one forward at a time."""
 
-    def record(self, request: RecordRequest) -> HeldRecords:
-        """See `BranchingDraft.record`."""
+    def record(self, request: RecordRequest) -> ReadableRecords:
+        """Gives slots new records, as `BranchingDraft.record`."""
         ...
 
     def expand(self, request: ExpansionRequest) -> GrowingBranches:
-        """See `BranchingDraft.expand`."""
+        """Branches off every record, as `BranchingDraft.expand`."""
         ...
 
     def finish(self) -> None:
@@ -76,9 +76,9 @@ class DraftSession:
     """One stream's slots, records and branches.
 
     Args:
-      about: what the worker is; a `DraftSpec` must be equal.
+      spec: what the worker is; a `DraftSpec` must be equal.
       draft: makes the draft, once a `DraftSpec` was right.
-      called: whether another round waits; an expansion is then not grown any further.
+      round_waits: whether another round waits; an expansion is then not grown any further.
       clock: seconds, monotonic and the same for all processes of a host.
 
     Attributes:
@@ -88,20 +88,25 @@ class DraftSession:
 
     def __init__(
         self,
-        about: DraftSpec,
+        spec: DraftSpec,
         draft: Callable[[], GrowingDraft],
-        called: Callable[[], bool],
+        round_waits: Callable[[], bool],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._about, self._new, self._called, self._clock = about, draft, called, clock
-        self._since = 0.0  # when the work began that is not reported yet
+        self._spec, self._make_draft, self._round_waits, self._clock = (
+            spec,
+            draft,
+            round_waits,
+            clock,
+        )
+        self._work_begin = 0.0  # when the work began that is not reported yet
         self._work: deque[Work] = deque(maxlen=MAX_WORK)  # drops the oldest
         self._draft: GrowingDraft | None = None
-        self._epochs = np.zeros(about.slots, np.int32)  # of the slots' requests, from 1
-        self._known = np.zeros(about.slots, np.int32)  # positions whose tokens are known
-        self._last = 0  # number of the last message
+        self._epochs = np.zeros(spec.slots, np.int32)  # of the slots' requests, from 1
+        self._known_lengths = np.zeros(spec.slots, np.int32)  # positions whose tokens are known
+        self._last_number = 0  # number of the last message
         self._received = 0.0  # when the last request of a round came
 
     def handle(self, message: DraftMessage) -> Iterator[DraftMessage]:
@@ -117,10 +122,10 @@ class DraftSession:
             raise ProtocolError("a stream begins with a DraftSpec")
         if not isinstance(message, Open | MorePages | Prefill | RecordMessage | ExpandMessage):
             raise ProtocolError(f"a {type(message).__name__} is not for a worker")
-        if message.number <= self._last:
+        if message.number <= self._last_number:
             self.counters["stale"] += 1
             return
-        self._last = message.number
+        self._last_number = message.number
         match message:
             case Open():
                 self._open(self._draft, message)
@@ -134,11 +139,11 @@ class DraftSession:
             case ExpandMessage():
                 yield from self._expand(self._draft, message)
 
-    def _greet(self, hello: DraftSpec) -> Welcome:
-        difference = self._about.difference(hello)
+    def _greet(self, spec: DraftSpec) -> Welcome:
+        difference = self._spec.difference(spec)
         if difference is not None:
             raise ProtocolError(f"the worker's {difference}")
-        self._draft = self._draft or self._new()
+        self._draft = self._draft or self._make_draft()
         return Welcome()
 
     def _open(self, draft: GrowingDraft, message: Open) -> None:
@@ -147,7 +152,7 @@ class DraftSession:
             self.counters["stale"] += 1
             return
         draft.open(message.opening)
-        self._epochs[slot], self._known[slot] = message.epoch, 0
+        self._epochs[slot], self._known_lengths[slot] = message.epoch, 0
 
     def _is_current(self, message: MorePages | Prefill) -> bool:
         """Whether a message is about the slot's current request."""
@@ -159,11 +164,13 @@ class DraftSession:
         slot, offset = message.slot, message.offset
         if not self._is_current(message):
             return
-        if offset > self._known[slot]:
-            raise ProtocolError(f"tokens from {offset} on, where {self._known[slot]} are known")
+        if offset > self._known_lengths[slot]:
+            raise ProtocolError(
+                f"tokens from {offset} on, where {self._known_lengths[slot]} are known"
+            )
         self._begin()
         draft.prefill(slot, message.tokens.tolist(), offset)
-        self._known[slot] = offset + message.tokens.size
+        self._known_lengths[slot] = offset + message.tokens.size
         draft.finish()  # so that its time is not counted for other work
         self._end("prefill")
 
@@ -178,14 +185,14 @@ class DraftSession:
         rows = self._current(message, np.asarray(message.position != IDLE))
         if not rows.any():
             return
-        known = self._known + (message.committed >= 0).sum(axis=1)
-        gaps = rows & (message.position >= known)
+        lengths_known = self._known_lengths + (message.committed >= 0).sum(axis=1)
+        gaps = rows & (message.position >= lengths_known)
         if gaps.any():
             slot = int(gaps.argmax())
             raise ProtocolError(
-                f"position {message.position[slot]}, where {self._known[slot]} are known"
+                f"position {message.position[slot]}, where {self._known_lengths[slot]} are known"
             )
-        self._known = np.where(rows, message.position + 1, self._known)
+        self._known_lengths = np.where(rows, message.position + 1, self._known_lengths)
         drafts = np.where(rows, message.drafts, 0)
         self._begin()
         promotion = Promotion(
@@ -198,20 +205,15 @@ class DraftSession:
         )
         answer = draft.record(RecordRequest(promotion, drafts, message.lowered))
         sampled = message.sampled > 0
-        wanted = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
-        if not wanted.any():
+        answered = rows & ((drafts > 0) | (sampled & (message.winner >= 0)))
+        if not answered.any():
             return
         tokens, lengths, support, q = map(np.asarray, answer.proposal())  # waits for the arrays
         confidence = answer.confidence()
         self._end("draft" if drafts.any() else "promote")
-        slots, of_q = np.flatnonzero(wanted), np.flatnonzero(wanted & sampled)
+        slots, of_q = np.flatnonzero(answered), np.flatnonzero(answered & sampled)
         yield RecordTokens(
-            number=message.number,
-            work=self._take_work(),
-            slots=slots,
-            epochs=self._epochs[slots],
-            received=self._received,
-            sent=self._clock(),
+            **self._header(message, slots),
             lengths=lengths[slots],
             tokens=tokens[slots],
             confidence=confidence[slots],
@@ -223,8 +225,8 @@ class DraftSession:
     def _expand(self, draft: GrowingDraft, message: ExpandMessage) -> Iterator[BranchMessage]:
         rows = self._current(message, np.asarray(message.counts.any(axis=1)))
         if not rows.any():
-            hello = self._about
-            none = no_branches(hello.slots, hello.branches, hello.k, message.forwards)
+            spec = self._spec
+            none = no_branches(spec.slots, spec.branches, spec.k, message.forwards)
             yield self._branches(message, rows, none, complete=True)
             return
         self._begin()
@@ -237,12 +239,12 @@ class DraftSession:
                 skip=message.skip,
             )
         )
-        done, what = 1, "expand"
+        forwards, kind = 1, "expand"
         while True:
-            branches = answer.branches(done)
-            self._end(what)
-            complete = done == message.forwards
-            if not complete and self._called():
+            branches = answer.branches(forwards)
+            self._end(kind)
+            complete = forwards == message.forwards
+            if not complete and self._round_waits():
                 self.counters["cut"] += 1
                 complete = True
             # The next forward begins before the branches are sent, so that the draft hardly idles,
@@ -251,9 +253,9 @@ class DraftSession:
                 answer.grow()
             yield self._branches(message, rows, branches, complete=complete)
             if complete:
-                self.counters += Counter(rounds=1, forwards=done)
+                self.counters += Counter(rounds=1, forwards=forwards)
                 return
-            done, what = done + 1, "grow"
+            forwards, kind = forwards + 1, "grow"
 
     def _branches(
         self, message: ExpandMessage, rows: np.ndarray, branches: BranchTokens, *, complete: bool
@@ -261,12 +263,7 @@ class DraftSession:
         slots = np.flatnonzero(rows)
         bonus, lengths, tokens, confidence, forwards, _ = branches
         return BranchMessage(
-            number=message.number,
-            work=self._take_work(),
-            slots=slots,
-            epochs=self._epochs[slots],
-            received=self._received,
-            sent=self._clock(),
+            **self._header(message, slots),
             complete=complete,
             forwards=forwards,
             bonus=bonus[slots],
@@ -277,15 +274,23 @@ class DraftSession:
 
     def _begin(self) -> None:
         """Records that work begins after a pause."""
-        self._since = self._clock()
+        self._work_begin = self._clock()
 
-    def _end(self, what: str) -> None:
+    def _end(self, kind: str) -> None:
         """Records that the work dispatched so far has ended; the next begins on the device now."""
         now = self._clock()
-        self._work.append(Work(what, self._since, now))
-        self._since = now
+        self._work.append(Work(kind, self._work_begin, now))
+        self._work_begin = now
 
-    def _take_work(self) -> tuple[Work, ...]:
+    def _header(self, message: RecordMessage | ExpandMessage, slots: np.ndarray) -> dict[str, Any]:
+        """The fields of a `RoundAnswer` that covers these slots; its work is reported once."""
         work = tuple(self._work)
         self._work.clear()
-        return work
+        return {
+            "number": message.number,
+            "work": work,
+            "slots": slots,
+            "epochs": self._epochs[slots],
+            "received": self._received,
+            "sent": self._clock(),
+        }

@@ -46,7 +46,7 @@ class WorkerResources(msgspec.Struct, frozen=True, kw_only=True):
       source: of the draft.
       target: source of the target, if the draft takes tensors from it; else None.
       store: where programs are stored; None keeps none.
-      devices: devices that JAX is to start with, see `visible.Devices`; None is its default.
+      devices: devices that JAX is to start with; None is its default.
     """
 
     source: str
@@ -121,7 +121,7 @@ class Supervisor:
     Args:
       settings: settings of the worker.
       command: the command to run.
-      startup: see `STARTUP`; a worker that has reported nothing by then is given up.
+      startup: seconds after which a worker that has reported nothing is given up.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class Supervisor:
         """
         state, began = self._state, time.monotonic()
 
-        def settled() -> bool:
+        def is_decided() -> bool:
             return bool(state.starts or state.failure or state.closing)
 
         with state.changed:
-            while not state.changed.wait_for(settled, _REMINDER):
+            while not state.changed.wait_for(is_decided, _REMINDER):
                 pid = None if state.process is None else state.process.pid
                 waited = time.monotonic() - began
                 _LOG.warning("the draft worker (process %s) is not ready after %.0f s", pid, waited)
@@ -170,10 +170,10 @@ class Supervisor:
             raise InputError(f"the draft worker cannot start: {self._state.failure}")
 
     def hold(self) -> None:
-        """See `placement.Worker`; a worker process keeps its draft."""
+        """Nothing: a worker process keeps its draft."""
 
     def take_stream(self) -> None:
-        """See `placement.Worker`; a worker process reports by itself that it is ready."""
+        """None: a worker process reports by itself that it is ready."""
 
     def end(self, address: str) -> None:
         """Ends the hanging worker that listens at an address; another is started."""
@@ -221,7 +221,7 @@ def _end(state: _State) -> None:
 
 def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], startup: float) -> None:
     """Runs one worker after another; the first may die once before it is ready."""
-    pause, told, retried = _FIRST_PAUSE, "", False
+    pause, logged, has_retried = _FIRST_PAUSE, "", False
     while True:
         try:
             end = _run(state, settings, command, startup)
@@ -234,16 +234,16 @@ def _watch(state: _State, settings: WorkerSettings, command: Sequence[str], star
             state.address = None
             if state.closing:
                 return
-            if not state.starts and (end.final or retried):
+            if not state.starts and (end.final or has_retried):
                 state.failure = end.why
                 state.changed.notify_all()
                 return
-            retried = True
+            has_retried = True
             if end.served > _STEADY:
-                pause, told = _FIRST_PAUSE, ""
-            level = logging.DEBUG if end.why == told else logging.WARNING
+                pause, logged = _FIRST_PAUSE, ""
+            level = logging.DEBUG if end.why == logged else logging.WARNING
             _LOG.log(level, "the draft worker is gone (%s); starting another", end.why)
-            told = end.why
+            logged = end.why
             if state.changed.wait_for(lambda: state.closing, pause):
                 return
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -280,54 +280,54 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    words = threading.Thread(target=_keep_last, args=(process.stderr, last), daemon=True)
-    words.start()
+    last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+    reader = threading.Thread(target=_read_lines, args=(process.stderr, last_lines), daemon=True)
+    reader.start()
     limit = threading.Timer(startup, process.kill)
     limit.daemon = True
     limit.start()
-    told = WorkerReport()
+    report = WorkerReport()
     with contextlib.suppress(OSError):  # it has already ended
         process.stdin.write(msgspec.json.encode(settings) + b"\n")
         process.stdin.flush()
-        told = _report(process.stdout, last)
+        report = _read_report(process.stdout, last_lines)
     ready = time.monotonic()
-    if told.address:
+    if report.address:
         limit.cancel()
         with state.changed:
-            state.address, state.starts = told.address, state.starts + 1
-            state.devices = told.devices
+            state.address, state.starts = report.address, state.starts + 1
+            state.devices = report.devices
             state.changed.notify_all()
     status = process.wait()
-    served = time.monotonic() - ready if told.address else 0.0
-    overdue = not told.address and ready >= began + startup
+    served = time.monotonic() - ready if report.address else 0.0
+    overdue = not report.address and ready >= began + startup
     limit.cancel()
     with state.changed:
         state.address = None
-    words.join(timeout=1.0)
+    reader.join(timeout=1.0)
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):  # of what was not read
             pipe.close()
-    if told.error:
-        return _End(told.error, final=True)
+    if report.error:
+        return _End(report.error, final=True)
     end = f"it ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
     if overdue:
         end = f"process {process.pid} reported nothing within {startup:.0f} s and was killed"
-    return _End(" | ".join([end, *last]), final=overdue, served=served)
+    return _End(" | ".join([end, *last_lines]), final=overdue, served=served)
 
 
-def _report(output: IO[bytes], last: deque[str]) -> WorkerReport:
-    """The worker's report, empty if it ends without one; lines before the report go to `last`."""
+def _read_report(output: IO[bytes], last_lines: deque[str]) -> WorkerReport:
+    """The worker's report, empty if it ends without one; lines before it go to `last_lines`."""
     while line := output.readline(_LONGEST_LINE):
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            told = msgspec.json.decode(line, type=WorkerReport)
-            if told.address or told.error:
-                return told
-        last.append(line.decode(errors="replace").rstrip())
+            report = msgspec.json.decode(line, type=WorkerReport)
+            if report.address or report.error:
+                return report
+        last_lines.append(line.decode(errors="replace").rstrip())
     return WorkerReport()
 
 
-def _keep_last(output: IO[bytes], last: deque[str]) -> None:
+def _read_lines(output: IO[bytes], last_lines: deque[str]) -> None:
     with output:
         for line in output:
-            last.append(line.decode(errors="replace").rstrip())
+            last_lines.append(line.decode(errors="replace").rstrip())

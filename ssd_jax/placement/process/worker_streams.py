@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ssd_jax.placement.process.connection import SILENCE, Connection, HangLimit
+from ssd_jax.placement.process.connection import Connection
+from ssd_jax.placement.process.hang_limit import SILENCE, HangLimit
 from ssd_jax.roles.records import Absence
 from ssd_jax.system.forks import only_in_owner
 
-_LOOK = 0.1  # seconds
+_POLL = 0.1  # seconds
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,9 +51,9 @@ class WorkerStreams:
         self.connect, self.counters = connect, counters
         self.limit, self.silence = HangLimit(), HangLimit(SILENCE, forgets=True)
         self._address, self._end = address, end
-        self._before: Connection | None = None
-        self._trouble = self._logged = ""
-        self._hung_said = self._counted = False
+        self._last_ended: Connection | None = None
+        self._trouble = self._logged_trouble = ""
+        self._hang_logged = self._absence_counted = False
         self.close: Callable[[], Any] = lambda: None
 
     def usable(self) -> Connection | None:
@@ -60,8 +61,8 @@ class WorkerStreams:
         if self.current is None or not self.current.alive:
             if self.current is not None:
                 self.close()
-                self._tell_end(self.current)
-                self._before = self.current
+                self._log_end(self.current)
+                self._last_ended = self.current
             self.current = self.connect()
             if self.current is not None:
                 # Needed even if no one calls `close`: the receiving thread keeps the stream alive.
@@ -75,11 +76,11 @@ class WorkerStreams:
         elif self.overdue and not link.answered:
             self.absence = "stale"
         else:
-            self.overdue = self._hung_said = False
-            self.limit.settled()
-            self.silence.settled()
+            self.overdue = self._hang_logged = False
+            self.limit.clear()
+            self.silence.clear()
             return link
-        self._end_if_it_hangs(link or self._before)
+        self._end_if_it_hangs(link or self._last_ended)
         return None
 
     def wait_ready(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
@@ -90,9 +91,9 @@ class WorkerStreams:
             if self.usable() is not None:
                 return True
             if self.current is None or not self.current.alive:
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
             else:
-                self.current.wait_ready(_LOOK)
+                self.current.wait_ready(_POLL)
         return False
 
     @property
@@ -107,7 +108,7 @@ class WorkerStreams:
 
     def new_round(self) -> None:
         """Begins a round, in which a missing answer is counted again."""
-        self._counted = False
+        self._absence_counted = False
 
     def give_up(self, link: Connection) -> None:
         """Records that an awaited answer on this stream did not come."""
@@ -116,9 +117,9 @@ class WorkerStreams:
 
     def count_absence(self) -> None:
         """Counts why a round has no answer: once, even if the round waited twice."""
-        if not self._counted:
+        if not self._absence_counted:
             self.counters[self.absence] += 1
-        self._counted = True
+        self._absence_counted = True
 
     def _end_if_it_hangs(self, link: Connection | None) -> None:
         """Ends a worker that has owed something for too long, over any number of streams.
@@ -126,31 +127,31 @@ class WorkerStreams:
         Args:
           link: the last stream to it.
         """
-        where = self._address()
-        if where is None or (link is not None and link.refused):  # no worker, or one that answers
-            self.limit.settled()
-            self.silence.settled()
+        address = self._address()
+        if address is None or (link is not None and link.refused):  # no worker, or one that answers
+            self.limit.clear()
+            self.silence.clear()
             return
-        heard = link is not None and link.stream.admitted
-        if heard:
-            self.silence.settled()
-        silent = not heard and self.silence.reached(where)
-        if silent or self.limit.reached(where):
+        is_admitted = link is not None and link.stream.admitted
+        if is_admitted:
+            self.silence.clear()
+        is_silent = not is_admitted and self.silence.reached(address)
+        if is_silent or self.limit.reached(address):
             self.counters["hung"] += 1
-            what = "gives no sign of life" if silent else "has not answered for long"
-            follows = "another stream is tried" if self._end is None else "another is started"
-            level = logging.DEBUG if self._hung_said and self._end is None else logging.WARNING
-            self._hung_said = True
-            _LOG.log(level, "the draft worker %s; %s", what, follows)
+            problem = "gives no sign of life" if is_silent else "has not answered for long"
+            remedy = "another stream is tried" if self._end is None else "another is started"
+            level = logging.DEBUG if self._hang_logged and self._end is None else logging.WARNING
+            self._hang_logged = True
+            _LOG.log(level, "the draft worker %s; %s", problem, remedy)
             if self._end is not None:
-                self._end(where)
+                self._end(address)
             if link is not None:
                 link.close()
 
-    def _tell_end(self, link: Connection) -> None:
+    def _log_end(self, link: Connection) -> None:
         """Logs once why streams end: more that end for the same reason follow at once."""
         self._trouble = link.trouble or self._trouble
-        again = self._logged == self._trouble and not link.ready
-        level = logging.DEBUG if again else logging.WARNING
+        is_repeated = self._logged_trouble == self._trouble and not link.ready
+        level = logging.DEBUG if is_repeated else logging.WARNING
         _LOG.log(level, "the stream to the draft worker has ended: %s", self._trouble)
-        self._logged = self._trouble
+        self._logged_trouble = self._trouble

@@ -13,7 +13,7 @@ from ssd_jax.placement.process.placement import DraftWorker
 
 
 class DraftWorkers:
-    """See `DraftWorker`.
+    """Workers that share the work of one `DraftWorker`.
 
     Args:
       workers: ordered by groups, as many as the layout has.
@@ -40,31 +40,32 @@ class DraftWorkers:
             worker.check()
 
     def draft(self, patience: float | None = None) -> Part:
-        """See `DraftWorker.draft`."""
-        made: list[Part] = []
+        """A draft with empty slots, over a stream to each worker, as `DraftWorker.draft`."""
+        drafts: list[Part] = []
         try:
             for worker in self.workers:
-                made.append(worker.draft(patience))
+                drafts.append(worker.draft(patience))
         except BaseException:
-            for part in made:
+            for part in drafts:
                 part.close()
             raise
         parts = self._layout.parts
-        groups: list[Part] = made
+        groups: list[Part] = drafts
         if parts > 1:
             groups = [
-                DraftByBranches(made[begin : begin + parts]) for begin in range(0, len(made), parts)
+                DraftByBranches(drafts[begin : begin + parts])
+                for begin in range(0, len(drafts), parts)
             ]
         return DraftBySlots(groups, self._slots) if len(groups) > 1 else groups[0]
 
     def end_last(self) -> None:
-        """See `DraftWorker.end_last`."""
+        """Ends the draft made last; its figures are dropped."""
         for worker in self.workers:
             worker.end_last()
 
     @property
     def counters(self) -> Counter[str]:
-        """See `DraftWorker.counters`, of all together."""
+        """Sums of `DraftWorker.counters` over the workers."""
         return sum((worker.counters for worker in self.workers), Counter())
 
     def close(self) -> None:

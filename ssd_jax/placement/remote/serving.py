@@ -16,8 +16,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.device_groups import DeviceGroups
 from ssd_jax.placement.process.loading import load_sessions
 from ssd_jax.placement.process.server import (
-    GREETING,
-    Gone,
+    FIRST_MESSAGE,
+    HasLeft,
     LeftError,
     MakeSession,
     wanted_sessions,
@@ -34,15 +34,15 @@ from ssd_jax.wire.stream import ServeStream, StreamServer
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.checkpoint import Checkpoint
 
-MESSAGE = 2**26
+MAX_MESSAGE = 2**26
 """Most bytes of a message."""
 _ENGINE_SILENCE = 7.0  # seconds; then its seat is free for another
-_LOOK = 0.5  # seconds between two looks whether an engine still waits
+_POLL = 0.5  # seconds between two looks whether an engine still waits
 _LOG = logging.getLogger(__name__)
 
 
 class Drafts:
-    """Drafts as engines want them.
+    """Drafts that engines want.
 
     One loads at a time. Each stays as long as an engine uses it, the last one until another is
     wanted.
@@ -60,35 +60,40 @@ class Drafts:
         )
         self._last: MakeSession | None = None
 
-    def load(self, spec: DraftSpec, gone: Gone = lambda: False) -> MakeSession:
-        """See `server.Load`.
+    def load(self, spec: DraftSpec, has_left: HasLeft = lambda: False) -> MakeSession:
+        """Loads the draft that an engine wants, unless it is loaded.
+
+        Args:
+          has_left: as of `server.Load`.
 
         Raises:
           InputError: another draft is wanted, or more memory than an engine's share.
           LeftError: the engine has left while others' drafts were loaded.
         """
         key = msgspec.msgpack.encode(spec)
-        found = self._loaded.get(key)  # waits for no other's
-        if found is not None:
-            self._last = found
-            return found
-        while not gone():
-            if self._lock.acquire(timeout=_LOOK):
+        sessions = self._loaded.get(key)  # waits for no other's
+        if sessions is not None:
+            self._last = sessions
+            return sessions
+        while not has_left():
+            if self._lock.acquire(timeout=_POLL):
                 break
         else:
             raise LeftError("an engine has left before its draft was loaded")
         try:
-            found = self._loaded.get(key)
-            if found is None:
+            sessions = self._loaded.get(key)
+            if sessions is None:
                 self._last = None
                 gc.collect()
                 _LOG.warning("loading for an engine: %s slots, context %s, k %s, %s branches",
                              spec.slots, spec.context, spec.k, spec.branches)  # fmt: skip
                 copies = len(self._loaded) + 1
-                found = load_sessions(spec, self._resources, engines=self._engines, copies=copies)
-                self._loaded[key] = found
-            self._last = found
-            return found
+                sessions = load_sessions(
+                    spec, self._resources, engines=self._engines, copies=copies
+                )
+                self._loaded[key] = sessions
+            self._last = sessions
+            return sessions
         finally:
             self._lock.release()
 
@@ -112,8 +117,8 @@ def serve(
     """
     refusals = Refusals()
     drafts = Drafts(resources, engines)
-    answers = wanted_sessions(drafts.load, MESSAGE, refusals, engines, GREETING)
-    return server_at(address, answers, token, tls, size=MESSAGE, refusals=refusals)
+    answers = wanted_sessions(drafts.load, MAX_MESSAGE, refusals, engines, FIRST_MESSAGE)
+    return server_at(address, answers, token, tls, size=MAX_MESSAGE, refusals=refusals)
 
 
 def server_at(
@@ -125,7 +130,7 @@ def server_at(
     size: int,
     refusals: Refusals,
 ) -> StreamServer:
-    """A server of streams at an address; see `StreamServer`.
+    """A `StreamServer` at an address.
 
     Raises:
       InputError: the address cannot be listened on.
@@ -165,7 +170,7 @@ def devices_of(text: str | None) -> Devices | None:
     return devices
 
 
-def own_models(draft: str, target: str | None) -> tuple[str, str | None]:
+def worker_models(draft: str, target: str | None) -> tuple[str, str | None]:
     """Sources of a draft and of the target that it takes tensors from.
 
     The draft's is a path if it comes with the package, the target's is None if no tensors are

@@ -186,15 +186,15 @@ def test_only_a_round_calls_the_draft_away_from_its_branches():
     """A prompt that is prefilled meanwhile must not cost the others their branches."""
     inbox = server._Inbox(HELLO, Refusals())
     inbox.fill(iter([server.codec.encode(message) for message in (OPEN, PREFILL)]))
-    assert not inbox.called()
+    assert not inbox.round_waits()
     inbox.fill(iter([server.codec.encode(RECORDS)]))
-    assert inbox.called()
+    assert inbox.round_waits()
     messages = inbox.messages(1.0)
     assert [type(next(messages)) for _ in range(2)] == [type(OPEN), type(PREFILL)]
     assert list(messages) == []  # the first of two streams has ended
-    assert inbox.called()
+    assert inbox.round_waits()
     assert type(next(inbox.messages(1.0))) is type(RECORDS)
-    assert not inbox.called()
+    assert not inbox.round_waits()
 
 
 def test_a_message_that_is_longer_than_any_of_use_ends_its_stream():

@@ -124,13 +124,13 @@ def test_an_answer_that_breaks_the_receiver_ends_the_stream_too(monkeypatch):
     """Else every later round would wait for a connection that nobody reads."""
     taken = []
 
-    def take(connection, message, take=Connection._take):
+    def take(connection, message, take=Connection._handle):
         taken.append(message)
         if len(taken) == 20:
             raise ArithmeticError("unforeseen")
         take(connection, message)
 
-    monkeypatch.setattr(Connection, "_take", take)
+    monkeypatch.setattr(Connection, "_handle", take)
     with served() as run:
         run.until(lambda found: run.draft.counters["connections"] >= 2 and only_misses(found))
         assert run.draft.counters["garbage"] == 1

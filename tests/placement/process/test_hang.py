@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.placement.process import placement
-from ssd_jax.placement.process.connection import HANG, HangLimit
+from ssd_jax.placement.process.hang_limit import HANG, HangLimit
 from ssd_jax.placement.process.placement import DraftWorker
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
@@ -48,7 +48,7 @@ def test_an_overdue_answer_stays_overdue_until_it_comes_or_another_worker_owes()
         watch.now += 1
     assert watch.until_reached("b") == 10
     assert not watch.limit.reached("b")
-    watch.limit.settled()
+    watch.limit.clear()
     watch.now += 1000
     assert not watch.limit.reached("b")
 
@@ -69,10 +69,10 @@ def test_a_hang_limit_shrinks_again_where_it_is_kept_with_ease():
     for _ in range(6):
         assert not watch.limit.reached("b")
         watch.now += 0.5
-    watch.limit.settled()  # after more than 2 s: this worker needs them
+    watch.limit.clear()  # after more than 2 s: this worker needs them
     assert watch.until_reached() == 8
     assert not watch.limit.reached("c")
-    watch.limit.settled()
+    watch.limit.clear()
     assert watch.until_reached() == 2
 
 
@@ -121,7 +121,7 @@ def test_an_engine_that_comes_while_the_worker_is_started_again_waits_for_it():
 
 @linux
 def test_an_engine_that_comes_while_there_is_no_worker_runs_without(monkeypatch):
-    monkeypatch.setattr(placement, "_GREETING", 0.1)
+    monkeypatch.setattr(placement, "_READY_SECONDS", 0.1)
     with working() as (worker, _):
         os.kill(worker.supervisor.pid, signal.SIGSTOP)
         draft = worker.draft()

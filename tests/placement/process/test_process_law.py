@@ -83,7 +83,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
     engine = law.engine_with(llm, "ssd", lambda drafter: drafter)
     draft = llm.loaded.worker.drafts[-1]
     link, rng, broken = draft.streams.current, np.random.default_rng(6), []
-    take = link._take
+    take = link._handle
 
     def spoilt(message):
         if isinstance(message, RecordTokens) and message.sampled.size and rng.random() < 0.2:
@@ -91,7 +91,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_broken(checkpoints, llm):
             message = replace(message, q=BROKEN[rng.integers(len(BROKEN))](message.q))
         take(message)
 
-    link._take = spoilt
+    link._handle = spoilt
     law.assert_lawful(llm, law.laws_of(checkpoints[0]), engine, law.MANY)
     assert sum(broken) > 50
     assert draft.counters["q malformed"] > sum(broken) / 2

@@ -16,7 +16,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.process import connection
 from ssd_jax.placement.process import supervisor as supervisor_module
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import HangLimit, connector
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.hang_limit import HangLimit
 from ssd_jax.placement.process.placement import DraftWorker
 from ssd_jax.placement.process.supervisor import Supervisor
 from ssd_jax.placement.process.worker_streams import WorkerStreams

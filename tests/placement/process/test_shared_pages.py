@@ -200,7 +200,7 @@ def test_a_text_that_goes_on_is_counted_once():
 def test_pages_of_another_request_or_of_no_stock_are_not_taken():
     session = DraftSession(HELLO, Devices, lambda: False)
     devices = Devices()
-    session._new = lambda: devices
+    session._make_draft = lambda: devices
     opened = Open(number=1, epoch=2, opening=FIRST)
     late = MorePages(number=2, slot=0, epoch=1, pages=(4,))
     right = MorePages(number=3, slot=0, epoch=2, pages=(0, 1, 2, 3, 7))

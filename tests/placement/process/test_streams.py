@@ -73,7 +73,7 @@ def talk(address, *messages):
 
 
 def test_a_stream_without_a_hello_is_ended():
-    with serving(greeting=0.2, streams=1) as connect:
+    with serving(first_message=0.2, streams=1) as connect:
         (answer,) = talk(connect.address)
         assert isinstance(answer, Refused)
         assert "no message within" in answer.reason
@@ -82,7 +82,7 @@ def test_a_stream_without_a_hello_is_ended():
 
 def test_a_greeting_is_waited_for_no_longer_than_its_own_time():
     """An engine that is silent afterwards keeps its stream."""
-    with serving(greeting=0.1) as connect:
+    with serving(first_message=0.1) as connect:
         connection = connect()
         assert connection.wait_ready(60)
         time.sleep(0.5)

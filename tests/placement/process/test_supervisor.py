@@ -243,7 +243,7 @@ def test_an_error_of_the_supervisors_thread_is_reported(monkeypatch):
     def broken(*_):
         raise ArithmeticError("unforeseen")
 
-    monkeypatch.setattr(supervisor_module, "_report", broken)
+    monkeypatch.setattr(supervisor_module, "_read_report", broken)
     worker = DraftWorker(SETTINGS, command=command())
     worker.supervisor.start()
     assert started(worker)

@@ -114,6 +114,6 @@ def test_work_for_an_earlier_request_counts_for_no_request():
         link, epochs = run.draft.streams.current, run.draft.epochs.copy()
         told = SimpleNamespace(slots=np.array([0]), epochs=epochs[:1])
         for current in (True, False):
-            link._work.append((Busy("grow", 1.0, 2.0), told))
+            link._work._spans.append((Busy("grow", 1.0, 2.0), told))
             (one,) = link.activity(epochs if current else epochs + 1).spans
             assert list(one.slots) == [0] * current

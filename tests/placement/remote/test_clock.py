@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax.placement.process.client import RemoteDraft
-from ssd_jax.placement.process.connection import _FarClock, connector
+from ssd_jax.placement.process.connection import connector
+from ssd_jax.placement.process.work_log import WorkerClock
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import run_of
@@ -23,30 +24,30 @@ def answer(sent, received=None, number=7):
 
 
 def test_times_are_those_of_the_fastest_answer_lately():
-    clock = _FarClock(shared=False)
-    assert clock.answered(answer(100.0), 3.0) == -97
-    assert clock.answered(answer(110.0), 12.5) == -97.5
-    assert clock.answered(answer(120.0), 23.0) == -97.5
+    clock = WorkerClock(shared=False)
+    assert clock.record_answer(answer(100.0), 3.0) == -97
+    assert clock.record_answer(answer(110.0), 12.5) == -97.5
+    assert clock.record_answer(answer(120.0), 23.0) == -97.5
 
 
 def test_a_clock_is_shared_until_an_answer_contradicts_it(monkeypatch):
     """At the end of a tunnel on this host is another host."""
     monkeypatch.setattr(time, "perf_counter", lambda: 2.0)
     for sent, received, contradicts in ((2.9, 2.1, False), (3.1, 2.1, True), (2.9, 1.9, True)):
-        clock = _FarClock(shared=True)
-        clock.asked(7)
-        later = clock.answered(answer(sent, received), 3.0)
+        clock = WorkerClock(shared=True)
+        clock.record_request(7)
+        later = clock.record_answer(answer(sent, received), 3.0)
         assert later == (pytest.approx(3.0 - sent) if contradicts else 0)
 
 
 def test_a_round_trip_leaves_out_what_the_worker_did(monkeypatch):
-    clock = _FarClock(shared=False)
+    clock = WorkerClock(shared=False)
     assert clock.round_trip is None
     for asked, received, sent, now in ((1.0, 50.0, 53.0, 4.5), (5.0, 60.0, 60.5, 5.75)):
         monkeypatch.setattr(time, "perf_counter", lambda asked=asked: asked)
-        clock.asked(7, first=True)
-        clock.answered(answer(sent, received), now)
-        clock.answered(answer(sent, received, number=6), now)  # of an earlier round
+        clock.record_request(7, first=True)
+        clock.record_answer(answer(sent, received), now)
+        clock.record_answer(answer(sent, received, number=6), now)  # of an earlier round
     assert clock.round_trip == pytest.approx(0.25)
 
 
@@ -55,7 +56,7 @@ def test_work_is_told_in_the_engines_time(shared, ahead):
     """Believing a clock that is ahead would put all work at the moment when it is told."""
     server = serving(ahead=ahead)
     counters = Counter()
-    link = FAR._replace(clock=shared)
+    link = FAR._replace(shares_clock=shared)
     connect = connector(HELLO, TOKEN, lambda: server.address, counters, link=link)
     streams = WorkerStreams(connect, counters, lambda: server.address)
     draft = RemoteDraft(HELLO, streams, patience=30.0)

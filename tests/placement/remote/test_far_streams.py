@@ -33,7 +33,7 @@ def test_a_worker_that_does_not_answer_may_have_a_certificate_for_another_name(
     silent = SimpleNamespace(alive=False, refused=False, trouble="", close=lambda: None)
     silent.wait_ready = lambda _seconds: False
     monkeypatch.setattr(far_worker, "Connection", lambda *_: silent)
-    monkeypatch.setattr(far_worker, "ANSWER", -1.0)
+    monkeypatch.setattr(far_worker, "ANSWER_SECONDS", -1.0)
     ca = tmp_path / "ca.pem"
     pytest.importorskip("trustme").CA().cert_pem.write_to_path(str(ca))
     files = Files(ca=str(ca)) if tls else Files()
@@ -72,7 +72,7 @@ def test_a_worker_on_another_host_is_not_ended(monkeypatch):
 
     monkeypatch.setattr(placement, "WorkerStreams", streams)
     far = FarWorker(SETTINGS, Address.parse("127.0.0.1:1", "here"), Files())
-    placement.DraftWorker(SETTINGS, elsewhere=far).draft()
+    placement.DraftWorker(SETTINGS, worker=far).draft()
     placement.DraftWorker(SETTINGS).draft()
     assert ends[0] is None
     assert ends[1] is not None
@@ -87,7 +87,7 @@ def test_the_first_draft_takes_the_stream_over_which_its_worker_was_waited_for()
 
     running = serving(load)
     worker = placement.DraftWorker(
-        SETTINGS, elsewhere=FarWorker(SETTINGS, Address.parse(running.address, "here"), Files())
+        SETTINGS, worker=FarWorker(SETTINGS, Address.parse(running.address, "here"), Files())
     )
     try:
         worker.start()

@@ -159,4 +159,4 @@ def test_a_slow_and_lossy_way_is_measured_and_does_not_end_speculation():
         assert run.draft.counters["connections"] == 1
         assert run.draft.counters["dead"] == 0
         assert any(d.sources.get(0) == "hit" for d, _ in run.target.verified[-50:])
-        assert run.draft.streams.current._clock.round_trip > 2 * proxy.delay
+        assert run.draft.streams.current._work.clock.round_trip > 2 * proxy.delay

@@ -266,7 +266,7 @@ def test_an_address_without_a_worker_is_reported_in_seconds(root, monkeypatch):
             closed.append(self)
 
     monkeypatch.setattr(far_worker, "Connection", Noted)
-    monkeypatch.setattr(far_worker, "ANSWER", 1.0)
+    monkeypatch.setattr(far_worker, "ANSWER_SECONDS", 1.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -357,10 +357,10 @@ def test_a_draft_that_cannot_be_served_is_refused_before_the_worker_listens(
 
 def test_only_a_draft_that_takes_tensors_has_its_target_opened(root, tmp_path):
     whole = str(root / "draft")
-    assert serving.own_models(whole, "nowhere") == (whole, None)
+    assert serving.worker_models(whole, "nowhere") == (whole, None)
     (tmp_path / "config.json").write_text('{"ssd_jax_draft": {}}')
     with pytest.raises(InputError, match="nowhere"):
-        serving.own_models(str(tmp_path), str(tmp_path / "nowhere"))
+        serving.worker_models(str(tmp_path), str(tmp_path / "nowhere"))
 
 
 ENGINE = {

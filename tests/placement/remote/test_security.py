@@ -56,7 +56,7 @@ def speaks(root, address, **settings):
 def impatient():
     """Refusals of TLS look like silence, which is waited for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(far_worker, "ANSWER", 2.0)
+        patch.setattr(far_worker, "ANSWER_SECONDS", 2.0)
         yield
 
 

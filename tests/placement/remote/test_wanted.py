@@ -29,7 +29,7 @@ from tests.waiting import eventually
 @pytest.fixture
 def worker():
     """Its address; an engine that comes after all else is served."""
-    running = serving(greeting=0.5)
+    running = serving(first_message=0.5)
     yield running.address
     link = Connection(running.address, HELLO, TOKEN, Counter(), FAR)
     try:
@@ -232,10 +232,10 @@ def test_a_stream_that_is_not_welcome_yet_piles_up_no_messages(monkeypatch):
         return decoded[-1]
 
     monkeypatch.setattr(server.codec, "decode", decode)
-    inbox = server._Inbox(server._NOTHING, refusals.Refusals())
+    inbox = server._Inbox(server._NO_SPEC, refusals.Refusals())
     inbox.fill(iter([codec.encode(HELLO)] * 99))
     assert inbox.ended.is_set()
-    assert len(decoded) == server._EARLY + 1
+    assert len(decoded) == server._MAX_EARLY + 1
     with pytest.raises(ProtocolError, match="before it was welcome"):
         list(inbox.messages(1.0))
 
