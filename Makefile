@@ -3,8 +3,7 @@ PYTHON ?= python3
 AOT_PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
-# With bytecode kept, whatever the shell says: else every process compiles all sources and asserts anew.
-PYTEST = JAX_PLATFORMS=cpu PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 # One more than cores, since some tests wait for others' processes; a worker takes up to 5 GB.
 WORKERS := $(shell $(PYTHON) -c 'from os import *; \
   gib = sysconf("SC_PAGE_SIZE") * sysconf("SC_PHYS_PAGES") >> 30; \

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 from tests.xla_flags import DEVICES, QUICK, use_emitters
 
+# Else every process compiles all sources and asserts anew, those that tests start among them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("XLA_FLAGS", f"{DEVICES} {QUICK}")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # a tenth of tracing and lowering
 gc.set_threshold(100_000, 20, 50)  # tracing leaves little behind for the time a search takes
