@@ -12,7 +12,8 @@ import pytest
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.models.functional import FunctionalModel
 from tests.checkpoints import tiny_pair
-from tests.llm.runs import outputs, requests
+from tests.llm.paged import ALONE
+from tests.llm.runs import ids, outputs, requests
 from tests.models.golden import ON_GPUS, ON_TPUS
 from tests.placement.meshes import SHAPE, opened
 
@@ -64,10 +65,10 @@ USUAL = (*SHARED[0], {}, "ratio")
 )
 def test_every_mode_on_a_mesh_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
     pair = pairs(family, heads)
-    alone = opened(pair, None, there=there, verify=verify)
+    expected = said(opened(pair, None, there=there, **ALONE), "ar", verify)
     spread = opened(pair, mesh, there=there, verify=verify)
     for mode in spread.modes:
-        assert said(spread, mode, verify) == said(alone, mode, verify), mode
+        assert said(spread, mode, verify) == expected, mode
 
 
 @pytest.mark.slow  # `test_submesh.py` has groups of both roles
@@ -101,10 +102,11 @@ def heads_in_turns(self, name, array):
     ],
 )
 def test_planted_faults_of_meshes_are_caught(pairs, where, name, fault, monkeypatch):
-    pair = pairs("qwen2", 2)
-    ar = {"mode": "ar", "there": ON_TPUS, "draft": None, "draft_placement": None}
-    ar |= {"k": None, "budget": None}
-    right = said(opened(pair, None, **ar), "ar")
-    assert said(opened(pair, "data=2,tensor=4", **ar), "ar") == right
+    def text(mesh):
+        llm = opened(pairs("qwen2", 2), mesh, there=ON_TPUS, **ALONE)
+        return ids(outputs(llm, requests(llm, "ratio"), "ar"))
+
+    expected = text(None)
+    assert text("data=2,tensor=4") == expected
     monkeypatch.setattr(where, name, fault)
-    assert said(opened(pair, "data=2,tensor=4", **ar), "ar") != right
+    assert text("data=2,tensor=4") != expected
