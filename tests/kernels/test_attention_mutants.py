@@ -41,11 +41,11 @@ def nothing_unseen():
 
 MUTANTS = {
     "visible off by one": (
-        "cpu.cc", "Clamp(call.visible[row * call.tokens + Token(i)],",
+        "task.h", "Clamp(call.visible[row * call.tokens + Token(i)],",
         "Clamp(call.visible[row * call.tokens + Token(i)] + 1,", near_the_reference,
     ),
     "keys and values exchanged": (
-        "cpu.cc", "TransposeKeys(chunks_, Evenly<Number>{keys,",
+        "task.h", "TransposeKeys(chunks_, Evenly<Number>{keys,",
         "TransposeKeys(chunks_, Evenly<Number>{values,", near_the_reference,
     ),
     "the own entry is not the last one": (
@@ -53,31 +53,31 @@ MUTANTS = {
         "count_(std::max(__builtin_popcount(path) - 1, 0))", near_the_reference,
     ),
     "a sibling that is seen": (
-        "cpu.cc", "return {path[0], path[1]};",
+        "task.h", "return {path[0], path[1]};",
         "return {path[0], path[1] | (path[1] & path[1] - 1) / 2};", near_the_reference,
     ),
     "entries of a path in another order": (
         "path.h", "entries_[index++] =", "entries_[count_ - ++index] =", path_bits
     ),
     "a path that leaves its block early": (
-        "cpu.cc", "std::min(PathLength(i + r), kBlock - seen[r])",
+        "task.h", "std::min(PathLength(i + r), kBlock - seen[r])",
         "std::min<int64_t>(PathLength(i + r), 1)", path_bits,
     ),
     "a path whose block is as long as it is": (
-        "cpu.cc", "std::min(PathLength(i + r), kBlock - seen[r])",
+        "task.h", "std::min(PathLength(i + r), kBlock - seen[r])",
         "PathLength(i + r) > kBlock - seen[r] ? 0 : PathLength(i + r)", path_bits,
     ),
     "blocks in an order of their number": (
-        "cpu.cc", "AddBlock(begin, most - begin);",
+        "task.h", "AddBlock(begin, most - begin);",
         "{ const int64_t at = most > 256 ? (most - 1) / kBlock * kBlock - begin : begin; "
         "AddBlock(at, most - at); }", lambda: bits(jnp.float32),
     ),
     "a sum that keeps the scale of an earlier maximum": (
         "softmax.h", "state.total *= scale;", "", near_the_reference
     ),
-    "values that others see": ("cpu.cc", "least, sums);", "kBlock, sums);", nothing_unseen),
+    "values that others see": ("task.h", "least, sums);", "kBlock, sums);", nothing_unseen),
     "tiles of values that others see": (
-        "cpu.cc", "Pair(part, positions, values, paired);", "Pair(part, kPairs, values, paired);",
+        "task.h", "Pair(part, positions, values, paired);", "Pair(part, kPairs, values, paired);",
         nothing_unseen,
     ),
 }  # fmt: skip
