@@ -202,7 +202,7 @@ class Config(EngineSettings):
     def _layout_of(self, placement: Placement) -> Layout:
         """How several workers share the work there; devices of one process only share slots."""
         given = f"draft_workers = {self.workers}"
-        if placement.apart:
+        if placement.out_of_process:
             return self.layout
         if placement.kind == "inline":
             raise InputError(

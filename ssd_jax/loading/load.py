@@ -70,19 +70,19 @@ def load(
     check_sums()
     draft, placement, worker = resolved.draft, resolved.placement, None
     with ThreadPoolExecutor(1) as pool, ExitStack() as on_failure:
-        if draft is not None and placement.apart and not isinstance(hosts, Follower):
+        if draft is not None and placement.out_of_process and not isinstance(hosts, Follower):
             worker = _workers(_worker_settings(resolved, draft, store), resolved, draft_cores)
             on_failure.callback(worker.close)
             worker.start()
         loading = pool.submit(resolved.target.load, _until(on_failure, progress))
         inline = None
         if draft is not None:
-            weights = draft.load if placement.apart else pool.submit(draft.load).result
+            weights = draft.load if placement.out_of_process else pool.submit(draft.load).result
             inline = _inline(resolved, draft, weights, status)
         programs = _target_programs(resolved, status)
         if worker is not None:
             worker.check()
-        if inline is not None and not placement.apart:
+        if inline is not None and not placement.out_of_process:
             (inline.branching if resolved.config.prepared == "ssd" else inline.plain)()
             inline.parameters()
         parameters = loading.result()
@@ -250,11 +250,11 @@ def _worker_settings(
     size, pages = resolved.paging or (0, 0)
     spec = DraftSpec(
         model=draft.identity,
-        **{**_shape(resolved), "slots": layout.slots_each(config.slots)},
+        **{**_shape(resolved), "slots": layout.slots_per_worker(config.slots)},
         drafting=_drafting(resolved),
-        budgets=tuple(layout.branches_each(budget) for budget in resolved.budgets),
+        budgets=tuple(layout.branches_per_worker(budget) for budget in resolved.budgets),
         dtype=resolved.draft_dtype or resolved.dtype,
-        attention=resolved.placement.asked_of_worker(config.attention),
+        attention=resolved.placement.worker_attention(config.attention),
         draft_temperature=config.draft_temperature,
         page_size=size,
         pages=pages,

@@ -81,7 +81,9 @@ def _device_parts(
     parts["its programs"] = programs.get("target", 0)
     by_role = {"target": parts}
     drafting = [
-        (mode, k) for mode, k in engines if mode == "sd" or (mode == "ssd" and not placement.apart)
+        (mode, k)
+        for mode, k in engines
+        if mode == "sd" or (mode == "ssd" and not placement.out_of_process)
     ]
     if draft is None or not drafting:
         return by_role
@@ -105,15 +107,15 @@ def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int
     if draft is None or not (drafting or config.prepared == "ssd"):
         return parts
     # No other process can measure the memory of a draft's process on GPUs of its own.
-    apart = placement.kind == "process" and placement.workers[0].platform == "cpu"
-    inline, layout = on_host and not placement.apart, placement.layout
-    weights = apart * layout.workers + (inline or (on_host and "sd" in drafting))
+    in_worker = placement.kind == "process" and placement.workers[0].platform == "cpu"
+    inline, layout = on_host and not placement.out_of_process, placement.layout
+    weights = in_worker * layout.workers + (inline or (on_host and "sd" in drafting))
     # A worker has pages for its own slots only, but all pages where slots share them.
     shared = config.kv_memory is not None or config.page_size is not None
 
     def copies_of(of_workers: int) -> int:
         return sum(
-            of_workers if mode == "ssd" and apart else on_host and (mode == "sd" or inline)
+            of_workers if mode == "ssd" and in_worker else on_host and (mode == "sd" or inline)
             for mode in drafting
         )
 
@@ -125,28 +127,28 @@ def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int
     parts |= _draft_parts(resolved, draft, copies, bytes_of_process)
     if on_host:
         parts["the draft's programs"] = devices_of_process(draft) * programs.get("draft", 0)
-    if inline or apart:
+    if inline or in_worker:
         parts |= _branch_parts(resolved, draft, engines, bytes_of_process)
     return parts
 
 
 def _target_parts(resolved: Resolved, engines: int, size_of: Callable[[Any], int]) -> Parts:
-    held = _bytes_of(resolved, resolved.target, size_of)
+    sizes = _bytes_of(resolved, resolved.target, size_of)
     return {
-        "weights of the target": held.weights,
-        "its keys and values": engines * held.pages,
-        "its records of past tokens": engines * held.records,
+        "weights of the target": sizes.weights,
+        "its keys and values": engines * sizes.pages,
+        "its records of past tokens": engines * sizes.records,
     }
 
 
 def _draft_parts(
     resolved: Resolved, draft: OpenedModel, copies: _Copies, size_of: Callable[[Any], int]
 ) -> Parts:
-    held = _bytes_of(resolved, draft, size_of)
+    sizes = _bytes_of(resolved, draft, size_of)
     return {
-        "weights of the draft": copies.weights * held.weights,
-        "the draft's keys and values": copies.pages * held.pages,
-        "the draft's records of past tokens": copies.records * held.records,
+        "weights of the draft": copies.weights * sizes.weights,
+        "the draft's keys and values": copies.pages * sizes.pages,
+        "the draft's records of past tokens": copies.records * sizes.records,
     }
 
 

@@ -11,9 +11,9 @@ from ssd_jax.errors import InputError
 from ssd_jax.placement.visible import MOST_OF_A_PROCESSOR
 from ssd_jax.system.cores import RoleNumbers, shown
 
-_IN_A_PROCESS = "draft_placement = 'process'"
+_IN_PROCESS = "draft_placement = 'process'"
 _REMEDY = (
-    f"use {_IN_A_PROCESS} with draft_devices = 'cpu', or on a processor ask JAX for more devices "
+    f"use {_IN_PROCESS} with draft_devices = 'cpu', or on a processor ask JAX for more devices "
     "by setting XLA_FLAGS=--xla_force_host_platform_device_count=2 before it starts"
 )
 
@@ -33,14 +33,14 @@ class Grid(NamedTuple):
           InputError: the text is not such a setting.
         """
         sizes: dict[str, int] = {}
-        for part in text.split(","):
-            found = re.fullmatch(r"\s*(data|tensor)=([1-9]\d{0,4})\s*", part)
-            if found is None or found[1] in sizes:
+        for item in text.split(","):
+            match = re.fullmatch(r"\s*(data|tensor)=([1-9]\d{0,4})\s*", item)
+            if match is None or match[1] in sizes:
                 raise InputError(
                     f"mesh = {text!r} is not understood; give sizes of the axes data and tensor, "
                     "such as tensor=4 or data=2,tensor=4"
                 )
-            sizes[found[1]] = int(found[2])
+            sizes[match[1]] = int(match[2])
         return cls(sizes.get("data", 1), sizes.get("tensor", 1))
 
     @property
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceGroups(RoleNumbers):
-    """Device indices of the two roles, as the user gave them; None is the rest.
+    """Device indices of the two roles from the settings; None is the rest.
 
     Attributes:
       platform: of the draft's devices, "cpu" or "gpu", if the user names it.
@@ -71,18 +71,20 @@ class DeviceGroups(RoleNumbers):
           InputError: a setting is not a list of numbers, a processor has no such device, or both
             roles have a device.
         """
-        found = re.fullmatch("(cpu|gpu):(.+)", "cpu:0" if draft == "cpu" else draft or "")
-        platform, numbers = found.groups() if found else (None, draft)
+        match = re.fullmatch("(cpu|gpu):(.+)", "cpu:0" if draft == "cpu" else draft or "")
+        platform, numbers = match.groups() if match else (None, draft)
         if platform != "cpu":
             return dataclasses.replace(super().parse(target, numbers), platform=platform)
         # A target on another platform cannot have the processor's devices.
-        own = super().parse(None, numbers)
-        if own.draft is not None and own.draft[-1] >= MOST_OF_A_PROCESSOR:
+        groups = super().parse(None, numbers)
+        if groups.draft is not None and groups.draft[-1] >= MOST_OF_A_PROCESSOR:
             raise InputError(
                 f"draft_devices = {draft!r}: a processor is divided into {MOST_OF_A_PROCESSOR} "
                 "devices at most; give lower numbers"
             )
-        return dataclasses.replace(own, target=super().parse(target, None).target, platform="cpu")
+        return dataclasses.replace(
+            groups, target=super().parse(target, None).target, platform="cpu"
+        )
 
     def require_platform(self, platform: str | None) -> None:
         """Checks that the draft's platform, if it is named, is this one.
@@ -93,7 +95,7 @@ class DeviceGroups(RoleNumbers):
         if self.platform not in (None, platform):
             raise InputError(
                 f"draft_devices are of the platform {self.platform}, where both roles have devices "
-                f"of one process; give numbers alone, or use {_IN_A_PROCESS}"
+                f"of one process; give numbers alone, or use {_IN_PROCESS}"
             )
 
     def split(
@@ -120,8 +122,8 @@ class DeviceGroups(RoleNumbers):
             target = self.of_target(count, grid)
         if self.draft:
             return target, self.draft
-        rest = _rest(range(count), target, "target_devices", "draft")
-        return target, rest[: workers * _power_of_two(len(rest) // workers)]
+        remaining = _remaining(range(count), target, "target_devices", "draft")
+        return target, remaining[: workers * _power_of_two(len(remaining) // workers)]
 
     def of_target(self, count: int, grid: Grid | None) -> tuple[int, ...]:
         """The target's devices out of `count`: the given ones, or the first that the draft
@@ -130,15 +132,15 @@ class DeviceGroups(RoleNumbers):
         Raises:
           InputError: see `split`.
         """
-        every = range(count)
+        indices = range(count)
         for name, group in (("target_devices", self.target), ("draft_devices", self.draft)):
-            missing = {*(group or ())} - {*every}
+            missing = {*(group or ())} - {*indices}
             if missing:
                 raise InputError(
                     f"{name} = {shown(group or ())}: there is no device {shown(missing)}; there "
                     f"are 0 to {count - 1}"
                 )
-        target = self.target or _rest(every, self.draft or (), "draft_devices", "target")
+        target = self.target or _remaining(indices, self.draft or (), "draft_devices", "target")
         if grid is None:
             return target
         if grid.devices > len(target) or (self.target and grid.devices < len(target)):
@@ -149,21 +151,21 @@ class DeviceGroups(RoleNumbers):
         return target[: grid.devices]
 
 
-def _power_of_two(most: int) -> int:
-    return 1 << max(most, 1).bit_length() - 1
+def _power_of_two(limit: int) -> int:
+    return 1 << max(limit, 1).bit_length() - 1
 
 
-def _rest(every: range, taken: Sequence[int], name: str, role: str) -> tuple[int, ...]:
-    rest = tuple(index for index in every if index not in taken)
-    if not rest:
+def _remaining(indices: range, used: Sequence[int], name: str, role: str) -> tuple[int, ...]:
+    remaining = tuple(index for index in indices if index not in used)
+    if not remaining:
         raise InputError(
-            f"{name} = {shown(taken)} are all devices there are, which leaves none for the {role}; "
+            f"{name} = {shown(used)} are all devices there are, which leaves none for the {role}; "
             "give fewer"
         )
-    return rest
+    return remaining
 
 
-def devices_taken(groups: DeviceGroups, grid: Grid | None) -> int:
+def min_target_devices(groups: DeviceGroups, grid: Grid | None) -> int:
     """Least number of devices that the target takes."""
     if groups.target is not None:
         return len(groups.target)

@@ -40,7 +40,8 @@ class HostBranchingDraft(BranchingDraft):
     ) -> None:
         self.slots, self.k, self.branches = setup.slots, setup.k, setup.branches
         self._draft, self._setup = draft, setup
-        self._checks, self._draws = AnswerChecks(name, setup), draws_from_q and setup.support > 1
+        self._checks = AnswerChecks(name, setup)
+        self._draws_from_q = draws_from_q and setup.support > 1
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -58,7 +59,9 @@ class HostBranchingDraft(BranchingDraft):
     def record(self, request: RecordRequest) -> RecordAnswer:
         answer, setup = self._draft.record(request), self._setup
         proposals = HostProposals(setup.slots, setup.k, setup.support, setup.ids)
-        return CheckedRecords(answer, request, self._checks, proposals, draws=self._draws)
+        return CheckedRecords(
+            answer, request, self._checks, proposals, draws_from_q=self._draws_from_q
+        )
 
     @override
     def expand(self, request: ExpansionRequest) -> ExpansionAnswer:
@@ -74,7 +77,7 @@ class CheckedRecords(RecordAnswer):
 
     Args:
       proposals: gets the tokens.
-      draws: the q of tokens that the draft made counts.
+      draws_from_q: the q of tokens that the draft made counts.
     """
 
     def __init__(
@@ -84,33 +87,33 @@ class CheckedRecords(RecordAnswer):
         checks: AnswerChecks,
         proposals: HostProposals,
         *,
-        draws: bool,
+        draws_from_q: bool,
     ) -> None:
         self._answer, self._request, self._checks = answer, request, checks
-        self._proposals, self._draws = proposals, draws
-        self._drafted = request.drafts > 0
+        self._proposals, self._draws_from_q = proposals, draws_from_q
+        self._is_drafted = request.drafts > 0
         self._lengths: Row | None = None
-        self._put = False
+        self._has_tokens = False
 
     @override
     def lengths(self) -> Row:
         if self._lengths is None:
             drafts = self._request.drafts
             self._lengths = np.zeros_like(drafts)
-            if self._drafted.any():
+            if self._is_drafted.any():
                 self._lengths = self._checks.lengths("lengths", self._answer.lengths(), drafts)
         return self._lengths
 
     @override
     def tokens(self) -> np.ndarray:
-        if not self._put:
+        if not self._has_tokens:
             promotion, lengths = self._request.promotion, self.lengths()
             tokens = promotion.tokens
-            if self._drafted.any():
+            if self._is_drafted.any():
                 drawn = self._checks.tokens("tokens", self._answer.tokens(), lengths)
-                tokens = np.where(self._drafted[:, None], drawn, tokens)
-            self._proposals.put(tokens, np.where(self._drafted, lengths, promotion.limit))
-            self._put = True
+                tokens = np.where(self._is_drafted[:, None], drawn, tokens)
+            self._proposals.put(tokens, np.where(self._is_drafted, lengths, promotion.limit))
+            self._has_tokens = True
         return self._proposals.tokens
 
     @override
@@ -121,11 +124,11 @@ class CheckedRecords(RecordAnswer):
     @override
     def proposal(self) -> Proposal:
         self.tokens()
-        won = self._request.promotion.winner >= 0
-        made = np.flatnonzero((won | self._drafted) & (self._proposals.lengths > 0))
-        if self._draws and len(made):
-            self._checks.take_q(self._proposals, made.tolist(), self._answer.proposal)
-        return self._proposals.now()
+        has_winner = self._request.promotion.winner >= 0
+        slots = np.flatnonzero((has_winner | self._is_drafted) & (self._proposals.lengths > 0))
+        if self._draws_from_q and len(slots):
+            self._checks.take_q(self._proposals, slots.tolist(), self._answer.proposal)
+        return self._proposals.proposal()
 
 
 class CheckedBranches(ExpansionAnswer):
@@ -133,7 +136,7 @@ class CheckedBranches(ExpansionAnswer):
 
     def __init__(self, answer: ExpansionAnswer, setup: DraftSetup, checks: AnswerChecks) -> None:
         self._answer, self._setup, self._checks = answer, setup, checks
-        self._last: tuple[Any, BranchTokens | Absence | None] = None, None
+        self._last_answer: tuple[Any, BranchTokens | Absence | None] = None, None
 
     @override
     def branches(
@@ -145,11 +148,11 @@ class CheckedBranches(ExpansionAnswer):
           InputError: that is malformed.
         """
         answer = self._answer.branches(forwards, until)
-        if answer is not self._last[0]:
-            self._last = answer, self._checked(answer)
-        return self._last[1]
+        if answer is not self._last_answer[0]:
+            self._last_answer = answer, self._check(answer)
+        return self._last_answer[1]
 
-    def _checked(self, answer: Any) -> BranchTokens | Absence:
+    def _check(self, answer: Any) -> BranchTokens | Absence:
         setup, checks = self._setup, self._checks
         if isinstance(answer, str) and answer in ABSENCES:
             return answer
@@ -159,8 +162,8 @@ class CheckedBranches(ExpansionAnswer):
                 f"{', '.join(ABSENCES)}"
             )
         shape = setup.slots, setup.branches
-        most = np.full(shape, setup.k)
-        lengths = checks.lengths("BranchTokens.lengths", answer.lengths, most)
+        limits = np.full(shape, setup.k)
+        lengths = checks.lengths("BranchTokens.lengths", answer.lengths, limits)
         bonus = checks.array("BranchTokens.bonus", answer.bonus, shape)
         if ((bonus < -1) | (bonus >= setup.ids)).any():
             checks.refuse(f"BranchTokens.bonus must be -1, or ids from 0 to {setup.ids - 1}")

@@ -32,7 +32,7 @@ class AnswerChecks:
         """Raises: InputError: always."""
         raise InputError(f"draft {self._name}: {problem}")
 
-    def array(self, what: str, value: Any, shape: Sequence[int], kind: str = "iu") -> np.ndarray:
+    def array(self, name: str, value: Any, shape: Sequence[int], kind: str = "iu") -> np.ndarray:
         """An array of this shape on the host; by default of integers.
 
         Raises:
@@ -41,80 +41,84 @@ class AnswerChecks:
         try:
             array = np.asarray(value)
         except (TypeError, ValueError):
-            self.refuse(f"{what} is no array: {value!r}")
+            self.refuse(f"{name} is no array: {value!r}")
         if array.dtype.kind not in kind:
             wanted = "integers" if kind == "iu" else "numbers"
-            self.refuse(f"{what} has the dtype {array.dtype}, and must have {wanted}")
+            self.refuse(f"{name} has the dtype {array.dtype}, and must have {wanted}")
         if array.shape != tuple(shape):
-            self.refuse(f"{what} has the shape {array.shape}, and must have {tuple(shape)}")
+            self.refuse(f"{name} has the shape {array.shape}, and must have {tuple(shape)}")
         return array
 
-    def lengths(self, what: str, value: Any, most: np.ndarray) -> Row:
+    def lengths(self, name: str, value: Any, limits: np.ndarray) -> Row:
         """Numbers of tokens, each at most as many as these.
 
         Raises:
           InputError: they are anything else.
         """
-        lengths = self.array(what, value, most.shape)
-        wrong = np.argwhere((lengths < 0) | (lengths > most))
+        lengths = self.array(name, value, limits.shape)
+        wrong = np.argwhere((lengths < 0) | (lengths > limits))
         if len(wrong):
-            where = tuple(wrong[0].tolist())
-            self.refuse(f"{what}{[*where]} is {lengths[where]}, and 0 to {most[where]} is possible")
+            index = tuple(wrong[0].tolist())
+            self.refuse(
+                f"{name}{[*index]} is {lengths[index]}, and 0 to {limits[index]} is possible"
+            )
         return lengths.astype(np.int32)
 
-    def tokens(self, what: str, value: Any, lengths: np.ndarray) -> np.ndarray:
+    def tokens(self, name: str, value: Any, lengths: np.ndarray) -> np.ndarray:
         """Tokens [..., K], of which the first ones are used; the others become 0.
 
         Raises:
           InputError: a token is none of the ids, or they are no such array.
         """
         k, ids = self._setup.k, self._setup.ids
-        tokens = self.array(what, value, (*lengths.shape, k))
-        used = np.arange(k) < lengths[..., None]
-        wrong = np.argwhere(used & ((tokens < 0) | (tokens >= ids)))
+        tokens = self.array(name, value, (*lengths.shape, k))
+        is_used = np.arange(k) < lengths[..., None]
+        wrong = np.argwhere(is_used & ((tokens < 0) | (tokens >= ids)))
         if len(wrong):
-            where = tuple(wrong[0].tolist())
-            self.refuse(f"{what}{[*where]} is {tokens[where]}, and ids are 0 to {ids - 1}")
-        return np.where(used, tokens, 0).astype(np.int32)
+            index = tuple(wrong[0].tolist())
+            self.refuse(f"{name}{[*index]} is {tokens[index]}, and ids are 0 to {ids - 1}")
+        return np.where(is_used, tokens, 0).astype(np.int32)
 
-    def classes(self, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
+    def classes(self, name: str, value: Any, shape: Sequence[int]) -> np.ndarray:
         """Classes of confidence.
 
         Raises:
           InputError: they are anything else.
         """
-        classes = self.array(what, value, shape)
+        classes = self.array(name, value, shape)
         if ((classes < UNKNOWN) | (classes > len(EDGES))).any():
-            self.refuse(f"{what} must be {UNKNOWN} (unknown), or classes 0 to {len(EDGES)}")
+            self.refuse(f"{name} must be {UNKNOWN} (unknown), or classes 0 to {len(EDGES)}")
         return classes.astype(np.int32)
 
     def take_q(
-        self, proposals: HostProposals, slots: Sequence[int], ask: Callable[[], Any]
+        self, proposals: HostProposals, slots: Sequence[int], read_proposal: Callable[[], Any]
     ) -> None:
         """Takes the q of these slots' tokens, which stay point masses where it is malformed.
 
         Args:
-          ask: returns the draft's proposal, with `support` and `q` [B, K, N].
+          read_proposal: returns the draft's proposal, with `support` and `q` [B, K, N].
 
         Raises:
           InputError: these are no such arrays.
         """
-        answer, k, most = ask(), self._setup.k, self._setup.support
+        answer, k, support_limit = read_proposal(), self._setup.k, self._setup.support
         ids, q = getattr(answer, "support", None), getattr(answer, "q", None)
-        kept = getattr(ids, "shape", (0,))[-1]
-        if not 1 <= kept <= most:
-            self.refuse(f"support must have the shape {(self._setup.slots, k, most)}, or fewer ids")
-        shape = self._setup.slots, k, kept
+        num_ids = getattr(ids, "shape", (0,))[-1]
+        if not 1 <= num_ids <= support_limit:
+            self.refuse(
+                f"support must have the shape {(self._setup.slots, k, support_limit)}, or fewer ids"
+            )
+        shape = self._setup.slots, k, num_ids
         ids, q = self.array("support", ids, shape), self.array("q", q, shape, "f")
-        some, width = np.array(slots, np.int32), len(proposals.tokens[0])
-        support = np.full((len(some), width, most), -1, np.int32)
+        rows, width = np.array(slots, np.int32), len(proposals.tokens[0])
+        support = np.full((len(rows), width, support_limit), -1, np.int32)
         probs = np.zeros(support.shape, np.float32)
-        inside = np.s_[:, :k, :kept]
-        support[inside] = np.clip(ids[some], -1, self._setup.ids)
-        probs[inside] = q[some]
-        lengths, tokens = proposals.lengths[some], proposals.tokens[some]
-        given = DraftedTokens(some, lengths, tokens, some, support, probs)
-        if proposals.put_q(some, given):
+        inside = np.s_[:, :k, :num_ids]
+        support[inside] = np.clip(ids[rows], -1, self._setup.ids)
+        probs[inside] = q[rows]
+        lengths, tokens = proposals.lengths[rows], proposals.tokens[rows]
+        drafted = DraftedTokens(rows, lengths, tokens, rows, support, probs)
+        if proposals.put_q(rows, drafted):
             notices.warn_once(
                 [
                     f"draft {self._name}: a q is no distribution that gives its token; from there "
@@ -150,8 +154,8 @@ class HostDrafter(Drafter):
         self.prefill, self.gather = drafter.prefill, drafter.gather
         self.speculate = drafter.speculate
         self._drafter, self._setup = drafter, setup
-        self._checks, self._draws = AnswerChecks(name, setup), draws_from_q and setup.support > 1
-        self._width = width
+        self._checks = AnswerChecks(name, setup)
+        self._draws_from_q = draws_from_q and setup.support > 1
         self._slots: list[int] = []
         self._proposals = HostProposals(setup.slots, width, setup.support, setup.ids)
 
@@ -166,7 +170,7 @@ class HostDrafter(Drafter):
         if not isinstance(drafted, Drafted):
             checks.refuse(f"propose returned {drafted!r}, and must return a Drafted")
         lengths = checks.lengths("Drafted.lengths", drafted.lengths, batch.limit)
-        tokens = np.zeros((self._setup.slots, self._width), np.int32)
+        tokens = np.zeros_like(self._proposals.tokens)
         tokens[:, : self.k] = checks.tokens("Drafted.tokens", drafted.tokens, lengths)
         self._slots = batch.slots
         self._proposals.put(tokens, lengths)
@@ -174,6 +178,6 @@ class HostDrafter(Drafter):
 
     @override
     def proposal(self) -> Proposal:
-        if self._draws:
+        if self._draws_from_q:
             self._checks.take_q(self._proposals, self._slots, self._drafter.proposal)
-        return self._proposals.now()
+        return self._proposals.proposal()

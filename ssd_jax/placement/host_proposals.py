@@ -54,7 +54,7 @@ class HostProposals:
                 self.tokens[slot, :length] = tokens[slot, :length]
         self._probs = None
 
-    def _known(self) -> tuple[np.ndarray, np.ndarray]:
+    def _support_and_q(self) -> tuple[np.ndarray, np.ndarray]:
         if self._probs is None:
             support, q = np.full(self._shape, -1, np.int32), np.zeros(self._shape, np.float32)
             for slot, length in enumerate(self.lengths.tolist()):
@@ -69,39 +69,39 @@ class HostProposals:
         From the first token with a malformed q on, a row's tokens are point masses. Tokens before
         it keep their q: the rule that verifies a token may not depend on later draws.
         """
-        rows, places = _where(slots, answer.slots), _where(slots, answer.sampled)
-        told = (rows >= 0) & (places >= 0)
-        taken, rows, places = slots[told], rows[told], places[told]
-        tokens, lengths = self.tokens[taken], self.lengths[taken]
-        used = np.arange(self._shape[1]) < lengths[:, None]
-        support = np.where(used[..., None], answer.support[places], -1)
-        q = np.where(used[..., None], answer.q[places], 0)
+        rows, q_rows = _index_of(slots, answer.slots), _index_of(slots, answer.sampled)
+        is_answered = (rows >= 0) & (q_rows >= 0)
+        updated, rows, q_rows = slots[is_answered], rows[is_answered], q_rows[is_answered]
+        tokens, lengths = self.tokens[updated], self.lengths[updated]
+        is_used = np.arange(self._shape[1]) < lengths[:, None]
+        support = np.where(is_used[..., None], answer.support[q_rows], -1)
+        q = np.where(is_used[..., None], answer.q[q_rows], 0)
         fits = (answer.tokens[rows] == tokens) & self._are_probs(tokens, support, q)
-        right = (answer.lengths[rows] >= lengths)[:, None] & (fits | ~used)
-        right = np.logical_and.accumulate(right, axis=1)
-        all_support, all_q = self._known()
-        kept = right[..., None]
-        all_support[taken] = np.where(kept, support, all_support[taken])
-        all_q[taken] = np.where(kept, q, all_q[taken])
-        return len(slots) - int(right.all(axis=1).sum())
+        is_valid = (answer.lengths[rows] >= lengths)[:, None] & (fits | ~is_used)
+        is_valid = np.logical_and.accumulate(is_valid, axis=1)
+        all_support, all_q = self._support_and_q()
+        is_kept = is_valid[..., None]
+        all_support[updated] = np.where(is_kept, support, all_support[updated])
+        all_q[updated] = np.where(is_kept, q, all_q[updated])
+        return len(slots) - int(is_valid.all(axis=1).sum())
 
-    def now(self) -> Proposal:
+    def proposal(self) -> Proposal:
         """The proposal as known now, in arrays that only `put_q` writes to."""
-        return Proposal(self.tokens, self.lengths, *self._known())
+        return Proposal(self.tokens, self.lengths, *self._support_and_q())
 
     def _are_probs(self, tokens: np.ndarray, support: np.ndarray, q: np.ndarray) -> np.ndarray:
         """Which rows of q [..., N] are distributions over their supports that give their tokens."""
-        used = support >= 0
-        drawn = np.where(support == tokens[..., None], q, 0)
-        ordered = np.sort(np.where(used, support, -1 - np.arange(support.shape[-1])), axis=-1)
+        is_used = support >= 0
+        probability = np.where(support == tokens[..., None], q, 0)
+        sorted_ids = np.sort(np.where(is_used, support, -1 - np.arange(support.shape[-1])), axis=-1)
         # Weights were divided by their float32 sum: n - 1 additions and a division, and two more
         # operations if that is a product with a reciprocal. Longer rows are summed in parts.
-        off = (np.minimum((q > 0).sum(axis=-1), LONG) + 2) * _HALF_ULP
+        tolerance = (np.minimum((q > 0).sum(axis=-1), LONG) + 2) * _HALF_ULP
         return (
-            (np.isfinite(q) & (q >= 0) & (used | (q == 0)) & (support < self._ids)).all(axis=-1)
-            & (abs(q.sum(axis=-1, dtype=np.float64) - 1) <= off)
-            & (drawn.sum(axis=-1) > 0)
-            & (np.diff(ordered, axis=-1) > 0).all(axis=-1)
+            (np.isfinite(q) & (q >= 0) & (is_used | (q == 0)) & (support < self._ids)).all(axis=-1)
+            & (abs(q.sum(axis=-1, dtype=np.float64) - 1) <= tolerance)
+            & (probability.sum(axis=-1) > 0)
+            & (np.diff(sorted_ids, axis=-1) > 0).all(axis=-1)
         )
 
 
@@ -125,10 +125,10 @@ class HostRecords(RecordAnswer):
 
     @override
     def proposal(self) -> Proposal:
-        return self._proposals.now()
+        return self._proposals.proposal()
 
 
-def _where(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
+def _index_of(slots: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The index of each wanted slot among others; -1 if it is missing or occurs twice."""
-    same = wanted[:, None] == among
-    return np.where(same.sum(axis=1) == 1, same @ np.arange(len(among)), -1)
+    is_same = slots[:, None] == others
+    return np.where(is_same.sum(axis=1) == 1, is_same @ np.arange(len(others)), -1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssd_jax.errors import InputError
-from ssd_jax.placement.device_groups import DeviceGroups, Grid, devices_taken
+from ssd_jax.placement.device_groups import DeviceGroups, Grid, min_target_devices
 from ssd_jax.placement.parallel.layout import Layout
 from ssd_jax.placement.visible import PROCESSOR, Devices, count_gpus
 from ssd_jax.system.cores import shown
@@ -36,7 +36,7 @@ class Placement:
       addresses: of workers on other hosts.
       workers: devices of each of the draft's processes.
       layout: how workers share the work.
-      left: GPUs that JAX is restricted to in this process; None where it is not restricted.
+      visible: GPUs that JAX is restricted to in this process; None where it is not restricted.
     """
 
     kind: Kind
@@ -46,10 +46,10 @@ class Placement:
     addresses: tuple[Address, ...] = ()
     workers: tuple[Devices, ...] = (PROCESSOR,)
     layout: Layout = Layout()  # noqa: RUF009 (immutable)
-    left: Devices | None = None
+    visible: Devices | None = None
 
     @property
-    def apart(self) -> bool:
+    def out_of_process(self) -> bool:
         """Whether the draft of mode ssd runs in another process, on this host or another."""
         return self.kind in ("process", "remote")
 
@@ -62,13 +62,13 @@ class Placement:
             return self.workers[0].platform
         return None if self.kind == "remote" else jax.default_backend()
 
-    def asked_of_worker(self, attention: str) -> str:
+    def worker_attention(self, attention: str) -> str:
         """The attention setting of a draft in its own process, given the target's: on a platform
         other than the target's, the draft uses that platform's own backend."""
         import jax
 
-        other = self.kind == "process" and self.workers[0].platform != jax.default_backend()
-        return "auto" if other and attention != "xla" else attention
+        is_other = self.kind == "process" and self.workers[0].platform != jax.default_backend()
+        return "auto" if is_other and attention != "xla" else attention
 
     @property
     def cacheable(self) -> bool:
@@ -88,27 +88,27 @@ class Placement:
 
     def __str__(self) -> str:
         """One line for the user."""
-        where = "" if self.why is None else f" ({self.why})"
+        reason = "" if self.why is None else f" ({self.why})"
         roles = [f"{role} on {', '.join(names)}" for role, names in self.devices.items()]
         if self.addresses:
             roles.append(f"draft at {', '.join(map(str, self.addresses))}")
         if self.layout.workers > 1:
             roles.append(str(self.layout))
-        return f"draft_placement = {self.kind}{where}{': ' * bool(roles)}{', '.join(roles)}"
+        return f"draft_placement = {self.kind}{reason}{': ' * bool(roles)}{', '.join(roles)}"
 
     @property
     def devices(self) -> dict[str, tuple[str, ...]]:
         """Names of each role's own devices, in mesh order; roles without their own are left out."""
-        found = {}
-        if self.left is not None:
-            found["target"] = self.left.names
+        names_by_role = {}
+        if self.visible is not None:
+            names_by_role["target"] = self.visible.names
         elif self.target is not None:
-            found["target"] = _names(self.target)
+            names_by_role["target"] = _names(self.target)
         if any(worker != PROCESSOR for worker in self.workers):
-            found["draft"] = tuple(name for worker in self.workers for name in worker.names)
+            names_by_role["draft"] = tuple(name for worker in self.workers for name in worker.names)
         elif self.draft is not None and self.draft != self.target:
-            found["draft"] = _names(self.draft)
-        return found
+            names_by_role["draft"] = _names(self.draft)
+        return names_by_role
 
 
 def place(
@@ -136,25 +136,26 @@ def place(
     # With hosts, JAX has already started and sees all devices.
     why, gpus = None, count_gpus() if kind in ("auto", "process") and not hosts else 0
     if kind == "auto":
-        kind, why = _chosen(groups, grid, gpus)
+        kind, why = _choose_auto(groups, grid, gpus)
     if kind == "process" and not hosts:
-        return _in_processes(groups, grid, gpus, why, workers)
+        return _place_in_processes(groups, grid, gpus, why, workers)
     if kind != "submesh" and groups.target is None and grid is None and not hosts:
         return Placement(kind=kind, why=why, addresses=addresses)
     import jax
 
-    devices, others = jax.devices(), None
+    devices, draft_indices = jax.devices(), None
     if kind == "submesh":
         groups.require_platform("gpu" if jax.default_backend() == "gpu" else None)
-        indices, others = groups.split(len(devices), grid, workers)
+        indices, draft_indices = groups.split(len(devices), grid, workers)
     else:
         indices = groups.of_target(len(devices), grid)
     if hosts:
-        _check_all_take_part(devices, indices)
+        _check_hosts(devices, indices)
     target = _mesh(devices, indices, grid)
     draft = target if kind == "inline" or hosts else None  # in mode sd it is always there
-    if others is not None:
-        draft = _mesh(devices, others, Grid(workers, len(_dealt(others, workers)[0])))
+    if draft_indices is not None:
+        size = _devices_per_worker(draft_indices, workers)
+        draft = _mesh(devices, draft_indices, Grid(workers, size))
     return Placement(
         kind=kind,
         target=target,
@@ -165,18 +166,18 @@ def place(
     )
 
 
-def _check_all_take_part(devices: Sequence[Any], indices: Sequence[int]) -> None:
-    of = [device.process_index for device in devices]
-    idle = {*of} - {of[index] for index in indices}
+def _check_hosts(devices: Sequence[Any], indices: Sequence[int]) -> None:
+    hosts = [device.process_index for device in devices]
+    idle = {*hosts} - {hosts[index] for index in indices}
     if idle:
         raise InputError(
             f"the target has devices {shown(indices)}, and host {shown(idle)} has none of them: "
-            f"devices 0 to {len(of) - 1} are of hosts {', '.join(map(str, of))}; give every host "
-            "some by mesh or target_devices, or start fewer"
+            f"devices 0 to {len(hosts) - 1} are of hosts {', '.join(map(str, hosts))}; give every "
+            "host some by mesh or target_devices, or start fewer"
         )
 
 
-def _in_processes(
+def _place_in_processes(
     groups: DeviceGroups, grid: Grid | None, gpus: int, why: str | None, workers: int
 ) -> Placement:
     """Gives the draft's processes the GPUs that the target leaves, or the processor; with the
@@ -185,24 +186,24 @@ def _in_processes(
 
     platform = groups.platform
     if platform is None and gpus:
-        platform = "gpu" if groups.draft or devices_taken(groups, grid) < gpus else "cpu"
+        platform = "gpu" if groups.draft or min_target_devices(groups, grid) < gpus else "cpu"
     if platform == "gpu" and not gpus:
         raise InputError(
             f"draft_devices = gpu:{shown(groups.draft or ())}: JAX has no NVIDIA GPU here; give "
             "other devices, or install JAX for CUDA"
         )
     if platform == "gpu":
-        left, others = groups.split(gpus, grid, workers)
-        dealt = tuple(Devices("gpu", own) for own in _dealt(others, workers))
-        target = Devices("gpu", left)
+        target_numbers, draft_numbers = groups.split(gpus, grid, workers)
+        worker_devices = _divide(Devices("gpu", draft_numbers), workers)
+        target = Devices("gpu", target_numbers)
         target.claim()
-        devices, alone = target.start(), len(left) == 1 and grid is None
+        devices, is_single = target.start(), len(target_numbers) == 1 and grid is None
         return Placement(
             kind="process",
-            target=None if alone else _mesh(devices, range(len(devices)), grid),
+            target=None if is_single else _mesh(devices, range(len(devices)), grid),
             why=why,
-            workers=dealt,
-            left=target,
+            workers=worker_devices,
+            visible=target,
         )
     if platform is None and groups.draft and jax.default_backend() != "cpu":
         raise InputError(
@@ -215,39 +216,47 @@ def _in_processes(
             f"draft_devices = {shown(groups.draft)}: numbers alone are of NVIDIA GPUs, and JAX has "
             f"none here; give cpu:{shown(groups.draft)} for parts of the processor"
         )
-    dealt = (PROCESSOR,) * workers
+    worker_devices = (PROCESSOR,) * workers
     if groups.draft:
-        dealt = tuple(Devices("cpu", own) for own in _dealt(groups.draft, workers))
+        worker_devices = _divide(Devices("cpu", groups.draft), workers)
     mesh = None
     if groups.target is not None or grid is not None:
         devices = jax.devices()
-        own = dataclasses.replace(groups, draft=None)
-        mesh = _mesh(devices, own.of_target(len(devices), grid), grid)
-    return Placement(kind="process", target=mesh, why=why, workers=dealt)
+        indices = dataclasses.replace(groups, draft=None).of_target(len(devices), grid)
+        mesh = _mesh(devices, indices, grid)
+    return Placement(kind="process", target=mesh, why=why, workers=worker_devices)
 
 
-def _dealt(numbers: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+def _divide(devices: Devices, workers: int) -> tuple[Devices, ...]:
     """Divides devices evenly among workers."""
-    each = len(numbers) // workers
-    if each * workers != len(numbers):
+    numbers, size = devices.numbers, _devices_per_worker(devices.numbers, workers)
+    return tuple(
+        Devices(devices.platform, numbers[begin : begin + size])
+        for begin in range(0, len(numbers), size)
+    )
+
+
+def _devices_per_worker(numbers: Sequence[int], workers: int) -> int:
+    size = len(numbers) // workers
+    if size * workers != len(numbers):
         raise InputError(
             f"draft_workers = {workers} cannot share the draft's {len(numbers)} devices "
             f"({shown(numbers)}) evenly; give a divisor, or other draft_devices"
         )
-    return [tuple(numbers[n * each : (n + 1) * each]) for n in range(workers)]
+    return size
 
 
-def _chosen(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, str]:
-    late = ""
+def _choose_auto(groups: DeviceGroups, grid: Grid | None, gpus: int) -> tuple[Kind, str]:
+    note = ""
     if groups.platform == "cpu":  # without asking JAX
         return choose(groups, grid, "cpu", 1)
-    if devices_taken(groups, grid) < gpus:
+    if min_target_devices(groups, grid) < gpus:
         if Devices("gpu", groups.split(gpus, grid)[0]).claimable():
             return choose(groups, grid, "gpu", gpus, claimable=True)
-        late = ", and JAX has started with all of them"
+        note = ", and JAX has started with all of them"
     import jax
 
-    return choose(groups, grid, jax.default_backend(), len(jax.devices()), late)
+    return choose(groups, grid, jax.default_backend(), len(jax.devices()), note)
 
 
 def choose(
@@ -255,28 +264,30 @@ def choose(
     grid: Grid | None,
     platform: str,
     count: int,
-    late: str = "",
+    note: str = "",
     *,
     claimable: bool = False,
 ) -> tuple[Kind, str]:
     """The kind that `auto` chooses for `count` devices of a platform, and why.
 
     Args:
-      late: text added about these devices.
+      note: text added about these devices.
       claimable: whether each process can have some devices to itself, as with NVIDIA GPUs.
     """
-    taken = devices_taken(groups, grid)
+    target_count = min_target_devices(groups, grid)
     if groups.platform == "cpu":
         return "process", "auto: the draft gets the processor"
-    if claimable and taken < count:
+    if claimable and target_count < count:
         why = f"auto: there are {count} GPUs, and no one has measured that submesh overlaps there"
         return "process", why
     if platform == "cpu":
         return "process", "auto: a process for each role hides more than devices of one process"
-    if taken < count:
-        return "submesh", f"auto: there are {count} devices{late}"
-    has = f"there is one {platform} device" if count == 1 else f"the target has all {count} devices"
-    return "process", f"auto: {has}, so the draft gets the processor"
+    if target_count < count:
+        return "submesh", f"auto: there are {count} devices{note}"
+    reason = f"the target has all {count} devices"
+    if count == 1:
+        reason = f"there is one {platform} device"
+    return "process", f"auto: {reason}, so the draft gets the processor"
 
 
 def _mesh(devices: Sequence[Any], indices: Sequence[int], grid: Grid | None = None) -> Mesh:

@@ -38,7 +38,8 @@ from ssd_jax.speculation.draft_texts import DraftTexts
 PATIENCE = 1.0
 """Seconds that a round waits for the branches."""
 
-_POLL, _LOOK = 5e-5, 5e-4  # seconds between looks: where a round waits, and before its outcome
+_ROUND_POLL = 5e-5  # seconds between looks where a round waits
+_OUTCOME_POLL = 5e-4  # the same before its outcome
 
 
 class DispatchedBranches(ExpansionAnswer, Protocol):
@@ -53,7 +54,7 @@ class DispatchingDraft(BranchingDraft, Protocol):
     """A draft whose calls only dispatch."""
 
     def expand(self, request: ExpansionRequest) -> DispatchedBranches:
-        """See `BranchingDraft.expand`."""
+        """Branches off every record, as `BranchingDraft.expand`."""
         ...
 
 
@@ -114,9 +115,9 @@ class SubmeshDraft(BranchingDraft):
         promotion = self._texts.record(request.promotion, self._teach if usable else None)
         if not usable:
             self._records = None
-            alone = HostProposals(self.slots, self.k, self._support, self._tokens)
-            alone.put(promotion.tokens, promotion.limit)
-            return HostRecords(alone)
+            proposals = HostProposals(self.slots, self.k, self._support, self._tokens)
+            proposals.put(promotion.tokens, promotion.limit)
+            return HostRecords(proposals)
         answer = self._draft.record(request._replace(promotion=promotion))
         # On its way before the draft is busy with branches.
         self._records = SubmeshRecords(answer, self._send(answer.proposal()))
@@ -197,21 +198,21 @@ class SubmeshBranches(ExpansionAnswer):
             while not branches.ready():
                 if until():
                     return None
-                time.sleep(_LOOK)
-        if self._come(branches):
+                time.sleep(_OUTCOME_POLL)
+        if self._wait_ready(branches):
             return branches.branches(forwards)
         draft.overdue(branches)
         draft.counters["late"] += 1
         return "late"
 
-    def _come(self, branches: DispatchedBranches) -> bool:
+    def _wait_ready(self, branches: DispatchedBranches) -> bool:
         """Waits for the branches; returns False if they do not come in time."""
         if branches.ready():
             return True
         self._draft.counters["waited"] += 1
         end = time.monotonic() + self._draft.patience
         while time.monotonic() < end:
-            time.sleep(_POLL)
+            time.sleep(_ROUND_POLL)
             if branches.ready():
                 return True
         return False

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ssd_jax.compat import jax_has_started
 from ssd_jax.errors import InputError
 
-_SETTING = "jax_cuda_visible_devices"
+_VISIBLE_DEVICES = "jax_cuda_visible_devices"
 MOST_OF_A_PROCESSOR = 256
 """Most virtual devices that a processor is divided into."""
 
@@ -39,8 +39,8 @@ class Devices(NamedTuple):
         if self.platform != "gpu":
             return True
         if not jax_has_started():
-            return _setting() in ("all", self._listed)
-        return _setting() == self._listed and self._here()
+            return _visible_setting() in ("all", self._number_list)
+        return _visible_setting() == self._number_list and self._has_started_here()
 
     def claim(self) -> None:
         """Configures JAX to start with these devices; of GPUs, with no others.
@@ -54,13 +54,14 @@ class Devices(NamedTuple):
             raise InputError(
                 f"JAX has started in this process with other devices than {self}, and those of the "
                 "draft are for its own process alone; open the model before anything else uses "
-                f"JAX, or first of all set jax.config.update({_SETTING!r}, {self._listed!r}), or "
-                "use draft_devices = 'cpu', or draft_placement = 'submesh'"
+                f"JAX, or first of all set jax.config.update({_VISIBLE_DEVICES!r}, "
+                f"{self._number_list!r}), or use draft_devices = 'cpu', or draft_placement = "
+                "'submesh'"
             )
         if jax_has_started():
             return
         if self.platform == "gpu":
-            jax.config.update(_SETTING, self._listed)
+            jax.config.update(_VISIBLE_DEVICES, self._number_list)
         elif self.platform == "cpu":
             jax.config.update("jax_platforms", "cpu")  # else an accelerator would come first
             if not self.is_default:
@@ -74,19 +75,19 @@ class Devices(NamedTuple):
         """
         import jax
 
-        found = jax.devices()
-        if not self._here():
+        devices = jax.devices()
+        if not self._has_started_here():
             names = ",".join(device_names())
             raise InputError(f"JAX has {names} in place of {self}; does its plugin work there?")
         if self.platform == "gpu":
-            return found
-        return [found[number] for number in self.numbers]
+            return devices
+        return [devices[number] for number in self.numbers]
 
     @property
-    def _listed(self) -> str:
+    def _number_list(self) -> str:
         return ",".join(map(str, self.numbers))
 
-    def _here(self) -> bool:
+    def _has_started_here(self) -> bool:
         import jax
 
         count = len(jax.devices())
@@ -94,7 +95,7 @@ class Devices(NamedTuple):
         return jax.default_backend() == self.platform and enough
 
     def __str__(self) -> str:
-        return f"{self.platform}:{self._listed}"
+        return f"{self.platform}:{self._number_list}"
 
 
 PROCESSOR = Devices("cpu", (0,))
@@ -104,15 +105,15 @@ def device_names() -> tuple[str, ...]:
     """Names of all devices of this process, with the system's numbers."""
     import jax
 
-    return tuple(f"{each.platform}:{each.local_hardware_id}" for each in jax.devices())
+    return tuple(f"{device.platform}:{device.local_hardware_id}" for device in jax.devices())
 
 
 def count_gpus() -> int:
     """Number of NVIDIA GPUs that JAX takes or would take; does not start JAX."""
     import jax
 
-    named = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    first, _, _ = (named or "cuda").partition(",")
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    first, _, _ = (platforms or "cuda").partition(",")
     if first not in ("cuda", "gpu") or not _has_plugin():
         return 0
     try:
@@ -120,18 +121,18 @@ def count_gpus() -> int:
     except OSError:
         return 0
     count = ctypes.c_int()
-    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-    return count.value if ready else 0
+    is_ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if is_ready else 0
 
 
 def _has_plugin() -> bool:
     """Whether JAX has a plugin for CUDA."""
-    found = importlib.util.find_spec("jax_plugins")
-    places = () if found is None else found.submodule_search_locations or ()
-    return any(each.name.startswith("xla_cuda") for each in pkgutil.iter_modules(places))
+    spec = importlib.util.find_spec("jax_plugins")
+    locations = () if spec is None else spec.submodule_search_locations or ()
+    return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(locations))
 
 
-def _setting() -> str:
+def _visible_setting() -> str:
     import jax
 
-    return jax.config.read(_SETTING)
+    return jax.config.read(_VISIBLE_DEVICES)

@@ -339,7 +339,7 @@ def test_slow_branches_are_waited_for_and_counted(many, monkeypatch):
     asked = requests(many, "coupled")
     engine, draft = engine_of(many)
     slow(draft, [3, 0, 5, 1])
-    monkeypatch.setattr(submesh_draft, "_POLL", 0.0)
+    monkeypatch.setattr(submesh_draft, "_ROUND_POLL", 0.0)
     found = run(engine, asked)
     assert draft.counters["waited"] >= 3
     assert draft.counters["late"] == 0

@@ -186,11 +186,11 @@ def test_a_processor_has_no_gpus_whatever_the_driver_says():
 START = """
 import jax
 from ssd_jax.errors import InputError
-from ssd_jax.placement.visible import Devices, seen
+from ssd_jax.placement.visible import Devices, device_names
 devices = Devices(*{devices})
 devices.claim()
 try:
-    print(len(devices.start()), ",".join(seen()), sep=";")
+    print(len(devices.start()), ",".join(device_names()), sep=";")
 except InputError as error:
     print(error)
 """

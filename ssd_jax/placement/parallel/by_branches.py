@@ -16,7 +16,7 @@ from ssd_jax.placement.parallel.part import (
     BranchesOfParts,
     HostRecordAnswer,
     Part,
-    joined,
+    join_activities,
     present,
 )
 from ssd_jax.roles.activity import Activity
@@ -43,10 +43,10 @@ class DraftByBranches(BranchingDraft):
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        first = parts[0]
+        first_part = parts[0]
         self._parts = tuple(parts)
-        self.slots, self.k, self.page_size = first.slots, first.k, first.page_size
-        self._size = first.branches
+        self.slots, self.k, self.page_size = first_part.slots, first_part.k, first_part.page_size
+        self._size = first_part.branches
         # A part without an outcome of k = L still has a branch there.
         self.branches = len(parts) * self._size - (len(parts) - 1)
         self._drafter = 0  # number of the part that drafts just in time
@@ -64,7 +64,7 @@ class DraftByBranches(BranchingDraft):
             part.set_pages(slot, pages)
 
     def lose(self, pages: Sequence[int]) -> None:
-        """See `Part.lose`."""
+        """These pages went to a slot of another part, for all parts."""
         for part in self._parts:
             part.lose(pages)
 
@@ -76,19 +76,19 @@ class DraftByBranches(BranchingDraft):
     @override
     def record(self, request: RecordRequest) -> SharedRecords:
         winner, rows = request.promotion.winner, np.arange(self.slots)
-        won, owner = winner >= 0, np.full(self.slots, self._drafter)
-        if won.any():
+        has_winner, owner = winner >= 0, np.full(self.slots, self._drafter)
+        if has_winner.any():
             expansion, number = self._expansion, np.maximum(winner, 0)
             assert expansion is not None
-            owner = np.where(won, expansion.part[rows, number], owner)
-            winner = np.where(won, expansion.number[rows, number], -1).astype(np.int32)
+            owner = np.where(has_winner, expansion.part[rows, number], owner)
+            winner = np.where(has_winner, expansion.number[rows, number], -1).astype(np.int32)
         request = request._replace(promotion=request.promotion._replace(winner=winner))
         self._records = SharedRecords(
-            self._parts, request, owner, self._drafter, self._draft_elsewhere
+            self._parts, request, owner, self._drafter, self._use_next_drafter
         )
         return self._records
 
-    def _draft_elsewhere(self) -> None:
+    def _use_next_drafter(self) -> None:
         """The next part drafts just in time from now on, since this one does not answer."""
         self._drafter = (self._drafter + 1) % len(self._parts)
 
@@ -97,28 +97,28 @@ class DraftByBranches(BranchingDraft):
         assert request.skip is None, "branches are divided once"
         assert self._records is not None
         counts, records, count = request.counts, self._records, len(self._parts)
-        away = self._expansion.away if self._expansion else [False] * count
-        asked = [number for number in range(count) if all(away) or not away[number]]
-        division = divide(counts, len(asked), self._size)
-        shares = dict(zip(asked, zip(*division, strict=True), strict=True))
-        nothing = np.zeros_like(counts), None, np.full((self.slots, self._size), -1)
+        is_absent = self._expansion.is_absent if self._expansion else [False] * count
+        active = [number for number in range(count) if all(is_absent) or not is_absent[number]]
+        division = divide(counts, len(active), self._size)
+        shares = dict(zip(active, zip(*division, strict=True), strict=True))
+        no_share = np.zeros_like(counts), None, np.full((self.slots, self._size), -1)
         part_of = np.full((self.slots, self.branches), -1)
         number_of, answers = np.full_like(part_of, -1), []
         for number, part in enumerate(self._parts):
             # A part that is away is asked too, and may answer.
-            share, skip, places = shares.get(number, nothing)
+            share, skip, places = shares.get(number, no_share)
             rows, branches = np.nonzero(places >= 0)
             part_of[rows, places[rows, branches]] = number
             number_of[rows, places[rows, branches]] = branches
-            made = (records.limit > 0) & share.any(axis=1)
-            follow = made & (request.follow | (records.owner != number))
+            has_record = (records.limit > 0) & share.any(axis=1)
+            follow = has_record & (request.follow | (records.owner != number))
             answers.append(part.expand(request._replace(counts=share, follow=follow, skip=skip)))
         self._expansion = SharedBranches(answers, (self.slots, self.k), part_of, number_of)
         return self._expansion
 
     def activity(self) -> Activity:
         """What the parts have done since the last call."""
-        return joined([part.activity() for part in self._parts])
+        return join_activities([part.activity() for part in self._parts])
 
     @override
     def close(self) -> None:
@@ -136,11 +136,10 @@ class SharedRecords(HostRecordAnswer):
       request: with the winners in their owners' numbers.
       owner: number of the part that makes each record [B].
       drafter: number of the part that drafts just in time.
-      unanswered: called if it does not answer.
+      on_no_answer: called if it does not answer.
 
     Attributes:
-      owner: see above.
-      limit: number of tokens of each record [B].
+      owner: number of the part that makes each record [B].
     """
 
     def __init__(
@@ -149,9 +148,9 @@ class SharedRecords(HostRecordAnswer):
         request: RecordRequest,
         owner: np.ndarray,
         drafter: int,
-        unanswered: Callable[[], None],
+        on_no_answer: Callable[[], None],
     ) -> None:
-        self._parts, self.owner, self._unanswered = parts, owner, unanswered
+        self._parts, self.owner, self._on_no_answer = parts, owner, on_no_answer
         self._promotion, self._drafts = request.promotion, request.drafts
         self._drafter = drafter
         self._lengths: Row | None = None
@@ -163,7 +162,7 @@ class SharedRecords(HostRecordAnswer):
 
     @property
     def limit(self) -> Row:
-        """See above."""
+        """Number of tokens of each record [B]."""
         return self._promotion.limit
 
     def _record(self, number: int, request: RecordRequest) -> None:
@@ -187,7 +186,7 @@ class SharedRecords(HostRecordAnswer):
                 limit=np.where(drafted, lengths, promotion.limit),
             )
             if not lengths.any():
-                self._unanswered()
+                self._on_no_answer()
             self._lengths = lengths
             self._record_others()
         return self._lengths
@@ -234,7 +233,7 @@ class SharedBranches(BranchesOfParts):
         self._sizes, self.part, self.number = sizes, part, number
 
     @override
-    def joined(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
+    def join(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
         slots, k = self._sizes
         forwards = min(part.forwards for part in present(latest))
         branches = no_branches(slots, self.part.shape[1], k, forwards)

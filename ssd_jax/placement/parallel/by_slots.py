@@ -13,7 +13,7 @@ from ssd_jax.placement.parallel.part import (
     BranchesOfParts,
     HostRecordAnswer,
     Part,
-    joined,
+    join_activities,
     present,
 )
 from ssd_jax.roles.activity import Activity
@@ -33,7 +33,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.draft_texts import own_pages
 
 
-class _Shares(NamedTuple):
+class SlotSplit(NamedTuple):
     """Slots in parts of `size`; the last parts may have a few that are not used."""
 
     slots: int
@@ -43,20 +43,25 @@ class _Shares(NamedTuple):
         """The slots of a part."""
         return slice(*(min(edge * self.size, self.slots) for edge in (number, number + 1)))
 
-    def dealt(self, array: np.ndarray, number: int) -> np.ndarray:
+    def rows_of_part(self, array: np.ndarray, number: int) -> np.ndarray:
         """A part's rows, with zeros in slots that are not used."""
         rows = array[self.rows(number)]
         missing = self.size - len(rows)
         return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
 
-    def all(self, arrays: Mapping[int, np.ndarray]) -> np.ndarray:
+    def all_rows(self, arrays: Mapping[int, np.ndarray]) -> np.ndarray:
         """The rows of all parts, from arrays by part; zeros where a part has none."""
-        first = next(iter(arrays.values()))
-        rows = np.zeros((self.slots, *first.shape[1:]), first.dtype)
+        sample = next(iter(arrays.values()))
+        rows = np.zeros((self.slots, *sample.shape[1:]), sample.dtype)
         for number, array in arrays.items():
             of_part = self.rows(number)
             rows[of_part] = array[: of_part.stop - of_part.start]
         return rows
+
+    def all_fields(self, tuples: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """`all_rows` of each field, from tuples of arrays by part."""
+        fields = zip(*tuples.values(), strict=True)
+        return [self.all_rows(dict(zip(tuples, arrays, strict=True))) for arrays in fields]
 
 
 class DraftBySlots(BranchingDraft):
@@ -72,99 +77,101 @@ class DraftBySlots(BranchingDraft):
         self._parts = tuple(parts)
         self.slots, self.k, self.branches = slots, parts[0].k, parts[0].branches
         self.page_size = parts[0].page_size
-        self._shares = _Shares(slots, parts[0].slots)
+        self._split = SlotSplit(slots, parts[0].slots)
         self._pages = [0] * slots  # number of pages of each slot
-        self._recorded: set[int] = set()  # parts with a record
+        self._parts_with_record: set[int] = set()  # parts with a record
 
     @override
     def open(self, opening: SlotOpening) -> None:
-        part, slot = self._of(opening.slot)
+        part, slot = self._locate(opening.slot)
         part.open(dataclasses.replace(opening, slot=slot))
         self._pages[opening.slot] = len(opening.pages)
         self.lose(own_pages(opening, self.page_size), owner=part)
 
     @override
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        part, row = self._of(slot)
+        part, row = self._locate(slot)
         part.set_pages(row, pages)
-        before, self._pages[slot] = self._pages[slot], len(pages)
-        self.lose(pages[before:], owner=part)
+        num_before, self._pages[slot] = self._pages[slot], len(pages)
+        self.lose(pages[num_before:], owner=part)
 
     def lose(self, pages: Sequence[int], *, owner: Part | None = None) -> None:
-        """See `Part.lose`: all slots share the stock of pages, and parts other than the owner may
-        have filled these before."""
+        """These pages went to a slot of the owner: all slots share the stock of pages, and the
+        other parts may have filled these before."""
         for part in self._parts:
             if part is not owner:
                 part.lose(pages)
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
-        part, slot = self._of(slot)
+        part, slot = self._locate(slot)
         part.prefill(slot, tokens, offset)
 
     @override
-    def record(self, request: RecordRequest) -> DealtRecords:
+    def record(self, request: RecordRequest) -> RecordsBySlots:
         answers: dict[int, HostRecordAnswer] = {}
         for number, part in enumerate(self._parts):
             share = self._share(request.promotion, number)
             live = bool((share.position != IDLE).any())
-            if live or number in self._recorded:
-                drafts = self._shares.dealt(request.drafts, number)
-                lowered = self._shares.dealt(request.lowered, number)
+            if live or number in self._parts_with_record:
+                drafts = self._split.rows_of_part(request.drafts, number)
+                lowered = self._split.rows_of_part(request.lowered, number)
                 answers[number] = part.record(RecordRequest(share, drafts, lowered))
-            (self._recorded.add if live else self._recorded.discard)(number)
-        return DealtRecords(answers, self._shares)
+            (self._parts_with_record.add if live else self._parts_with_record.discard)(number)
+        return RecordsBySlots(answers, self._split)
 
-    def _share(self, whole: Promotion, number: int) -> Promotion:
+    def _share(self, all_slots: Promotion, number: int) -> Promotion:
         """The promotion of a part's slots."""
-        share = no_promotion(self._shares.size, self.k, whole.committed.shape[1])
-        rows = self._shares.rows(number)
-        for array, of_all in zip(share, whole, strict=True):
+        share = no_promotion(self._split.size, self.k, all_slots.committed.shape[1])
+        rows = self._split.rows(number)
+        for array, of_all in zip(share, all_slots, strict=True):
             array[: rows.stop - rows.start] = of_all[rows]
         return share
 
     @override
-    def expand(self, request: ExpansionRequest) -> DealtBranches:
+    def expand(self, request: ExpansionRequest) -> BranchesBySlots:
         answers: dict[int, ExpansionAnswer] = {}
-        dealt = self._shares.dealt
+        rows_of_part = self._split.rows_of_part
         for number, part in enumerate(self._parts):
-            if request.counts[self._shares.rows(number)].any():
+            if request.counts[self._split.rows(number)].any():
                 share = ExpansionRequest(
-                    counts=dealt(request.counts, number),
-                    follow=dealt(request.follow, number),
-                    lowered=dealt(request.lowered, number),
+                    counts=rows_of_part(request.counts, number),
+                    follow=rows_of_part(request.follow, number),
+                    lowered=rows_of_part(request.lowered, number),
                     forwards=request.forwards,
-                    skip=None if request.skip is None else dealt(request.skip, number),
+                    skip=None if request.skip is None else rows_of_part(request.skip, number),
                 )
                 answers[number] = part.expand(share)
-        return DealtBranches(answers, self._shares)
+        return BranchesBySlots(answers, self._split)
 
     def activity(self) -> Activity:
         """What the parts have done since the last call."""
-        return joined([part.activity() for part in self._parts], self._shares.size)
+        return join_activities([part.activity() for part in self._parts], self._split.size)
 
     @override
     def close(self) -> None:
         for part in self._parts:
             part.close()
 
-    def _of(self, slot: int) -> tuple[Part, int]:
-        number, row = divmod(slot, self._shares.size)
+    def _locate(self, slot: int) -> tuple[Part, int]:
+        number, row = divmod(slot, self._split.size)
         return self._parts[number], row
 
 
-class DealtRecords(HostRecordAnswer):
+class RecordsBySlots(HostRecordAnswer):
     """Records of parts that have their own slots.
 
     Args:
       answers: of the parts with records, by number.
     """
 
-    def __init__(self, answers: Mapping[int, HostRecordAnswer], shares: _Shares) -> None:
-        self._answers, self._shares = answers, shares
+    def __init__(self, answers: Mapping[int, HostRecordAnswer], split: SlotSplit) -> None:
+        self._answers, self._split = answers, split
 
     def _all(self, of_part: Callable[[HostRecordAnswer], np.ndarray]) -> np.ndarray:
-        return self._shares.all({part: of_part(answer) for part, answer in self._answers.items()})
+        return self._split.all_rows(
+            {part: of_part(answer) for part, answer in self._answers.items()}
+        )
 
     @override
     def lengths(self) -> Row:
@@ -185,44 +192,35 @@ class DealtRecords(HostRecordAnswer):
             part: [np.asarray(array) for array in answer.proposal()]
             for part, answer in self._answers.items()
         }
-        fields = range(len(Proposal._fields))
-        return Proposal(
-            *(
-                self._shares.all({part: p[field] for part, p in proposals.items()})
-                for field in fields
-            )
-        )
+        return Proposal(*self._split.all_fields(proposals))
 
 
-class DealtBranches(BranchesOfParts):
+class BranchesBySlots(BranchesOfParts):
     """Branches of parts that have their own slots.
 
     Args:
       answers: of the parts with branches, by number.
     """
 
-    def __init__(self, answers: Mapping[int, ExpansionAnswer], shares: _Shares) -> None:
+    def __init__(self, answers: Mapping[int, ExpansionAnswer], split: SlotSplit) -> None:
         super().__init__(list(answers.values()))
-        self._numbers, self._shares = list(answers), shares
+        self._numbers, self._split = list(answers), split
 
     @override
-    def joined(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
-        first = present(latest)[0]
-        nothing = first._replace(
-            bonus=np.full_like(first.bonus, -1), lengths=np.zeros_like(first.lengths)
+    def join(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
+        sample = present(latest)[0]
+        empty = sample._replace(
+            bonus=np.full_like(sample.bonus, -1), lengths=np.zeros_like(sample.lengths)
         )
-        slots = range(self._shares.slots)
-        of_part = dict.fromkeys((slot // self._shares.size for slot in slots), nothing)
+        slots = range(self._split.slots)
+        of_part = dict.fromkeys((slot // self._split.size for slot in slots), empty)
         absent: dict[int, Absence] = {}
         for number, part in zip(self._numbers, latest, strict=True):
             if isinstance(part, str):
-                rows = self._shares.rows(number)
+                rows = self._split.rows(number)
                 absent |= dict.fromkeys(range(rows.start, rows.stop), part)
             else:
                 of_part[number] = part
-        arrays = [
-            self._shares.all({number: branches[:4][field] for number, branches in of_part.items()})
-            for field in range(4)
-        ]
+        arrays = self._split.all_fields({number: part[:4] for number, part in of_part.items()})
         forwards = min(part.forwards for part in present(latest))
         return BranchTokens(*arrays, forwards=forwards, absent=absent)

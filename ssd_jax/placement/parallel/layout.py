@@ -25,11 +25,11 @@ class Layout(NamedTuple):
         """Number of workers."""
         return self.groups * self.parts
 
-    def slots_each(self, slots: int) -> int:
+    def slots_per_worker(self, slots: int) -> int:
         """Slots of a worker."""
         return -(-slots // self.groups)
 
-    def branches_each(self, branches: int) -> int:
+    def branches_per_worker(self, branches: int) -> int:
         """Branches that a worker needs room for."""
         return share(branches, self.parts)
 
@@ -39,19 +39,19 @@ class Layout(NamedTuple):
         It counts K forwards of all branches, and one of the record's tokens where workers follow
         a record that another has made.
         """
-        rows, follows = self.slots_each(slots), self.parts > 1
-        forwards = k * (WEIGHTS + rows * self.branches_each(branches))
+        rows, follows = self.slots_per_worker(slots), self.parts > 1
+        forwards = k * (WEIGHTS + rows * self.branches_per_worker(branches))
         return forwards + follows * (WEIGHTS + rows * k)
 
     def __str__(self) -> str:
-        shared = {"slots": self.groups, "branches": self.parts}
-        how = " and ".join(what for what, count in shared.items() if count > 1)
-        return f"{self.workers} workers that share {how}" if how else "one worker"
+        counts = {"slots": self.groups, "branches": self.parts}
+        dimensions = " and ".join(dimension for dimension, count in counts.items() if count > 1)
+        return f"{self.workers} workers that share {dimensions}" if dimensions else "one worker"
 
 
 def choose(workers: int, split: Split, *, slots: int, branches: int, k: int) -> Layout:
     """How `workers` share B slots with M branches: as the user says, or by the least cost."""
     if split != "auto":
         return Layout(workers, 1) if split == "slots" else Layout(1, workers)
-    ways = [Layout(n, workers // n) for n in range(workers, 0, -1) if workers % n == 0]
-    return min(ways, key=lambda way: way.cost(slots, branches, k))
+    layouts = [Layout(n, workers // n) for n in range(workers, 0, -1) if workers % n == 0]
+    return min(layouts, key=lambda layout: layout.cost(slots, branches, k))

@@ -20,11 +20,11 @@ class HostRecordAnswer(RecordAnswer, Protocol):
     """An answer whose tokens and proposals are on the host."""
 
     def tokens(self) -> np.ndarray:
-        """See `RecordAnswer.tokens`."""
+        """Tokens of all records [B, K], int32, as `RecordAnswer.tokens`."""
         ...
 
     def proposal(self) -> Proposal:
-        """See `RecordAnswer.proposal`."""
+        """The records' proposals, as `RecordAnswer.proposal`."""
         ...
 
 
@@ -41,7 +41,7 @@ class Part(BranchingDraft, Protocol):
         ...
 
     def record(self, request: RecordRequest) -> HostRecordAnswer:
-        """See `BranchingDraft.record`."""
+        """Gives slots new records, as `BranchingDraft.record`."""
         ...
 
     def activity(self) -> Activity:
@@ -49,7 +49,7 @@ class Part(BranchingDraft, Protocol):
         ...
 
 
-def joined(activities: Sequence[Activity], slots: int = 0) -> Activity:
+def join_activities(activities: Sequence[Activity], slots: int = 0) -> Activity:
     """Joins the activity of parallel drafts, ordered by when each span ended.
 
     Args:
@@ -90,29 +90,31 @@ class BranchesOfParts(ExpansionAnswer):
         self, forwards: int, until: Callable[[], bool] | None = None
     ) -> BranchTokens | Absence | None:
         """Asks a part that is ahead of the others for as many additional forwards as they are."""
-        before = present(self._latest)
-        more = forwards - min(part.forwards for part in before) if before else 0
+        earlier = present(self._latest)
+        extra = forwards - min(part.forwards for part in earlier) if earlier else 0
         latest: list[BranchTokens | Absence] = []
         for number, answer in enumerate(self._answers):
-            last = self._latest[number] if self._latest else "late"
-            ahead = forwards if isinstance(last, str) else last.forwards + more
-            part = answer.branches(ahead, until)
+            previous = self._latest[number] if self._latest else "late"
+            target_forwards = forwards if isinstance(previous, str) else previous.forwards + extra
+            part = answer.branches(target_forwards, until)
             if part is None:
                 return None
-            latest.append(last if isinstance(part, str) and not isinstance(last, str) else part)
+            latest.append(
+                previous if isinstance(part, str) and not isinstance(previous, str) else part
+            )
         if not present(latest):
             return latest[0]
         if self._branches is None or not all(map(operator.is_, latest, self._latest)):
-            self._latest, self._branches = latest, self.joined(latest)
+            self._latest, self._branches = latest, self.join(latest)
         return self._branches
 
     @property
-    def away(self) -> list[bool]:
+    def is_absent(self) -> list[bool]:
         """Which parts had no branches when last asked; none if nobody has asked."""
         return [isinstance(part, str) for part in self._latest] or [False] * len(self._answers)
 
     @abstractmethod
-    def joined(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
+    def join(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
         """The branches of all parts."""
 
 

@@ -235,7 +235,7 @@ class RemoteRecords(RecordAnswer):
     def proposal(self) -> Proposal:
         """Point masses where q did not come in time."""
         self._take_q()
-        return self._proposals.now()
+        return self._proposals.proposal()
 
     def _take_q(self) -> None:
         """Puts the requested q into the proposals; without it they stay point masses."""

@@ -126,6 +126,6 @@ def test_hosts_imply_a_draft_in_a_process():
 
 def test_a_host_without_a_device_of_the_target_is_named():
     devices = [SimpleNamespace(process_index=index) for index in (0, 0, 1, 1, 2)]
-    placement._check_all_take_part(devices, [0, 2, 4])
+    placement._check_hosts(devices, [0, 2, 4])
     with pytest.raises(InputError, match=r"host 1,2 has none of them.* are of hosts 0, 0, 1, 1, 2"):
-        placement._check_all_take_part(devices, [0, 1])
+        placement._check_hosts(devices, [0, 1])

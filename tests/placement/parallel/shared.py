@@ -40,7 +40,7 @@ class Shared(NamedTuple):
 def about(layout: Layout) -> DraftSpec:
     """What each worker is."""
     return msgspec.structs.replace(
-        HELLO, slots=layout.slots_each(SLOTS), budgets=(layout.branches_each(M),)
+        HELLO, slots=layout.slots_per_worker(SLOTS), budgets=(layout.branches_per_worker(M),)
     )
 
 

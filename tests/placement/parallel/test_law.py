@@ -160,7 +160,7 @@ def test_drafts_that_share_slots_keep_the_law(parts):
 # A worker keeps to itself what it has drafted like the bonus token.
 SELECTIVE = Edit(
     SharedBranches,
-    "joined",
+    "join",
     "np.nonzero(self.part == number)",
     "np.nonzero((self.part == number) & np.take_along_axis("
     "part.tokens[..., 0] != part.bonus, self.number, axis=1))",

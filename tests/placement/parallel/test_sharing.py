@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from ssd_jax.placement.parallel.by_branches import DraftByBranches, SharedBranches, SharedRecords
-from ssd_jax.placement.parallel.by_slots import DraftBySlots, _Shares
+from ssd_jax.placement.parallel.by_slots import DraftBySlots, SlotSplit
 from ssd_jax.placement.parallel.layout import WEIGHTS, Layout, choose
-from ssd_jax.placement.parallel.part import joined
+from ssd_jax.placement.parallel.part import join_activities
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, SlotOpening, no_promotion
@@ -138,7 +138,7 @@ def test_a_worker_that_is_gone_costs_its_own_share(layout):
         shared.run.until(lambda _causes: shared.workers[0].remote.counters["dead"] > 5)
         shared.run.target.verified.clear()
         shared.run.generate()
-        found, own = proposed(shared.run), layout.slots_each(SLOTS)
+        found, own = proposed(shared.run), layout.slots_per_worker(SLOTS)
         assert found  # the others' branches are hit
         # Those of other groups know nothing of it.
         others = [[each for each in run if each[0] >= own] for run in (found, undisturbed)]
@@ -167,7 +167,7 @@ FAULTS = {
     ),
     "branches are somebody else's": (
         Layout(1, 2),
-        Edit(SharedBranches, "joined", "of_part[rows, numbers]", "of_part[rows, numbers - 1]"),
+        Edit(SharedBranches, "join", "of_part[rows, numbers]", "of_part[rows, numbers - 1]"),
     ),
     "slots are another's": (
         Layout(2, 1),
@@ -175,7 +175,7 @@ FAULTS = {
     ),
     "rows are the first group's": (
         Layout(2, 1),
-        Edit(_Shares, "rows", "in (number,", "in (0,"),
+        Edit(SlotSplit, "rows", "in (number,", "in (0,"),
     ),
 }
 
@@ -220,11 +220,11 @@ def test_the_layout_of_workers_is_the_one_predicted_to_be_faster():
 def test_work_is_told_by_worker_and_slot():
     one = Activity((Busy("expand", 1.0, 3.0, [0]),), 10, 0.5)
     other = Activity((Busy("expand", 1.5, 2.0, [0, 1]), Busy("grow", 2.0, 4.0, [1])), 20, None)
-    found = joined([one, other], slots=2)
+    found = join_activities([one, other], slots=2)
     assert (found.bytes, found.round_trip) == (30, 0.5)
     assert found.spans == (
         Busy("expand", 1.5, 2.0, [2, 3], 1),
         Busy("expand", 1.0, 3.0, [0], 0),
         Busy("grow", 2.0, 4.0, [3], 1),
     )
-    assert joined([one, other]).spans[0].slots == [0, 1]
+    assert join_activities([one, other]).spans[0].slots == [0, 1]

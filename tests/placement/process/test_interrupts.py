@@ -30,7 +30,7 @@ PLACES = [
     (RemoteRecords, "proposal"),
     (RemoteRecords, "_take_q"),
     (HostProposals, "put"),
-    (HostProposals, "now"),
+    (HostProposals, "proposal"),
     (DraftTexts, "teach"),
     (DraftTexts, "record"),
     (Connection, "send"),

@@ -78,7 +78,7 @@ def test_tokens_before_the_first_malformed_q_keep_theirs(right, kept):
     assert proposals.put_q(np.array([0]), winner(told)) == 1
     points = np.arange(len(q)) == 0
     np.testing.assert_array_equal(
-        proposals.now().q[0], np.where(np.array(kept)[:, None], q, points)
+        proposals.proposal().q[0], np.where(np.array(kept)[:, None], q, points)
     )
 
 
@@ -88,7 +88,7 @@ def cleared():
     proposals.put(np.int32([TOKENS]), np.int32([2]))
     assert proposals.put_q(np.array([0]), winner(np.full(8, 0.125))) == 0
     proposals.put(np.int32([TOKENS]), np.int32([2]))
-    return proposals.now()
+    return proposals.proposal()
 
 
 def test_point_masses_keep_nothing_of_an_earlier_q():

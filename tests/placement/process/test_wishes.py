@@ -78,11 +78,11 @@ def test_a_worker_that_is_not_told_the_attention_refuses_small_pages(asked, no_p
 
 def test_a_platform_other_than_the_targets_has_its_own_attention():
     there = Placement(kind="process", workers=(Devices("gpu", (1,)),))
-    assert there.asked_of_worker("cpu") == "auto"
-    assert there.asked_of_worker("xla") == "xla"
+    assert there.worker_attention("cpu") == "auto"
+    assert there.worker_attention("xla") == "xla"
     here = dataclasses.replace(there, workers=(Devices("cpu", (0,)),))
-    assert here.asked_of_worker("cpu") == "cpu"
-    assert dataclasses.replace(there, kind="remote").asked_of_worker("cpu") == "cpu"
+    assert here.worker_attention("cpu") == "cpu"
+    assert dataclasses.replace(there, kind="remote").worker_attention("cpu") == "cpu"
 
 
 MAX_FRAME = 2**20
