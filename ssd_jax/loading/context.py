@@ -20,20 +20,20 @@ def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]
     Raises:
       InputError: more than a model was made for, or too few for a K.
     """
-    least = min(limits, key=lambda source: limits[source])
-    limit = limits[least]
+    tightest = min(limits, key=lambda source: limits[source])
+    limit = limits[tightest]
     context = config.context or min(DEFAULT_CONTEXT, limit)
     if context > limit:
         raise InputError(
             f"context = {context} is more than the {limit} positions that "
-            f"{least} was made for; lower `context`"
+            f"{tightest} was made for; lower `context`"
         )
-    most = max(ks, default=0)
+    max_k = max(ks, default=0)
     if context < 2:
         raise InputError(f"context = {context} has no room for a prompt token and one more")
-    if most > context - 2:
+    if max_k > context - 2:
         raise InputError(
-            f"k = {most} does not fit a context of {context}, which must "
+            f"k = {max_k} does not fit a context of {context}, which must "
             "hold a prompt token and a pending one beside; lower `k` or raise `context`"
         )
     return context
@@ -42,10 +42,10 @@ def fitting_context(config: Config, limits: Mapping[str, int], ks: Sequence[int]
 def cut_lines(resolved: Resolved) -> list[str]:
     """A line where the draft's context is what makes a default context as short as it is."""
     context, draft = resolved.context, resolved.draft
-    without = min(DEFAULT_CONTEXT, resolved.target.checkpoint.config.max_context)
-    if resolved.config.context is not None or draft is None or context >= without:
+    target_context = min(DEFAULT_CONTEXT, resolved.target.checkpoint.config.max_context)
+    if resolved.config.context is not None or draft is None or context >= target_context:
         return []
     return [
-        f"context = {context}, and not {without}, since the draft {draft.source} was made for "
-        f"no more; `mode='ar'`, another draft or `draft='ngram'` allows more"
+        f"context = {context}, and not {target_context}, since the draft {draft.source} was made "
+        f"for no more; `mode='ar'`, another draft or `draft='ngram'` allows more"
     ]

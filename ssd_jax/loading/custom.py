@@ -13,9 +13,9 @@ from ssd_jax.roles.records import DraftSetup
 from ssd_jax.speculation.checked_fan_out import CheckedFanOut
 from ssd_jax.speculation.fan_out import FanOut, FanOutFactory
 
-_DRAFTER = ("open", "set_pages", "prefill", "gather", "propose", "speculate")
-_BRANCHING = ("open", "set_pages", "prefill", "record", "expand", "close")
-_FAN_OUT = ("counts", "observe")
+_DRAFTER_METHODS = ("open", "set_pages", "prefill", "gather", "propose", "speculate")
+_BRANCHING_METHODS = ("open", "set_pages", "prefill", "record", "expand", "close")
+_FAN_OUT_METHODS = ("counts", "observe")
 
 
 class Custom(NamedTuple):
@@ -42,7 +42,8 @@ class Custom(NamedTuple):
         if isinstance(self.draft, type):
             _check_draft(self.draft, self.draft, mode)
         if isinstance(self.fan_out, type):
-            _require(self.fan_out, _FAN_OUT, FanOut, f"fan_out = {name_of(self.fan_out)}: a FanOut")
+            start = f"fan_out = {name_of(self.fan_out)}: a FanOut"
+            _require(self.fan_out, _FAN_OUT_METHODS, FanOut, start)
 
     def drafter(self, setup: DraftSetup, width: int) -> HostDrafter:
         """The drafter of an engine of mode sd.
@@ -53,9 +54,9 @@ class Custom(NamedTuple):
         Raises:
           InputError: what was made is no drafter for this.
         """
-        made: Any = self._made(setup, "sd", ("k",))
+        draft: Any = self._make_draft(setup, "sd", ("k",))
         name = name_of(self.draft)
-        return HostDrafter(made, setup, name=name, width=width, draws_from_q=self.draws_from_q)
+        return HostDrafter(draft, setup, name=name, width=width, draws_from_q=self.draws_from_q)
 
     def branching(self, setup: DraftSetup) -> HostBranchingDraft:
         """The draft of an engine of mode ssd.
@@ -63,22 +64,22 @@ class Custom(NamedTuple):
         Raises:
           InputError: what was made is no branching draft for this.
         """
-        made: Any = self._made(setup, "ssd", ("slots", "k", "branches"))
+        draft: Any = self._make_draft(setup, "ssd", ("slots", "k", "branches"))
         name = name_of(self.draft)
-        return HostBranchingDraft(made, setup, name=name, draws_from_q=self.draws_from_q)
+        return HostBranchingDraft(draft, setup, name=name, draws_from_q=self.draws_from_q)
 
-    def _made(self, setup: DraftSetup, mode: str, sizes: tuple[str, ...]) -> object:
+    def _make_draft(self, setup: DraftSetup, mode: str, sizes: tuple[str, ...]) -> object:
         assert self.draft is not None
-        made = self.draft(setup)
-        _check_draft(self.draft, made, mode)
+        draft = self.draft(setup)
+        _check_draft(self.draft, draft, mode)
         for size in sizes:
-            value, wanted = getattr(made, size, None), getattr(setup, size)
-            if value != wanted:
+            value, expected = getattr(draft, size, None), getattr(setup, size)
+            if value != expected:
                 raise InputError(
                     f"draft = {name_of(self.draft)}: {size} = {value!r}, and it was made for "
-                    f"{size} = {wanted}; take it from the DraftSetup"
+                    f"{size} = {expected}; take it from the DraftSetup"
                 )
-        return made
+        return draft
 
     def new_fan_out(self) -> FanOut:
         """The policy of a sequence.
@@ -87,34 +88,34 @@ class Custom(NamedTuple):
           InputError: what was made is no policy.
         """
         assert self.fan_out is not None
-        made, name = self.fan_out(), name_of(self.fan_out)
-        _require(made, _FAN_OUT, FanOut, f"fan_out = {name}: a FanOut")
-        return CheckedFanOut(made, name)
+        policy, name = self.fan_out(), name_of(self.fan_out)
+        _require(policy, _FAN_OUT_METHODS, FanOut, f"fan_out = {name}: a FanOut")
+        return CheckedFanOut(policy, name)
 
 
 def _check_draft(factory: object, draft: object, mode: str) -> None:
     start = f"draft = {name_of(factory)}: mode = {mode!r} takes a "
     if mode == "sd":
-        _require(draft, _DRAFTER, Drafter, f"{start}Drafter")
+        _require(draft, _DRAFTER_METHODS, Drafter, f"{start}Drafter")
     else:
-        _require(draft, _BRANCHING, BranchingDraft, f"{start}BranchingDraft")
+        _require(draft, _BRANCHING_METHODS, BranchingDraft, f"{start}BranchingDraft")
 
 
 def _require(value: object, methods: tuple[str, ...], protocol: type, start: str) -> None:
     """Refuses an object, or a class, that lacks methods; a protocol's empty ones do not count."""
-    own = value if isinstance(value, type) else type(value)
+    value_type = value if isinstance(value, type) else type(value)
     empty = {"propose", "record", "expand", "counts"}
     missing = [
         name
         for name in methods
         if not callable(getattr(value, name, None))
-        or (name in empty and getattr(own, name, None) is getattr(protocol, name))
+        or (name in empty and getattr(value_type, name, None) is getattr(protocol, name))
     ]
     if missing:
         raise InputError(f"{start}, and this has no {', '.join(missing)}")
 
 
-def taken(name: str, value: object) -> bool:
+def is_factory(name: str, value: object) -> bool:
     """Whether the value of a setting is a factory of an object.
 
     Raises:

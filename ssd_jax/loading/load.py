@@ -71,10 +71,10 @@ def load(
     draft, placement, worker = resolved.draft, resolved.placement, None
     with ThreadPoolExecutor(1) as pool, ExitStack() as on_failure:
         if draft is not None and placement.out_of_process and not isinstance(hosts, Follower):
-            worker = _workers(_worker_settings(resolved, draft, store), resolved, draft_cores)
+            worker = _make_workers(_worker_settings(resolved, draft, store), resolved, draft_cores)
             on_failure.callback(worker.close)
             worker.start()
-        loading = pool.submit(resolved.target.load, _until(on_failure, progress))
+        loading = pool.submit(resolved.target.load, _stop_on_failure(on_failure, progress))
         inline = None
         if draft is not None:
             weights = draft.load if placement.out_of_process else pool.submit(draft.load).result
@@ -97,8 +97,8 @@ def load(
         if hosts is not None:
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
-            at = f" at {', '.join(map(str, placement.addresses))}" if placement.addresses else ""
-            status(f"waiting for the draft's process{at}")
+            place = f" at {', '.join(map(str, placement.addresses))}" * bool(placement.addresses)
+            status(f"waiting for the draft's process{place}")
             worker.wait_ready()
         on_failure.pop_all()
     return Loaded(
@@ -117,7 +117,7 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
     config = resolved.config
     return Programs(
         resolved.target.model,
-        **_shape(resolved),
+        **_sizes(resolved),
         verification=Verification(
             widths=resolved.widths,
             support=_shipped_support(resolved),
@@ -125,11 +125,11 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
             logprobs_of=config.logprobs_of,
         ),
         paging=resolved.paging,
-        progress=_compiling("target", status),
+        progress=_compile_progress("target", status),
     )
 
 
-def _shape(resolved: Resolved) -> dict[str, Any]:
+def _sizes(resolved: Resolved) -> dict[str, Any]:
     """What programs of either role have room for."""
     return {
         "slots": resolved.config.slots,
@@ -144,7 +144,7 @@ def _shipped_support(resolved: Resolved) -> int:
     return resolved.support if has_q and RULES[resolved.config.verify].ships_q else 1
 
 
-def _drafting(resolved: Resolved) -> Drafting:
+def _draft_settings(resolved: Resolved) -> Drafting:
     config = resolved.config
     return Drafting(
         k=max(resolved.ks, default=0),
@@ -167,7 +167,7 @@ def _join_hosts(
         connect(placement.target)
 
 
-def _until(on_failure: ExitStack, progress: Progress | None) -> Progress:
+def _stop_on_failure(on_failure: ExitStack, progress: Progress | None) -> Progress:
     """Progress that ends the load, whose thread is waited for, at the first failure."""
     failed = threading.Event()
     on_failure.callback(failed.set)
@@ -181,8 +181,8 @@ def _until(on_failure: ExitStack, progress: Progress | None) -> Progress:
     return step
 
 
-def _workers(
-    about: WorkerSettings, resolved: Resolved, cores: tuple[int, ...] | None
+def _make_workers(
+    settings: WorkerSettings, resolved: Resolved, cores: tuple[int, ...] | None
 ) -> DraftWorker | DraftWorkers:
     from ssd_jax.placement.process.placement import DraftWorker
 
@@ -191,22 +191,23 @@ def _workers(
         from ssd_jax.placement.remote.far_worker import FarWorker
 
         files = config.draft_files
-        about = msgspec.structs.replace(about, token=files.read_token(ENGINE_SETTINGS.token))
-        made = [
-            DraftWorker(about, worker=FarWorker(about, address, files))
+        settings = msgspec.structs.replace(settings, token=files.read_token(ENGINE_SETTINGS.token))
+        workers = [
+            DraftWorker(settings, worker=FarWorker(settings, address, files))
             for address in placement.addresses
         ]
     else:
-        dealt = zip(placement.workers, deal(cores, len(placement.workers)), strict=True)
-        made = []
-        for devices, own in dealt:
-            resources = msgspec.structs.replace(about.resources, devices=devices)
-            made.append(DraftWorker(msgspec.structs.replace(about, resources=resources, cores=own)))
-    if len(made) == 1:
-        return made[0]
+        assignments = zip(placement.workers, deal(cores, len(placement.workers)), strict=True)
+        workers = []
+        for devices, worker_cores in assignments:
+            resources = msgspec.structs.replace(settings.resources, devices=devices)
+            placed = msgspec.structs.replace(settings, resources=resources, cores=worker_cores)
+            workers.append(DraftWorker(placed))
+    if len(workers) == 1:
+        return workers[0]
     from ssd_jax.placement.process.workers import DraftWorkers
 
-    return DraftWorkers(made, placement.layout, config.slots)
+    return DraftWorkers(workers, placement.layout, config.slots)
 
 
 def _inline(
@@ -215,31 +216,31 @@ def _inline(
     weights: Callable[[], list[jax.Array]],
     status: Status,
 ) -> InlineDraft:
-    compiling, branches = _compiling("draft", status), _compiling("branches", status)
-    drafting = _drafting(resolved)
+    drafting = _draft_settings(resolved)
 
     def programs(drafting: Drafting) -> DraftPrograms:
         return DraftPrograms(
             draft.model,
-            **_shape(resolved),
+            **_sizes(resolved),
             paging=resolved.paging,
             drafting=drafting,
-            progress=compiling,
+            progress=_compile_progress("draft", status),
         )
 
-    def menu() -> tuple[ExpansionPrograms, ...]:
-        return ExpansionPrograms.menu(programs(drafting), resolved.budgets, branches)
+    def branching_programs() -> tuple[ExpansionPrograms, ...]:
+        progress = _compile_progress("branches", status)
+        return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress)
 
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
     return InlineDraft(
         parameters=functools.cache(weights),
         plain=functools.cache(lambda: programs(plain)),
-        branching=functools.cache(menu),
+        branching=functools.cache(branching_programs),
     )
 
 
-def _compiling(what: str, status: Status) -> Progress:
-    return lambda done, total: status(f"compiling {what}: {done} of {total} programs")
+def _compile_progress(programs: str, status: Status) -> Progress:
+    return lambda done, total: status(f"compiling {programs}: {done} of {total} programs")
 
 
 def _worker_settings(
@@ -250,8 +251,8 @@ def _worker_settings(
     size, pages = resolved.paging or (0, 0)
     spec = DraftSpec(
         model=draft.identity,
-        **{**_shape(resolved), "slots": layout.slots_per_worker(config.slots)},
-        drafting=_drafting(resolved),
+        **{**_sizes(resolved), "slots": layout.slots_per_worker(config.slots)},
+        drafting=_draft_settings(resolved),
         budgets=tuple(layout.branches_per_worker(budget) for budget in resolved.budgets),
         dtype=resolved.draft_dtype or resolved.dtype,
         attention=resolved.placement.worker_attention(config.attention),

@@ -92,9 +92,9 @@ class Loaded:
     tuner: Callable[[str, int], Tuner] | None = None
     hosts: Leader | Follower | None = None
     store: ProgramStore | None = None
-    _loading: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    _objects: list[HostBranchingDraft] = dataclasses.field(default_factory=list)
-    _reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
+    _load_lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    _custom_drafts: list[HostBranchingDraft] = dataclasses.field(default_factory=list)
+    _loaded_reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
 
     @property
     def config(self) -> Config:
@@ -142,9 +142,9 @@ class Loaded:
         if self.tuner is not None and mode == "sd" and chooses:
             tuner = self.tuner(mode, k)  # before the roles: it may measure, with roles of its own
         if isinstance(self.hosts, Leader):
-            roles = self._mirrored(self.hosts, mode, k)
+            roles = self._mirrored_roles(self.hosts, mode, k)
         else:
-            roles = self._of_sd(mode, k)
+            roles = self._local_roles(mode, k)
         # Where the draft of mode ssd runs beside the leader, followers have none.
         if mode == "ssd" and not isinstance(self.hosts, Follower):
             return dataclasses.replace(roles, drafter=self._controller(k))
@@ -154,17 +154,17 @@ class Loaded:
         drafter = TunedDrafter(roles.drafter, tuner, rule=self.config.verify)
         return dataclasses.replace(roles, drafter=drafter)
 
-    def _of_sd(self, mode: str, k: int) -> Roles:
+    def _local_roles(self, mode: str, k: int) -> Roles:
         """A target, with a drafter in mode sd."""
         target = DeviceTarget(self.programs, self.parameters)
         return Roles(target, self._drafter(k) if mode == "sd" else None)
 
-    def _mirrored(self, leader: Leader, mode: str, k: int) -> Roles:
-        """`_of_sd`, with calls that followers repeat.
+    def _mirrored_roles(self, leader: Leader, mode: str, k: int) -> Roles:
+        """`_local_roles`, with calls that followers repeat.
 
         A drafter that uses no device runs on the leader alone.
         """
-        engine, roles = leader.new_engine(mode, k, lambda: self._of_sd(mode, k))
+        engine, roles = leader.new_engine(mode, k, lambda: self._local_roles(mode, k))
         drafter, mirrored = roles.drafter, None
         if isinstance(drafter, ModelDrafter):
             drafter = mirrored = MirroredDrafter(leader, engine, drafter)
@@ -176,16 +176,16 @@ class Loaded:
 
         The thread that adds the first of them waits; rounds of other requests go on.
         """
-        for report in sorted(params.reports - self._reports):
+        for report in sorted(params.reports - self._loaded_reports):
             if isinstance(self.hosts, Leader):
                 self.hosts.load(report, partial(self.load_report, report))
             else:
                 self.load_report(report)
-            self._reports.add(report)
+            self._loaded_reports.add(report)
 
     def load_report(self, report: Report) -> None:
         """Loads the programs of a report in this process."""
-        with self._loading:
+        with self._load_lock:
             self.resolved.placement.use_store(self.store)
             logprob_programs.load(self.programs, report)
 
@@ -209,9 +209,9 @@ class Loaded:
         """Ends the worker, if there is one, and drafts that are objects."""
         if self.worker is not None:
             self.worker.close()
-        for draft in self._objects:
+        for draft in self._custom_drafts:
             draft.close()
-        self._objects.clear()
+        self._custom_drafts.clear()
 
     def _drafter(self, k: int) -> Drafter:
         if self.inline is None:
@@ -277,15 +277,15 @@ class Loaded:
     def _custom_branching(self) -> HostBranchingDraft:
         k, branches = self.programs.verification.widths[-1], self.resolved.branches
         draft = self.resolved.custom.branching(self._draft_setup(k, branches))
-        self._objects.append(draft)
+        self._custom_drafts.append(draft)
         return draft
 
     def _controller(self, k: int) -> Controller:
         config, draft, resolved = self.config, self.branching(), self.resolved
         on_accelerator = self.programs.model.execution.one_array
         # No clock records the work of a draft in this process.
-        unknown = isinstance(draft, BranchDraft | SubmeshDraft | HostBranchingDraft)
-        activity = None if unknown else draft.activity
+        is_unclocked = isinstance(draft, BranchDraft | SubmeshDraft | HostBranchingDraft)
+        activity = None if is_unclocked else draft.activity
         if self.tuner is None:
             tuner = FixedTuner(SpeculationPlan.of_branches(k, resolved.branches))
         else:

@@ -111,7 +111,7 @@ def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int
     inline, layout = on_host and not placement.out_of_process, placement.layout
     weights = in_worker * layout.workers + (inline or (on_host and "sd" in drafting))
     # A worker has pages for its own slots only, but all pages where slots share them.
-    shared = config.kv_memory is not None or config.page_size is not None
+    is_shared = config.kv_memory is not None or config.page_size is not None
 
     def copies_of(of_workers: int) -> int:
         return sum(
@@ -121,7 +121,7 @@ def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int
 
     copies = _Copies(
         weights,
-        copies_of(layout.workers if shared else layout.parts),
+        copies_of(layout.workers if is_shared else layout.parts),
         copies_of(layout.parts),
     )
     parts |= _draft_parts(resolved, draft, copies, bytes_of_process)
@@ -185,7 +185,7 @@ def _check(resolved: Resolved, need: Need) -> None:
     raise InputError(
         f"slots = {config.slots} of context = {resolved.context}{budget}{memory} need "
         f"{in_bytes(need.total)} of memory ("
-        + ", ".join(f"{what} {in_bytes(size)}" for what, size in need.parts.items() if size)
+        + ", ".join(f"{part} {in_bytes(size)}" for part, size in need.parts.items() if size)
         + f"), {need.memory} has {in_bytes(need.limit)}; lower one of them"
         + (", or `proposal_support`" if branches else "")
         + (", or give one budget" if len(budgets) > 1 else "")

@@ -16,7 +16,7 @@ from ssd_jax.kernels import kv_pages
 from ssd_jax.loading.memory import in_bytes, needs
 from ssd_jax.loading.resolved import Resolved
 
-Needs = Callable[[Paging], Sequence[Need]]
+NeedsOf = Callable[[Paging], Sequence[Need]]
 """What everything needs with so many pages, of each memory."""
 
 
@@ -39,15 +39,16 @@ def paging_of(resolved: Resolved) -> Paging | None:
         return Paging(size, config.slots * per_slot)
     if config.kv_share is None:
         pages = jax.tree.leaves([model.page_struct(1, size) for model in models])
-        of_one = sum(page.size * page.dtype.itemsize for page in pages)  # on all devices together
-        count = config.kv_bytes // of_one // groups * groups
-        memory = in_bytes(per_slot * of_one)
+        # On all devices together.
+        page_bytes = sum(page.size * page.dtype.itemsize for page in pages)
+        count = config.kv_bytes // page_bytes // groups * groups
+        memory = in_bytes(per_slot * page_bytes)
     else:
 
-        def needed(paging: Paging) -> list[Need]:
+        def needs_of(paging: Paging) -> list[Need]:
             return needs(dataclasses.replace(resolved, paging=paging), resolved.engines)
 
-        count = most_pages(config, size, groups, needed)
+        count = most_pages(config, size, groups, needs_of)
         count = min(count, config.slots * per_slot)  # more could only keep what nobody uses
         memory = "beside weights and all else"
     if count // groups < per_slot:
@@ -60,7 +61,7 @@ def paging_of(resolved: Resolved) -> Paging | None:
     return Paging(size, count)
 
 
-def most_pages(config: Config, size: int, groups: int, needed: Needs) -> int:
+def most_pages(config: Config, size: int, groups: int, needs_of: NeedsOf) -> int:
     """The most pages with which everything stays within the configured share of every memory.
 
     Programs are not counted, since they are not compiled yet: the rest of the share is theirs.
@@ -76,16 +77,16 @@ def most_pages(config: Config, size: int, groups: int, needed: Needs) -> int:
     """
     share = config.kv_share
     assert share is not None
-    one, two = needed(Paging(size, groups)), needed(Paging(size, 2 * groups))
-    if jax.default_backend() != "cpu" and not any("of the target" in need.memory for need in one):
+    base, doubled = needs_of(Paging(size, groups)), needs_of(Paging(size, 2 * groups))
+    if jax.default_backend() != "cpu" and not any("of the target" in need.memory for need in base):
         raise InputError(
             f"kv_memory = {config.kv_memory}: the target's devices do not report how much memory "
             "they have; give a size such as 4GiB"
         )
     counts = []
-    for first, second in zip(one, two, strict=True):
-        least = first.total
-        of_one = second.total - least  # of a page in every group
-        if of_one:
-            counts.append(1 + (int(first.limit * share) - least) // of_one)
+    for base_need, doubled_need in zip(base, doubled, strict=True):
+        base_total = base_need.total
+        page_bytes = doubled_need.total - base_total  # of a page in every group
+        if page_bytes:
+            counts.append(1 + (int(base_need.limit * share) - base_total) // page_bytes)
     return max(min(counts), 0) * groups

@@ -62,9 +62,12 @@ class Resolved:
     @property
     def support(self) -> int:
         """Number of ids that a proposal's q keeps: no more than either model has outputs."""
-        wanted = self.config.proposal_support
-        most = min(m.model.config.outputs for m in (self.target, self.draft) if m is not None)
-        return most if wanted == "full" else min(SUPPORT if wanted is None else int(wanted), most)
+        setting = self.config.proposal_support
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        num_outputs = min(opened.model.config.outputs for opened in models)
+        if setting == "full":
+            return num_outputs
+        return min(SUPPORT if setting is None else int(setting), num_outputs)
 
     @property
     def engines(self) -> list[tuple[str, int]]:

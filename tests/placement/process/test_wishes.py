@@ -44,7 +44,7 @@ def asked(tmp_path, monkeypatch):
         raise AskedError(about)
 
     def asked(**settings):
-        monkeypatch.setattr("ssd_jax.loading.load._workers", worker)
+        monkeypatch.setattr("ssd_jax.loading.load._make_workers", worker)
         target = str(tmp_path / "target")
         with pytest.raises(AskedError) as raised:
             LLM(target, draft=target, **SETTINGS | settings)
