@@ -108,12 +108,12 @@ class Config(EngineSettings):
         """
         if self.prepared != "ssd":
             return ()
-        listed = self.fan_out is not None and "," in self.fan_out
-        chosen = self.mode == "auto" or (kind in ("process", "remote") and not listed)
-        budget = self.budget or ("auto" if chosen else BUDGET)
+        is_list = self.fan_out is not None and "," in self.fan_out
+        is_auto = self.mode == "auto" or (kind in ("process", "remote") and not is_list)
+        budget = self.budget or ("auto" if is_auto else BUDGET)
         if budget == "auto":
-            more = (2 * AUTO_BUDGETS[-1],) if self.workers > 1 else ()
-            return AUTO_BUDGETS + more
+            extra = (2 * AUTO_BUDGETS[-1],) if self.workers > 1 else ()
+            return AUTO_BUDGETS + extra
         return (int(budget),)
 
     @property
@@ -181,18 +181,20 @@ class Config(EngineSettings):
     @property
     def _draft_placement(self) -> Kind | Literal["auto"]:
         """The placement as given, or the default; without ssd there is nothing to place."""
-        elsewhere = self.prepared == "ssd" and not is_object(self.draft)
-        given = self.draft_placement or ("auto" if elsewhere else "inline")
-        given = "process" if self.hosts is not None and given == "auto" else given
-        return cast("Kind | Literal['auto']", kind_of(given))
+        is_placed = self.prepared == "ssd" and not is_object(self.draft)
+        placement = self.draft_placement or ("auto" if is_placed else "inline")
+        placement = "process" if self.hosts is not None and placement == "auto" else placement
+        return cast("Kind | Literal['auto']", kind_of(placement))
 
     @property
     def _draft_addresses(self) -> tuple[Address, ...]:
         """Addresses of remote workers."""
         if self._draft_placement != "remote":
             return ()
-        where = (self.draft_placement or "").partition(":")[2]
-        return tuple(Address.parse(each, "draft_placement: remote") for each in where.split(","))
+        addresses = (self.draft_placement or "").partition(":")[2]
+        return tuple(
+            Address.parse(address, "draft_placement: remote") for address in addresses.split(",")
+        )
 
     @property
     def workers(self) -> int:
@@ -201,13 +203,13 @@ class Config(EngineSettings):
 
     def _layout_of(self, placement: Placement) -> Layout:
         """How several workers share the work there; devices of one process only share slots."""
-        given = f"draft_workers = {self.workers}"
+        setting = f"draft_workers = {self.workers}"
         if placement.out_of_process:
             return self.layout
         if placement.kind == "inline":
             raise InputError(
-                f"{given} is for a draft elsewhere, and this is {placement}; leave it out, or use "
-                "draft_placement = 'process'"
+                f"{setting} is for a draft elsewhere, and this is {placement}; leave it out, or "
+                "use draft_placement = 'process'"
             )
         if self.draft_split == "branches":
             raise InputError(
@@ -216,13 +218,13 @@ class Config(EngineSettings):
             )
         if self.slots % self.workers:
             raise InputError(
-                f"slots = {self.slots} cannot be shared evenly by {given} in a submesh; give a "
+                f"slots = {self.slots} cannot be shared evenly by {setting} in a submesh; give a "
                 "multiple"
             )
         data = 1 if self.grid is None else self.grid.data
         if (self.kv_memory or self.page_size) and data != self.workers:
             raise InputError(
-                f"{given} in a submesh have pages for their own slots, and so must the target's "
+                f"{setting} in a submesh have pages for their own slots, and so must the target's "
                 f"groups be as many where slots share pages: give mesh = 'data={self.workers}', "
                 "or leave kv_memory and page_size out"
             )
@@ -249,7 +251,7 @@ class Config(EngineSettings):
 
     def _check_draft(self) -> None:
         """Refuses settings that exclude each other."""
-        needed = {
+        remedies = {
             "ssd": "needs a draft model: `draft='default'` (the one that comes with the package), "
             "or a model source; `draft='ngram'` is for `mode='sd'`",
             "sd": "needs a draft: `draft='ngram'`, `draft='default'` (the one that comes with the "
@@ -257,16 +259,16 @@ class Config(EngineSettings):
             "auto": "finds out whether a draft pays; give one, `draft='ngram'`, `draft='default'` "
             "(the one that comes with the package) or a model source, or use `mode='ar'`",
         }
-        modelled = self.draft_model or is_object(self.draft)
-        draft = modelled if self.mode == "ssd" else self.draft
-        if self.mode in needed and not draft:
-            raise InputError(f"mode = {self.mode!r} {needed[self.mode]}")
-        for (other, value), names in MEANINGLESS.items():
-            for name in names if getattr(self, other) == value else ():
+        model_or_object = self.draft_model or is_object(self.draft)
+        draft = model_or_object if self.mode == "ssd" else self.draft
+        if self.mode in remedies and not draft:
+            raise InputError(f"mode = {self.mode!r} {remedies[self.mode]}")
+        for (setting, value), names in MEANINGLESS.items():
+            for name in names if getattr(self, setting) == value else ():
                 if getattr(self, name) is not None:
                     raise InputError(
-                        f"{name} = {getattr(self, name)!r} means nothing with {other} = {value!r}; "
-                        "leave out one"
+                        f"{name} = {getattr(self, name)!r} means nothing with {setting} = "
+                        f"{value!r}; leave out one"
                     )
         if not RULES[self.verify].ships_q and self.proposal_support == "full":
             raise InputError(
@@ -357,11 +359,11 @@ class Config(EngineSettings):
 
     def _check_fan_out(self) -> None:
         budgets = self.budgets_at()
-        chosen = ["k"] * self.chooses_k + ["budget"] * (len(budgets) > 1)
-        if chosen and self.fan_out is not None and "," in self.fan_out:
+        names = ["k"] * self.chooses_k + ["budget"] * (len(budgets) > 1)
+        if names and self.fan_out is not None and "," in self.fan_out:
             raise InputError(
                 f"fan_out = {self.fan_out!r} lists branches for one k and budget, and "
-                f"{' and '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} chosen while "
+                f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} chosen while "
                 "decoding; give numbers for them, or a policy such as measured"
             )
         if not is_object(self.fan_out):

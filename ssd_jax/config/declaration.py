@@ -32,6 +32,6 @@ def setting(
       or_else: one more possible value.
       listed: whether the text is a list of numbers, which may also be given as a list.
     """
-    about = {"help": text, "choices": choices, "within": within, "or_else": or_else}
-    about |= {"group": "speculation" if needs else group, "needs": needs, "listed": listed}
-    return dataclasses.field(default=default, metadata=about)
+    metadata = {"help": text, "choices": choices, "within": within, "or_else": or_else}
+    metadata |= {"group": "speculation" if needs else group, "needs": needs, "listed": listed}
+    return dataclasses.field(default=default, metadata=metadata)

@@ -17,7 +17,7 @@ from ssd_jax.config.keywords import (
     Prediction,
     SamplingSource,
 )
-from ssd_jax.config.values import MOST, check_value, plain_value
+from ssd_jax.config.values import MAX_NUMBER, check_value, plain_value
 from ssd_jax.errors import InputError
 from ssd_jax.options.fields import with_field_help
 from ssd_jax.placement.parallel.layout import Split
@@ -93,12 +93,12 @@ class EngineSettings:
         get_args(DraftDtype),
         needs="model",
     )
-    slots: int = setting(1, "max requests per batch", within=(1, MOST))
+    slots: int = setting(1, "max requests per batch", within=(1, MAX_NUMBER))
     context: int | None = setting(
         None,
         f"max tokens of a request, prompt plus output; default {DEFAULT_CONTEXT}, or the model's "
         "limit if lower",
-        within=(1, MOST),
+        within=(1, MAX_NUMBER),
     )
     kv_memory: int | float | str | None = setting(
         None,
@@ -112,7 +112,7 @@ class EngineSettings:
         None,
         "tokens per KV cache page shared by slots, a multiple of 16 (64 if attention is cpu); "
         "default 128",
-        within=(1, MOST),
+        within=(1, MAX_NUMBER),
     )
     prefix_caching: bool | None = setting(
         None,
@@ -145,7 +145,7 @@ class EngineSettings:
     proposal_support: int | str | None = setting(
         None,
         f"draw proposals from the N likeliest tokens, or full; default {SUPPORT}",
-        within=(1, MOST),
+        within=(1, MAX_NUMBER),
         or_else="full",
         needs="model",
     )
@@ -341,16 +341,19 @@ class EngineSettings:
             raise InputError(f"page_size = {self.page_size} is no multiple of {_PAGE}; give one")
 
 
-def settings_where(**about: Any) -> tuple[str, ...]:
+def settings_where(**declared: Any) -> tuple[str, ...]:
     """Names of the settings that were declared with these values, in their order.
 
     A tuple stands for any of its elements.
     """
-    wanted = {name: each if isinstance(each, tuple) else (each,) for name, each in about.items()}
+    accepted = {
+        name: values if isinstance(values, tuple) else (values,)
+        for name, values in declared.items()
+    }
     return tuple(
         field.name
         for field in dataclasses.fields(EngineSettings)
-        if all(field.metadata[name] in values for name, values in wanted.items())
+        if all(field.metadata[name] in values for name, values in accepted.items())
     )
 
 

@@ -26,26 +26,26 @@ from ssd_jax.sampling.rules import RULES
 
 _OFF, _ON = (None, False), (None, True)
 _ONE, _ZERO = (None, 1), (None, 0)
-_LEAVE = "leave it out"
+_LEAVE_OUT = "leave it out"
 
 
-def _integer(name: str, value: Any) -> int:
+def _parse_count(name: str, value: Any) -> int:
     text = str(value)
     if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and 0 < int(text) < 1e5):
         raise InputError(f"{name} = {value!r} is impossible; give a number of devices")
     return int(text)
 
 
-def _mesh(value: Any, given: Settings) -> dict[str, Any]:
-    count = _integer("tensor_parallel_size", value)
-    alone = given.get("mode", "ar") in ("ar", "sd")
-    if count == 1 and alone and not given.keys() & {"mesh", "target_devices", "hosts"}:
+def _mesh(value: Any, settings: Settings) -> dict[str, Any]:
+    count = _parse_count("tensor_parallel_size", value)
+    is_ar_or_sd = settings.get("mode", "ar") in ("ar", "sd")
+    if count == 1 and is_ar_or_sd and not settings.keys() & {"mesh", "target_devices", "hosts"}:
         return {}  # a target has one device then, and no mesh is cheaper than a mesh of one
     return {"mesh": f"tensor={count}"}
 
 
-def _kv_memory(value: Any, given: Settings) -> dict[str, Any]:
-    del given
+def _kv_memory(value: Any, settings: Settings) -> dict[str, Any]:
+    del settings
     return {"kv_memory": str(value)}
 
 
@@ -60,24 +60,24 @@ def _quantized(name: str, setting: str, value: Any) -> dict[str, Any]:
     )
 
 
-def _dtype(value: Any, given: Settings) -> dict[str, Any]:
-    found = _quantized("quantization", "dtype", value)
-    return {} if found and given.get("dtype") in ("auto", "native") else found
+def _dtype(value: Any, settings: Settings) -> dict[str, Any]:
+    translated = _quantized("quantization", "dtype", value)
+    return {} if translated and settings.get("dtype") in ("auto", "native") else translated
 
 
-def _logprobs_of(value: Any, given: Settings) -> dict[str, Any]:
-    del given
+def _logprobs_of(value: Any, settings: Settings) -> dict[str, Any]:
+    del settings
     kinds = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
     if value not in kinds:
         raise InputError(f"logprobs_mode = {value!r} is unknown; one of {', '.join(kinds)}")
     return {} if value == "raw_logprobs" else {"logprobs_of": kinds[value]}
 
 
-def _draft_devices(value: Any, given: Settings) -> dict[str, Any]:
+def _draft_devices(value: Any, settings: Settings) -> dict[str, Any]:
     """Nothing where the draft has the target's devices anyway, as it has in vLLM by default."""
-    placed = given.keys() & {"draft_placement", "draft_devices", "mesh"}
-    shared = given.get("mode", "sd") == "sd" and not placed
-    if value is None or (shared and value == given.get("tensor_parallel_size", 1)):
+    placement_settings = settings.keys() & {"draft_placement", "draft_devices", "mesh"}
+    is_shared = settings.get("mode", "sd") == "sd" and not placement_settings
+    if value is None or (is_shared and value == settings.get("tensor_parallel_size", 1)):
         return {}
     raise InputError(
         f"speculative_config: draft_tensor_parallel_size = {value!r} means nothing here; "
@@ -86,8 +86,8 @@ def _draft_devices(value: Any, given: Settings) -> dict[str, Any]:
     )
 
 
-def _verify(value: Any, given: Settings) -> dict[str, Any]:
-    del given
+def _verify(value: Any, settings: Settings) -> dict[str, Any]:
+    del settings
     rules = {"standard": "ratio", "block": "block"}
     if value is not None and value not in rules:
         raise InputError(
@@ -122,38 +122,38 @@ _SPECULATIVE: Names = {
     ),
     "draft_sample_method": Unsupported("`draft_temperature` is that of proposals, 0 is greedy"),
     "revision": Unsupported("write it as model = 'hf:org/name@REVISION'"),
-    "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE}"),
-    "enforce_eager": Unsupported(f"programs are always compiled; {_LEAVE}", _OFF),
-    "disable_padded_drafter_batch": Unsupported(_LEAVE, _OFF),
+    "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE_OUT}"),
+    "enforce_eager": Unsupported(f"programs are always compiled; {_LEAVE_OUT}", _OFF),
+    "disable_padded_drafter_batch": Unsupported(_LEAVE_OUT, _OFF),
     "parallel_drafting": Unsupported("a draft proposes one token after the other", _OFF),
 }
 """Keys of `speculative_config`."""
 
 
-def _speculation(value: Any, given: Settings) -> dict[str, Any]:
+def _speculation(value: Any, settings: Settings) -> dict[str, Any]:
     """Settings of speculative decoding; the mode is sd unless another is given."""
     config = _read_object(value)
     if config is None:
         return {}
     check_names(config, _SPECULATIVE.keys(), "speculative_config: ")
-    found = canonical_settings(config, _SPECULATIVE, "speculative_config: ", context=given)
-    if config.get("method") == "ngram" or found.get("draft") == "[ngram]":
-        if found.get("draft") not in (None, "ngram", "[ngram]"):
+    translated = canonical_settings(config, _SPECULATIVE, "speculative_config: ", context=settings)
+    if config.get("method") == "ngram" or translated.get("draft") == "[ngram]":
+        if translated.get("draft") not in (None, "ngram", "[ngram]"):
             raise InputError("speculative_config: method = 'ngram' has no model; leave out one")
-        found["draft"] = "ngram"
-    if found.get("draft") is None and "draft" not in given:
+        translated["draft"] = "ngram"
+    if translated.get("draft") is None and "draft" not in settings:
         raise InputError(
             "speculative_config: which draft? give its model, such as 'default' (the smallest that "
             "comes with the package for the target), or method = 'ngram'"
         )
-    return ({} if "mode" in given else {"mode": "sd"}) | {
-        name: setting for name, setting in found.items() if setting is not None
+    return ({} if "mode" in settings else {"mode": "sd"}) | {
+        name: setting for name, setting in translated.items() if setting is not None
     }
 
 
-def _speculative_model(value: Any, given: Settings) -> dict[str, Any]:
+def _speculative_model(value: Any, settings: Settings) -> dict[str, Any]:
     """The draft as vLLM's earlier versions took it."""
-    return _speculation(None if value is None else {"model": value}, given)
+    return _speculation(None if value is None else {"model": value}, settings)
 
 
 def _read_object(value: Any) -> dict[str, Any] | None:
@@ -187,44 +187,44 @@ NAMES: Names = {
     "logprobs_mode": Translated(_logprobs_of),
     # Which model.
     "revision": Unsupported("write it as target = 'hf:org/name@REVISION'"),
-    "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE}"),
-    "trust_remote_code": Unsupported(f"no code of a checkpoint is run; {_LEAVE}", _OFF),
-    "tokenizer": Unsupported(f"a checkpoint's own tokenizer is taken; {_LEAVE}"),
+    "code_revision": Unsupported(f"no code of a checkpoint is run; {_LEAVE_OUT}"),
+    "trust_remote_code": Unsupported(f"no code of a checkpoint is run; {_LEAVE_OUT}", _OFF),
+    "tokenizer": Unsupported(f"a checkpoint's own tokenizer is taken; {_LEAVE_OUT}"),
     "tokenizer_mode": Unsupported(
-        f"a checkpoint's own tokenizer is taken; {_LEAVE}", (None, "auto")
+        f"a checkpoint's own tokenizer is taken; {_LEAVE_OUT}", (None, "auto")
     ),
     "tokenizer_revision": Unsupported("write it as target = 'hf:org/name@REVISION'"),
-    "skip_tokenizer_init": Unsupported(f"requests end at the tokenizer's EOS; {_LEAVE}", _OFF),
+    "skip_tokenizer_init": Unsupported(f"requests end at the tokenizer's EOS; {_LEAVE_OUT}", _OFF),
     "hf_token": Unsupported("set HF_TOKEN"),
     "hf_config_path": Unsupported("change the config.json of a copy of the checkpoint"),
     "hf_overrides": Unsupported("change the config.json of a copy of the checkpoint", (None, {})),
     "rope_scaling": Unsupported("change the config.json of a copy of the checkpoint", (None, {})),
     "rope_theta": Unsupported("change the config.json of a copy of the checkpoint"),
     "download_dir": Unsupported("set HF_HOME for hf: sources, XDG_CACHE_HOME for all else"),
-    "load_format": Unsupported(f"the format is seen from the files; {_LEAVE}", (None, "auto")),
-    "runner": Unsupported(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
-    "task": Unsupported(f"models generate text; {_LEAVE}", (None, "auto", "generate")),
+    "load_format": Unsupported(f"the format is seen from the files; {_LEAVE_OUT}", (None, "auto")),
+    "runner": Unsupported(f"models generate text; {_LEAVE_OUT}", (None, "auto", "generate")),
+    "task": Unsupported(f"models generate text; {_LEAVE_OUT}", (None, "auto", "generate")),
     "enable_lora": Unsupported("merge the adapter into a copy of the checkpoint", _OFF),
     "max_loras": Unsupported("merge the adapter into a copy of the checkpoint"),
     "max_lora_rank": Unsupported("merge the adapter into a copy of the checkpoint"),
-    "served_model_name": Unsupported(f"nothing is served; {_LEAVE}"),
-    "limit_mm_per_prompt": Unsupported(f"prompts are text; {_LEAVE}", (None, {})),
-    "mm_processor_kwargs": Unsupported(f"prompts are text; {_LEAVE}", (None, {})),
+    "served_model_name": Unsupported(f"nothing is served; {_LEAVE_OUT}"),
+    "limit_mm_per_prompt": Unsupported(f"prompts are text; {_LEAVE_OUT}", (None, {})),
+    "mm_processor_kwargs": Unsupported(f"prompts are text; {_LEAVE_OUT}", (None, {})),
     # How it runs.
     "seed": Unsupported(
         "each request has its seed, `SamplingParams(seed=...)`, which is 0 where none is given",
         (0,),
     ),
-    "enforce_eager": Unsupported(f"programs are always compiled; {_LEAVE}", _OFF),
+    "enforce_eager": Unsupported(f"programs are always compiled; {_LEAVE_OUT}", _OFF),
     "compilation_config": Unsupported(
-        f"programs are always compiled, and kept by `compile_cache`; {_LEAVE}", (None, {})
+        f"programs are always compiled, and kept by `compile_cache`; {_LEAVE_OUT}", (None, {})
     ),
-    "max_seq_len_to_capture": Unsupported(f"every length runs compiled programs; {_LEAVE}"),
+    "max_seq_len_to_capture": Unsupported(f"every length runs compiled programs; {_LEAVE_OUT}"),
     "max_num_batched_tokens": Unsupported(
-        f"prompts are read in chunks of a fixed size between rounds; {_LEAVE}"
+        f"prompts are read in chunks of a fixed size between rounds; {_LEAVE_OUT}"
     ),
-    "enable_chunked_prefill": Unsupported(f"prompts are always read in chunks; {_LEAVE}", _ON),
-    "async_scheduling": Unsupported(_LEAVE, _OFF),
+    "enable_chunked_prefill": Unsupported(f"prompts are always read in chunks; {_LEAVE_OUT}", _ON),
+    "async_scheduling": Unsupported(_LEAVE_OUT, _OFF),
     "attention_backend": Unsupported("`attention` names the kernel"),
     "attn_implementation": Unsupported("`attention` names the kernel"),
     "pipeline_parallel_size": Unsupported("`mesh` shares layers out by tensor parallelism", _ONE),
@@ -235,15 +235,16 @@ NAMES: Names = {
     "device_map": Unsupported(
         "`mesh` and `target_devices` say where the target runs", (None, "auto")
     ),
-    "disable_custom_all_reduce": Unsupported(f"XLA reduces between devices; {_LEAVE}", _OFF),
+    "disable_custom_all_reduce": Unsupported(f"XLA reduces between devices; {_LEAVE_OUT}", _OFF),
     "override_generation_config": Unsupported("give `SamplingParams` to `generate`", (None, {})),
-    "structured_outputs_config": Unsupported(f"there is no guided decoding; {_LEAVE}"),
+    "structured_outputs_config": Unsupported(f"there is no guided decoding; {_LEAVE_OUT}"),
     "guided_decoding_backend": Unsupported(
-        f"there is no guided decoding; {_LEAVE}", (None, "auto")
+        f"there is no guided decoding; {_LEAVE_OUT}", (None, "auto")
     ),
     "logprobs": Unsupported("give it to `SamplingParams`"),
     "max_logprobs": Unsupported(
-        f"any request may ask for up to {MAX_LOGPROBS}; {_LEAVE}", (None, *range(MAX_LOGPROBS + 1))
+        f"any request may ask for up to {MAX_LOGPROBS}; {_LEAVE_OUT}",
+        (None, *range(MAX_LOGPROBS + 1)),
     ),
     "logits_processors": Unsupported("`SamplingParams(logit_bias=...)` changes logits of tokens"),
     # What it stores.
@@ -260,18 +261,18 @@ NAMES: Names = {
     "num_gpu_blocks_override": Unsupported("`kv_memory` is the memory of all pages"),
     # What it says.
     "disable_log_stats": Unsupported("`output.metrics` has the figures of a request", _ON),
-    "disable_log_requests": Unsupported(f"requests are not logged; {_LEAVE}", _ON),
+    "disable_log_requests": Unsupported(f"requests are not logged; {_LEAVE_OUT}", _ON),
     "enable_log_requests": Unsupported("`trace` records requests", _OFF),
-    "show_hidden_metrics_for_version": Unsupported(_LEAVE),
+    "show_hidden_metrics_for_version": Unsupported(_LEAVE_OUT),
 }
 """Settings by the name that others give them."""
 
 SAME_AS = aliases_of(NAMES)
 """Other names of settings, with ours."""
-TRANSLATED = {name: known for name, known in NAMES.items() if isinstance(known, Translated)}
+TRANSLATED = {name: entry for name, entry in NAMES.items() if isinstance(entry, Translated)}
 
 
 def refusal(name: str) -> str | None:
     """Why a name has no setting here, and what to do; None for other names."""
-    known = NAMES.get(name)
-    return f"{name} means nothing here: {known.remedy}" if isinstance(known, Unsupported) else None
+    entry = NAMES.get(name)
+    return f"{name} means nothing here: {entry.remedy}" if isinstance(entry, Unsupported) else None
