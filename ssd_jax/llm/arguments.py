@@ -11,10 +11,10 @@ from ssd_jax.config.config import Config
 from ssd_jax.config.objects import is_object, name_of
 from ssd_jax.config.settings import MAX_K
 from ssd_jax.errors import InputError
-from ssd_jax.loading.custom import Custom, taken
+from ssd_jax.loading.custom import Custom, is_factory
 
 
-def checked_config(
+def check_config(
     target: str | Path | None, config: Config | None, settings: Mapping[str, Any]
 ) -> Config:
     """The given `Config`, or one made from the settings.
@@ -23,8 +23,8 @@ def checked_config(
       InputError: both are given, or the settings are bad.
     """
     if config is None:
-        named: dict[str, Any] = {} if target is None else {"target": target}
-        return Config(**named, **settings)
+        arguments: dict[str, Any] = {} if target is None else {"target": target}
+        return Config(**arguments, **settings)
     if not isinstance(config, Config):
         raise InputError(f"config = {config!r} is not understood; give a Config")
     if target is not None or settings:
@@ -32,7 +32,7 @@ def checked_config(
     return config
 
 
-def taken_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Custom]:
+def split_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Custom]:
     """Settings that name a draft and a policy given as objects, and what makes these.
 
     Raises:
@@ -41,7 +41,7 @@ def taken_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Custom]:
     objects = {
         name: settings[name]
         for name in Custom._fields
-        if name in settings and taken(name, settings[name])
+        if name in settings and is_factory(name, settings[name])
     }
     return {**settings, **{name: name_of(value) for name, value in objects.items()}}, Custom(
         **objects
@@ -64,21 +64,21 @@ def check_objects(config: Config, custom: Custom) -> None:
     custom.check(config.prepared)
 
 
-def checked_ks(ks: Iterable[int]) -> tuple[int, ...]:
+def check_ks(ks: Iterable[int]) -> tuple[int, ...]:
     """Checked values of K to prepare.
 
     Raises:
       InputError: impossible values.
     """
-    found: tuple[Any, ...] = tuple(ks) if isinstance(ks, Iterable) else (None,)
-    whole = all(isinstance(k, Integral) and not isinstance(k, bool) for k in found)
-    if not whole or not all(1 <= k <= MAX_K for k in found):
+    values: tuple[Any, ...] = tuple(ks) if isinstance(ks, Iterable) else (None,)
+    are_integers = all(isinstance(k, Integral) and not isinstance(k, bool) for k in values)
+    if not are_integers or not all(1 <= k <= MAX_K for k in values):
         raise InputError(f"ks = {ks!r} is impossible; give a list of numbers from 1 to {MAX_K}")
-    return tuple(map(int, found))
+    return tuple(map(int, values))
 
 
-def check_callable(**called: Callable[..., object] | None) -> None:
+def check_callable(**functions: Callable[..., object] | None) -> None:
     """Raises: InputError: a value is neither None nor callable."""
-    for name, value in called.items():
+    for name, value in functions.items():
         if value is not None and not callable(value):
             raise InputError(f"{name} = {value!r} is not understood; give a function")

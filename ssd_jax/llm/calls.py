@@ -32,7 +32,7 @@ from ssd_jax.options.fields import check_keywords
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.files import shown
 
-_AT_ONCE = 100
+_BATCH = 100
 """Most requests that are queued before an event loop goes on with its other tasks."""
 
 
@@ -84,7 +84,7 @@ class Calls(ABC):
           SsdError: the model is closed.
         """
         self._sharing.check()
-        return self._checked_ids(encode_prompt(prompt, self.tokenizer, self.config))
+        return self._check_ids(encode_prompt(prompt, self.tokenizer, self.config))
 
     @check_keywords()
     def request(
@@ -107,8 +107,8 @@ class Calls(ABC):
             bad_word_ids=words,
         )
         check(request, self.tokenizer.eos_ids, self.context)
-        self._checked_ids([token for token, _ in params.logit_bias], "logit_bias: ")
-        self._checked_ids(list(params.stop_token_ids), "stop_token_ids: ")
+        self._check_ids([token for token, _ in params.logit_bias], "logit_bias: ")
+        self._check_ids(list(params.stop_token_ids), "stop_token_ids: ")
         stops = stop_ids(request, self.tokenizer.eos_ids)
         size = self.tokenizer.size
         if params.min_tokens and len(stops) >= size and stops >= {*range(size)}:
@@ -125,11 +125,11 @@ class Calls(ABC):
             )
         return request
 
-    def _checked_ids(self, ids: list[int], where: str = "") -> list[int]:
+    def _check_ids(self, ids: list[int], prefix: str = "") -> list[int]:
         outside = [token for token in ids if not 0 <= token < self.tokenizer.size]
         if outside:
             raise InputError(
-                f"{where}token id {outside[0]} is not in the vocabulary; ids are 0 to "
+                f"{prefix}token id {outside[0]} is not in the vocabulary; ids are 0 to "
                 f"{self.tokenizer.size - 1}"
             )
         return ids
@@ -147,30 +147,31 @@ class Calls(ABC):
         """
         if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 1):
             raise InputError(f"n = {n!r} is impossible; give 1 or more texts of each prompt")
-        every = as_prompts(prompts)
+        prompt_list = as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            each = [params] * len(every)
+            params_list = [params] * len(prompt_list)
         elif isinstance(params, Iterable) and not isinstance(params, str | Mapping):
-            each = list(params)
+            params_list = list(params)
         else:
             raise InputError(
                 f"sampling_params = {params!r}: give SamplingParams, or one for each prompt"
             )
-        if len(each) != len(every):
+        if len(params_list) != len(prompt_list):
             raise InputError(
-                f"{len(each)} sampling_params for {len(every)} prompts; give one for each"
+                f"{len(params_list)} sampling_params for {len(prompt_list)} prompts; give one for "
+                "each"
             )
         groups: list[list[Request]] = []
-        for place, (prompt, own) in enumerate(zip(every, each, strict=True)):
+        for index, (prompt, prompt_params) in enumerate(zip(prompt_list, params_list, strict=True)):
             try:
-                first = self.request(prompt, own, place)
+                first = self.request(prompt, prompt_params, index)
                 if n is not None:
                     first = _with_n(first, int(n))
             except InputError as error:
-                if len(every) == 1:
+                if len(prompt_list) == 1:
                     raise
-                raise InputError(f"prompt {place}: {error}") from None
-            texts = first.split(len(every))
+                raise InputError(f"prompt {index}: {error}") from None
+            texts = first.split(len(prompt_list))
             groups += [texts] if n is None else [[text] for text in texts]
         return groups
 
@@ -206,7 +207,7 @@ class Calls(ABC):
         groups = self._prepare(prompts, sampling_params, n)
         if not groups:
             return []
-        return _grouped(groups, self.run([text for texts in groups for text in texts], mode))
+        return _group_outputs(groups, self.run([text for texts in groups for text in texts], mode))
 
     @check_keywords({"chat_template_content_format": "templates get the text of all parts"})
     def chat(
@@ -268,7 +269,7 @@ class Calls(ABC):
         if not groups:
             return []
         events = self._run_async([text for texts in groups for text in texts], mode)
-        return _grouped(groups, [event async for event in events if event.output is not None])
+        return _group_outputs(groups, [event async for event in events if event.output is not None])
 
     @check_keywords()
     async def stream_async(
@@ -291,8 +292,8 @@ class Calls(ABC):
         """`run` for an event loop."""
         caller = Caller(await asyncio.to_thread(self._engine_for, requests, mode))
         try:
-            for first in range(0, len(requests), _AT_ONCE):
-                self._sharing.add(caller, requests[first : first + _AT_ONCE])
+            for first in range(0, len(requests), _BATCH):
+                self._sharing.add(caller, requests[first : first + _BATCH])
                 await asyncio.sleep(0)
             while caller.open:
                 yield await self._sharing.next_async(caller)
@@ -363,9 +364,9 @@ def _with_n(request: Request, n: int) -> Request:
     return dataclasses.replace(request, params=dataclasses.replace(request.params, n=n))
 
 
-def _grouped(
+def _group_outputs(
     groups: Sequence[Sequence[Request]], events: Iterable[TokenEvent]
 ) -> list[RequestOutput]:
     """An output for each group of requests, with their texts, in the order of the groups."""
-    found = {event.prompt_index: event.output for event in events if event.output is not None}
-    return [joined([found[request.index] for request in requests]) for requests in groups]
+    outputs = {event.prompt_index: event.output for event in events if event.output is not None}
+    return [joined([outputs[request.index] for request in requests]) for requests in groups]

@@ -24,10 +24,10 @@ from ssd_jax.engine.sharing import Sharing
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.arguments import (
     check_callable,
+    check_config,
+    check_ks,
     check_objects,
-    checked_config,
-    checked_ks,
-    taken_objects,
+    split_objects,
 )
 from ssd_jax.llm.calls import Calls
 from ssd_jax.llm.prompting import default_params, given_settings, sampling_line
@@ -92,16 +92,16 @@ class LLM(Calls):
         others: Leader | Follower | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        named, self._custom = taken_objects(settings)
-        self.config = checked_config(target, config, named)
+        plain_settings, self._custom = split_objects(settings)
+        self.config = check_config(target, config, plain_settings)
         check_objects(self.config, self._custom)
-        ks = checked_ks(ks)
+        ks = check_ks(ks)
         check_callable(progress=progress, status=status)
         self._resources = ProcessResources(self.config, others)
         self._engines: dict[tuple[str, int], Engine] = {}
         self._sharing = Sharing()
         weakref.finalize(self, only_in_owner(self._sharing.freeze))
-        self._loading = threading.RLock()
+        self._load_lock = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
         self._occurrences = Occurrences()
@@ -157,7 +157,7 @@ class LLM(Calls):
           SsdError: the model is closed.
         """
         check_callable(progress=progress, status=status)
-        with self._loading:
+        with self._load_lock:
             self._sharing.check()
             if self._loaded is None:
                 with self._resources.failing_together():
@@ -303,8 +303,8 @@ class LLM(Calls):
         """Modes that this model can run: ar always, the configured one or the one that auto has
         chosen among them, and with the ssd of a draft model also sd."""
         mode = self.config.prepared
-        both = mode == "ssd" and self._custom.draft is None
-        return ("ar", "sd", "ssd") if both else tuple(dict.fromkeys(("ar", mode)))
+        has_sd = mode == "ssd" and self._custom.draft is None
+        return ("ar", "sd", "ssd") if has_sd else tuple(dict.fromkeys(("ar", mode)))
 
     def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
         """The engine of a mode; engines share programs and parameters, each has its own slots.
@@ -326,16 +326,16 @@ class LLM(Calls):
             raise InputError(
                 f"mode = {mode!r} was not prepared; open the model with mode = {mode!r} and a draft"
             )
-        usual, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self.resolved.ks])
-        k = usual if k is None else k
+        default_k, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self.resolved.ks])
+        k = default_k if k is None else k
         is_integer = isinstance(k, Integral) and not isinstance(k, bool)
         if not is_integer or k not in ks:
-            remedy = f"; open with ks=[{k}]" if usual and is_integer and k > 0 else ""
+            remedy = f"; open with ks=[{k}]" if default_k and is_integer and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         k = int(k)
         engine = self._engines.get((mode, k))
         if engine is None:
-            with self._loading:
+            with self._load_lock:
                 engine = self._engines.get((mode, k))  # another thread may have made it
                 if engine is None:
                     engine = self._engines[mode, k] = self._new_engine(mode, k)
@@ -350,9 +350,9 @@ class LLM(Calls):
         roles = self.loaded.roles(mode, k)
         trace = None
         if self._resources.trace is not None:
-            shared = roles.drafter is not None and roles.drafter.on_device
+            on_target_device = roles.drafter is not None and roles.drafter.on_device
             trace = self._resources.trace.engine(
-                f"{mode} k={k}" if k else mode, shared_device=shared
+                f"{mode} k={k}" if k else mode, shared_device=on_target_device
             )
         return Engine(
             roles.target,

@@ -81,7 +81,7 @@ def read_json_lines(
       InputError: the file cannot be read, is not UTF-8 text, or has too many or too long lines, or
         too many bad ones.
     """
-    found: list[T | BadLine] = []
+    lines: list[T | BadLine] = []
     bad = 0
     for number, line in read_lines(path, remedy=_REMEDY, stream=stream):
         if not line.strip():
@@ -90,20 +90,20 @@ def read_json_lines(
             value = parse_json(line)
             if not isinstance(value, dict):
                 raise ValueError(f"must be a JSON object, not {_kind(value)}")
-            found.append(parse(value))
+            lines.append(parse(value))
             continue
         except json.JSONDecodeError as error:
             problem = f"not JSON: {error.msg} at column {error.colno}"
         except ValueError as error:
             problem = str(error)
-        found.append(BadLine(where=f"{path}:{number}", error=problem))
+        lines.append(BadLine(where=f"{path}:{number}", error=problem))
         bad += 1
         if bad > _MOST_BAD_LINES:
             raise InputError(
                 f"{path} has more than {_MOST_BAD_LINES} bad lines, the last is line {number}: "
                 f"{problem}; give JSON lines"
             )
-    return found
+    return lines
 
 
 def good_lines(read: Iterable[Sequence[T | BadLine]]) -> list[list[T]]:
@@ -115,13 +115,13 @@ def good_lines(read: Iterable[Sequence[T | BadLine]]) -> list[list[T]]:
     files = list(read)
     bad = {line for lines in files for line in lines if isinstance(line, BadLine)}
 
-    def place(line: BadLine) -> tuple[str, int]:
+    def location(line: BadLine) -> tuple[str, int]:
         path, _, number = line.where.rpartition(":")
         return path, int(number)
 
     if bad:
-        listed = "\n".join(f"  {line.where}: {line.error}" for line in sorted(bad, key=place))
-        raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{listed}")
+        problems = "\n".join(f"  {line.where}: {line.error}" for line in sorted(bad, key=location))
+        raise InputError(f"{len(bad)} bad line(s) in the prompt files; mend these:\n{problems}")
     return [[line for line in lines if not isinstance(line, BadLine)] for lines in files]
 
 
@@ -132,11 +132,13 @@ def prompt_line(line: Mapping[str, Any]) -> PromptLine:
     Raises:
       ValueError: it has none or several of these keys, or a value of a wrong type.
     """
-    given = [key for key in PROMPT_KEYS if key in line]
-    if len(given) != 1:
-        found = " and ".join(f'"{key}"' for key in given) or f"none, but {_names(line)}"
-        raise ValueError(f'needs one of "prompt", "prompt_token_ids" and "messages"; has {found}')
-    (key,) = given
+    keys = [key for key in PROMPT_KEYS if key in line]
+    if len(keys) != 1:
+        described = " and ".join(f'"{key}"' for key in keys) or f"none, but {_names(line)}"
+        raise ValueError(
+            f'needs one of "prompt", "prompt_token_ids" and "messages"; has {described}'
+        )
+    (key,) = keys
     value = line[key]
     chat = {name: line[name] for name in CHAT_KEYS if name in line}
     others = {name: line[name] for name in line if name != key and name not in chat}
@@ -183,15 +185,15 @@ def string(value: object, name: str) -> str:
 def _message(item: object, name: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise ValueError(f'{name} must be {{"role": ..., "content": ...}}, not {_kind(item)}')
-    needed = ("role",) if item.get("tool_calls") else ("role", "content")
-    missing = [key for key in needed if key not in item]
+    required = ("role",) if item.get("tool_calls") else ("role", "content")
+    missing = [key for key in required if key not in item]
     if missing:
         raise ValueError(f'{name} has no "{missing[0]}"; it has {_names(item)}')
     string(item["role"], f'{name}["role"]')
     content = item.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        for place, part in enumerate(content):
-            string(part.get("text", ""), f'{name}["content"][{place}]["text"]')
+        for index, part in enumerate(content):
+            string(part.get("text", ""), f'{name}["content"][{index}]["text"]')
     elif content is not None or not item.get("tool_calls"):
         string(content, f'{name}["content"]')
     return {key: value for key, value in item.items() if key != _OF_CHAT}

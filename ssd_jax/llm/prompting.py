@@ -36,12 +36,12 @@ def default_params(generation_config: str, checkpoint: Checkpoint) -> SamplingPa
     """
     if generation_config == "none":
         return SamplingParams()
-    where, found = read_sampling(checkpoint)
+    file, values = read_sampling(checkpoint)
     try:
-        return SamplingParams(**found)
+        return SamplingParams(**values)
     except InputError as error:
         raise InputError(
-            f"{where}: {error}; correct it, or use `generation_config='none'`"
+            f"{file}: {error}; correct it, or use `generation_config='none'`"
         ) from None
 
 
@@ -51,18 +51,18 @@ def given_settings(settings: SamplingParams | Config) -> dict[str, Any]:
     return {name: value for name, value in vars(settings).items() if value != default[name]}
 
 
-def sampling_line(taken: Mapping[str, Any]) -> str:
+def sampling_line(settings: Mapping[str, Any]) -> str:
     """A line on the settings taken from a checkpoint."""
-    if not taken:
+    if not settings:
         return "generation_config auto: nothing of the checkpoint's is taken"
-    each = ", ".join(f"{name} = {value}" for name, value in taken.items())
-    return f"generation_config auto: the checkpoint's {each}"
+    text = ", ".join(f"{name} = {value}" for name, value in settings.items())
+    return f"generation_config auto: the checkpoint's {text}"
 
 
 def text_of(prompt: Prompt) -> str | None:
     """The text of a prompt that is one; None for messages and ids."""
-    found = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return found if isinstance(found, str) else None
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -102,7 +102,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, config: Config) -> list[
     Raises:
       InputError: no prompt, messages without a chat template, or malformed messages.
     """
-    value, chat = _parts(prompt)
+    value, chat = _prompt_value(prompt)
     if not isinstance(value, str):
         ids = _ids(value)
         if ids is not None:
@@ -127,17 +127,17 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, config: Config) -> list[
     return _apply_template(messages, tokenizer, split_special_tokens=plain, **chat)
 
 
-def _parts(prompt: Prompt) -> tuple[Any, dict[str, Any]]:
+def _prompt_value(prompt: Prompt) -> tuple[Any, dict[str, Any]]:
     """Text, messages or ids of a prompt, and the `CHAT_KEYS` of an object."""
     if isinstance(prompt, np.ndarray):
         return prompt.tolist(), {}
     if not isinstance(prompt, Mapping):
         return prompt, {}
     check_names(prompt, (*PROMPT_KEYS, *CHAT_KEYS), "prompt: ")
-    given = [key for key in PROMPT_KEYS if key in prompt]
-    if len(given) != 1:
-        raise InputError(f"a prompt has one of {', '.join(PROMPT_KEYS)}; it has {shown(given)}")
-    key, value = given[0], prompt[given[0]]
+    keys = [key for key in PROMPT_KEYS if key in prompt]
+    if len(keys) != 1:
+        raise InputError(f"a prompt has one of {', '.join(PROMPT_KEYS)}; it has {shown(keys)}")
+    key, value = keys[0], prompt[keys[0]]
     chat = {name: item for name, item in prompt.items() if name != key}
     if key != "messages" and chat:
         raise InputError(f"{next(iter(chat))} is for messages, not for {key}; leave it out")
@@ -156,8 +156,8 @@ def _ids(value: Any) -> list[int] | None:
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return None
-    whole = all(isinstance(item, Integral) and not isinstance(item, bool) for item in value)
-    return [int(token) for token in value] if whole else None
+    are_integers = all(isinstance(item, Integral) and not isinstance(item, bool) for item in value)
+    return [int(token) for token in value] if are_integers else None
 
 
 def _apply_template(

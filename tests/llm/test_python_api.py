@@ -412,7 +412,7 @@ async def streamed(llm):
 
 
 def test_an_event_loop_goes_on_while_many_requests_are_queued(llm, monkeypatch):
-    monkeypatch.setattr("ssd_jax.llm.calls._AT_ONCE", 2)
+    monkeypatch.setattr("ssd_jax.llm.calls._BATCH", 2)
     happened, add = [], Sharing.add
 
     def told(self, caller, requests):
