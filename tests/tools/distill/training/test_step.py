@@ -104,7 +104,9 @@ def test_two_devices_with_two_micro_batches_each_do_what_one_does(target, texts)
 
 
 @pytest.mark.shipped
-@pytest.mark.parametrize(("rows", "length"), [(8, 500), (4, 128)])
+@pytest.mark.parametrize(
+    ("rows", "length"), [pytest.param(8, 500, marks=pytest.mark.more), (4, 128)]
+)
 def test_a_step_in_bfloat16_runs_with_any_number_of_tokens(target, rows, length):
     """XLA on CPU sees through a loop of one block, and cannot run the product that follows."""
     ones, tokens = np.ones((rows, length), np.int32), np.arange(length, dtype=np.int32)
