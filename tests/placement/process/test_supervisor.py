@@ -28,11 +28,12 @@ from tests.placement.process.supervised import (
     started,
     working,
 )
+from tests.selection import cases
 from tests.waiting import eventually
 
 
 @linux
-@pytest.mark.parametrize("backup", ["none", "ngram", "draft"])
+@pytest.mark.parametrize("backup", cases(["none", "ngram", "draft"], "draft"))
 def test_a_worker_that_is_killed_is_started_again_and_catches_up(backup):
     with working(backup=backup) as (worker, run):
         assert only_misses(run.generate())
