@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +38,20 @@ class _NoText:
         return ""
 
 
+class TimedProposal(NamedTuple):
+    """A proposal for a batch.
+
+    Attributes:
+      rows: that it is for.
+      room: tokens that the shortest of them may still commit.
+      seconds: that it took.
+    """
+
+    rows: int = 0
+    room: int = 0
+    seconds: float = 0.0
+
+
 class FullProposals:
     """A `Drafter` that lets another propose, and gives every row a proposal of exactly K tokens.
 
@@ -46,9 +61,7 @@ class FullProposals:
     Attributes:
       length: K of the next rounds, at most the drafter's.
       waits: whether `propose` waits until the proposal is there.
-      rows: rows that the last proposal was for.
-      room: tokens that the shortest of them may still commit.
-      seconds: that the last `propose` took.
+      last: the last proposal.
     """
 
     def __init__(self, drafter: Drafter, clock: Callable[[], float]) -> None:
@@ -59,18 +72,17 @@ class FullProposals:
         self.speculate, self.proposal = drafter.speculate, drafter.proposal
         self._drafter, self._clock = drafter, clock
         self.length, self.waits = drafter.k, False
-        self.rows, self.room, self.seconds = 0, 0, 0.0
+        self.last = TimedProposal()
 
     def propose(self, batch: DraftBatch) -> Drafted:
-        """Proposes exactly `length` tokens in every row; notes rows, room and seconds."""
-        self.rows = len(batch.slots)
-        self.room = int(batch.room[batch.slots].min())
+        """Proposes exactly `length` tokens in every row."""
         limit = np.minimum(batch.limit, self.length)
         start = self._clock()
         answer = self._drafter.propose(batch._replace(limit=limit))
         if self.waits:
             jax.block_until_ready(self._drafter.proposal())
-        self.seconds = self._clock() - start
+        room = int(batch.room[batch.slots].min())
+        self.last = TimedProposal(len(batch.slots), room, self._clock() - start)
         return dataclasses.replace(answer, lengths=limit)
 
 
@@ -118,9 +130,10 @@ class EngineRounds:
         self._drafter.length = k
         if room > self._max_tokens:
             return False
-        if self._drafter.rows < self._slots or self._drafter.room < room:
+        last = self._drafter.last
+        if last.rows < self._slots or last.room < room:
             self._begin_texts()
-        return self._drafter.rows == self._slots and self._drafter.room >= room
+        return self._drafter.last.rows == self._slots and self._drafter.last.room >= room
 
     def run(self) -> float:
         """Runs a round behind another; returns its seconds, from outcome to outcome.
@@ -143,7 +156,7 @@ class EngineRounds:
         self._drafter.waits = True
         self._engine.step()
         self._drafter.waits = False
-        return self._drafter.seconds
+        return self._drafter.last.seconds
 
     def _begin_texts(self) -> None:
         """Begins a text in every slot, and ends the ones before."""
@@ -155,9 +168,9 @@ class EngineRounds:
             for slot in range(self._slots)
         ]
         self._texts = [self._engine.add(request) for request in requests]
-        self._drafter.rows = 0
+        self._drafter.last = TimedProposal()
         # A step reads at least a chunk; where pages do not suffice for all texts, no step helps.
         for _ in range(self._slots * -(-len(self._prompt) // self._chunk) + 2):
-            if self._drafter.rows == self._slots:
+            if self._drafter.last.rows == self._slots:
                 return
             self._engine.step()
