@@ -18,23 +18,24 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 def plain_value(value: Any, kind: str) -> Any:
     """A number as a number, where a setting may be one; else values that stand for text as text."""
-    if _is_integer(value):
+    if is_integer(value):
         value = int(value)
     elif isinstance(value, Real) and kind.startswith("float") and not isinstance(value, bool):
         value = float(value)
     if isinstance(value, str):
         value = str(value)  # NumPy's are no plain ones
     if kind.startswith("str"):
-        if isinstance(value, list | tuple) and value and all(map(_is_integer, value)):
+        if isinstance(value, list | tuple) and value and all(map(is_integer, value)):
             return ",".join(map(str, value))
-        if isinstance(value, Path) or _is_integer(value):
+        if isinstance(value, Path) or is_integer(value):
             return str(value)
     if kind.startswith("int | str") and isinstance(value, str) and _NUMBER.fullmatch(value):
         return int(value)
     return value
 
 
-def _is_integer(value: Any) -> TypeGuard[Integral]:
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number, of Python or NumPy, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -58,7 +59,7 @@ def check_value(name: str, value: Any, kind: str, metadata: Mapping[str, Any]) -
             )
         return
     if isinstance(alternative, str):
-        if value != alternative and not (_is_integer(value) and within[0] <= value <= within[1]):
+        if value != alternative and not (is_integer(value) and within[0] <= value <= within[1]):
             either = f"{alternative} or {within[0]} to {within[1]}"
             raise InputError(f"{name} = {value!r} is impossible; give {either}")
         return

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from ssd_jax.config.config import Config
 from ssd_jax.config.objects import is_object, name_of
 from ssd_jax.config.settings import MAX_K
+from ssd_jax.config.values import is_integer
 from ssd_jax.errors import InputError
 from ssd_jax.loading.custom import Custom, is_factory
 
@@ -71,8 +71,7 @@ def check_ks(ks: Iterable[int]) -> tuple[int, ...]:
       InputError: impossible values.
     """
     values: tuple[Any, ...] = tuple(ks) if isinstance(ks, Iterable) else (None,)
-    are_integers = all(isinstance(k, Integral) and not isinstance(k, bool) for k in values)
-    if not are_integers or not all(1 <= k <= MAX_K for k in values):
+    if not all(is_integer(k) and 1 <= k <= MAX_K for k in values):
         raise InputError(f"ks = {ks!r} is impossible; give a list of numbers from 1 to {MAX_K}")
     return tuple(map(int, values))
 

@@ -8,11 +8,11 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config.config import Config
+from ssd_jax.config.values import is_integer
 from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
@@ -145,7 +145,7 @@ class Calls(ABC):
         Raises:
           InputError: as `request`; also if several parameters are not one for each prompt.
         """
-        if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 1):
+        if n is not None and (not is_integer(n) or n < 1):
             raise InputError(f"n = {n!r} is impossible; give 1 or more texts of each prompt")
         prompt_list = as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):

@@ -8,7 +8,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -16,6 +15,7 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config.config import Config
 from ssd_jax.config.keywords import Settings
 from ssd_jax.config.settings import MODES
+from ssd_jax.config.values import is_integer
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.engine.engine import Engine
@@ -328,9 +328,8 @@ class LLM(Calls):
             )
         default_k, ks = (0, [0]) if mode == "ar" else (self.config.speculated, [*self.resolved.ks])
         k = default_k if k is None else k
-        is_integer = isinstance(k, Integral) and not isinstance(k, bool)
-        if not is_integer or k not in ks:
-            remedy = f"; open with ks=[{k}]" if default_k and is_integer and k > 0 else ""
+        if not is_integer(k) or k not in ks:
+            remedy = f"; open with ks=[{k}]" if default_k and is_integer(k) and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         k = int(k)
         engine = self._engines.get((mode, k))

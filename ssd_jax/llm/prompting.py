@@ -12,6 +12,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.generation_config import read_sampling
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.config.config import Config
+from ssd_jax.config.values import is_integer
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import CHAT_KEYS, PROMPT_KEYS
 from ssd_jax.options.fields import check_names, check_type
@@ -156,8 +157,7 @@ def _ids(value: Any) -> list[int] | None:
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return None
-    are_integers = all(isinstance(item, Integral) and not isinstance(item, bool) for item in value)
-    return [int(token) for token in value] if are_integers else None
+    return [int(token) for token in value] if all(map(is_integer, value)) else None
 
 
 def _apply_template(
