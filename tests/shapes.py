@@ -121,4 +121,5 @@ def _fields_fit(value: Any) -> bool:
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: _of_argument(hint) for name, hint in hints.items()}
+    of_handles = {name for name, hint in hints.items() if getattr(hint, "_is_protocol", False)}
+    return {name: _of_argument(hint) for name, hint in hints.items() if name not in of_handles}

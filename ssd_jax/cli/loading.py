@@ -54,6 +54,7 @@ def params_of(config: Config, options: Mapping[str, Any], values: settings.Flags
         params = dataclasses.replace(params, seed=secrets.randbits(64))
         print(f"seed = {params.seed}", file=sys.stderr)
     if config.generation_config == "none":
+        config.check_tree_sampling(params.temperature)
         return params
     from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.llm.prompting import default_params, given_settings, sampling_line

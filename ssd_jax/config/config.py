@@ -270,6 +270,8 @@ class Config(EngineSettings):
                         f"{name} = {getattr(self, name)!r} means nothing with {setting} = "
                         f"{value!r}; leave out one"
                     )
+        if self.tree_nodes:
+            self._check_tree(self.tree_nodes)
         if not RULES[self.verify].ships_q and self.proposal_support == "full":
             raise InputError(
                 f"proposal_support = 'full' is for {_READ_Q}; {self.verify} proposals ship no q"
@@ -278,6 +280,41 @@ class Config(EngineSettings):
             raise InputError(
                 f"saguaro_c = {self.saguaro_c} is for {_READ_Q}; {self.verify} proposals have no "
                 "residual to move"
+            )
+
+    def _check_tree(self, nodes: int) -> None:
+        """Refuses a tree where there is none, or that is no tree."""
+        given = f"tree_nodes = {nodes}"
+        if self.mode != "sd":
+            raise InputError(
+                f"{given} is for mode = 'sd', and this is {self.mode!r}; leave it out, or change "
+                "the mode"
+            )
+        if self.chooses_k:
+            raise InputError(
+                f"{given} needs a number for k, the longest path, and here it is chosen while "
+                "decoding; give k, such as 4"
+            )
+        if nodes <= self.speculated:
+            raise InputError(
+                f"{given} leaves no node beside a chain of k = {self.speculated}; give more nodes, "
+                "or lower k"
+            )
+
+    def check_tree_sampling(self, temperature: float) -> None:
+        """Refuses trees where requests are sampled by default, by a rule that has none for them.
+
+        Args:
+          temperature: of requests that come without one.
+
+        Raises:
+          InputError: they would all have chains.
+        """
+        if self.tree_nodes and temperature > 0 and not RULES[self.verify].keyed_by_position:
+            raise InputError(
+                f"tree_nodes = {self.tree_nodes} with verify = {self.verify!r} is for greedy "
+                f"requests, and the default temperature is {temperature}; give verify = 'coupled', "
+                "or leave tree_nodes out"
             )
 
     def _check_objects(self) -> None:

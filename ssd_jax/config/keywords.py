@@ -73,6 +73,7 @@ class Settings(VllmSettings, total=False):
     draft_temperature: float | None
     proposal_support: int | str | None
     verify: RuleName
+    tree_nodes: int | None
     budget: int | str | None
     fan_out: str | FanOutFactory | None
     saguaro_c: float | None

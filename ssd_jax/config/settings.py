@@ -21,6 +21,7 @@ from ssd_jax.config.values import MAX_NUMBER, check_value, plain_value
 from ssd_jax.errors import InputError
 from ssd_jax.options.fields import with_field_help
 from ssd_jax.placement.parallel.layout import Split
+from ssd_jax.roles.drafting import MAX_NODES
 from ssd_jax.sampling.rules import RuleName
 from ssd_jax.speculation.backup import KINDS
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
@@ -155,6 +156,14 @@ class EngineSettings:
         "accepts as many or more; coupled gives the same sampled text in every mode",
         get_args(RuleName),
         group="speculation",
+    )
+    tree_nodes: int | None = setting(
+        None,
+        f"propose a tree of so many tokens instead of a chain of k, in mode sd: up to {MAX_NODES}, "
+        "more than k, which is then the longest path; its shape is chosen in every round; it needs "
+        "verify = coupled for sampled requests; default 0, the chain",
+        within=(0, MAX_NODES),
+        needs="model",
     )
     budget: int | str | None = setting(
         None,

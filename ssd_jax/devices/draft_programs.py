@@ -22,6 +22,7 @@ from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling, greedy_where_idle
+from ssd_jax.sampling.topology import chain_path
 from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, variant_name
 
 Array = Any
@@ -270,7 +271,9 @@ class DraftPrograms(PagedPrograms):
             greedy_where_idle(sampling, live),
             records.start,
             index,
-            lambda: penalties.in_flight(history, records.proposal.tokens, rows, place, outputs),
+            lambda: penalties.in_flight(
+                history, records.proposal.tokens, rows, chain_path(place), outputs
+            ),
             lowered[:, index],
             parts,
         )

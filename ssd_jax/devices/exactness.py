@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
+import jax
 import numpy as np
 
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -22,6 +23,7 @@ from ssd_jax.models.sharding import fully_addressable, put
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.system.stored_jit import create_arrays
 
 _MIN_ROWS = 3
@@ -76,6 +78,110 @@ def widths_agree(programs: Programs, parameters: Parameters) -> bool:
             if not np.array_equal(logits_there, expected[begin : begin + len(logits_there)]):
                 return False
     return all(_same_outcomes(programs, expected, params) for params in _SETTINGS)
+
+
+def tree_agrees(programs: Programs, parameters: Parameters) -> bool:
+    """Whether rows of a tree give the same bits as rounds of one token.
+
+    A text is run token by token, then once more as a path of a tree, whose other nodes are beside
+    it; then a tree with the tokens that those logits give must be accepted along the path.
+    """
+    depth, nodes = programs.verification.widths[-1], programs.verification.nodes
+    slots, parameters = programs.slots, list(parameters)
+    pages, table = programs.new_pages(), programs.any_table()
+    text = np.arange(3, depth + 5, dtype=np.int32)
+    lengths, pending = np.full(slots, IDLE, np.int32), np.zeros(slots, np.int32)
+    one_by_one = []
+    for place, token in enumerate(text):
+        lengths[0], pending[0] = place, token
+        logits, pages = programs["forward", 0](
+            parameters, pages, table, pending, np.zeros((slots, depth), np.int32), lengths
+        )
+        one_by_one.append(np.asarray(fully_addressable(logits)[:1])[0])
+    parents, on_path = _path_among_others(nodes, depth)
+    trees = np.zeros((slots, nodes), np.int32), np.zeros((slots, nodes), np.int32)
+    trees[0][0, on_path], trees[1][0] = text[2:], parents
+    lengths[0], pending[0] = 1, text[1]
+    logits, pages, _ = programs["forward_tree",](parameters, pages, table, pending, *trees, lengths)
+    rows = [0, *(node + 1 for node in on_path)]
+    same = np.array_equal(np.asarray(fully_addressable(logits))[rows], np.stack(one_by_one[1:]))
+    by_position = RULES[
+        programs.verification.rule
+    ].keyed_by_position  # else sampled rows are chains
+    return same and all(
+        _tree_accepts(programs, np.stack(one_by_one[1:]), parents, on_path, params)
+        for params in _SETTINGS
+        if by_position or params.temperature == 0
+    )
+
+
+def _path_among_others(nodes: int, depth: int) -> tuple[np.ndarray, list[int]]:
+    """The parents of a tree, and the nodes of a path of it that has siblings where it can."""
+    parents, on_path, row = np.zeros(nodes, np.int32), [], 0
+    spare = nodes - depth
+    for _ in range(depth):
+        node = on_path[-1] + 1 if on_path else 0
+        sibling = len(on_path) < spare
+        parents[node : node + 1 + sibling] = row
+        on_path.append(node + sibling)
+        row = on_path[-1] + 1
+    return parents, on_path
+
+
+def _tree_accepts(
+    programs: Programs,
+    logits: np.ndarray,
+    parents: np.ndarray,
+    on_path: list[int],
+    params: SamplingParams,
+) -> bool:
+    """Whether a tree that has the target's own tokens on a path has them as its outcome.
+
+    Args:
+      logits: [depth + 1, V] along the path.
+    """
+    slots, vocab, model = programs.slots, logits.shape[1], programs.model
+    depth, nodes = len(on_path), len(parents)
+    rows = SamplingRows(slots, vocab, model.slot_sharding)
+    rows.set(SlotOpening(0, params))
+    start = np.full(slots, IDLE, np.int32)
+    history, tokens = programs.new_history(), []
+    blank = model.place(create_arrays(lambda: programs.verification.blank(slots)))
+
+    def on_device(values: np.ndarray, proposed: int) -> jax.Array:
+        repeated = np.broadcast_to(values, (slots, *values.shape)).reshape(-1, vocab)
+        return put(repeated, programs.logits_of(proposed).sharding)
+
+    for place in range(depth + 1):
+        start[0] = place
+        accept = programs.select(("accept", slots, 0), partial(rows.needed, start))
+        packed, _, history = accept(
+            on_device(logits[place : place + 1], 0),
+            blank,
+            rows.on_device(),
+            start,
+            history,
+            np.int32(0),
+        )
+        tokens.append(int(np.asarray(packed)[0, 1]))
+    of_tree = np.zeros((nodes + 1, vocab), np.float32)
+    of_tree[[0, *(node + 1 for node in on_path)]] = logits
+    drafted = [np.array(array) for array in create_arrays(programs.blank_tree)]
+    drafted[0][0], drafted[0][0, on_path], drafted[1][0] = -1, tokens[:-1], nodes
+    start[0] = 0
+    accept = programs.select(("accept_tree",), partial(rows.needed, start))
+    packed, *_ = accept(
+        on_device(of_tree, nodes),
+        model.place(Proposal(*drafted)),
+        model.place(np.broadcast_to(parents, (slots, nodes)).copy()),
+        programs.new_tree_branches(),
+        programs.new_pages(),
+        programs.any_table(),
+        rows.on_device(),
+        start,
+        programs.new_history(),
+    )
+    return np.asarray(packed)[0].tolist() == [depth, *tokens, on_path[-1] + 1]
 
 
 def _same_outcomes(programs: Programs, logits: np.ndarray, params: SamplingParams) -> bool:

@@ -36,6 +36,7 @@ from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
+from ssd_jax.sampling.topology import chain_path
 from ssd_jax.sampling.variants import (
     ANY,
     VARIANTS,
@@ -250,7 +251,9 @@ class ExpansionPrograms:
                 passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
                 sampling_of(sampling, row),
                 records.start[row] + 1 + accepted,
-                lambda: penalties.in_flight(history, tokens, row, accepted, self._model.output_ids),
+                lambda: penalties.in_flight(
+                    history, tokens, row, chain_path(accepted), self._model.output_ids
+                ),
                 tokens=self.base.tokens,
                 count=self.base.candidates,
                 outputs=self._model.output_ids,

@@ -25,6 +25,7 @@ from ssd_jax.sampling import penalties, prediction
 from ssd_jax.sampling.drafting import Draw
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.sampling.topology import chain_path
 from ssd_jax.sampling.variants import Parts, when
 
 
@@ -253,7 +254,9 @@ class ExpansionSteps:
                 sampling_of(sampling, row),
                 records.start[row],
                 k,
-                lambda: penalties.in_flight(context.history, tokens, row, k, self._outputs),
+                lambda: penalties.in_flight(
+                    context.history, tokens, row, chain_path(k), self._outputs
+                ),
                 tokens=self._base.tokens,
                 count=likeliest.shape[2],
                 rule=self._base.drafting.rule,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ssd_jax import compat
-from ssd_jax.devices.exactness import costs_nothing, widths_agree
+from ssd_jax.devices.exactness import costs_nothing, tree_agrees, widths_agree
 from ssd_jax.devices.opened import device_of, why_unread
+from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing, why_not_cached
 from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
@@ -53,10 +54,18 @@ def find_fallbacks(
         reason = f"bitwise costs speed with {compute}, `exact='bitwise'` has it anyway"
     elif exact != "distribution" and _agree(programs, parameters):
         exactness = "bitwise"
+    elif exact == "bitwise" and programs.verification.nodes:
+        raise InputError(
+            f"exact = 'bitwise' is not possible with tree_nodes = {programs.verification.nodes}: "
+            f"attention = {programs.model.execution.attention!r} with {compute} computes a token "
+            "of a tree in another way than one alone; leave out tree_nodes, or exact"
+        )
     elif exact != "distribution":
         exactness = "widest" if exact == "bitwise" else "distribution"
         reason = f"with {compute} a token's computation depends here on how many are beside it"
-    if reason and len(programs.widths) > 1:
+    if reason and programs.verification.nodes:
+        lines.append(f"exact = {exact!r} is distribution: {reason}")
+    elif reason and len(programs.widths) > 1:
         remedy = f"verifies as many as {programs.widths[-1]} proposed tokens every time"
         lines.append(
             f"exact = {exact!r} {remedy if exactness == 'widest' else 'is distribution'}: {reason}"
@@ -84,11 +93,14 @@ def find_fallbacks(
 
 
 def _agree(programs: Programs, parameters: Parameters) -> bool:
-    if len(programs.widths) == 1:
+    trees = programs.verification.nodes > 0
+    if len(programs.widths) == 1 and not trees:
         return True
     execution = programs.model.execution
     can_agree = execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
-    return can_agree and widths_agree(programs, parameters)
+    if not can_agree or not widths_agree(programs, parameters):
+        return False
+    return not trees or tree_agrees(programs, parameters)
 
 
 def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> list[str]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float32
 from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.target_tree_programs import law_spec
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
@@ -50,6 +51,9 @@ def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
         for size in sizes:
             for variant in programs.variants(size[0]):
                 specs[variant_name(("law", *size), variant)] = _law_spec(programs, *size, variant)
+        if programs.verification.nodes:
+            for variant in programs.variants(programs.slots):
+                specs[variant_name(("law_tree",), variant)] = law_spec(programs, variant)
     return specs
 
 

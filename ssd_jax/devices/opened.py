@@ -21,6 +21,7 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api
 from ssd_jax.kernels.tree_attention.api import backends
@@ -203,6 +204,7 @@ def open_model(
     dtype: str,
     *,
     bitwise: bool = False,
+    trees: bool = False,
     attention: str = "auto",
     mesh: Mesh | None = None,
     page_size: int | None = None,
@@ -215,6 +217,8 @@ def open_model(
       source: see `Config.target`.
       dtype: compute dtype.
       bitwise: see `devices.exactness`.
+      trees: whether the model verifies trees, bitwise where that costs no speed, so that attention
+        uses no AMX tiles.
       attention, page_size: see `Config`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
@@ -238,6 +242,9 @@ def open_model(
     )
     if bitwise:
         execution = row_independent(execution)
+    if trees and execution.attention == "cpu":
+        kernels = execution.kernels or Kernels()
+        execution = dataclasses.replace(execution, kernels=kernels._replace(tiles=False))
     stored = {}
     if dtype == "native":
         stored = native_kinds(checkpoint.tensors, where=str(checkpoint.path))

@@ -77,7 +77,8 @@ def promote(
     table: kv_pages.PageTable,
     scratch: AllBranches,
     winner: Int32[Array, "B"],
-    positions: Int32[Array, "B depths"],
+    positions: Int32[Array, "B n"],
+    entries: Int32[Array, "B n"] | None = None,
 ) -> PageArray:
     """Copies the keys and values of one branch a row into its pages.
 
@@ -86,6 +87,7 @@ def promote(
       scratch: of M branches a row.
       winner: the branch.
       positions: of each of its tokens; a token outside the slot's pages is not copied.
+      entries: of these tokens in the branch; None are all, in order.
     """
     rows = jnp.arange(winner.shape[0])
 
@@ -93,6 +95,8 @@ def promote(
         winner_kv = branches[rows, :, :, jnp.maximum(winner, 0)].swapaxes(
             1, 2
         )  # [B, depths, heads, 2 D]
+        if entries is not None:
+            winner_kv = jnp.take_along_axis(winner_kv, entries[:, :, None, None], axis=1)
         windows, kernels = model.execution.window_writes, model.execution.write_kernels
         return write(array, table, positions, winner_kv, windows=windows, kernels=kernels)
 

@@ -23,12 +23,28 @@ from ssd_jax.sampling.variants import VARIANTS, Needed
 from ssd_jax.system.stored_jit import create_arrays
 
 
+class _Tree(NamedTuple):
+    """The tree that a forward has run.
+
+    Attributes:
+      branches: keys and values of its nodes.
+    """
+
+    parents: TokenArray
+    branches: jax.Array
+
+
 class _Forward(NamedTuple):
-    """Logits [B * (w + 1), V] of a forward with w proposed tokens; pending ones at `lengths`."""
+    """Logits [B * (w + 1), V] of a forward with w proposed tokens; pending ones at `lengths`.
+
+    Attributes:
+      tree: where the proposed tokens are one.
+    """
 
     logits: jax.Array
     lengths: Int32[np.ndarray, "B"]
     width: int
+    tree: _Tree | None = None
 
 
 class PendingOutcome(Pending):
@@ -38,11 +54,19 @@ class PendingOutcome(Pending):
       packed: outcomes [rows, w + 2], see `target_programs.Programs`.
       bonus: bonus tokens [rows].
       logprobs: of the emitted tokens, if a request asks for them.
+      tree: whether the outcomes are those of trees, which end with a node.
     """
 
-    def __init__(self, packed: jax.Array, bonus: jax.Array, logprobs: Logprobs | None) -> None:
+    def __init__(
+        self,
+        packed: jax.Array,
+        bonus: jax.Array,
+        logprobs: Logprobs | None,
+        *,
+        tree: bool = False,
+    ) -> None:
         self._packed, self._bonus = packed, bonus
-        self._logprobs = logprobs
+        self._logprobs, self._tree = logprobs, tree
         for array in jax.tree.leaves((packed, logprobs)):
             device.begin_read(array)
 
@@ -60,6 +84,8 @@ class PendingOutcome(Pending):
         packed = device.read(self._packed)
         log = self._logprobs
         reported = None if log is None else TopLogprobs(*(device.read(array) for array in log))
+        if self._tree:
+            return Outcomes(packed[:, 0], packed[:, 1:-1], reported, packed[:, -1])
         return Outcomes(packed[:, 0], packed[:, 1:], reported)
 
 
@@ -148,6 +174,8 @@ class DeviceTarget(PagedRole, Target):
         lengths: Int32[np.ndarray, "B"],
         drafted: Drafted | None = None,
     ) -> _Forward:
+        if drafted is not None and drafted.parents is not None:
+            return self._forward_tree(pending, lengths, drafted.tokens, drafted.parents)
         longest = 0 if drafted is None else int(drafted.lengths.max())
         width = min(width for width in self._programs.widths if width >= longest)
         forward = self._programs.select_reach(("forward", width), int(lengths.max()) + width + 1)
@@ -163,11 +191,30 @@ class DeviceTarget(PagedRole, Target):
         )
         return _Forward(logits, lengths, width)
 
+    def _forward_tree(
+        self,
+        pending: TokenArray,
+        lengths: Int32[np.ndarray, "B"],
+        tokens: TokenArray,
+        parents: TokenArray,
+    ) -> _Forward:
+        programs = self._programs
+        forward = programs.select_reach(("forward_tree",), int(lengths.max()) + 1)
+        text = self._parameters, self._pages, self._table
+        logits, self._pages, branches = device.run(
+            programs[forward], *text, pending, tokens, parents, lengths
+        )
+        nodes = programs.verification.nodes
+        return _Forward(logits, lengths, nodes, _Tree(parents, branches))
+
     @override
     def accept(
         self, logits: LogitsHandle, proposal: ProposalHandle | None = None
     ) -> PendingOutcome:
         assert isinstance(logits, _Forward)
+        if logits.tree is not None:
+            assert proposal is not None
+            return self._accept_tree(logits, logits.tree, proposal)
         return self._verify(
             (self.slots, logits.width),
             partial(self._rows.needed, logits.lengths),
@@ -180,6 +227,42 @@ class DeviceTarget(PagedRole, Target):
             logits.lengths,
             0,
         )
+
+    def _accept_tree(
+        self,
+        forward: _Forward,
+        tree: _Tree,
+        drafted: ProposalHandle,
+    ) -> PendingOutcome:
+        programs, (logits, start, *_) = self._programs, forward
+        needed = partial(self._rows.needed, start)
+        accept = programs.select(("accept_tree",), needed)
+        reported = bool((self._reported & (start >= 0)).any())
+        source, sampling = logits, self._rows.on_device()
+        if reported and programs.verification.logprobs_of == "processed":
+            law = programs.select(("law_tree",), needed)  # before the history changes
+            (source,) = device.run(
+                law, logits, drafted, tree.parents, sampling, start, self._history
+            )
+        outcome, bonus, self._history, self._pages, path = device.run(
+            accept,
+            logits,
+            drafted,
+            tree.parents,
+            tree.branches,
+            self._pages,
+            self._table,
+            sampling,
+            start,
+            self._history,
+        )
+        logprobs = None
+        if reported:
+            (source,) = device.run(programs["path_logits",], source, path)
+            depth = programs.verification.widths[-1]
+            report = programs["logprobs", self.slots, depth]
+            (logprobs,) = device.run(report, source, outcome[:, :-1])
+        return PendingOutcome(outcome, bonus, logprobs, tree=True)
 
     def _prefill_logits(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         """Logits of the last token."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import passes, program_spec
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices import passes, program_spec, target_tree_programs
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.target_base import TargetBase, Verification
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
@@ -25,29 +22,7 @@ from ssd_jax.sampling.variants import VARIANTS, variant_name
 from ssd_jax.sampling.verification import commit, emitted_tokens, verify
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Verification:
-    """What `accept` is compiled for.
-
-    Attributes:
-      widths: numbers of proposed tokens that a verification may have, ascending, always including
-        0. Proposals always have room for the largest.
-      support: ids of a proposal's q; 1 for point masses.
-      rule: of verification.
-      logprobs_of: "raw" or "processed", of log-probabilities.
-    """
-
-    widths: tuple[int, ...] = (0,)
-    support: int = 1
-    rule: str = "ratio"
-    logprobs_of: str = "raw"
-
-    def blank(self, rows: int) -> Proposal:
-        """Room for the widest proposal, nothing proposed."""
-        return proposal.blank(rows, self.widths[-1], self.support)
-
-
-class Programs(PagedPrograms):
+class Programs(TargetBase):
     """The target's compiled programs for one model, batch and context.
 
     With w proposed tokens of a proposal that has room for K:
@@ -67,7 +42,7 @@ class Programs(PagedPrograms):
       compiler: gets the programs instead of `program_spec.compile_all`.
 
     Attributes:
-      widths: numbers of proposed tokens that verifications run with, ascending.
+      widths: numbers of proposed tokens that verifications of chains run with, ascending.
     """
 
     def __init__(
@@ -82,23 +57,30 @@ class Programs(PagedPrograms):
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        self.verification = verification or Verification()
-        super().__init__(model, slots, context, paging, tokens, self.verification)
-        self._tokens = tokens
+        super().__init__(model, slots, context, paging, tokens, verification or Verification())
         specs: dict[Name, ProgramSpec] = {
             variant_name(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
             for variant in self.variants(1)
         }
-        for width in self.verification.widths:
+        # With trees, rounds without a proposal alone have chains.
+        self.widths = (0,) if self.verification.nodes else self.verification.widths
+        for width in self.widths:
             for variant in self.variants(slots):
                 accept = self._accept_spec(slots, width, variant)
                 specs[variant_name(("accept", slots, width), variant)] = accept
             for reach in self.reaches:
                 specs[self.with_reach(("forward", width), reach)] = self._forward_spec(width, reach)
+        if self.verification.nodes:
+            specs["path_logits",] = target_tree_programs.path_logits_spec(self)
+            for reach in self.reaches:
+                forward = target_tree_programs.forward_spec(self, reach)
+                specs[self.with_reach(("forward_tree",), reach)] = forward
+            for variant in self.variants(slots):
+                accept = target_tree_programs.accept_spec(self, variant)
+                specs[variant_name(("accept_tree",), variant)] = accept
         specs |= self.prompt_specs(with_logits=True)
         self._compiler = compiler
         self._compiled = dict((compiler or program_spec.compile_all)(specs, model.mesh, progress))
-        self.widths = self.verification.widths
 
     def add(self, specs: Mapping[Name, ProgramSpec]) -> None:
         """Compiles further programs, see `logprob_programs`.
@@ -108,45 +90,11 @@ class Programs(PagedPrograms):
         compiler = self._compiler or program_spec.compile_all
         self._compiled = {**self._compiled, **compiler(specs, self.model.mesh, None)}
 
-    def logits_of(self, proposed: int) -> jax.ShapeDtypeStruct:
-        """Logits [slots * (proposed + 1), V] of a `forward`."""
-        shape = self.slots * (proposed + 1), self.model.config.outputs
-        logits = jax.ShapeDtypeStruct(shape, jnp.float32)
-        axis = passes.over_words(self.model, self.model.rules.outputs)
-        return passes.cut(self.model, logits, DATA_AXIS, axis)
-
     def compile_forward(self, proposed: int) -> Program:
         """Compiles `forward` for a number of proposed tokens that is not among the programs."""
         return self._forward_spec(proposed, self.capacity).compile(
             self.model.mesh, ("forward", proposed)
         )
-
-    def variants(self, rows: int) -> Sequence[str]:
-        """Variants of `accept`, the one that can do everything last.
-
-        One row costs little, and only has that one, unless there is one slot.
-        """
-        all_variants = self.model.execution.variants
-        return all_variants if rows == self.slots else all_variants[-1:]
-
-    @property
-    def ids(self) -> int:
-        """Number of ids that exist; logits beyond are vocabulary padding."""
-        return self._tokens
-
-    def accept_structs(self, rows: int, proposed: int) -> dict[str, Any]:
-        """Structs of the arguments of `accept`, by name, for every slot or for one."""
-        per_row = {
-            "drafted": jax.eval_shape(lambda: self.verification.blank(rows)),
-            "sampling": SamplingRows(rows, self.model.config.vocab_size).structs(),
-            "start": program_spec.ints(rows),
-        }
-        all_slots = rows == self.slots
-        structs = self.structs | (self.by_slots(per_row) if all_slots else per_row)
-        structs["slot"] = program_spec.ints()
-        if all_slots:
-            structs["logits"] = self.logits_of(proposed)
-        return structs
 
     @functools.cached_property
     def receive(self) -> Program:
@@ -202,7 +150,7 @@ class Programs(PagedPrograms):
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` for every slot, or for one slot whose number is an argument."""
         vocab, verification = self.model.config.vocab_size, self.verification
-        common = {"tokens": self._tokens, "parts": VARIANTS[variant]}
+        common = {"tokens": self.ids, "parts": VARIANTS[variant]}
         all_slots = rows == self.slots
 
         def accept(logits, drafted, sampling, start, history, slot):

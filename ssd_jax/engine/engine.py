@@ -281,10 +281,11 @@ class Engine:
         now = self._clock()
         self._log.read(flight, outcomes, now, more=bool(self._in_flight))
         accepted, emitted = outcomes.accepted.tolist(), outcomes.tokens.tolist()
+        nodes = accepted if outcomes.node is None else outcomes.node.tolist()
         for row, state in flight.rows:
             if state.finished:
                 continue
-            row_tokens = emitted[row][: accepted[row] + 1]
+            row_tokens, state.node = emitted[row][: accepted[row] + 1], nodes[row]
             sound = row_tokens[-1] != NO_TOKEN
             try:
                 tokens = state.commit(row_tokens if sound else row_tokens[:-1], now)

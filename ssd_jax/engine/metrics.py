@@ -68,6 +68,7 @@ class RoundRecord:
       lookup: result of the look-up, where the outcome was a new one.
       cost: of the proposal, where the draft has devices of its own.
       alone: whether the draft was idle meanwhile; None where that is not known.
+      tree: whether a tree was verified; None where only chains are proposed.
     """
 
     proposed: int = 0
@@ -79,6 +80,7 @@ class RoundRecord:
     lookup: RowLookup | None = None
     cost: DraftCost | None = None
     alone: bool | None = None
+    tree: bool | None = None
 
     def truncate(self, committed: int) -> None:
         """Keeps the first `committed` tokens; tokens behind an end count as never proposed."""
@@ -178,10 +180,12 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
     for verified in rounds:
         counted.observe(verified.accepted, range(verified.proposed))
     positions = range(max(verified.proposed for verified in rounds))
+    trees = [verified.tree for verified in rounds if verified.tree is not None]
     return {
         "acceptance_length": float(np.mean([verified.committed for verified in rounds])),
         "acceptance_histogram": histogram.tolist(),
         "acceptance_by_position": [(counted.accepted[i], counted.judged[i]) for i in positions],
+        "tree_rounds": sum(trees) if trees else None,
     }
 
 

@@ -28,6 +28,9 @@ class RequestMetrics(TypedDict):
     acceptance_by_position: Annotated[
         list[tuple[int, int]] | None, "(accepted, judged) by position in the proposal"
     ]
+    tree_rounds: Annotated[
+        int | None, "rounds that verified a tree of proposed tokens; the others had chains"
+    ]
     acceptance_length_on_hit: Annotated[
         float | None, "`acceptance_length` where the proposal was a prepared branch"
     ]

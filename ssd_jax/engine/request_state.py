@@ -40,6 +40,7 @@ class RequestState:
       params: how it is sampled; set once it has entered a slot.
       prompted: tokens given to the drafter, of those given to the target.
       last: tokens that its last round committed.
+      node: where in its tree of proposed tokens that round ended; see `Outcomes`.
       logprobs: of the committed tokens, if asked for.
       prompt_logprobs: of the prompt's tokens, if asked for.
       origins: of the committed tokens.
@@ -58,6 +59,7 @@ class RequestState:
     params: SamplingParams | None = None
     prompted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
+    node: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     origins: list[Origin] = dataclasses.field(default_factory=list)

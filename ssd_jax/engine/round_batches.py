@@ -16,7 +16,7 @@ class _Fields(NamedTuple):
     """A number of each slot, in one array: copying several would cost more than the loop.
 
     Attributes:
-      pending, position, counts, limit, room: see `DraftBatch`.
+      pending, position, counts, limit, room, node: see `DraftBatch`.
       lengths: position of the pending token, also in rows that get no proposal.
     """
 
@@ -26,9 +26,10 @@ class _Fields(NamedTuple):
     counts: Row
     limit: Row
     room: Row
+    node: Row
 
 
-_IDLE = {"pending": 0, "lengths": IDLE, "position": IDLE, "counts": 0, "limit": 0, "room": 0}
+_IDLE = dict.fromkeys(_Fields._fields, 0) | {"lengths": IDLE, "position": IDLE}
 _COUNT = len(_Fields._fields)
 
 
@@ -52,13 +53,14 @@ class RoundBatches:
         """Pending tokens and their positions for the target; the batch for the drafter."""
         array = self._idle.copy()
         fields, tokens = _Fields(*array[:_COUNT]), array[_COUNT:]
-        pending, lengths, position, counts, limit, room = fields
+        pending, lengths, position, counts, limit, room, node = fields
         for slot, state in rows:
             sequence, committed = state.sequence, state.last
             proposed = max(min(self._k, sequence.room - 1), 0)
             pending[slot], lengths[slot] = sequence.pending, sequence.cached
             position[slot] = sequence.cached if proposed else IDLE
             limit[slot], room[slot] = proposed, sequence.room
-            counts[slot] = len(committed)
+            counts[slot], node[slot] = len(committed), state.node
             tokens[: len(committed), slot] = committed
-        return pending, lengths, DraftBatch(pending, position, tokens.T, counts, limit, room)
+        batch = DraftBatch(pending, position, tokens.T, counts, limit, room, node)
+        return pending, lengths, batch

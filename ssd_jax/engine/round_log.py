@@ -159,6 +159,7 @@ class RoundLog:
             if drafted is not None:
                 record.proposed, record.source = int(drafted.lengths[row]), drafted.sources.get(row)
                 record.lookup = row_lookup(drafted.lookup, row, record.proposed)
+                record.tree = None if drafted.parents is None else row not in drafted.chains
             facts = record.source, record.proposed, accepted
             traced.append(RowTrace(row, state.request_id, *facts, tokens))
             if self._trace is not None and drafted is not None:

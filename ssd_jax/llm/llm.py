@@ -120,6 +120,7 @@ class LLM(Calls):
         say_unused(store, config.store, placement.use_store(store), placement.cacheable)
         resolved = resolve(config, placement, ks, progress, self._custom)
         self._default_params = default_params(config.generation_config, resolved.target.checkpoint)
+        config.check_tree_sampling(self._default_params.temperature)
         if config.generation_config == "auto":
             _LOG.info(sampling_line(given_settings(self._default_params)))
         self._notices = tuple(cut_lines(resolved))

@@ -19,7 +19,9 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import InlineDraft, Loaded
 from ssd_jax.loading.resolved import Resolved
@@ -83,7 +85,7 @@ def load(
         if worker is not None:
             worker.check()
         if inline is not None and not placement.out_of_process:
-            (inline.branching if resolved.config.prepared == "ssd" else inline.plain)()
+            inline.compile(resolved.config.prepared)
             inline.parameters()
         parameters = loading.result()
         if worker is not None:
@@ -123,6 +125,7 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
             support=_shipped_support(resolved),
             rule=config.verify,
             logprobs_of=config.logprobs_of,
+            nodes=config.tree_nodes or 0,
         ),
         paging=resolved.paging,
         progress=_compile_progress("target", status),
@@ -232,9 +235,22 @@ def _inline(
         return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress)
 
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
+    shape = resolved.tree(plain.k)
+
+    def trees() -> TreeDraftPrograms:
+        assert shape is not None
+        return TreeDraftPrograms(
+            draft.model,
+            **_sizes(resolved),
+            paging=resolved.paging,
+            drafting=plain,
+            shape=shape,
+            progress=_compile_progress("draft", status),
+        )
+
     return InlineDraft(
         parameters=functools.cache(weights),
-        plain=functools.cache(lambda: programs(plain)),
+        plain=functools.cache(trees if shape else lambda: programs(plain)),
         branching=functools.cache(branching_programs),
     )
 

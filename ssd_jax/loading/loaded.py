@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -18,8 +18,11 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import Fallbacks
 from ssd_jax.devices.model_drafter import ModelDrafter
+from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
+from ssd_jax.devices.tree_drafter import TreeDrafter
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.host_branching import HostBranchingDraft
@@ -31,6 +34,7 @@ from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftSetup
 from ssd_jax.speculation.controller import Controller, Policies
+from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS, TextDrafter
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
@@ -61,13 +65,17 @@ class InlineDraft(NamedTuple):
     """A draft in the target's process; each part is loaded or compiled at its first use.
 
     Attributes:
-      plain: programs of mode sd, which prepare no branches.
+      plain: programs of mode sd, which prepare no branches: of chains, or of trees.
       branching: programs of mode ssd, for each number of branches.
     """
 
     parameters: Callable[[], list[jax.Array]]
-    plain: Callable[[], DraftPrograms]
+    plain: Callable[[], DraftPrograms | TreeDraftPrograms]
     branching: Callable[[], tuple[ExpansionPrograms, ...]]
+
+    def compile(self, mode: str) -> None:
+        """Compiles the programs of a mode, sd or ssd, if they are not there yet."""
+        (self.branching if mode == "ssd" else self.plain)()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +174,7 @@ class Loaded:
         """
         engine, roles = leader.new_engine(mode, k, lambda: self._local_roles(mode, k))
         drafter, mirrored = roles.drafter, None
-        if isinstance(drafter, ModelDrafter):
+        if isinstance(drafter, ModelDrafter | TreeDrafter):
             drafter = mirrored = MirroredDrafter(leader, engine, drafter)
         target = MirroredTarget(leader, engine, roles.target, mirrored)
         return Roles(target, drafter, target.close)
@@ -196,7 +204,7 @@ class Loaded:
         compiled if need be.
         """
         by_role, modes = {"target": self.programs.working_memory}, {mode for mode, _ in engines}
-        menus: list[Sequence[DraftPrograms | ExpansionPrograms]] = []
+        menus: list[Sequence[PagedPrograms | ExpansionPrograms]] = []
         if self.inline is not None and "sd" in modes:
             menus.append([self.inline.plain()])
         if self.inline is not None and "ssd" in modes and self.worker is None:
@@ -216,13 +224,15 @@ class Loaded:
     def _drafter(self, k: int) -> Drafter:
         if self.inline is None:
             return self._host_drafter(k)
-        return ModelDrafter(
-            self.inline.plain(),
-            self.inline.parameters(),
-            k=k,
-            temperature=self.config.draft_temperature,
-            send=self.programs.model.place,
-        )
+        programs, parameters = self.inline.plain(), self.inline.parameters()
+        options: Any = {
+            "k": k,
+            "temperature": self.config.draft_temperature,
+            "send": self.programs.model.place,
+        }
+        if isinstance(programs, TreeDraftPrograms):
+            return TreeDrafter(programs, parameters, rates=RankRates(programs.shape), **options)
+        return ModelDrafter(programs, parameters, **options)
 
     def _host_drafter(self, k: int) -> HostDrafter:
         """A drafter that is an object, or reads the text alone."""

@@ -45,6 +45,7 @@ def resolve(
         config.target,
         dtype,
         bitwise=config.exact == "bitwise",
+        trees=bool(config.tree_nodes) and config.exact != "distribution",
         attention=config.attention,
         mesh=placement.target,
         page_size=config.page_size,

@@ -10,6 +10,7 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.loading.custom import Custom
 from ssd_jax.placement.placement import Placement
+from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.speculation.fan_out import FanOut
 
 
@@ -52,6 +53,11 @@ class Resolved:
     def widths(self) -> tuple[int, ...]:
         """Numbers of proposed tokens that verifications are prepared for, ascending."""
         return tuple(sorted({0, *self.ks, *(AUTO_WIDTHS if self.config.chooses_k else ())}))
+
+    def tree(self, k: int) -> TreeShape | None:
+        """The size of trees with paths of up to K = k tokens; None where chains are proposed."""
+        nodes = self.config.tree_nodes
+        return TreeShape(nodes=nodes, depth=k) if nodes else None
 
     @property
     def chooses(self) -> bool:

@@ -6,6 +6,40 @@ import dataclasses
 
 from ssd_jax.sampling.rules import RuleName
 
+GAP_CLASSES = 8
+"""Classes of the gap between a draft's two best continuations; see `sampling.ranking`."""
+
+MAX_NODES = 31
+"""Most nodes of a tree: the bits of a path; see `sampling.topology`."""
+
+_MAX_WIDTH = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeShape:
+    """The size of a draft's trees; their shape is chosen anew in every round.
+
+    Attributes:
+      nodes: m, proposed tokens.
+      depth: K, most tokens of a path.
+      ranks: continuations of a node that may become its children.
+    """
+
+    nodes: int
+    depth: int
+    ranks: int = 6
+
+    @property
+    def width(self) -> int:
+        """Nodes that a forward of the draft runs: at each depth but the last, the best ones."""
+        most = MAX_NODES // max(self.depth - 1, 1)
+        return max(1, min(round(self.nodes / 4), most, _MAX_WIDTH))
+
+    @property
+    def runs(self) -> int:
+        """Nodes that the draft runs in a round."""
+        return self.width * (self.depth - 1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:

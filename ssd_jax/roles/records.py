@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
@@ -89,11 +89,14 @@ class Outcomes(NamedTuple):
       tokens: the first k + 1 are emitted: the accepted tokens, then the bonus token, which is
         `params.NO_TOKEN` where no token can be drawn.
       logprobs: of `tokens`, where the target was told to report them.
+      node: row of the last accepted token in a tree of proposed ones, 0 where none was accepted;
+        see `sampling.topology`. None after chains, where it is k.
     """
 
     accepted: Row
     tokens: Int32[np.ndarray, "B W"]
     logprobs: TopLogprobs | None = None
+    node: Row | None = None
 
 
 class CacheLookup(NamedTuple):
@@ -131,8 +134,10 @@ class Drafted:
     """Proposed tokens of a round, perhaps still computing; `Drafter.proposal` gives their q.
 
     Attributes:
-      lengths: L of each slot, known at once.
-      tokens: [B, K] int32, for the target's forward.
+      lengths: L of each slot, known at once; most tokens of a path, in a tree.
+      tokens: [B, K] int32, for the target's forward; [B, m] of the nodes of a tree.
+      parents: [B, m] int32, the tree that the tokens are; None is a chain.
+      chains: slots whose tree is a chain, which their sampling demands.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was no hit.
       lookup: of the cache.
       activity: of a draft with devices of its own, since the last proposal; known once `speculate`
@@ -144,6 +149,8 @@ class Drafted:
     sources: Mapping[int, str] = dataclasses.field(default_factory=dict)
     lookup: CacheLookup | None = None
     activity: Activity | None = None
+    parents: TokenArray | None = None
+    chains: Collection[int] = ()
 
 
 class DraftBatch(NamedTuple):
@@ -157,6 +164,7 @@ class DraftBatch(NamedTuple):
         same position.
       limit: most tokens to propose, at least 1; 0 in idle rows.
       room: tokens that may still be committed.
+      node: where in its tree the row's last round ended; see `Outcomes`.
     """
 
     pending: Row
@@ -165,6 +173,7 @@ class DraftBatch(NamedTuple):
     counts: Row
     limit: Row
     room: Row
+    node: Row
 
     @property
     def slots(self) -> list[int]:
@@ -174,9 +183,9 @@ class DraftBatch(NamedTuple):
 
 def draft_batch(slots: int, width: int) -> DraftBatch:
     """Idle rows, to be filled in; `width` is the most tokens that a round commits."""
-    pending, counts, limit, room = np.zeros((4, slots), np.int32)
+    pending, counts, limit, room, node = np.zeros((5, slots), np.int32)
     position, tokens = np.full(slots, IDLE, np.int32), np.full((slots, width), -1, np.int32)
-    return DraftBatch(pending, position, tokens, counts, limit, room)
+    return DraftBatch(pending, position, tokens, counts, limit, room, node)
 
 
 class Promotion(NamedTuple):

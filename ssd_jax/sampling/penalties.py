@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from ssd_jax.sampling.outputs import Outputs, columns_of
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.topology import on_path
 from ssd_jax.sampling.variants import when
 
 
@@ -104,7 +105,7 @@ def in_flight(
     history: History,
     proposed: Int32[jax.Array | np.ndarray, "B K"],
     row: Int32[Array, "n"],
-    count: Int32[Array, "n"],
+    path: Int32[Array, "n"],
     outputs: Outputs = None,
 ) -> History:
     """The history [n, V] that positions of a verification see; with `outputs` [n, N].
@@ -113,9 +114,9 @@ def in_flight(
       history: committed tokens, including the pending one.
       proposed: tokens in flight.
       row: the sequence of each position.
-      count: number of its proposed tokens that come before the position.
+      path: of its proposed tokens that come before the position; see `topology`.
     """
-    precedes = jnp.arange(proposed.shape[1]) < count[:, None]
+    precedes = on_path(path, proposed.shape[1])
     committed = history_of(history, row, outputs)
     return add_output(committed, jnp.where(precedes, jnp.asarray(proposed)[row], -1), outputs)
 

@@ -13,15 +13,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.kernels.rows import best_and_mass, map_rows, max_and_argmax, row_max
-from ssd_jax.sampling import soundness, truncation
+from ssd_jax.sampling import soundness, topology, truncation
 from ssd_jax.sampling.judgement import judge
-from ssd_jax.sampling.judgement.outcome import Outcome, accept_equal, count_leading_true
+from ssd_jax.sampling.judgement.outcome import (
+    Outcome,
+    accept_equal,
+    chain_outcome,
+    count_leading_true,
+)
 from ssd_jax.sampling.judgement.positions import Normalisation, Positions, TargetProbs
 from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.penalties import History, add_output, in_flight
 from ssd_jax.sampling.probs import allowed_logits, probs, sampled_probs, temperature_of, weights_of
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.sampling.topology import Parents
 from ssd_jax.sampling.variants import ON_DEVICE, Parts
 
 
@@ -35,31 +41,46 @@ def verify(
     tokens: int,
     rule: str = "ratio",
     parts: Parts = ON_DEVICE,
+    parents: Parents | None = None,
 ) -> Outcome:
     """Accepts proposed tokens and draws the bonus token.
 
     Args:
-      logits: W = K + 1; row i follows the pending token and the first i proposed tokens.
+      logits: W = K + 1; row 0 follows the pending token, row i + 1 proposed token i.
       proposal: L = 0 is a row without proposed tokens.
       start: position of the round's pending token.
       history: committed tokens, including the pending one. It is not changed; see `commit`.
       tokens: number of ids that exist (see `probs`).
       rule: a name of `RULES`.
       parts: of sampling, as far as they are known.
+      parents: the tree that the proposed tokens are; see `topology`. None is a chain.
     """
-    positions, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
-    arguments = positions, allowed, proposal, sampling, start, rule
+    positions, allowed = _positions(
+        logits, proposal, sampling, start, history, tokens, parts, parents
+    )
+    arguments = positions, allowed, proposal, sampling, start, rule, parents
     if parts.sampled is None:
-        accepted, bonus = _verify_with_cond(*arguments)
-        checked = positions.depth <= accepted[positions.row]
+        outcome = _verify_with_cond(*arguments)
+        checked = positions.path & ~outcome.path[positions.row] == 0
         is_sound = soundness.sound_of(checked, positions.logits, tokens)
     else:
-        (accepted, bonus), is_sound = _verify_in_few_passes(*arguments, parts, tokens)
+        outcome, is_sound = _verify_in_few_passes(*arguments, parts, tokens)
     # Tokens after the first position whose logits give no distribution cannot be accepted, and a
     # bonus token that would come from such a position does not exist.
-    sound = count_leading_true(is_sound.reshape(accepted.shape[0], -1))
-    bonus = jnp.where(sound > accepted, bonus, NO_TOKEN)
-    return Outcome(jnp.minimum(accepted, sound), bonus)
+    is_sound = is_sound.reshape(start.shape[0], -1)
+    if parents is None:
+        sound = count_leading_true(is_sound)
+        accepted = jnp.minimum(outcome.accepted, sound)
+        bonus = jnp.where(sound > outcome.accepted, outcome.bonus, NO_TOKEN)
+        return chain_outcome(accepted, bonus)
+    is_checked = (positions.path & ~outcome.path[positions.row] == 0).reshape(is_sound.shape)
+    unsound = is_checked & ~is_sound
+    # The path up to its first unsound row.
+    cut = outcome.path & topology.chain_path(jnp.argmax(unsound, axis=1))
+    any_unsound = unsound.any(axis=1)
+    path = jnp.where(any_unsound, cut, outcome.path)
+    bonus = jnp.where(any_unsound, NO_TOKEN, outcome.bonus)
+    return Outcome(topology.depth_of(path), bonus, path)
 
 
 def _verify_with_cond(
@@ -69,6 +90,7 @@ def _verify_with_cond(
     sampling: Sampling,
     start: Int32[Array, "B"],
     rule: str,
+    parents: Parents | None,
 ) -> Outcome:
     """`verify` where the device decides which parts of sampling are computed."""
     is_sampled = sampling.temperature > 0
@@ -78,7 +100,8 @@ def _verify_with_cond(
             score, token = max_and_argmax(allowed(block))
             return jnp.where(score > -jnp.inf, token, NO_TOKEN)  # all may be banned
 
-        return accept_equal(map_rows(best, positions).reshape(start.shape[0], -1), proposal)
+        tokens = map_rows(best, positions).reshape(start.shape[0], -1)
+        return accept_equal(tokens, proposal, parents)
 
     def sampled() -> Outcome:
         def probs_at(block: Positions) -> jax.Array:
@@ -91,7 +114,7 @@ def _verify_with_cond(
 
         def prob_of_proposed(block: Positions, token: jax.Array) -> jax.Array:
             return jax.lax.cond(
-                jnp.any(block.depth < jnp.asarray(proposal.length)[block.row]),
+                jnp.any(topology.depth_of(block.path) < jnp.asarray(proposal.length)[block.row]),
                 lambda: jnp.take_along_axis(probs_at(block), token[:, None], axis=-1)[:, 0],
                 lambda: jnp.zeros(token.shape),
             )
@@ -100,9 +123,9 @@ def _verify_with_cond(
         target = TargetProbs(
             probs_at, lambda token: map_rows(prob_of_proposed, positions, token), uses_cond=True
         )
-        return judge(rule, target, positions, proposal, sampling, start)
+        return judge(rule, target, positions, proposal, sampling, start, parents)
 
-    no_outcome = Outcome(jnp.zeros_like(start), jnp.zeros_like(start))
+    no_outcome = Outcome(*(jnp.zeros_like(start),) * 3)
     greedy_outcome = jax.lax.cond(jnp.all(is_sampled), lambda: no_outcome, greedy)
     sampled_outcome = jax.lax.cond(jnp.any(is_sampled), sampled, lambda: no_outcome)
     return jax.tree.map(
@@ -110,12 +133,21 @@ def _verify_with_cond(
     )
 
 
-def emitted_tokens(proposal: Proposal, outcome: Outcome) -> Int32[Array, "B K+1"]:
-    """The emitted tokens: accepted ones, then the bonus token from place k on."""
-    index = jnp.arange(proposal.tokens.shape[1] + 1)
-    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
-    kept = index < outcome.accepted[:, None]
-    return jnp.where(kept, tokens, outcome.bonus[:, None])
+def emitted_tokens(
+    proposal: Proposal, outcome: Outcome, depth: int | None = None
+) -> Int32[Array, "B W"]:
+    """The emitted tokens: accepted ones, then the bonus token from place k on.
+
+    Args:
+      depth: most accepted tokens, W - 1, of a tree; None is a chain, where they are K.
+    """
+    tokens = jnp.asarray(proposal.tokens)
+    if depth is not None:
+        rows = topology.rows_of(outcome.path, depth, tokens.shape[1])[:, 1:]
+        tokens = jnp.take_along_axis(tokens, jnp.maximum(rows - 1, 0), axis=1)
+    tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
+    is_accepted = jnp.arange(tokens.shape[1]) < outcome.accepted[:, None]
+    return jnp.where(is_accepted, tokens, outcome.bonus[:, None])
 
 
 def target_probs(
@@ -127,9 +159,12 @@ def target_probs(
     *,
     tokens: int,
     parts: Parts = ON_DEVICE,
+    parents: Parents | None = None,
 ) -> Float32[Array, "B W V"]:
     """The target's distributions in a verification; arguments as in `verify`."""
-    positions, allowed = _positions(logits, proposal, sampling, start, history, tokens, parts)
+    positions, allowed = _positions(
+        logits, proposal, sampling, start, history, tokens, parts, parents
+    )
     if parts.sampled:
         # The same numbers as in `_at_once`, so that no token it emits is reported as impossible.
         scores, settings = allowed(positions), sampling_of(sampling, positions.row)
@@ -150,9 +185,8 @@ def commit(
     history: History, proposal: Proposal, outcome: Outcome, live: Bool[Array, "B"]
 ) -> History:
     """Counts the accepted tokens and the bonus of the rows that are `live`."""
-    index = jnp.arange(proposal.tokens.shape[1])
-    kept = (index < outcome.accepted[:, None]) & live[:, None]
-    accepted = jnp.where(kept, proposal.tokens, -1)
+    is_accepted = topology.on_path(outcome.path, proposal.tokens.shape[1]) & live[:, None]
+    accepted = jnp.where(is_accepted, proposal.tokens, -1)
     bonus = jnp.where(live, outcome.bonus, -1)[:, None]
     return add_output(history, jnp.concatenate([accepted, bonus], axis=1))
 
@@ -165,19 +199,24 @@ def _positions(
     history: History,
     tokens: int,
     parts: Parts,
+    parents: Parents | None,
 ) -> tuple[Positions, Callable[[Positions], jax.Array]]:
     """All positions, and the allowed logits [n, V] of a block of them."""
     batch, count, vocab = logits.shape
     row = jnp.repeat(jnp.arange(batch), count)
-    depth = jnp.tile(jnp.arange(count), batch)
-    positions = Positions(logits.reshape(-1, vocab), row, depth, start[row] + 1 + depth)
+    if parents is None:
+        path = jnp.tile(topology.chain_paths(count - 1), batch)
+    else:
+        path = topology.paths(parents).reshape(-1)
+    position = start[row] + 1 + topology.depth_of(path)
+    positions = Positions(logits.reshape(-1, vocab), row, path, position)
 
     def allowed(block: Positions) -> jax.Array:
         return allowed_logits(
             block.logits,
             sampling_of(sampling, block.row),
             block.position,
-            lambda: in_flight(history, proposal.tokens, block.row, block.depth),
+            lambda: in_flight(history, proposal.tokens, block.row, block.path),
             tokens,
             adjusted=parts.adjusted,
         )
@@ -192,6 +231,7 @@ def _verify_in_few_passes(
     sampling: Sampling,
     start: Int32[Array, "B"],
     rule: str,
+    parents: Parents | None,
     parts: Parts,
     tokens: int,
 ) -> tuple[Outcome, Bool[Array, "n"]]:
@@ -205,9 +245,9 @@ def _verify_in_few_passes(
         greedy, sound = soundness.best_and_sound(scores, positions.logits, tokens)
         if parts.adjusted is not False:
             sound &= row_max(scores)[:, 0] > -jnp.inf
-        return accept_equal(greedy.reshape(start.shape[0], -1), proposal), sound
+        return accept_equal(greedy.reshape(start.shape[0], -1), proposal, parents), sound
     greedy, normalisation = _normalisation(scores, settings, parts)
-    greedy_outcome = accept_equal(greedy.reshape(start.shape[0], -1), proposal)
+    greedy_outcome = accept_equal(greedy.reshape(start.shape[0], -1), proposal, parents)
     positions = positions._replace(normalisation=normalisation)
 
     def probs_at(block: Positions) -> jax.Array:
@@ -225,7 +265,7 @@ def _verify_in_few_passes(
         return _probs_of(normalisation, values.sum(axis=-1, keepdims=True), settings)[:, 0]
 
     target = TargetProbs(probs_at, prob_of_proposed, uses_cond=False)
-    sampled_outcome = judge(rule, target, positions, proposal, sampling, start)
+    sampled_outcome = judge(rule, target, positions, proposal, sampling, start, parents)
     is_sampled = sampling.temperature > 0
     outcome = jax.tree.map(
         lambda settings, best: jnp.where(is_sampled, settings, best),

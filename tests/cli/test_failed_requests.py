@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import pytest
 
-from ssd_jax.cli import demo, suites
+from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.engine.request import TokenEvent
 from ssd_jax.llm.llm import LLM
@@ -197,7 +197,6 @@ def test_demo_without_a_draft_of_the_package_takes_the_targets_own_weights(
     fake, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(demo, "usable_cores", lambda: frozenset({0}))  # nothing is fake elsewhere
     variants = 5  # ar, sd with three values of K, ssd
     status, out, _ = fake(["stop"] * (2 + 2 * variants), "demo", "--prompt=Why?")
     assert status == 0

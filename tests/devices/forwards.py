@@ -10,7 +10,8 @@ import numpy as np
 
 from ssd_jax.devices import program_spec
 from ssd_jax.devices.opened import open_model
-from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.target_programs import Programs
 from ssd_jax.roles.records import IDLE
 
 

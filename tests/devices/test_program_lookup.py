@@ -22,12 +22,14 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import ProgramSpec
-from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
-from ssd_jax.roles.drafting import Drafting
+from ssd_jax.roles.drafting import Drafting, TreeShape
 from ssd_jax.system import stored_jit
 from ssd_jax.system.compile_cache import ProgramStore, use_store
 from ssd_jax.testing import tiny
@@ -78,6 +80,7 @@ VERIFICATION = {
     "support": 4,
     "rule": "coupled",
     "logprobs_of": "processed",
+    "nodes": 3,
 }
 DRAFTING = {
     "k": 3,
@@ -132,6 +135,21 @@ def test_programs_are_made_from_all_that_they_are_given(make, about, others):
         for value in values:
             settings = {"model": model, **usual, name: value}
             texts.append({*cache_keys(make, **settings).values()})
+    assert all(len(text) == 1 for text in texts)
+    assert len(set.union(*texts)) == len(texts)
+
+
+def test_trees_are_made_from_their_size_and_their_draft():
+    model, sizes = FunctionalModel(**MODEL), {"nodes": 5, "depth": 3, "ranks": 2}
+    shape, plain = TreeShape(nodes=4, depth=2), dataclasses.replace(USUAL, branches=0)
+    changes = {**OTHER_ROOM, "shape": every(shape, sizes), "drafting": every(plain, DRAFTING)}
+    assert parameters(TreeDraftPrograms) == {*changes, "model"}
+    usual = {**ROOM, "shape": shape, "drafting": plain}
+    texts = [{*cache_keys(TreeDraftPrograms, model, **usual).values()}]
+    for name, values in changes.items():
+        for value in values:
+            keys = cache_keys(TreeDraftPrograms, model, **usual | {name: value})
+            texts.append({*keys.values()})
     assert all(len(text) == 1 for text in texts)
     assert len(set.union(*texts)) == len(texts)
 

@@ -271,8 +271,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_positions",
-                "in_flight(history, proposal.tokens, block.row, block.depth)",
-                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.depth))",
+                "in_flight(history, proposal.tokens, block.row, block.path)",
+                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.path))",
             ),
         ],
     ),
@@ -283,8 +283,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "_positions",
-                "in_flight(history, proposal.tokens, block.row, block.depth)",
-                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.depth))",
+                "in_flight(history, proposal.tokens, block.row, block.path)",
+                "in_flight(history, proposal.tokens, block.row, jnp.zeros_like(block.path))",
             ),
         ],
     ),
@@ -295,8 +295,8 @@ MUTANTS = (
             Edit(
                 verification,
                 "commit",
-                "index < outcome.accepted[:, None]",
-                "index <= outcome.accepted[:, None]",
+                "topology.on_path(outcome.path, ",
+                "topology.on_path(2 * outcome.path + 1, ",
             ),
         ],
     ),

@@ -92,9 +92,11 @@ def probs(logits, sampling, positions, tokens):
 
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule", "parts"), compiler_options=QUICKLY)
-def verify(logits, proposed, sampling, start, said, *, tokens, rule="ratio", parts=ON_DEVICE):
+def verify(
+    logits, proposed, sampling, start, said, *, tokens, rule="ratio", parts=ON_DEVICE, parents=None
+):
     """`verification.verify`, compiled."""
-    law = {"tokens": tokens, "rule": rule, "parts": parts}
+    law = {"tokens": tokens, "rule": rule, "parts": parts, "parents": parents}
     return verification.verify(logits, proposed, sampling, start, said, **law)
 
 

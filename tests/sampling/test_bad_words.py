@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.sampling import bad_words, drafting, penalties, verification
+from ssd_jax.sampling.judgement.outcome import chain_outcome
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, NO_TOKEN
 from ssd_jax.sampling.probs import allowed_logits
 from ssd_jax.sampling.proposal import Proposal
@@ -129,8 +130,8 @@ FAULTS = {
     "the round's first position alone": (
         verification,
         "_positions",
-        "block.row, block.depth)",
-        "block.row, 0 * block.depth)",
+        "block.row, block.path)",
+        "block.row, 0 * block.path)",
     ),
     "one token late": (
         bad_words,
@@ -170,7 +171,7 @@ def test_a_rejected_token_is_not_of_the_text_that_bans_follow():
     """After a rejection in place 1 the output ends with the accepted and the bonus token."""
     said = jax.tree.map(jnp.asarray, nothing_said(2, VOCAB))
     tokens = jnp.array([[1, 2, 3], [1, 2, 3]])
-    outcome = verification.Outcome(jnp.array([1, 3]), jnp.array([4, 4]))
+    outcome = chain_outcome(jnp.array([1, 3]), jnp.array([4, 4]))
     live = jnp.array([True, True])
     after = verification.commit(said, point_mass(tokens, jnp.array([3, 3])), outcome, live)
     assert after.recent[:, -4:].tolist() == [[-1, -1, 1, 4], [1, 2, 3, 4]]

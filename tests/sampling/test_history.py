@@ -7,6 +7,7 @@ import pytest
 
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import penalise
+from ssd_jax.sampling.topology import chain_path
 from tests.sampling.rows import history_of, rows
 
 LOGITS = jnp.array([[2.0, -1.0, 0.5, 0.0]])
@@ -65,7 +66,7 @@ def test_tokens_in_flight_are_added_one_row_after_the_other():
         said,
         jnp.array([[0, 2], [1, 1]]),
         jnp.array([0, 0, 0, 1, 1, 1]),
-        jnp.array([0, 1, 2, 0, 1, 2]),
+        chain_path(jnp.array([0, 1, 2, 0, 1, 2])),
     )
     assert seen.output.tolist() == [
         [1, 0, 0], [2, 0, 0], [2, 0, 1],

@@ -13,6 +13,7 @@ from ssd_jax.sampling import drafting, penalties, prediction, probs
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.outputs import columns_of, every_id, ids_of
 from ssd_jax.sampling.proposal import dense
+from ssd_jax.sampling.topology import chain_path
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, rows
 
@@ -57,7 +58,9 @@ def found(part, rule, support, outputs, *, given):
     logits, sampling, start, said = given
     if part == "in flight":
         proposed, before = in_flight(len(logits))
-        said = penalties.in_flight(said, proposed, jnp.arange(len(logits)), before, outputs)
+        said = penalties.in_flight(
+            said, proposed, jnp.arange(len(logits)), chain_path(before), outputs
+        )
     elif outputs is not None:
         said = penalties.history_of(said, jnp.arange(len(logits)), outputs)
     about = {"tokens": TOKENS, "outputs": outputs}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.config import config
-from ssd_jax.devices.target_programs import Verification
+from ssd_jax.devices.target_base import Verification
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import Roles

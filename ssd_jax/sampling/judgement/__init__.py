@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jaxtyping import Array, Int32
 
 from ssd_jax.sampling.judgement import block, coupled, ratio
@@ -9,6 +11,7 @@ from ssd_jax.sampling.judgement.outcome import Outcome
 from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.topology import Parents
 
 
 def judge(
@@ -18,6 +21,7 @@ def judge(
     proposal: Proposal,
     sampling: Sampling,
     start: Int32[Array, "B"],
+    parents: Parents | None = None,
 ) -> Outcome:
     """The outcome of sampled rows, anything in greedy ones.
 
@@ -26,6 +30,9 @@ def judge(
       target: p of the positions.
       positions: all positions, those of a row in order.
       start: position of the round's pending token.
+      parents: where the proposed tokens are a tree; see `topology`. None is a chain, which a rule
+        that has no trees takes sampled rows for.
     """
-    judges = {"ratio": ratio.judge, "block": block.judge, "coupled": coupled.judge}
+    coupled_judge = partial(coupled.judge, parents=parents)
+    judges = {"ratio": ratio.judge, "block": block.judge, "coupled": coupled_judge}
     return judges[rule](target, positions, proposal, sampling, start)

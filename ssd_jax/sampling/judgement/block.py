@@ -19,11 +19,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from ssd_jax.kernels.rows import map_rows, row_sum
-from ssd_jax.sampling.judgement.outcome import Outcome, is_proposed, take_column
+from ssd_jax.sampling.judgement.outcome import Outcome, chain_outcome, is_proposed, take_column
 from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.judgement.rejection import draw_bonus, p_of_tokens, padded_q, uniforms
 from ssd_jax.sampling.proposal import Proposal, dense, q_of_tokens
 from ssd_jax.sampling.settings import Sampling
+from ssd_jax.sampling.topology import depth_of
 from ssd_jax.sampling.variants import when
 
 
@@ -45,7 +46,7 @@ def judge(
     accepted = jnp.max(jnp.where(passes & is_proposed(proposal), count, 0), axis=1, initial=0)
     scale = take_column(survival, accepted)
     bonus = draw_bonus(target, positions, proposal, sampling, start, accepted, scale)
-    return Outcome(accepted, bonus)
+    return chain_outcome(accepted, bonus)
 
 
 def _survival(
@@ -76,7 +77,8 @@ def _surplus(
 
     def sum_of_needed(block: Positions, support, q, scale) -> jax.Array:
         lengths = jnp.asarray(proposal.length)[block.row]
-        needed = jnp.any((block.depth > 0) & (block.depth < lengths))
+        depth = depth_of(block.path)
+        needed = jnp.any((depth > 0) & (depth < lengths))
         return when(
             None if target.uses_cond else True,
             needed,

@@ -17,6 +17,7 @@ from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
+from ssd_jax.sampling.topology import Parents
 
 
 def judge(
@@ -25,6 +26,7 @@ def judge(
     proposal: Proposal,
     sampling: Sampling,
     start: Int32[Array, "B"],
+    parents: Parents | None = None,
 ) -> Outcome:
     """The outcome of sampled rows, anything in greedy ones; see `judgement.judge`."""
     settings = sampling_of(sampling, positions.row)
@@ -39,4 +41,4 @@ def judge(
         )
 
     drawn = map_rows(draw, positions, key)
-    return accept_equal(drawn.reshape(start.shape[0], -1), proposal)
+    return accept_equal(drawn.reshape(start.shape[0], -1), proposal, parents)

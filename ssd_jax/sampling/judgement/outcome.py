@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
+from ssd_jax.sampling import topology
 from ssd_jax.sampling.judgement.positions import TargetProbs
 from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.proposal import Proposal
@@ -17,13 +18,39 @@ class Outcome(NamedTuple):
 
     accepted: Int32[Array, "B"]  # k in 0..L
     bonus: Int32[Array, "B"]  # t*; `NO_TOKEN` where no token can be drawn
+    path: Int32[Array, "B"]  # of the accepted tokens; see `topology`
 
 
-def accept_equal(target: Int32[Array, "B W"], proposal: Proposal) -> Outcome:
-    """Accepts proposed tokens while they equal the target's own."""
-    equal = (proposal.tokens == target[:, :-1]) & is_proposed(proposal)
-    accepted = count_leading_true(equal)
-    return Outcome(accepted, take_column(target, accepted))
+def chain_outcome(accepted: Int32[Array, "B"], bonus: Int32[Array, "B"]) -> Outcome:
+    """The outcome of chains."""
+    return Outcome(accepted, bonus, topology.chain_path(accepted))
+
+
+def accept_equal(
+    target: Int32[Array, "B W"], proposal: Proposal, parents: topology.Parents | None = None
+) -> Outcome:
+    """Accepts proposed tokens while they equal the target's own.
+
+    Args:
+      target: the target's token behind each row.
+      parents: of a tree's nodes; None is a chain. Of equal siblings the first counts.
+    """
+    if parents is None:
+        equal = (proposal.tokens == target[:, :-1]) & is_proposed(proposal)
+        accepted = count_leading_true(equal)
+        return chain_outcome(accepted, take_column(target, accepted))
+    nodes = parents.shape[1]
+    tokens = jnp.asarray(proposal.tokens)
+    equal = (tokens == jnp.take_along_axis(target, parents, axis=1)) & is_proposed(proposal)
+    twins = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])
+    equal &= ~jnp.any(twins & jnp.tri(nodes, k=-1, dtype=bool), axis=2)
+    taken = jnp.sum(jnp.where(equal, 1 << jnp.arange(nodes), 0), axis=1, dtype=jnp.int32)
+    paths = topology.paths(parents)
+    accepted_rows = paths & ~taken[:, None] == 0
+    accepted = jnp.max(jnp.where(accepted_rows, topology.depth_of(paths), 0), axis=1)
+    # One row has this depth: no two children of a node are accepted.
+    last = jnp.argmax(jnp.where(accepted_rows, topology.depth_of(paths), -1), axis=1)
+    return Outcome(accepted, take_column(target, last), take_column(paths, last))
 
 
 def is_proposed(proposal: Proposal) -> Bool[Array, "B K"]:

@@ -25,7 +25,7 @@ class Positions(NamedTuple):
 
     logits: Float32[Array, "n V"]
     row: Int32[Array, "n"]  # sequence of each
-    depth: Int32[Array, "n"]  # proposed tokens before it
+    path: Int32[Array, "n"]  # proposed tokens before it; see `topology`
     position: Int32[Array, "n"]  # of the token it predicts
     normalisation: Normalisation | None = None
 

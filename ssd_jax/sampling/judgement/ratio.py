@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from jaxtyping import Array, Int32
 
-from ssd_jax.sampling.judgement.outcome import Outcome, count_leading_true, is_proposed
+from ssd_jax.sampling.judgement.outcome import (
+    Outcome,
+    chain_outcome,
+    count_leading_true,
+    is_proposed,
+)
 from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.judgement.rejection import draw_bonus, p_of_tokens, uniforms
 from ssd_jax.sampling.proposal import Proposal, q_of_tokens
@@ -28,4 +33,6 @@ def judge(
     # u < p / q without a division; u < 1, so p >= q is always accepted and p = 0 never. A token
     # outside the support of q was not drawn from it.
     accepted = count_leading_true((u * q_token < p_token) & (q_token > 0) & is_proposed(proposal))
-    return Outcome(accepted, draw_bonus(target, positions, proposal, sampling, start, accepted))
+    return chain_outcome(
+        accepted, draw_bonus(target, positions, proposal, sampling, start, accepted)
+    )

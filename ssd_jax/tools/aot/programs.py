@@ -14,7 +14,8 @@ from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
-from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.roles.drafting import Drafting
 

@@ -12,7 +12,8 @@ import pytest
 
 from ssd_jax.devices import logprob_programs, paged_programs, passes
 from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.target_programs import Programs, Verification
+from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of

@@ -1,0 +1,161 @@
+"""Specifications of the target's programs for trees of proposed tokens.
+
+With m nodes of depth K or less:
+`forward_tree`: (parameters, pages, table, pending [B], tokens [B, m], parents [B, m], lengths [B])
+-> logits [B * (m + 1), V], pages, branches. The pending token's key and value go to the pages,
+those of the nodes, of which several have the same position, to `branches`.
+`accept_tree`: as `accept`, with parents, branches, pages and table -> outcome [rows, K + 3] int32
+(k, the emitted tokens, the row of the last accepted node), bonus, history, pages, path [rows,
+K + 1]. It moves keys and values of the accepted path into the pages, so that nothing else has to
+know of trees. `path` has the rows whose logits gave the emitted tokens.
+`law_tree`: as `law` of `logprob_programs`, with parents. `path_logits`: (logits, path) -> logits
+[B * (K + 1), V] of these rows, for reports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ssd_jax.devices import passes, program_spec
+from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.devices.target_base import TargetBase
+from ssd_jax.models.decoder import Tree
+from ssd_jax.models.functional import zeros
+from ssd_jax.sampling import topology
+from ssd_jax.sampling.settings import greedy_where_idle
+from ssd_jax.sampling.variants import VARIANTS
+from ssd_jax.sampling.verification import commit, emitted_tokens, target_probs, verify
+
+
+def structs(programs: TargetBase) -> dict[str, Any]:
+    """Structs of the programs' arguments, by name."""
+    model, slots, nodes = programs.model, programs.slots, programs.verification.nodes
+    depth = programs.verification.widths[-1]
+    rows = {
+        "drafted": jax.eval_shape(programs.blank_tree),
+        "tokens": program_spec.ints(slots, nodes),
+        "parents": program_spec.ints(slots, nodes),
+        "pending": program_spec.ints(slots),
+        "lengths": program_spec.ints(slots),
+        "path": program_spec.ints(slots, depth + 1),
+    }
+    return {
+        **programs.accept_structs(slots, nodes),
+        **programs.by_slots(rows),
+        "branches": model.branch_struct(slots, nodes, 1),
+    }
+
+
+def forward_spec(programs: TargetBase, reach: int) -> ProgramSpec:
+    """`forward_tree`; positions from `reach` on are not read."""
+    model, nodes, size = programs.model, programs.verification.nodes, programs.capacity
+
+    def forward(parameters, pages, table, pending, tokens, parents, lengths):
+        tokens = jnp.concatenate([pending[:, None], tokens], axis=1)
+        path = topology.paths(parents)
+        start = lengths[:, None]
+        is_root = jnp.arange(nodes + 1) == 0
+        # Idle rows see nothing and are not written.
+        positions = jnp.where(start < 0, size, start + topology.depth_of(path))
+        branches = zeros(model.branch_struct(programs.local_slots, nodes, 1))
+        tree = Tree(
+            branches,
+            jnp.stack([jnp.zeros_like(path), jnp.where(start < 0, 0, path)], axis=-1),
+            jnp.where(is_root, positions, size),
+        )
+        visible = jnp.broadcast_to(jnp.clip(start + 1, 0, size), path.shape)
+        hidden, pages, branches = model.module(parameters).hidden(
+            tokens, positions, visible, pages, programs.table(table, reach), tree
+        )
+        logits = passes.logits(model, parameters, hidden)
+        return logits.reshape(-1, logits.shape[-1]), pages, branches
+
+    return programs.spec(
+        forward,
+        structs(programs),
+        ("pages",),
+        ("logits", "pages", "branches"),
+        host_args=("lengths",),
+        host_or_device_args=("pending", "tokens", "parents"),
+    )
+
+
+def accept_spec(programs: TargetBase, variant: str) -> ProgramSpec:
+    """`accept_tree` of all slots."""
+    model, verification = programs.model, programs.verification
+    vocab, nodes, depth = model.config.vocab_size, verification.nodes, verification.widths[-1]
+    common = {"tokens": programs.ids, "parts": VARIANTS[variant], "rule": verification.rule}
+
+    def accept(logits, drafted, parents, branches, pages, table, sampling, start, history):
+        live = start >= 0
+        outcome = verify(
+            logits.reshape(-1, nodes + 1, vocab),
+            drafted,
+            greedy_where_idle(sampling, live),
+            start,
+            history,
+            parents=parents,
+            **common,
+        )
+        if VARIANTS[variant].adjusted is not False:
+            history = commit(history, drafted, outcome, live)
+        path = topology.rows_of(outcome.path, depth, nodes)
+        place = jnp.arange(depth)
+        is_accepted = live[:, None] & (place < outcome.accepted[:, None])
+        pages = passes.promote(
+            model,
+            pages,
+            programs.table(table),
+            branches,
+            jnp.zeros_like(start),
+            jnp.where(is_accepted, start[:, None] + 1 + place, programs.capacity),
+            entries=jnp.maximum(path[:, 1:] - 1, 0),
+        )
+        emitted = emitted_tokens(drafted, outcome, depth)
+        last = jnp.max(path, axis=1, keepdims=True)
+        packed = jnp.concatenate([outcome.accepted[:, None], emitted, last], axis=1)
+        return packed, outcome.bonus, history, pages, path
+
+    return programs.spec(
+        accept,
+        structs(programs),
+        ("history", "pages"),
+        ("read", "slots", "history", "pages", "slots"),
+        host_args=("start",),
+    )
+
+
+def path_logits_spec(programs: TargetBase) -> ProgramSpec:
+    """`path_logits`."""
+    nodes, depth = programs.verification.nodes, programs.verification.widths[-1]
+
+    def path_logits(logits, path):
+        by_row = logits.reshape(-1, nodes + 1, logits.shape[-1])
+        along = jnp.take_along_axis(by_row, path[:, :, None], axis=1)
+        return (along.reshape(-1, logits.shape[-1]),)
+
+    shapes = {"path_logits": programs.logits_of(depth)}
+    return programs.spec(path_logits, structs(programs) | shapes, (), ("path_logits",))
+
+
+def law_spec(programs: TargetBase, variant: str) -> ProgramSpec:
+    """`law_tree` of all slots."""
+    vocab, nodes = programs.model.config.vocab_size, programs.verification.nodes
+
+    def law(logits, drafted, parents, sampling, start, history):
+        p = target_probs(
+            logits.reshape(-1, nodes + 1, vocab),
+            drafted,
+            greedy_where_idle(sampling, start >= 0),
+            start,
+            history,
+            tokens=programs.ids,
+            parts=VARIANTS[variant],
+            parents=parents,
+        )
+        return (jnp.log(p).reshape(-1, vocab),)
+
+    return programs.spec(law, structs(programs), (), ("logits",), host_args=("start",))

@@ -1,0 +1,277 @@
+"""Ahead-of-time compiled programs of a draft model that proposes token trees.
+
+A tree of depth K takes K forwards: `begin_tree` runs the pending token, `grow_tree` the best nodes
+at each depth but the last. Keys and values of nodes lie apart from the pages, where siblings would
+have the same positions, until `begin_tree` of the next round moves those of the accepted path.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices import passes, program_spec, tree_growth
+from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
+from ssd_jax.devices.tree_growth import Continuations, Frontier, Growth, TreeProposal
+from ssd_jax.models.decoder import Tree
+from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
+from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
+from ssd_jax.sampling import drafting, penalties, topology
+from ssd_jax.sampling.ranking import rank
+from ssd_jax.sampling.rules import RULES
+from ssd_jax.sampling.settings import Sampling, greedy_where_idle, sampling_of
+from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
+
+Array = Any
+"""On the host where a program is called, traced in it."""
+
+
+class TreeRequest(NamedTuple):
+    """Trees that B rows of a draft are to propose.
+
+    Attributes:
+      committed: output tokens since the last tree, the pending one last, padded with -1.
+      last: the token before the pending one.
+      pending: the pending token.
+      start: its position; -1 is an idle row, whose tree is empty.
+      node: where in the last tree its round ended; see `roles.Outcomes`.
+      begins: whether there was no last tree, and the pages hold all positions below `start`.
+      limit: most tokens of a path.
+      log_rates: see `tree_growth.add_run`.
+    """
+
+    committed: Int32[Array, "B committed"]
+    last: Int32[Array, "B"]
+    pending: Int32[Array, "B"]
+    start: Int32[Array, "B"]
+    node: Int32[Array, "B"]
+    begins: Int32[Array, "B"]
+    limit: Int32[Array, "B"]
+    log_rates: Float32[Array, "B depths classes ranks"]
+
+
+class TreeDraftPrograms(PagedPrograms):
+    """The compiled programs of a draft that proposes trees, for one model, batch and context.
+
+    `begin_tree`: (parameters, pages, history, table, growth, proposal, branches, request, sampling)
+    -> pages, history, growth, proposal. `grow_tree`: (parameters, pages, history, table, growth,
+    branches, depth [], log_rates, sampling) -> branches, growth, proposal. Both have variants
+    (`sampling/variants.py`).
+
+    Args:
+      shape: of the trees.
+      drafting: its rule and support; the rest is for chains.
+      others: see `PagedPrograms`, `DraftPrograms`.
+    """
+
+    def __init__(
+        self,
+        model: FunctionalModel,
+        *,
+        slots: int,
+        context: int,
+        tokens: int,
+        drafting: Drafting,
+        shape: TreeShape,
+        paging: Paging | None = None,
+        progress: Progress | None = None,
+        compiler: Compiler | None = None,
+    ) -> None:
+        super().__init__(model, slots, context, paging, tokens, drafting, shape)
+        self.shape, self.drafting, self.tokens = shape, drafting, tokens
+        self.variants = model.execution.variants
+        rates = (slots, shape.depth, GAP_CLASSES, shape.ranks)
+        committed, one = program_spec.ints(slots, shape.depth + 1), program_spec.ints(slots)
+        log_rates = jax.ShapeDtypeStruct(rates, jnp.float32)
+        request = TreeRequest(committed, one, one, one, one, one, one, log_rates)
+        self.structs |= self.by_slots(
+            {
+                "growth": jax.eval_shape(lambda: self.empty_growth(slots)),
+                "proposal": jax.eval_shape(lambda: self.empty_proposal(slots)),
+                "request": request,
+                "log_rates": request.log_rates,
+            }
+        )
+        self.structs |= {
+            "branches": model.branch_struct(slots, max(shape.runs, 1), 1),
+            "depth": program_spec.ints(),
+        }
+        specs: dict[Name, ProgramSpec] = {}
+        for variant in self.variants:
+            parts = VARIANTS[variant]
+            for reach in self.reaches:
+                begin, grow = (
+                    self.with_reach((name,), reach) for name in ("begin_tree", "grow_tree")
+                )
+                specs[variant_name(begin, variant)] = self._begin_spec(parts, reach)
+                specs[variant_name(grow, variant)] = self._grow_spec(parts, reach)
+        specs |= self.prompt_specs(with_logits=False)
+        compiler = compiler or program_spec.compile_all
+        self._compiled = dict(compiler(specs, model.mesh, progress))
+
+    def empty_growth(self, rows: int) -> Growth:
+        """Idle rows."""
+        ships_q, outputs = RULES[self.drafting.rule].ships_q, self.model.config.outputs
+        support = min(self.drafting.support, outputs) if ships_q else 1
+        return tree_growth.empty(rows, self.shape, support)
+
+    def empty_proposal(self, rows: int) -> TreeProposal:
+        """Trees without nodes."""
+        return tree_growth.propose(self.empty_growth(rows), self.shape)
+
+    def new_branches(self) -> Any:
+        """Zeroed keys and values of all nodes."""
+        return zeros(self.structs["branches"])
+
+    def _begin_spec(self, parts: Parts, reach: int) -> ProgramSpec:
+        shape = self.shape
+
+        def begin_tree(
+            parameters, pages, history, table, growth, proposal, branches, request, sampling
+        ):
+            if parts.adjusted is not False:
+                history = penalties.add_output(history, request.committed)
+            live, begins = request.start >= 0, request.begins > 0
+            path, was_run = tree_growth.accepted_runs(growth, proposal, request.node)
+            place = jnp.arange(shape.depth)
+            moves = (live & ~begins)[:, None] & (place < topology.depth_of(path)[:, None])
+            entries = topology.rows_of(path, shape.depth, max(shape.runs, 1))[:, 1:] - 1
+            slot_table = self.table(table, reach)
+            pages = passes.promote(
+                self.model,
+                pages,
+                slot_table,
+                branches,
+                jnp.zeros_like(request.start),
+                jnp.where(moves, growth.start[:, None] + 1 + place, self.capacity),
+                entries=jnp.maximum(entries, 0),
+            )
+            # The last accepted token runs with the pending one if it was a leaf.
+            present = jnp.stack([live & ~begins & ~was_run, live], axis=1)
+            positions = request.start[:, None] + jnp.array([-1, 0])
+            inputs = jnp.stack([request.last, request.pending], axis=1)
+            hidden, pages = passes.step(
+                self.model,
+                parameters,
+                pages,
+                slot_table,
+                inputs,
+                jnp.where(present, positions, -1),
+                self.capacity,
+            )
+            growth = self.empty_growth(self.local_slots)
+            growth = growth._replace(start=request.start, limit=jnp.where(live, request.limit, 0))
+            root = Frontier(
+                request.pending[:, None],
+                jnp.full((self.local_slots, 1), -1),
+                jnp.zeros((self.local_slots, 1), jnp.int32),
+            )
+            growth, proposal = self._add(
+                parameters, hidden[:, 1:], growth, root, 0, request.log_rates, history, sampling,
+                parts,
+            )  # fmt: skip
+            return pages, history, growth, proposal
+
+        results = ("pages", "history", "growth", "proposal")
+        return self.spec(
+            begin_tree, self.structs, ("pages", "history"), results, host_args=("request",)
+        )
+
+    def _grow_spec(self, parts: Parts, reach: int) -> ProgramSpec:
+        def grow_tree(
+            parameters, pages, history, table, growth, branches, depth, log_rates, sampling
+        ):
+            nodes = tree_growth.frontier(growth, depth, self.shape)
+            live = nodes.path > 0
+            paths = jnp.stack([jnp.zeros_like(nodes.path), nodes.path], axis=-1)
+            start = growth.start[:, None]
+            nowhere = jnp.full(nodes.path.shape, self.capacity, jnp.int32)
+            hidden, _, branches = self.model.module(parameters).hidden(
+                jnp.maximum(nodes.tokens, 0),
+                jnp.where(live, start + depth, 0),
+                jnp.where(live, jnp.clip(start + 1, 0, self.capacity), 0),
+                pages,
+                self.table(table, reach),
+                Tree(branches, paths, nowhere),
+            )
+            growth, proposal = self._add(
+                parameters, hidden, growth, nodes, depth, log_rates, history, sampling, parts
+            )
+            return branches, growth, proposal
+
+        results, host_args = ("branches", "growth", "proposal"), ("depth", "log_rates")
+        return self.spec(
+            grow_tree, self.structs, ("branches", "growth"), results, host_args=host_args
+        )
+
+    def _add(
+        self,
+        parameters: Parameters,
+        hidden: Float32[jax.Array, "B w hidden"],
+        growth: Growth,
+        ran: Frontier,
+        depth: Int32[jax.Array, ""] | int,
+        log_rates: jax.Array,
+        history: penalties.History,
+        sampling: Any,
+        parts: Parts,
+    ) -> tuple[Growth, TreeProposal]:
+        """Ranks the continuations of nodes that have just been run, and adds them."""
+        depth = jnp.asarray(depth)
+        sampling = greedy_where_idle(sampling, growth.start >= 0)
+        row = jnp.repeat(jnp.arange(self.local_slots), ran.tokens.shape[1])
+        drafted = growth.runs.token[:, 1:]
+        if self.shape.runs:
+            begin = jnp.maximum(depth - 1, 0) * self.shape.width
+            added = jax.lax.dynamic_update_slice_in_dim(drafted, ran.tokens, begin, axis=1)
+            drafted = jnp.where(depth > 0, added, drafted)
+        path, outputs = ran.path.reshape(-1), self.model.output_ids
+        continuations = self._continue(
+            passes.logits(self.model, parameters, hidden).reshape(row.shape[0], -1),
+            sampling_of(sampling, row),
+            growth.start[row],
+            jnp.broadcast_to(depth, row.shape),
+            lambda: penalties.in_flight(history, drafted, row, path, outputs),
+            parts,
+        )
+        growth = tree_growth.add_run(growth, ran, continuations, depth, log_rates, self.shape)
+        return growth, tree_growth.propose(growth, self.shape)
+
+    def _continue(
+        self,
+        logits: Float32[jax.Array, "n outputs"],
+        sampling: Sampling,
+        start: Int32[jax.Array, "n"],
+        depth: Int32[jax.Array, "n"],
+        get_history: penalties.GetHistory,
+        parts: Parts,
+    ) -> Continuations:
+        """Ranks continuations; where the rule's noise is not the position's, hot rows draw one."""
+        rule, support = self.drafting.rule, min(self.drafting.support, logits.shape[1])
+        hot = sampling.temperature > 0
+        common = {"tokens": self.tokens, "support": support, "outputs": self.model.output_ids}
+        ranks = {"count": self.shape.ranks, **common}
+        place = start + 1 + depth
+        if RULES[rule].keyed_by_position:
+            ranking = rank(logits, sampling, place, get_history, parts=parts, **ranks)
+            token = ranking.tokens[:, :1]
+            return Continuations(ranking, token, jnp.ones(token.shape, jnp.float32))
+        by_q = parts._replace(sampled=False, truncated=False)
+        ranking = rank(logits, sampling, place, get_history, parts=by_q, **ranks)
+        drawn = drafting.draw(
+            logits, sampling, start, depth, get_history, rule=rule, parts=parts, **common
+        )
+        alone = jnp.where(jnp.arange(self.shape.ranks) == 0, drawn.token[:, None], -1)
+        ranking = ranking._replace(tokens=jnp.where(hot[:, None], alone, ranking.tokens))
+        return Continuations(ranking, drawn.support, drawn.q)
+
+
+def as_log_rates(rates: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
+    """Rates as the programs take them: a node is always less likely than its parent."""
+    return np.log(np.clip(rates, 1e-6, 0.999)).astype(np.float32)

@@ -1,0 +1,154 @@
+"""The `model` drafter with token trees: a smaller model with its own pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from ssd_jax.devices import device
+from ssd_jax.devices.paged_role import PagedRole
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms, TreeRequest, as_log_rates
+from ssd_jax.devices.tree_growth import Growth, TreeProposal
+from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.protocols import Drafter
+from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.rules import RULES
+from ssd_jax.speculation.rank_rates import RankRates, path_visits
+from ssd_jax.system.stored_jit import create_arrays
+
+
+class TreeDrafter(PagedRole, Drafter):
+    """Proposes trees of tokens that a draft model ranks. Every call only dispatches.
+
+    Args:
+      programs, parameters, temperature: see `PagedRole`.
+      rates: how often a target's token has a rank; learned from the outcomes.
+      k: most tokens of a path; None is the depth that the programs were compiled for.
+      send: moves arrays to the target's devices, where they differ from the draft's.
+    """
+
+    on_device = True
+
+    def __init__(
+        self,
+        programs: TreeDraftPrograms,
+        parameters: Parameters,
+        *,
+        rates: RankRates,
+        k: int | None = None,
+        temperature: float | None = None,
+        send: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(programs, parameters, temperature)
+        self._depth = programs.shape.depth
+        self.k = k or self._depth
+        self._programs, self._rates, self._send = programs, rates, send
+        place = programs.model.place
+        self._growth, self._tree = place(create_arrays(self._empty))
+        self._branches = programs.new_branches()
+        self._start = np.full(self.slots, IDLE, np.int32)  # of the last tree of each slot
+        self._counted = np.zeros(self.slots, np.int32)  # tokens that the history has counted
+        self._proposal: Proposal | None = None
+        self._hot = np.zeros(self.slots, bool)
+        self._draws_by_position = RULES[programs.drafting.rule].keyed_by_position
+
+    @override
+    def open(self, opening: SlotOpening) -> None:
+        super().open(opening)
+        self._start[opening.slot] = IDLE
+        self._hot[opening.slot] = opening.params.temperature > 0
+
+    @override
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
+        self._run_prefill(slot, tokens, offset)
+        self._counted[slot] = offset + len(tokens)
+
+    @override
+    def propose(self, batch: DraftBatch) -> Drafted:
+        rows, depth = batch.limit > 0, self._depth
+        self._learn(batch)
+        new = rows & (batch.position >= self._counted)  # those of a failed step come again
+        committed = np.full((self.slots, depth + 1), -1, np.int32)
+        committed[new, : batch.tokens.shape[1]] = batch.tokens[new]
+        self._counted[new] = batch.position[new] + 1
+        last = np.zeros(self.slots, np.int32)
+        for slot in batch.slots:
+            if batch.counts[slot] > 1:
+                last[slot] = batch.tokens[slot, batch.counts[slot] - 2]
+        request = TreeRequest(
+            committed,
+            last,
+            np.where(rows, batch.pending, 0).astype(np.int32),
+            np.where(rows, batch.position, IDLE).astype(np.int32),
+            np.where(rows, batch.node, 0).astype(np.int32),
+            (self._start < 0).astype(np.int32),
+            np.where(rows, batch.limit, 0).astype(np.int32),
+            as_log_rates(self._rates.tables(self._hot)),
+        )
+        device.run(self._grow, request)
+        self._start = request.start
+        tree = self._tree
+        for array in (tree.parents, tree.rank, tree.gap_class):
+            device.begin_read(array)
+        sent = tree.proposal, tree.parents
+        proposal, parents = sent if self._send is None else self._send(sent)
+        self._proposal = proposal
+        chains = () if self._draws_by_position else np.flatnonzero(self._hot).tolist()
+        return Drafted(request.limit, proposal.tokens, parents=parents, chains=chains)
+
+    @override
+    def proposal(self) -> Any:
+        return self._proposal
+
+    def _empty(self) -> tuple[Growth, TreeProposal]:
+        programs = self._programs
+        return programs.empty_growth(self.slots), programs.empty_proposal(self.slots)
+
+    def _learn(self, batch: DraftBatch) -> None:
+        """Counts the ranks that the target took in the trees whose outcomes a batch has."""
+        shaped = ~self._hot | self._draws_by_position  # others are chains, which teach nothing
+        judged = [
+            slot
+            for slot in batch.slots
+            if shaped[slot] and 0 <= self._start[slot] < batch.position[slot]
+        ]
+        if not judged:
+            return
+        arrays = self._tree.parents, self._tree.rank, self._tree.gap_class
+        parents, ranks, classes = (device.read(array) for array in arrays)
+        for slot in judged:
+            visits = path_visits(
+                parents[slot].tolist(),
+                ranks[slot].tolist(),
+                classes[slot].tolist(),
+                int(batch.node[slot]),
+            )
+            self._rates.observe(visits, hot=bool(self._hot[slot]))
+
+    def _grow(self, request: TreeRequest) -> None:
+        programs, sampling = self._programs, self._rows.on_device()
+
+        def needed():
+            return self._rows.needed(request.start)
+
+        end = int(request.start.max()) + self._depth + 1
+        begin, grow = (
+            programs.select(programs.select_reach((name,), end), needed)
+            for name in ("begin_tree", "grow_tree")
+        )
+        self._pages, self._history, self._growth, self._tree = begin(
+            *self._text(), self._growth, self._tree, self._branches, request, sampling
+        )
+        for index in range(1, int(request.limit.max())):
+            self._branches, self._growth, self._tree = grow(
+                *self._text(),
+                self._growth,
+                self._branches,
+                np.int32(index),
+                request.log_rates,
+                sampling,
+            )

@@ -1,0 +1,161 @@
+"""Trees of proposed tokens on tiny models: the text of decoding token by token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.llm.llm import LLM
+from ssd_jax.sampling.params import SamplingParams
+from tests.checkpoints import tiny_pair
+from tests.llm.paged import SHAPE
+from tests.llm.preempted import FEW, asked, put_off
+from tests.llm.runs import PROMPTS, ids, outputs, requests
+
+SLOW, MORE = pytest.mark.slow, pytest.mark.more
+CASES = [
+    pytest.param("qwen3", "float32", "coupled", 4, 12),
+    pytest.param("llama", "bfloat16", "ratio", 3, 8, marks=MORE),
+    pytest.param("llama", "bfloat16", "coupled", 8, 31, marks=MORE),
+    pytest.param("qwen2", "int8", "coupled", 1, 4, marks=SLOW),
+    pytest.param("qwen2", "float32", "ratio", 12, 16, marks=SLOW),
+    pytest.param("qwen3", "int8", "ratio", 2, 31, marks=SLOW),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """(target, draft that agrees with it more often than not) of each family."""
+    root = tmp_path_factory.mktemp("trees")
+    families = ("llama", "qwen2", "qwen3")
+    return {family: tiny_pair.write(root / family, family, **SHAPE) for family in families}
+
+
+def opened(pair, k, nodes, **settings):
+    defaults = {"context": 320, "slots": 3, "dtype": "float32", "verify": "coupled"}
+    return LLM(
+        pair[0],
+        mode="sd",
+        draft=pair[1],
+        k=k,
+        tree_nodes=nodes,
+        compile_cache="off",
+        **defaults | settings,
+    )
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="attention of XLA is not bitwise for trees")
+@pytest.mark.parametrize(("family", "dtype", "verify", "k", "nodes"), CASES)
+def test_text_and_logprobs_of_trees_equal_autoregressive_decoding(
+    checkpoints, family, dtype, verify, k, nodes
+):
+    with opened(checkpoints[family], k, nodes, dtype=dtype, verify=verify, exact="bitwise") as llm:
+        assert llm.loaded.exact == "bitwise"
+        asked = requests(llm, verify, logprobs=2)
+        alone, spoken = outputs(llm, asked, "ar"), outputs(llm, asked, "sd")
+        for one, other in zip(alone, spoken, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.finish_reason == other.finish_reason
+            assert one.logprobs == other.logprobs
+        metrics = [output.metrics for output in spoken if output.metrics["tree_rounds"]]
+        assert metrics
+        assert max(len(each["acceptance_histogram"]) for each in metrics) > 1  # a node was taken
+
+
+@pytest.mark.more
+def test_processed_logprobs_of_trees_are_those_of_autoregressive_decoding(checkpoints):
+    with opened(checkpoints["qwen3"], 3, 8, logprobs_of="processed") as llm:
+        asked = requests(llm, "coupled", logprobs=3)
+        for one, other in zip(outputs(llm, asked, "ar"), outputs(llm, asked, "sd"), strict=True):
+            assert one.token_ids == other.token_ids
+            for first, second in zip(one.logprobs, other.logprobs, strict=True):
+                assert [token for token, _ in first.top] == [token for token, _ in second.top]
+                values = [[value for _, value in entry.top] for entry in (first, second)]
+                np.testing.assert_allclose(*values, atol=1e-4)
+
+
+@pytest.mark.more
+def test_trees_accept_more_than_the_chain_of_their_depth(checkpoints):
+    params = SamplingParams(max_tokens=60, temperature=0.7, seed=3, ignore_eos=True)
+    lengths = {}
+    for nodes in (0, 16):
+        with opened(checkpoints["qwen3"], 4, nodes) as llm:
+            found = [out.outputs[0].metrics for out in llm.generate(PROMPTS, params)]
+        lengths[nodes] = np.mean([metrics["acceptance_length"] for metrics in found])
+        rounds = [metrics["tree_rounds"] for metrics in found]
+        assert all(rounds) if nodes else rounds == [None] * len(PROMPTS)
+    assert lengths[16] > 1.1 * lengths[0]
+
+
+def test_a_sampled_request_under_the_ratio_rule_has_the_chain_that_it_has_without_trees(
+    checkpoints,
+):
+    settings = {"max_tokens": 40, "ignore_eos": True}
+    greedy = [SamplingParams(**settings), SamplingParams(presence_penalty=0.3, **settings)]
+    sampled = [
+        SamplingParams(temperature=0.8, seed=seed, top_p=top_p, **settings)
+        for seed, top_p in ((1, 1.0), (2, 0.9))
+    ]
+    texts, metrics = {}, {}
+    for nodes in (0, 12):
+        with opened(checkpoints["qwen3"], 3, nodes, verify="ratio") as llm:
+            found = llm.generate(PROMPTS[1:5], [greedy[0], sampled[0], sampled[1], greedy[1]])
+            texts[nodes] = [out.outputs[0].token_ids for out in found]
+            metrics[nodes] = [out.outputs[0].metrics for out in found]
+    assert texts[12] == texts[0]
+    assert [bool(each["tree_rounds"]) for each in metrics[12]] == [True, False, False, True]
+    for chain, beside in zip(metrics[0][1:3], metrics[12][1:3], strict=True):
+        assert chain["acceptance_histogram"] == beside["acceptance_histogram"]
+
+
+@pytest.mark.more
+def test_slots_that_share_pages_are_preempted_and_reuse_prefixes_under_trees(checkpoints):
+    with opened(checkpoints["qwen3"], 4, 12, **FEW) as llm:
+        requested = asked(llm)
+        found = outputs(llm, requested, "sd")
+        assert ids(found) == ids(outputs(llm, requested, "ar"))
+        assert put_off(found) >= 2
+
+
+@pytest.mark.more
+def test_a_tree_fits_texts_that_end_at_the_context(checkpoints):
+    with opened(checkpoints["llama"], 4, 12, context=48, slots=2) as llm:
+        asked = [
+            llm.request([5] * size, SamplingParams(max_tokens=None, ignore_eos=True), size)
+            for size in (3, 30, 46, 47)
+        ]
+        spoken, alone = outputs(llm, asked, "sd"), outputs(llm, asked, "ar")
+    assert ids(spoken) == ids(alone)
+    assert [len(output.token_ids) for output in spoken] == [45, 18, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "ar", "draft": None}, "tree_nodes = 12 means nothing with mode = 'ar'"),
+        ({"mode": "ssd"}, "tree_nodes = 12 is for mode = 'sd', and this is 'ssd'"),
+        ({"mode": "auto"}, "tree_nodes = 12 is for mode = 'sd', and this is 'auto'"),
+        ({"draft": "ngram"}, "tree_nodes = 12 means nothing with draft = 'ngram'"),
+        ({"k": "auto"}, "tree_nodes = 12 needs a number for k"),
+        ({"k": 12}, "leaves no node beside a chain of k = 12"),
+        ({"tree_nodes": 32}, "tree_nodes = 32 is out of range"),
+        ({"draft": lambda setup: None}, "tree_nodes = 12 is for a draft model"),
+    ],
+)
+def test_a_tree_that_is_not_possible_is_refused_before_weights_load(checkpoints, settings, message):
+    target, draft = checkpoints["llama"]
+    given = {"mode": "sd", "draft": draft, "tree_nodes": 12, "verify": "coupled"} | settings
+    with pytest.raises(InputError, match=message):
+        LLM(target, load=False, **{name: value for name, value in given.items() if value})
+
+
+def test_trees_are_refused_where_requests_are_sampled_by_default_under_the_ratio_rule(checkpoints):
+    target, draft = checkpoints["llama"]
+    (Path(target) / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
+    settings = {"mode": "sd", "draft": draft, "tree_nodes": 12, "load": False}
+    with pytest.raises(InputError, match="is for greedy requests, and the default"):
+        LLM(target, generation_config="auto", **settings)
+    LLM(target, generation_config="auto", verify="coupled", **settings)
+    LLM(target, **settings)
