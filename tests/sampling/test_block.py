@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, mesh_of
 from ssd_jax.sampling import keys, verification
 from ssd_jax.sampling.judgement import block, rejection
 from ssd_jax.sampling.keys import Purpose
@@ -17,6 +19,7 @@ from ssd_jax.sampling.variants import VARIANTS
 from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import slow_probs
 from tests.sampling.rows import QUICKLY, nothing_said, rows
+from tests.selection import cases
 
 ROWS, K, VOCAB, N = 240, 5, 12, 6
 SETTINGS = ({}, {"temperature": 0.7, "top_k": 8}, {"top_p": 0.9}, {"min_p": 0.05})
@@ -78,15 +81,22 @@ def by_definition() -> list[tuple[int, int]]:
     return found
 
 
-def outcomes(variant: str, rule: str = "block") -> list[tuple[int, int]]:
+def outcomes(variant: str, rule: str = "block", mesh: Mesh | None = None) -> list[tuple[int, int]]:
     """The same by the code, compiled from what its functions are now."""
     law = {"tokens": VOCAB, "rule": rule, "parts": VARIANTS[variant]}
 
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
-    def compiled(*arguments):
+    def judge(*arguments):
         return verification.verify(*arguments, **law)
 
-    outcome = compiled(*case(), nothing_said(ROWS, VOCAB))
+    logits, *others = case()
+    if mesh is not None:  # as programs of a target
+        whole = PartitionSpec()
+        specs = {"in_specs": whole, "out_specs": whole, "axis_names": {DATA_AXIS}}
+        judge = jax.shard_map(judge, mesh=mesh, check_vma=False, **specs)
+        columns = NamedSharding(mesh, PartitionSpec(None, None, TENSOR_AXIS))
+        logits = jax.device_put(logits, columns)
+    compiled = jax.jit(judge, compiler_options=QUICKLY)
+    outcome = compiled(logits, *others, nothing_said(ROWS, VOCAB))
     return list(zip(outcome.accepted.tolist(), outcome.bonus.tolist(), strict=True))
 
 
@@ -95,6 +105,11 @@ def test_every_row_ends_as_the_definition_says(variant):
     expected = by_definition()
     assert {k for k, _ in expected} == {*range(K + 1)}
     assert outcomes(variant) == expected
+
+
+@pytest.mark.parametrize("variant", cases(["any", "full"], "full"))
+def test_rows_end_alike_where_devices_share_the_vocabulary(variant):
+    assert outcomes(variant, mesh=mesh_of(jax.devices()[:4])) == by_definition()
 
 
 def test_a_proposal_of_one_token_is_judged_as_by_the_ratio_rule():
