@@ -65,7 +65,7 @@ def _surplus(
     proposal: Proposal,
     survival: Float32[Array, "B K+1"],
 ) -> Float32[Array, "B K+1"]:
-    """S_i for 0 < i < L, anything at other i."""
+    """S_i for 0 < i < L where 0 < c_i < 1; c_i or S_i elsewhere, which decide the same."""
     if survival.shape[1] <= 2:
         return survival
 
@@ -78,7 +78,8 @@ def _surplus(
     def sum_of_needed(block: Positions, support, q, scale) -> jax.Array:
         lengths = jnp.asarray(proposal.length)[block.row]
         depth = depth_of(block.path)
-        needed = jnp.any((depth > 0) & (depth < lengths))
+        is_inner = (depth > 0) & (depth < lengths)
+        needed = jnp.any(is_inner & (scale > 0) & (scale < 1))
         return when(
             None if target.uses_cond else True,
             needed,
