@@ -120,6 +120,18 @@ def test_slots_that_share_pages_are_preempted_and_reuse_prefixes_under_trees(che
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", pytest.param("tensor=2", marks=SLOW)])
+def test_trees_on_a_mesh_say_what_they_say_on_one_device(checkpoints, mesh):
+    texts = {}
+    for where in (None, mesh):
+        with opened(checkpoints["qwen3"], 3, 9, slots=4, mesh=where) as llm:
+            found = outputs(llm, requests(llm, "coupled"), "sd")
+            texts[where] = ids(found)
+            assert any(output.metrics["tree_rounds"] for output in found)
+    assert texts[mesh] == texts[None]
+
+
+@pytest.mark.more
 def test_a_tree_fits_texts_that_end_at_the_context(checkpoints):
     with opened(checkpoints["llama"], 4, 12, context=48, slots=2) as llm:
         asked = [
