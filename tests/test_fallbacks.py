@@ -14,6 +14,8 @@ from ssd_jax.cli.main import main
 from ssd_jax.devices import fallbacks
 from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.target_base import Verification
+from ssd_jax.errors import InputError
 from ssd_jax.kernels.tree_attention import pallas_gpu
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -33,7 +35,7 @@ def _compiler(monkeypatch):
 class FakePrograms:
     paging = None
 
-    def __init__(self, dtype="float32", widths=(0, 3), devices=0, **changes):
+    def __init__(self, dtype="float32", widths=(0, 3), devices=0, nodes=0, **changes):
         execution = Execution.for_platform(
             "cpu", dtype, linear="xla" if dtype == "float32" else "cpu", attention="cpu"
         )
@@ -41,12 +43,14 @@ class FakePrograms:
         config = ModelConfig.from_hf(tiny.config("llama", **changes))
         self.model = FunctionalModel(config, execution, mesh=mesh)
         self.widths = widths
+        self.verification = Verification(widths=widths, nodes=nodes)
 
 
-def found(exact, programs, *, agree=True, draft=None):
+def found(exact, programs, *, agree=True, trees_agree=True, draft=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compat, "widths_can_agree", lambda _compute: True)
         patch.setattr(fallbacks, "widths_agree", lambda *_: agree)
+        patch.setattr(fallbacks, "tree_agrees", lambda *_: trees_agree)
         return find_fallbacks(exact, programs, [], draft)
 
 
@@ -73,6 +77,17 @@ def test_the_report_says_which_exactness_holds(exact, dtype, agree, held, says):
         (line,) = result.lines
         assert line.startswith(f"exact = '{exact}' ")
         assert says in line
+
+
+def test_bitwise_trees_are_refused_where_their_rows_are_computed_in_another_way():
+    programs = FakePrograms("bfloat16", widths=(0,), nodes=8)
+    assert found("bitwise", programs).exact == "bitwise"
+    says = "exact = 'bitwise' is not possible with tree_nodes = 8: attention = 'cpu' with bfloat16"
+    with pytest.raises(InputError, match=says):
+        found("bitwise", programs, trees_agree=False)
+    fallback = found("auto", programs, trees_agree=False)
+    assert fallback.exact == "distribution"
+    assert fallback.lines[0].startswith("exact = 'auto' is distribution: with bfloat16 a token's")
 
 
 def test_mode_ar_has_no_fallback_lines():

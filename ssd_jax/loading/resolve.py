@@ -12,6 +12,7 @@ from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.config.config import Config
 from ssd_jax.devices.auto_dtype import auto_dtype
 from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.errors import InputError
 from ssd_jax.loading.context import fitting_context
 from ssd_jax.loading.custom import Custom
 from ssd_jax.loading.paging import paging_of
@@ -51,6 +52,13 @@ def resolve(
         page_size=config.page_size,
         progress=progress,
     )
+    attention = target.model.execution.attention
+    if config.tree_nodes and config.exact == "bitwise" and attention != "cpu":
+        raise InputError(
+            f"exact = 'bitwise' is not possible with tree_nodes = {config.tree_nodes} and "
+            f"attention = {attention!r}, which sums along a path in another order than along a "
+            "text; leave out one"
+        )
     source, draft_dtype, draft = config.draft, None, None
     if source is not None and custom.draft is None:
         source = draft_source(source, lambda: target.checkpoint, TEXT_DRAFTS)

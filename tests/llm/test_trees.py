@@ -154,6 +154,7 @@ def test_a_tree_fits_texts_that_end_at_the_context(checkpoints):
         ({"k": 12}, "leaves no node beside a chain of k = 12"),
         ({"tree_nodes": 32}, "tree_nodes = 32 is out of range"),
         ({"draft": lambda setup: None}, "tree_nodes = 12 is for a draft model"),
+        ({"exact": "bitwise", "attention": "xla"}, "tree_nodes = 12 and attention = 'xla', which"),
     ],
 )
 def test_a_tree_that_is_not_possible_is_refused_before_weights_load(checkpoints, settings, message):
