@@ -61,8 +61,8 @@ class TreeDraftPrograms(PagedPrograms):
 
     `begin_tree`: (parameters, pages, history, table, growth, proposal, branches, request, sampling)
     -> pages, history, growth, proposal. `grow_tree`: (parameters, pages, history, table, growth,
-    branches, depth [], log_rates, sampling) -> branches, growth, proposal. Both have variants
-    (`sampling/variants.py`).
+    branches, depth [], log_rates, sampling) -> pages, branches, growth, proposal. Both have
+    variants (`sampling/variants.py`).
 
     Args:
       shape: of the trees.
@@ -192,7 +192,7 @@ class TreeDraftPrograms(PagedPrograms):
             paths = jnp.stack([jnp.zeros_like(nodes.path), nodes.path], axis=-1)
             start = growth.start[:, None]
             nowhere = jnp.full(nodes.path.shape, self.capacity, jnp.int32)
-            hidden, _, branches = self.model.module(parameters).hidden(
+            hidden, pages, branches = self.model.module(parameters).hidden(
                 jnp.maximum(nodes.tokens, 0),
                 jnp.where(live, start + depth, 0),
                 jnp.where(live, jnp.clip(start + 1, 0, self.capacity), 0),
@@ -203,12 +203,12 @@ class TreeDraftPrograms(PagedPrograms):
             growth, proposal = self._add(
                 parameters, hidden, growth, nodes, depth, log_rates, history, sampling, parts
             )
-            return branches, growth, proposal
+            return pages, branches, growth, proposal
 
-        results, host_args = ("branches", "growth", "proposal"), ("depth", "log_rates")
-        return self.spec(
-            grow_tree, self.structs, ("branches", "growth"), results, host_args=host_args
-        )
+        # Pages come back unchanged: those of another call would be a copy.
+        donated, host_args = ("pages", "branches", "growth"), ("depth", "log_rates")
+        results = (*donated, "proposal")
+        return self.spec(grow_tree, self.structs, donated, results, host_args=host_args)
 
     def _add(
         self,

@@ -144,7 +144,7 @@ class TreeDrafter(PagedRole, Drafter):
             *self._text(), self._growth, self._tree, self._branches, request, sampling
         )
         for index in range(1, int(request.limit.max())):
-            self._branches, self._growth, self._tree = grow(
+            self._pages, self._branches, self._growth, self._tree = grow(
                 *self._text(),
                 self._growth,
                 self._branches,
