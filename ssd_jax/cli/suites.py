@@ -126,7 +126,11 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     loaded = dataclasses.replace(job.llm.local, tuner=None)
     programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
-    verify = verify_run(roles.target, blank_proposals(programs, programs.slots, [k]), job.params)
+    proposals, trees = (
+        blank_proposals(programs, programs.slots, [k]),
+        programs.verification.nodes > 0,
+    )
+    verify = verify_run(roles.target, proposals, job.params, trees=trees)
     draft = draft_run(roles.drafter, programs.slots, job.llm.context, job.params)
     return costs.time_round(draft, partial(verify, k))
 

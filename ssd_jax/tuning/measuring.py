@@ -229,23 +229,28 @@ def draft_run(
 
 
 def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
-    """Proposals of w tokens in every slot, by w, for `verify_run`."""
-    blank, model = programs.verification.blank(slots), programs.model
+    """Proposals of w tokens in every slot, by w, for `verify_run`; with trees, whole ones."""
+    verification, model = programs.verification, programs.model
+    blank = programs.blank_tree() if verification.nodes else verification.blank(slots)
     # Other processes must be sent host arrays.
     transfer = model.place if not spans_processes(model.mesh) else lambda proposal: proposal
-    return {
-        width: transfer(blank._replace(length=np.full(slots, width, np.int32))) for width in widths
-    }
+    lengths = {width: np.full(slots, verification.nodes or width, np.int32) for width in widths}
+    return {width: transfer(blank._replace(length=length)) for width, length in lengths.items()}
 
 
 def verify_run(
-    target: Target, proposals: Mapping[int, Any], params: SamplingParams = _GREEDY
+    target: Target,
+    proposals: Mapping[int, Any],
+    params: SamplingParams = _GREEDY,
+    *,
+    trees: bool = False,
 ) -> Callable[[int], None]:
     """A function that verifies w tokens of every slot, from dispatch until the outcome is read.
 
     Args:
       target: with empty slots.
       proposals: by w.
+      trees: whether they are trees, whose nodes then all follow the pending token.
     """
     _open(target, range(target.slots), params)
     tokens = np.full(target.slots, _TOKEN, np.int32)
@@ -253,7 +258,11 @@ def verify_run(
 
     def run(width: int) -> None:
         proposal = proposals[width] if width else None
-        drafted = proposal and Drafted(np.full_like(tokens, width), proposal.tokens)
+        drafted = proposal and Drafted(
+            np.full_like(tokens, width),
+            proposal.tokens,
+            parents=np.zeros(proposal.tokens.shape, np.int32) if trees else None,
+        )
         target.accept(target.forward(tokens, lengths, drafted), proposal).read()
 
     return run

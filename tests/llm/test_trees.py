@@ -9,6 +9,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
@@ -129,6 +130,17 @@ def test_trees_on_a_mesh_say_what_they_say_on_one_device(checkpoints, mesh):
             texts[where] = ids(found)
             assert any(output.metrics["tree_rounds"] for output in found)
     assert texts[mesh] == texts[None]
+
+
+@pytest.mark.more
+def test_rounds_of_trees_can_be_timed(checkpoints):
+    with opened(checkpoints["llama"], 3, 9) as llm:
+        loaded = llm.local
+        roles = loaded.roles("sd", 3)
+        proposals = blank_proposals(loaded.programs, 3, [3])
+        verify_run(roles.target, proposals, trees=True)(3)
+        draft_run(roles.drafter, 3, llm.context)()
+        assert roles.drafter.proposal().length.tolist() == [9] * 3
 
 
 @pytest.mark.more

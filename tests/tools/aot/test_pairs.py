@@ -207,7 +207,7 @@ def test_a_model_that_is_too_large_is_refused_before_any_compile():
 FLAWS = {
     "no temporary of their size": {"temporaries": 1 << 40},
     "compiles in a minute": {"seconds": 61.0},
-    "fits": {"beside": 1 << 40},
+    "fits": {"other_buffers": 1 << 40},
 }
 
 
