@@ -31,7 +31,7 @@ def ours(backend: str) -> Callable[..., jax.Array]:
 
     def attend(q: jax.Array, pages: jax.Array, own: jax.Array) -> jax.Array:
         branch = jnp.arange(BRANCHES)
-        paths = jnp.stack([branch, chain_path(jnp.zeros_like(branch))], axis=-1)[None]
+        paths = jnp.stack([branch, chain_path(jnp.ones_like(branch))], axis=-1)[None]
         visible = jnp.full((1, BRANCHES), PREFIX, jnp.int32)
         scratch = Scratch(own, paths)
         return tree_attention(q, pages, Contiguous(), visible, scratch, backend=backend)

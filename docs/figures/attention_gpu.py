@@ -98,7 +98,7 @@ def ours(shape: Shape, given: Numbers, backend: str) -> Program:
     table = jnp.asarray(order.reshape(shape.batch, per_row))
     visible = jnp.full((shape.batch, BRANCHES), shape.prefix, jnp.int32)
     branch = jnp.arange(BRANCHES, dtype=jnp.int32)
-    paths = jnp.stack([branch, chain_path(jnp.full_like(branch, DEPTHS - 1))], axis=-1)
+    paths = jnp.stack([branch, chain_path(jnp.full_like(branch, DEPTHS))], axis=-1)
     paths = jnp.broadcast_to(paths, (shape.batch, BRANCHES, 2))
     q, branches = jnp.asarray(given["q"]), jnp.asarray(given["branches"])
 

@@ -284,20 +284,20 @@ class Config(EngineSettings):
 
     def _check_tree(self, nodes: int) -> None:
         """Refuses a tree where there is none, or that is no tree."""
-        given = f"tree_nodes = {nodes}"
+        tree = f"tree_nodes = {nodes}"
         if self.mode != "sd":
             raise InputError(
-                f"{given} is for mode = 'sd', and this is {self.mode!r}; leave it out, or change "
+                f"{tree} is for mode = 'sd', and this is {self.mode!r}; leave it out, or change "
                 "the mode"
             )
         if self.chooses_k:
             raise InputError(
-                f"{given} needs a number for k, the longest path, and here it is chosen while "
+                f"{tree} needs a number for k, the longest path, and here it is chosen while "
                 "decoding; give k, such as 4"
             )
         if nodes <= self.speculated:
             raise InputError(
-                f"{given} leaves no node beside a chain of k = {self.speculated}; give more nodes, "
+                f"{tree} leaves no node beside a chain of k = {self.speculated}; give more nodes, "
                 "or lower k"
             )
 

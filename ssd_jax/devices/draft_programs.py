@@ -14,7 +14,7 @@ from ssd_jax.devices import passes, program_spec, record
 from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
-from ssd_jax.kernels.kv_pages import PageArray
+from ssd_jax.kernels.kv_pages import PageArray, chain_path
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling import drafting, penalties
@@ -22,7 +22,6 @@ from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling, greedy_where_idle
-from ssd_jax.sampling.topology import chain_path
 from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, variant_name
 
 Array = Any

@@ -30,13 +30,13 @@ from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_steps import ExpansionSteps, StepContext
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
+from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import FunctionalModel, zeros
 from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
-from ssd_jax.sampling.topology import chain_path
 from ssd_jax.sampling.variants import (
     ANY,
     VARIANTS,

@@ -17,7 +17,7 @@ from ssd_jax.devices.branching import Expansion, Forks
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels import kv_pages
-from ssd_jax.kernels.kv_pages import PageArray
+from ssd_jax.kernels.kv_pages import PageArray, chain_path
 from ssd_jax.kernels.rows import map_row_blocks
 from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters
@@ -25,7 +25,6 @@ from ssd_jax.sampling import penalties, prediction
 from ssd_jax.sampling.drafting import Draw
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.settings import Sampling, sampling_of
-from ssd_jax.sampling.topology import chain_path
 from ssd_jax.sampling.variants import Parts, when
 
 
@@ -210,7 +209,7 @@ class ExpansionSteps:
         branch = jnp.broadcast_to(jnp.arange(self._branches), depth.shape)
         tree = Tree(
             scratch,
-            jnp.stack([branch, kv_pages.chain_path(depth)], axis=-1),
+            jnp.stack([branch, chain_path(depth + 1)], axis=-1),
             jnp.where(written < 0, size, written),
         )
         module = self._model.module(parameters)

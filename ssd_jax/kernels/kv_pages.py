@@ -235,9 +235,9 @@ MAX_ENTRIES = 31
 """Most entries of a branch: bits of a path."""
 
 
-def chain_path(depth: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:
-    """The path of the token at `depth` of a branch that is a chain; depth -1 is no branch's."""
-    return (jnp.ones_like(depth) << (depth + 1)) - 1
+def chain_path(length: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:
+    """The path along the first `length` tokens of a chain; empty for 0."""
+    return (jnp.ones_like(length) << length) - 1
 
 
 def last_entry(path: Int32[Array, "*shape"]) -> Int32[Array, "*shape"]:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
+from ssd_jax.kernels.kv_pages import chain_path
+
 Parents = Int32[Array, "B m"]
 """The row of each node's parent."""
 
@@ -33,11 +35,6 @@ def paths(parents: Parents) -> Int32[Array, "B m+1"]:
 def chain_paths(nodes: int) -> Int32[Array, "{nodes}+1"]:
     """The path to every row of a chain."""
     return chain_path(jnp.arange(nodes + 1, dtype=jnp.int32))
-
-
-def chain_path(length: Int32[Array, "*rows"]) -> Int32[Array, "*rows"]:
-    """The path along the first `length` nodes of a chain."""
-    return (jnp.int32(1) << length) - 1
 
 
 def depth_of(path: Int32[Array, "*rows"]) -> Int32[Array, "*rows"]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
+from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.kernels.rows import best_and_mass, map_rows, max_and_argmax, row_max
 from ssd_jax.sampling import soundness, topology, truncation
 from ssd_jax.sampling.judgement import judge
@@ -76,7 +77,7 @@ def verify(
     is_checked = (positions.path & ~outcome.path[positions.row] == 0).reshape(is_sound.shape)
     unsound = is_checked & ~is_sound
     # The path up to its first unsound row.
-    cut = outcome.path & topology.chain_path(jnp.argmax(unsound, axis=1))
+    cut = outcome.path & chain_path(jnp.argmax(unsound, axis=1))
     any_unsound = unsound.any(axis=1)
     path = jnp.where(any_unsound, cut, outcome.path)
     bonus = jnp.where(any_unsound, NO_TOKEN, outcome.bonus)

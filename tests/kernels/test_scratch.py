@@ -46,7 +46,7 @@ def test_each_token_is_the_last_entry_on_its_path_and_the_trunks_tokens_are_nowh
 
 def test_a_path_has_a_bit_an_entry_of_which_the_last_is_the_querys_own():
     depths = jnp.array([-1, 0, 1, 4, 30])
-    chains = kv_pages.chain_path(depths)
+    chains = kv_pages.chain_path(depths + 1)
     np.testing.assert_array_equal(chains, [0, 0b1, 0b11, 0b11111, 2**31 - 1])
     np.testing.assert_array_equal(kv_pages.last_entry(chains), depths)
     np.testing.assert_array_equal(kv_pages.last_entry(jnp.array([0b1010, 0b1000])), [3, 3])

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import penalise
-from ssd_jax.sampling.topology import chain_path
 from tests.sampling.rows import history_of, rows
 
 LOGITS = jnp.array([[2.0, -1.0, 0.5, 0.0]])

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.sampling import drafting, penalties, prediction, probs
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.outputs import columns_of, every_id, ids_of
 from ssd_jax.sampling.proposal import dense
-from ssd_jax.sampling.topology import chain_path
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, rows
 

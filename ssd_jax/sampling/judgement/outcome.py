@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
+from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.sampling import topology
 from ssd_jax.sampling.judgement.positions import TargetProbs
 from ssd_jax.sampling.params import NO_TOKEN
@@ -23,7 +24,7 @@ class Outcome(NamedTuple):
 
 def chain_outcome(accepted: Int32[Array, "B"], bonus: Int32[Array, "B"]) -> Outcome:
     """The outcome of chains."""
-    return Outcome(accepted, bonus, topology.chain_path(accepted))
+    return Outcome(accepted, bonus, chain_path(accepted))
 
 
 def accept_equal(
