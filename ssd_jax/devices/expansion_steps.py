@@ -213,7 +213,7 @@ class ExpansionSteps:
             jnp.where(written < 0, size, written),
         )
         module = self._model.module(parameters)
-        hidden, pages, grown = module.hidden(
+        hidden, pages, new_scratch = module.hidden(
             jnp.maximum(tokens, 0),
             jnp.maximum(positions, 0),
             jnp.clip(visible, 0, size),
@@ -221,8 +221,8 @@ class ExpansionSteps:
             table,
             tree,
         )
-        assert grown is not None
-        return hidden, pages, grown
+        assert new_scratch is not None
+        return hidden, pages, new_scratch
 
     def _rank(
         self,

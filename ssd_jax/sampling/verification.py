@@ -167,7 +167,8 @@ def target_probs(
         logits, proposal, sampling, start, history, tokens, parts, parents
     )
     if parts.sampled:
-        # The same numbers as in `_at_once`, so that no token it emits is reported as impossible.
+        # The same numbers as in `_verify_in_few_passes`, so that no token it emits is reported as
+        # impossible.
         scores, settings = allowed(positions), sampling_of(sampling, positions.row)
         greedy, normalisation = _normalisation(scores, settings, parts)
         sampled = _probs_of(
