@@ -6,7 +6,7 @@ from functools import partial
 
 from jaxtyping import Array, Int32
 
-from ssd_jax.sampling.judgement import block, coupled, ratio
+from ssd_jax.sampling.judgement import block, coupled, ratio, recursive
 from ssd_jax.sampling.judgement.outcome import Outcome
 from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.proposal import Proposal
@@ -33,6 +33,7 @@ def judge(
       parents: where the proposed tokens are a tree; see `topology`. None is a chain, which a rule
         that has no trees takes sampled rows for.
     """
+    of_tree = {} if parents is None else {"ratio": partial(recursive.judge, parents=parents)}
     coupled_judge = partial(coupled.judge, parents=parents)
-    judges = {"ratio": ratio.judge, "block": block.judge, "coupled": coupled_judge}
+    judges = {"ratio": ratio.judge, "block": block.judge, "coupled": coupled_judge} | of_tree
     return judges[rule](target, positions, proposal, sampling, start)

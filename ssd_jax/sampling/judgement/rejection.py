@@ -32,12 +32,16 @@ def uniforms(
     return keys.uniform(key).reshape(start.shape[0], -1)[:, :-1]
 
 
+def finite_q(proposal: Proposal) -> Float32[Array, "B K N"]:
+    """The proposal's q; one that is no number is 0."""
+    return jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
+
+
 def padded_q(
     proposal: Proposal,
 ) -> tuple[Int32[Array, "B K+1 N"], Float32[Array, "B K+1 N"]]:
-    """Support and q of each position, none behind K. A q that is no number is 0."""
-    q = jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)
-    q_padded = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+    """Support and q of each position, none behind K."""
+    q_padded = jnp.pad(finite_q(proposal), ((0, 0), (0, 1), (0, 0)))
     support = jnp.pad(proposal.support, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
     return support, q_padded
 
