@@ -13,6 +13,7 @@ from ssd_jax.config.objects import is_object
 from ssd_jax.config.settings import (
     AUTO_BUDGETS,
     AUTO_K,
+    AUTO_NODES,
     BUDGET,
     MEANINGLESS,
     MODEL_K,
@@ -98,6 +99,18 @@ class Config(EngineSettings):
     def chooses_k(self) -> bool:
         """Whether K is chosen while decoding."""
         return self.k == "auto" or (self.mode == "auto" and self.k is None)
+
+    @property
+    def chooses_tree(self) -> bool:
+        """Whether the chain or a tree is chosen at the start."""
+        return self.tree_nodes == "auto"
+
+    @property
+    def trees(self) -> tuple[int, ...]:
+        """Numbers of nodes of the trees that may be proposed, ascending; none with chains alone."""
+        if self.chooses_tree:
+            return tuple(nodes for nodes in AUTO_NODES if nodes > self.speculated)
+        return (int(self.tree_nodes),) if self.tree_nodes else ()
 
     def budgets_at(self, kind: Kind | None = None) -> tuple[int, ...]:
         """All M that are prepared for, ascending; none without branches.
@@ -271,7 +284,7 @@ class Config(EngineSettings):
                         f"{value!r}; leave out one"
                     )
         if self.tree_nodes:
-            self._check_tree(self.tree_nodes)
+            self._check_tree()
         if not RULES[self.verify].ships_q and self.proposal_support == "full":
             raise InputError(
                 f"proposal_support = 'full' is for {_READ_Q}; {self.verify} proposals ship no q"
@@ -282,9 +295,9 @@ class Config(EngineSettings):
                 "residual to move"
             )
 
-    def _check_tree(self, nodes: int) -> None:
+    def _check_tree(self) -> None:
         """Refuses a tree where there is none, or that is no tree."""
-        tree = f"tree_nodes = {nodes}"
+        tree = f"tree_nodes = {self.tree_nodes!r}"
         if self.mode != "sd":
             raise InputError(
                 f"{tree} is for mode = 'sd', and this is {self.mode!r}; leave it out, or change "
@@ -295,7 +308,12 @@ class Config(EngineSettings):
                 f"{tree} needs a number for k, the longest path, and here it is chosen while "
                 "decoding; give k, such as 4"
             )
-        if nodes <= self.speculated:
+        if self.chooses_tree and self.hosts is not None:
+            raise InputError(
+                f"{tree} is measured at the start, and with hosts = {self.hosts!r} other processes "
+                "would have to follow; give a number"
+            )
+        if max(self.trees) <= self.speculated:
             raise InputError(
                 f"{tree} leaves no node beside a chain of k = {self.speculated}; give more nodes, "
                 "or lower k"
@@ -310,12 +328,16 @@ class Config(EngineSettings):
         Raises:
           InputError: they would all have chains.
         """
-        if self.tree_nodes and temperature > 0 and not RULES[self.verify].keyed_by_position:
+        if self.tree_nodes and not self.chooses_tree and not self.has_trees(temperature):
             raise InputError(
                 f"tree_nodes = {self.tree_nodes} with verify = {self.verify!r} is for greedy "
                 f"requests, and the default temperature is {temperature}; give verify = 'coupled', "
                 "or leave tree_nodes out"
             )
+
+    def has_trees(self, temperature: float) -> bool:
+        """Whether the rule has trees for requests of a temperature."""
+        return temperature == 0 or RULES[self.verify].keyed_by_position
 
     def _check_objects(self) -> None:
         """Refuses what an object of the program has no part in."""

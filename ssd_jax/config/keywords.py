@@ -73,7 +73,7 @@ class Settings(VllmSettings, total=False):
     draft_temperature: float | None
     proposal_support: int | str | None
     verify: RuleName
-    tree_nodes: int | None
+    tree_nodes: int | str | None
     budget: int | str | None
     fan_out: str | FanOutFactory | None
     saguaro_c: float | None

@@ -41,6 +41,8 @@ SUPPORT = 64
 BUDGET = 16
 MAX_BUDGET = 256
 AUTO_BUDGETS = (4, 8, 16)
+AUTO_NODES = (7, 11, 15, 23, 31)
+"""Trees of tree_nodes = auto: with the pending token they fill 8, 12, 16, 24 and 32 rows."""
 MAX_WORKERS = 64
 
 
@@ -157,12 +159,15 @@ class EngineSettings:
         get_args(RuleName),
         group="speculation",
     )
-    tree_nodes: int | None = setting(
+    tree_nodes: int | str | None = setting(
         None,
         f"propose a tree of so many tokens instead of a chain of k, in mode sd: up to {MAX_NODES}, "
         "more than k, which is then the longest path; its shape is chosen in every round; it needs "
-        "verify = coupled for sampled requests; default 0, the chain",
+        "verify = coupled for sampled requests; auto takes the chain or a tree of "
+        f"{', '.join(map(str, AUTO_NODES))} tokens at the start, by measured costs and acceptance; "
+        "default 0, the chain",
         within=(0, MAX_NODES),
+        or_else="auto",
         needs="model",
     )
     budget: int | str | None = setting(

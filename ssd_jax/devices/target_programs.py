@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Mapping
 
@@ -71,16 +73,24 @@ class Programs(TargetBase):
             for reach in self.reaches:
                 specs[self.with_reach(("forward", width), reach)] = self._forward_spec(width, reach)
         if self.verification.nodes:
-            specs["path_logits",] = target_tree_programs.path_logits_spec(self)
-            for reach in self.reaches:
-                forward = target_tree_programs.forward_spec(self, reach)
-                specs[self.with_reach(("forward_tree",), reach)] = forward
-            for variant in self.variants(slots):
-                accept = target_tree_programs.accept_spec(self, variant)
-                specs[variant_name(("accept_tree",), variant)] = accept
+            specs |= target_tree_programs.specs(self)
         specs |= self.prompt_specs(with_logits=True)
         self._compiler = compiler
         self._compiled = dict((compiler or program_spec.compile_all)(specs, model.mesh, progress))
+
+    def with_trees(self, nodes: int, progress: Progress | None = None) -> Programs:
+        """These programs with those for trees beside them, for a target that verifies trees.
+
+        Only those of trees are compiled.
+        """
+        trees = copy.copy(self)
+        verification = dataclasses.replace(self.verification, nodes=nodes)
+        trees.verification, trees.widths = verification, (0,)
+        trees.cache_key = f"{self.cache_key} with {verification}"
+        compiler = self._compiler or program_spec.compile_all
+        compiled = compiler(target_tree_programs.specs(trees), self.model.mesh, progress)
+        trees._compiled = {**self._compiled, **compiled}
+        return trees
 
     def add(self, specs: Mapping[Name, ProgramSpec]) -> None:
         """Compiles further programs, see `logprob_programs`.

@@ -20,14 +20,25 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes, program_spec
-from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_base import TargetBase
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import zeros
 from ssd_jax.sampling import topology
 from ssd_jax.sampling.settings import greedy_where_idle
-from ssd_jax.sampling.variants import VARIANTS
+from ssd_jax.sampling.variants import VARIANTS, variant_name
 from ssd_jax.sampling.verification import commit, emitted_tokens, target_probs, verify
+
+
+def specs(programs: TargetBase) -> dict[Name, ProgramSpec]:
+    """All but the reports of log-probabilities."""
+    by_name: dict[Name, ProgramSpec] = {("path_logits",): path_logits_spec(programs)}
+    for reach in programs.reaches:
+        forward = programs.with_reach(("forward_tree",), reach)
+        by_name[forward] = forward_spec(programs, reach)
+    for variant in programs.variants(programs.slots):
+        by_name[variant_name(("accept_tree",), variant)] = accept_spec(programs, variant)
+    return by_name
 
 
 def structs(programs: TargetBase) -> dict[str, Any]:

@@ -190,16 +190,24 @@ class LLM(Calls):
                 if status is not None:
                     status("measuring what a round costs")
                 self._chooser = open_chooser(loaded)
+                if self.config.chooses_tree:
+                    from ssd_jax.tuning.trees import choose_tree
+
+                    temperature = self._default_params.temperature
+                    loaded = choose_tree(loaded, self._chooser, temperature, status)
+                    self.resolved = loaded.resolved
             except BaseException:
                 loaded.close()
                 self._loaded = None
                 raise
-            self._loaded = dataclasses.replace(loaded, tuner=self._chooser.tuner)
+            self._loaded = dataclasses.replace(
+                loaded, tuner=self._chooser.tuner, rank_rates=self._chooser.rank_rates
+            )
             if RULES[self.config.verify].timed:
                 self._occurrences = Occurrences(first=self._chooser.freeze_observations)
             self._end_chooser = weakref.finalize(self, only_in_owner(self._chooser.close))
-            if self.config.mode == "auto":
-                _LOG.info(self._chooser.line)
+            if self.choice is not None:
+                _LOG.info(self.choice)
 
     def close(self) -> None:
         """Ends what runs beside this process, frees devices' memory and writes what was recorded.
@@ -278,8 +286,9 @@ class LLM(Calls):
 
     @property
     def choice(self) -> str | None:
-        """The choice of mode auto and its reason, in one line; None otherwise and before `load`."""
-        if self._chooser is None or self.config.mode != "auto":
+        """The choice of mode auto, or of a tree, and its reason, in one line; None otherwise and
+        before `load`."""
+        if self._chooser is None or not (self.config.mode == "auto" or self.config.chooses_tree):
             return None
         return self._chooser.line
 

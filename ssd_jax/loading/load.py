@@ -115,6 +115,19 @@ def load(
     )
 
 
+def load_tree(loaded: Loaded, nodes: int, status: Status | None = None) -> Loaded:
+    """The same models with trees in place of chains; only what trees run is compiled."""
+    status = status or (lambda _line: None)
+    assert loaded.inline is not None
+    draft = loaded.resolved.draft
+    assert draft is not None
+    resolved = dataclasses.replace(loaded.resolved, nodes=nodes)
+    programs = loaded.programs.with_trees(nodes, _compile_progress("trees", status))
+    inline = _inline(resolved, draft, loaded.inline.parameters, status)
+    inline.compile("sd")
+    return dataclasses.replace(loaded, resolved=resolved, programs=programs, inline=inline)
+
+
 def _target_programs(resolved: Resolved, status: Status) -> Programs:
     config = resolved.config
     return Programs(
@@ -125,7 +138,7 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
             support=_shipped_support(resolved),
             rule=config.verify,
             logprobs_of=config.logprobs_of,
-            nodes=config.tree_nodes or 0,
+            nodes=resolved.nodes,
         ),
         paging=resolved.paging,
         progress=_compile_progress("target", status),

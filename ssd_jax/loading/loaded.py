@@ -31,6 +31,7 @@ from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
+from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftSetup
 from ssd_jax.speculation.controller import Controller, Policies
@@ -87,6 +88,7 @@ class Loaded:
       worker: runs the draft of mode ssd, if that is not in this process.
       fallbacks: what holds in place of what was expected.
       tuner: makes the tuner of a mode and K, where K or M is chosen while decoding.
+      rank_rates: makes the rates that trees of an engine are shaped by.
       hosts: the other processes, where several have the target's devices.
       store: where compiled programs are kept.
     """
@@ -98,6 +100,7 @@ class Loaded:
     worker: DraftWorker | DraftWorkers | None
     fallbacks: Fallbacks
     tuner: Callable[[str, int], Tuner] | None = None
+    rank_rates: Callable[[TreeShape], RankRates] = RankRates
     hosts: Leader | Follower | None = None
     store: ProgramStore | None = None
     _load_lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -146,8 +149,10 @@ class Loaded:
 
     def roles(self, mode: str, k: int) -> Roles:
         """New roles with empty slots for a mode with up to k proposed tokens a round."""
-        tuner, chooses = None, self.config.mode == "auto" or self.config.chooses_k
-        if self.tuner is not None and mode == "sd" and chooses:
+        config, tuner = self.config, None
+        chooses = config.mode == "auto" or config.chooses_k
+        learns = chooses or (config.chooses_tree and not self.resolved.nodes)
+        if self.tuner is not None and mode == "sd" and learns:
             tuner = self.tuner(mode, k)  # before the roles: it may measure, with roles of its own
         if isinstance(self.hosts, Leader):
             roles = self._mirrored_roles(self.hosts, mode, k)
@@ -159,7 +164,7 @@ class Loaded:
         if tuner is None or roles.drafter is None:
             return roles
         # Followers are told the batch as the tuner has changed it.
-        drafter = TunedDrafter(roles.drafter, tuner, rule=self.config.verify)
+        drafter = TunedDrafter(roles.drafter, tuner, rule=config.verify, fixed=not chooses)
         return dataclasses.replace(roles, drafter=drafter)
 
     def _local_roles(self, mode: str, k: int) -> Roles:
@@ -231,7 +236,9 @@ class Loaded:
             "send": self.programs.model.place,
         }
         if isinstance(programs, TreeDraftPrograms):
-            return TreeDrafter(programs, parameters, rates=RankRates(programs.shape), **options)
+            return TreeDrafter(
+                programs, parameters, rates=self.rank_rates(programs.shape), **options
+            )
         return ModelDrafter(programs, parameters, **options)
 
     def _host_drafter(self, k: int) -> HostDrafter:

@@ -42,20 +42,21 @@ def resolve(
     dtype = config.dtype
     if dtype == "auto":
         dtype = auto_dtype(config.target, placement.target, progress=progress)
+    nodes = 0 if config.chooses_tree else max(config.trees, default=0)
     target = open_model(
         config.target,
         dtype,
         bitwise=config.exact == "bitwise",
-        trees=bool(config.tree_nodes) and config.exact != "distribution",
+        trees=nodes > 0 and config.exact != "distribution",
         attention=config.attention,
         mesh=placement.target,
         page_size=config.page_size,
         progress=progress,
     )
     attention = target.model.execution.attention
-    if config.tree_nodes and config.exact == "bitwise" and attention != "cpu":
+    if nodes and config.exact == "bitwise" and attention != "cpu":
         raise InputError(
-            f"exact = 'bitwise' is not possible with tree_nodes = {config.tree_nodes} and "
+            f"exact = 'bitwise' is not possible with tree_nodes = {nodes} and "
             f"attention = {attention!r}, which sums along a path in another order than along a "
             "text; leave out one"
         )
@@ -84,6 +85,7 @@ def resolve(
         ks=ks,
         budgets=budgets,
         context=_context(config, target, draft, ks),
+        nodes=nodes,
     )
     return dataclasses.replace(resolved, paging=paging_of(resolved))
 

@@ -29,6 +29,8 @@ class Resolved:
       context: most positions of a sequence.
       paging: pages that slots share; None if each slot has a page of its own.
       custom: what makes draft and policies that are objects.
+      nodes: of a tree of proposed tokens; 0 with chains. One that is chosen by measured costs is
+        known only then.
     """
 
     config: Config
@@ -43,6 +45,7 @@ class Resolved:
     context: int
     paging: Paging | None = None
     custom: Custom = Custom()  # noqa: RUF009 (immutable)
+    nodes: int = 0
 
     @property
     def branches(self) -> int:
@@ -56,14 +59,18 @@ class Resolved:
 
     def tree(self, k: int) -> TreeShape | None:
         """The size of trees with paths of up to K = k tokens; None where chains are proposed."""
-        nodes = self.config.tree_nodes
-        return TreeShape(nodes=nodes, depth=k) if nodes else None
+        return TreeShape(nodes=self.nodes, depth=k) if self.nodes else None
 
     @property
     def chooses(self) -> bool:
-        """Whether mode, K or M is chosen by measured costs."""
+        """Whether mode, K, M or a tree is chosen by measured costs."""
         config = self.config
-        return config.mode == "auto" or config.chooses_k or len(self.budgets) > 1
+        return (
+            config.mode == "auto"
+            or config.chooses_k
+            or config.chooses_tree
+            or len(self.budgets) > 1
+        )
 
     @property
     def support(self) -> int:

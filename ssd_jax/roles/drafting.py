@@ -12,6 +12,9 @@ GAP_CLASSES = 8
 MAX_NODES = 31
 """Most nodes of a tree: the bits of a path; see `sampling.topology`."""
 
+RANKS = 6
+"""Continuations of a node that may become its children."""
+
 _MAX_WIDTH = 8
 
 
@@ -27,7 +30,7 @@ class TreeShape:
 
     nodes: int
     depth: int
-    ranks: int = 6
+    ranks: int = RANKS
 
     @property
     def width(self) -> int:

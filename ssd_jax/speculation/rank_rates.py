@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Float64
 
 from ssd_jax.roles.drafting import GAP_CLASSES, TreeShape
 
@@ -61,20 +61,62 @@ def path_visits(
         taken, row = ranks[row - 1], parents[row - 1]
 
 
+class RankCounts(NamedTuple):
+    """Nodes that the target's text came through, of greedy and of sampled rows apart.
+
+    Attributes:
+      taken: that the target's token was the child of this rank.
+      visited: that they had a child of this rank.
+    """
+
+    taken: Float64[np.ndarray, "*rows classes ranks"]
+    visited: Float64[np.ndarray, "*rows classes ranks"]
+
+    @classmethod
+    def none(cls, ranks: int) -> RankCounts:
+        """Nothing was counted."""
+        return cls(np.zeros((2, GAP_CLASSES, ranks)), np.zeros((2, GAP_CLASSES, ranks)))
+
+    def plus(self, others: RankCounts) -> RankCounts:
+        """These and others."""
+        return RankCounts(self.taken + others.taken, self.visited + others.visited)
+
+    def recent(self, most: int) -> RankCounts:
+        """The same shares from no more than `most` nodes."""
+        factor = min(1.0, most / max(self.visited[..., 0].sum(), 1.0))
+        return RankCounts(self.taken * factor, self.visited * factor)
+
+
 class RankRates:
     """Rates of (depth, class of the gap, rank), of greedy and of sampled rows apart.
 
     Shapes of trees do not change the text where trees are allowed, so that all requests share them.
+
+    Args:
+      shape: of the trees.
+      earlier: what was counted at earlier starts, of trees with as many ranks.
     """
 
-    def __init__(self, shape: TreeShape) -> None:
+    def __init__(self, shape: TreeShape, earlier: RankCounts | None = None) -> None:
         sizes = 2, shape.depth, GAP_CLASSES, shape.ranks
         self._taken, self._visited = np.zeros(sizes), np.zeros(sizes)
+        self._earlier = RankCounts.none(shape.ranks) if earlier is None else earlier
         others = [*_OTHERS, *(_OTHERS[-1] / 2**i for i in range(1, shape.ranks))]
         first = np.array(_FIRST)[:, None]
         shares = (1 - first) * np.array(others[: shape.ranks - 1])
         self._guess = np.concatenate([first, shares], axis=1)
         self._tables: Float32[np.ndarray, "2 depths classes ranks"] | None = None
+
+    @property
+    def counts(self) -> RankCounts:
+        """What was counted since the start."""
+        return RankCounts(self._taken.sum(axis=1), self._visited.sum(axis=1))
+
+    @property
+    def by_class(self) -> Float64[np.ndarray, "classes ranks"]:
+        """The rates of greedy and sampled rows and of all depths together."""
+        counts = self._earlier.plus(self.counts)
+        return self._rates(RankCounts(*(array.sum(axis=0) for array in counts)))
 
     def observe(self, visits: Sequence[Visit], *, hot: bool) -> None:
         """Counts the visits of a verification, from the pending token on."""
@@ -88,9 +130,11 @@ class RankRates:
         """The rates of each row: depth 0 is of the pending token's continuations."""
         tables = self._tables
         if tables is None:
-            taken, visited = self._taken.sum(axis=1), self._visited.sum(axis=1)
-            rates = (taken + _WEIGHT * self._guess) / (visited + _WEIGHT)
+            rates = self._rates(self._earlier.plus(self.counts))
             at_depth = self._taken + _DEPTH_WEIGHT * rates[:, None]
             tables = (at_depth / (self._visited + _DEPTH_WEIGHT)).astype(np.float32)
             self._tables = tables
         return tables[hot.astype(int)]
+
+    def _rates(self, counts: RankCounts) -> Float64[np.ndarray, "*rows classes ranks"]:
+        return (counts.taken + _WEIGHT * self._guess) / (counts.visited + _WEIGHT)

@@ -21,10 +21,14 @@ class TunedDrafter:
       drafter: proposes.
       tuner: decides how many tokens.
       rule: of the verification.
+      fixed: whether the tuner only learns, since it has one K.
     """
 
-    def __init__(self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio") -> None:
-        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, RULES[rule].timed
+    def __init__(
+        self, drafter: Drafter, tuner: Tuner, *, rule: str = "ratio", fixed: bool = False
+    ) -> None:
+        self.k, self.on_device = drafter.k, drafter.on_device
+        self.timed = RULES[rule].timed and not fixed
         self.asks_first = drafter.asks_first
         self.set_pages = drafter.set_pages
         self.prefill, self.gather = drafter.prefill, drafter.gather

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,11 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.program_lookup import surroundings
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loading.loaded import Loaded
+from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
+from ssd_jax.speculation.tree_tokens import chain_tokens, tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.cores import usable_cores
@@ -24,13 +27,13 @@ from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.measuring import measure, measure_draft, measure_target
 from ssd_jax.tuning.review import RoundTimes, correct_costs, review_costs
-from ssd_jax.tuning.throughput import Costs, Guess, Prediction, ar
+from ssd_jax.tuning.throughput import MIN_SPEED_UP, Costs, Guess, Prediction, ar
+from ssd_jax.tuning.tree_choice import TreeChoice, choose
 from ssd_jax.tuning.tuners import FastestTuner, UpdatedGuess
 
 _STATED_TOKENS = 512
 """Tokens that a draft's own figure counts for, which is of many texts: one or two of another kind
 do not outweigh it, and a mode that they rule out would observe nothing that rules it in again."""
-_MIN_SPEED_UP = 1.03  # times as fast as a simpler mode: predictions are no better than that
 _NO_COST = (
     *("trace", "compile_cache", "compile_cache_secret", "chat_template", "generation_config"),
     *("hosts", "host_timeout"),  # the number of hosts counts
@@ -71,6 +74,7 @@ class Chooser:
         self._observations, self._times = UpdatedGuess(known.guess), RoundTimes()
         self._final: tuple[Guess, dict[str, float]] | None = None
         self._tuners: dict[tuple[str, int], FastestTuner] = {}
+        self._tree: TreeChoice | None = None
         self.predicted = {
             "ar": Prediction(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))
         }
@@ -79,7 +83,7 @@ class Chooser:
             self.mode = "ar"
             for mode in dict.fromkeys(("sd", config.prepared)):
                 prediction = self.tuner(mode, config.speculated).best(config.slots)
-                if prediction.rate > _MIN_SPEED_UP * max(
+                if prediction.rate > MIN_SPEED_UP * max(
                     earlier.rate for earlier in self.predicted.values()
                 ):
                     self.mode = mode
@@ -96,11 +100,13 @@ class Chooser:
     @property
     def line(self) -> str:
         """A line about what was chosen, and why."""
+        if self._tree is not None:
+            return self._tree.line(self._config.speculated, self._guess.acceptance)
         rates = "; ".join(f"{mode} {prediction}" for mode, prediction in self.predicted.items())
         fastest = max(self.predicted, key=lambda mode: self.predicted[mode].rate)
         near = ""
         if fastest != self.mode:
-            near = f"; {fastest} is less than {_MIN_SPEED_UP - 1:.0%} faster than a simpler mode"
+            near = f"; {fastest} is less than {MIN_SPEED_UP - 1:.0%} faster than a simpler mode"
         return (
             f"mode auto takes {self.mode}: predicted tokens/s are {rates} "
             f"(an acceptance of {self._guess.acceptance:.2f}{near})"
@@ -125,6 +131,35 @@ class Chooser:
         self._tuners[mode, k] = tuner
         return tuner
 
+    def choose_tree(self, nodes: Sequence[int], measure: Callable[[int], float | None]) -> int:
+        """Chooses the chain or a tree of mode sd, whose engines are not made yet.
+
+        Args:
+          nodes: to choose from, beside the chain.
+          measure: see `tree_choice.choose`.
+
+        Returns: nodes of the tree; 0 is the chain.
+        """
+        k, acceptance, costs = self._config.speculated, self._guess.acceptance, self.costs
+        tokens = {0: chain_tokens(acceptance, k)}
+        for count in nodes:
+            shape = TreeShape(nodes=count, depth=k)
+            rates = UpdatedGuess(self._guess).rank_rates(shape).by_class
+            tokens[count] = tree_tokens(rates, acceptance, shape)
+        self._tree = tree = choose(costs, k, tokens, measure, rows=self._config.slots)
+        if tree.costs != costs:
+            self._known_costs = dataclasses.replace(self._known_costs, costs=tree.costs)
+            self._store(self._guess)
+        return tree.nodes
+
+    def take_chain(self, reason: str) -> None:
+        """Takes the chain without a comparison."""
+        self._tree = TreeChoice(0, {}, self.costs, reason)
+
+    def rank_rates(self, shape: TreeShape) -> RankRates:
+        """Rates for the trees of an engine."""
+        return self._observations.rank_rates(shape)
+
     def timer(self, mode: str, k: int) -> RoundTimer:
         """Compares the rounds of an engine, whose roles are made, with its costs."""
         tuner = self._tuners.get((mode, k))
@@ -133,6 +168,8 @@ class Chooser:
             expected = None
             if mode == "ar":
                 expected = self.costs.ar_round
+            elif self._tree is not None and self._tree.nodes:
+                expected = self.costs.trees[self._tree.nodes]
             elif tuner is not None:
                 expected = tuner.seconds(round_.proposed, missed=round_.missed)
             if expected is not None:

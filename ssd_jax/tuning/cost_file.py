@@ -40,7 +40,7 @@ class KnownCosts:
 class _FileContent(msgspec.Struct):
     """Content of the file: only what `write` writes has these types and ranges."""
 
-    format: Literal[8]
+    format: Literal[9]
     key: str
     known: KnownCosts
 
@@ -83,7 +83,7 @@ class CostFile:
         """Writes the file, whole or not at all; an unwritable directory keeps nothing."""
         if self.path is None:
             return
-        content = msgspec.json.encode(_FileContent(8, self._key, known))
+        content = msgspec.json.encode(_FileContent(9, self._key, known))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, content)

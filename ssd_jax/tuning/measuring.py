@@ -63,7 +63,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     runs = _target_runs(loaded, role_sets[0].target, verify, clock)
     if config.mode != "ssd":
         role_sets.append(loaded.roles("sd", config.speculated))
-        runs |= _round_runs(loaded, role_sets[1], context, clock)
+        runs |= _round_runs(loaded, role_sets[1], clock)
     if config.prepared == "ssd":
         runs |= _branch_runs(loaded, context, verify, clock)
     seconds = shortest_seconds(runs, clock)
@@ -142,14 +142,17 @@ def _target_runs(
     return runs
 
 
-def _round_runs(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Runs:
+def rounds_of(loaded: Loaded, roles: Roles, clock: Clock) -> EngineRounds:
+    """Rounds of mode sd in all slots, behind a short prompt."""
+    assert roles.drafter is not None
+    prompt = [_TOKEN] * max(1, min(_MAX_PREFIX, loaded.resolved.context // 2))
+    return EngineRounds(roles.target, roles.drafter, prompt, pages=loaded.new_stock(), clock=clock)
+
+
+def _round_runs(loaded: Loaded, roles: Roles, clock: Clock) -> Runs:
     """Rounds of mode sd with each K that the others are worked out from, as far as there is room
     for them, and T_1."""
-    assert roles.drafter is not None
-    prompt = [_TOKEN] * max(1, min(_MAX_PREFIX, context // 2))
-    engine = EngineRounds(
-        roles.target, roles.drafter, prompt, pages=loaded.new_stock(), clock=clock
-    )
+    engine = rounds_of(loaded, roles, clock)
 
     def round_of(k: int) -> float:
         engine.begin(k)
@@ -159,6 +162,7 @@ def _round_runs(loaded: Loaded, roles: Roles, context: int, clock: Clock) -> Run
         engine.begin(k, 1)
         return engine.draft() / k
 
+    assert roles.drafter is not None
     max_k = roles.drafter.k
     ks = [k for k in sorted({1, max_k, *loaded.programs.widths}) if 0 < k <= max_k]
     runs: Runs = {("round", k): partial(round_of, k) for k in ks if engine.begin(k)}

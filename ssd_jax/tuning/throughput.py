@@ -26,13 +26,19 @@ from typing import Annotated, NamedTuple, Protocol
 import numpy as np
 from msgspec import Meta
 
+from ssd_jax.roles.drafting import GAP_CLASSES, RANKS
 from ssd_jax.speculation.acceptance import FIRST_GUESS, odds
 from ssd_jax.speculation.fan_out import After, FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+_ByRank = Annotated[tuple[NotNegative, ...], Meta(min_length=RANKS, max_length=RANKS)]
+_ByClass = Annotated[tuple[_ByRank, ...], Meta(min_length=GAP_CLASSES, max_length=GAP_CLASSES)]
+_Table = Annotated[tuple[_ByClass, ...], Meta(min_length=2, max_length=2)]
 
+MIN_SPEED_UP = 1.03
+"""Times as fast as something simpler that a choice must be: predictions are no better than that."""
 WORST_CONTENTION = 2.0
 """If more is measured, something else was busy, which a mode not chosen would never reveal."""
 
@@ -46,6 +52,7 @@ class Costs:
       ahead: a round of mode ar, which dispatches the next round before it reads; 0 if not known.
       draft: T_1 of mode sd; 0 if drafting is free.
       rounds: whole rounds of mode sd by K, T_h included; empty if not known, and T_h counts as 0.
+      trees: whole rounds of mode sd with trees of depth K, by nodes, of those that were tried.
       backup: T_1 where mode ssd's draft runs.
       step: T_s by M; empty without branches.
       contention: x, how much target and branches slow each other while both are busy.
@@ -55,6 +62,7 @@ class Costs:
     ahead: NotNegative = 0.0
     draft: NotNegative = 0.0
     rounds: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
+    trees: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
     backup: NotNegative = 0.0
     step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
     contention: NotNegative = 0.0
@@ -134,6 +142,13 @@ class Observations(Protocol):
         ...
 
 
+class RankTables(NamedTuple):
+    """`rank_rates.RankCounts` as a file has them."""
+
+    taken: _Table
+    visited: _Table
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guess:
     """Assumption before any observation: all places have the same acceptance.
@@ -141,6 +156,7 @@ class Guess:
     Attributes:
       judged: number of proposed tokens at earlier starts that it was learned from.
       stated: number of tokens that an acceptance which was measured elsewhere counts for besides.
+      ranks: what trees of earlier starts have shown; None before any.
     """
 
     acceptance: Fraction = FIRST_GUESS
@@ -148,6 +164,7 @@ class Guess:
     r: Annotated[float, Meta(ge=0, le=9)] = 1.0
     judged: Annotated[int, Meta(ge=0, le=2**62)] = 0
     stated: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    ranks: RankTables | None = None
 
     def rates(self, length: int, after: After) -> list[float]:
         """The same acceptance at each place [L]."""

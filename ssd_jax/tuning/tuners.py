@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
+from ssd_jax.roles.drafting import RANKS, TreeShape
 from ssd_jax.speculation.acceptance import WEIGHT, AcceptanceEstimator, smoothed
 from ssd_jax.speculation.fan_out import After, FanOut, MeasuredFanOut, VerificationStats
+from ssd_jax.speculation.rank_rates import RankCounts, RankRates
 from ssd_jax.speculation.tuner import SpeculationPlan, Steps, Tuner
-from ssd_jax.tuning.throughput import Costs, Guess, Observations, Prediction, best_sd, best_ssd
+from ssd_jax.tuning.throughput import (
+    Costs,
+    Guess,
+    Observations,
+    Prediction,
+    RankTables,
+    best_sd,
+    best_ssd,
+)
 
 _PLAN_INTERVAL = 16  # rounds between two choices
 _MAX_EARLIER = 2048  # most judged tokens of earlier starts that count, so that changes are learned
@@ -30,6 +43,7 @@ class UpdatedGuess(Observations):
         self._all = AcceptanceEstimator()
         self._num_misses = 0
         self._lookups: Counter[int] = Counter()  # by the number of prepared bonus tokens
+        self._rank_rates: list[RankRates] = []
 
     @property
     @override
@@ -58,10 +72,33 @@ class UpdatedGuess(Observations):
             self._num_misses += verified.rank is None
             self._lookups[verified.prepared] += 1
 
+    def rank_rates(self, shape: TreeShape) -> RankRates:
+        """Rates for trees, from what those of earlier starts have shown; they learn."""
+        rates = RankRates(shape, self._earlier_ranks)
+        self._rank_rates.append(rates)
+        return rates
+
+    @property
+    def _earlier_ranks(self) -> RankCounts | None:
+        tables = self._guess.ranks
+        return None if tables is None else RankCounts(*(np.array(table) for table in tables))
+
     @property
     def guess(self) -> Guess:
         """What to assume at the next start, from the texts of this one and of those before."""
         accepted, judged, guess = self._all.accepted.total(), self._all.judged.total(), self._guess
+        ranks = guess.ranks
+        for rates in self._rank_rates:
+            counts = rates.counts
+            # The best continuations are the tokens that a chain would have had.
+            accepted += int(counts.taken[..., 0].sum())
+            judged += int(counts.visited[..., 0].sum())
+        if any(rates.counts.visited.any() for rates in self._rank_rates):
+            earlier = self._earlier_ranks or RankCounts.none(RANKS)
+            total = functools.reduce(
+                RankCounts.plus, (rates.counts for rates in self._rank_rates), earlier
+            ).recent(_MAX_EARLIER)
+            ranks = RankTables(*(_as_table(array) for array in total))
         prior_weight = max(min(guess.judged, _MAX_EARLIER), WEIGHT)
         new_weight = judged / (judged + prior_weight)
         return Guess(
@@ -72,7 +109,12 @@ class UpdatedGuess(Observations):
             r=(1 - new_weight) * guess.r + new_weight * self.r,
             judged=guess.judged + judged,
             stated=guess.stated,
+            ranks=ranks,
         )
+
+
+def _as_table(array: np.ndarray) -> Any:
+    return tuple(tuple(tuple(row) for row in rows) for rows in array.tolist())
 
 
 class FastestTuner(Tuner):

@@ -9,6 +9,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.tuning import tree_choice, trees
 from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import SHAPE
@@ -155,6 +156,26 @@ def test_a_tree_fits_texts_that_end_at_the_context(checkpoints):
     assert [len(output.token_ids) for output in spoken] == [45, 18, 2, 1]
 
 
+@pytest.mark.more
+@pytest.mark.parametrize(("factor", "nodes"), [(1.0, 31), (9.0, 0)])
+def test_the_tree_or_chain_that_is_chosen_says_what_plain_decoding_says(
+    checkpoints, monkeypatch, factor, nodes
+):
+    """Rounds of trees are said to take as long as the chain's, or longer; both say what is so."""
+    monkeypatch.setattr(trees, "measure_tree", lambda chain, tree: factor)
+    monkeypatch.setattr(tree_choice, "tree_round", lambda costs, k, m: costs.trees.get(m, 1e-9))
+    with opened(checkpoints["qwen3"], 3, "auto") as llm:
+        requested = requests(llm, "coupled", logprobs=2)
+        spoken = outputs(llm, requested, "sd")
+        assert ids(spoken) == ids(outputs(llm, requested, "ar"))
+        assert llm.resolved.nodes == nodes
+        assert f"takes {'a tree of 31' if nodes else 'the chain'}: " in llm.choice
+        assert any(output.metrics["tree_rounds"] for output in spoken) == bool(nodes)
+        guess, before = llm._chooser._observations.guess, llm._chooser._guess
+        assert guess.judged > before.judged
+        assert (guess.ranks is not None) == bool(nodes)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -164,7 +185,7 @@ def test_a_tree_fits_texts_that_end_at_the_context(checkpoints):
         ({"draft": "ngram"}, "tree_nodes = 12 means nothing with draft = 'ngram'"),
         ({"k": "auto"}, "tree_nodes = 12 needs a number for k"),
         ({"k": 12}, "leaves no node beside a chain of k = 12"),
-        ({"tree_nodes": 32}, "tree_nodes = 32 is out of range"),
+        ({"tree_nodes": 32}, "tree_nodes = 32 is impossible"),
         ({"draft": lambda setup: None}, "tree_nodes = 12 is for a draft model"),
         ({"exact": "bitwise", "attention": "xla"}, "tree_nodes = 12 and attention = 'xla', which"),
     ],

@@ -7,21 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from ssd_jax.roles.drafting import GAP_CLASSES
 from ssd_jax.system.cache_dir import cache_dir, compile_cache, costs_cache
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
-from ssd_jax.tuning.throughput import Costs, Guess
+from ssd_jax.tuning.throughput import Costs, Guess, RankTables
 
+COUNTS = (((0.0, 1.5, 2.0, 3.0, 4.0, 5.0),) * GAP_CLASSES,) * 2
 KNOWN = KnownCosts(
     Costs(
         verify={0: 0.1, 4: 0.15},
         ahead=0.08,
         draft=0.0,
         rounds={1: 0.12, 4: 0.2},
+        trees={15: 0.3},
         backup=0.01,
         step={4: 0.02, 16: 0.03},
         contention=0.2,
     ),
-    Guess(acceptance=0.7, single_miss=0.3, judged=90),
+    Guess(acceptance=0.7, single_miss=0.3, judged=90, ranks=RankTables(COUNTS, COUNTS)),
     slowness=1.1,
     doubted=True,
 )
@@ -162,5 +165,5 @@ def test_costs_are_kept_beside_compiled_programs(tmp_path):
 def test_every_field_of_costs_is_written_and_read():
     """A field that is added must be written and read."""
     assert {field.name for field in dataclasses.fields(Costs)} == {
-        "verify", "ahead", "draft", "rounds", "backup", "step", "contention",
+        "verify", "ahead", "draft", "rounds", "trees", "backup", "step", "contention",
     }  # fmt: skip
