@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssd_jax.devices import tree_growth
 from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.roles.drafting import TreeShape
 
 
 def device_limit(opened: OpenedModel) -> int | None:
@@ -46,6 +48,14 @@ def branch_structs(
         opened.model.branch_struct(slots, k, branches),
         jax.ShapeDtypeStruct((rows, k, 2 * support), np.float32),
         jax.ShapeDtypeStruct((rows, outputs), np.float32),
+    ]
+
+
+def tree_structs(opened: OpenedModel, *, slots: int, shape: TreeShape, support: int) -> Any:
+    """Structs of a draft's trees: keys and values of the nodes that it runs, and its candidates."""
+    return [
+        opened.model.branch_struct(slots, max(shape.runs, 1), 1),
+        jax.eval_shape(lambda: tree_growth.empty(slots, shape, support)),
     ]
 
 

@@ -21,9 +21,11 @@ from ssd_jax.devices.sizes import (
     bytes_per_device,
     device_limit,
     devices_of_process,
+    tree_structs,
 )
 from ssd_jax.errors import InputError
 from ssd_jax.loading.resolved import Resolved
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.system.host_memory import memory_limit
 
 Engines = Sequence[tuple[str, int]]
@@ -93,6 +95,7 @@ def _device_parts(
     parts |= _draft_parts(resolved, draft, copies, bytes_per_device)
     parts["the draft's programs"] = programs.get("draft", 0)
     parts |= _branch_parts(resolved, draft, drafting, bytes_per_device)
+    parts |= _tree_parts(resolved, draft, drafting, bytes_per_device)
     return by_role
 
 
@@ -127,6 +130,7 @@ def _host_parts(resolved: Resolved, engines: Engines, programs: Mapping[str, int
     parts |= _draft_parts(resolved, draft, copies, bytes_of_process)
     if on_host:
         parts["the draft's programs"] = devices_of_process(draft) * programs.get("draft", 0)
+        parts |= _tree_parts(resolved, draft, engines, bytes_of_process)
     if inline or in_worker:
         parts |= _branch_parts(resolved, draft, engines, bytes_of_process)
     return parts
@@ -173,6 +177,18 @@ def _branch_parts(
         support=resolved.support,
     )
     return {"branches": len(ks) * size_of(structs)}
+
+
+def _tree_parts(
+    resolved: Resolved, draft: OpenedModel, engines: Engines, size_of: Callable[[Any], int]
+) -> Parts:
+    """Of the engines of mode sd among these."""
+    shape, count = resolved.tree(max(resolved.ks)), sum(mode == "sd" for mode, _ in engines)
+    if shape is None or not count:
+        return {}
+    support = resolved.support if RULES[resolved.config.verify].ships_q else 1
+    structs = tree_structs(draft, slots=resolved.config.slots, shape=shape, support=support)
+    return {"trees": count * size_of(structs)}
 
 
 def _check(resolved: Resolved, need: Need) -> None:

@@ -104,6 +104,21 @@ def test_slots_that_workers_have_alike_have_records_of_their_own(tiny_checkpoint
     assert by_slots[OF_DRAFT] == one[OF_DRAFT]
 
 
+def test_trees_of_a_draft_are_counted_with_each_engine_of_mode_sd(tiny_checkpoint, accelerators):
+    settings = {"draft": str(tiny_checkpoint), "k": "4", "tree_nodes": 12, "verify": "coupled"}
+    llm = LLM(str(tiny_checkpoint), mode="sd", load=False, **settings, **SMALL)
+    one = parts(llm, [("sd", 4), ("ar", 0)])
+    # Three nodes of each depth but the last; of a position a page has keys and values, too.
+    keys = one["the draft's keys and values"] * 9 // 128
+    candidates = (1 + 9) * 6 * 8  # of a slot: after each run six tokens, and their scores
+    assert keys + 2 * candidates < one["trees"] < keys + 4 * candidates
+    assert parts(llm, [("sd", 4), ("sd", 4)])["trees"] == 2 * one["trees"]
+    assert "trees" not in parts(llm, [("ar", 0)])
+    accelerators(1 << 40)
+    _, device = needed(llm, [("sd", 4)])
+    assert device.parts["trees"] == one["trees"]
+
+
 def test_programs_of_a_role_are_counted_where_they_run(ssd, monkeypatch):
     engines = [("ssd", 2), ("ar", 0)]
     here = parts(ssd, engines, programs=ROOM)
