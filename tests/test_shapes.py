@@ -11,7 +11,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from ssd_jax.kernels.linear.quantized import Quantized, quantize, take
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.probs import sampled_probs
+from ssd_jax.sampling.probs import likeliest_probs
 from tests.sampling.rows import rows
 
 SEEDS, REQUESTS = jnp.zeros((2, 2), jnp.uint32), jnp.zeros(3, jnp.uint32)
@@ -26,7 +26,7 @@ WEIGHT = Quantized(jnp.ones((4, 3), jnp.int8), jnp.ones(4))
         lambda: take(WEIGHT, jnp.ones(2)),
         lambda: take(WEIGHT._replace(scales=jnp.ones(5)), PLACES),
         lambda: keys.derive(SEEDS, REQUESTS, PLACES, PLACES, keys.Purpose.DRAFT),
-        lambda: sampled_probs(jnp.ones((2, 8)), jax.tree.map(jnp.asarray, rows({}, {}, {}))),
+        lambda: likeliest_probs(jnp.ones((2, 8)), 2, jax.tree.map(jnp.asarray, rows({}, {}, {}))),
     ],
     ids=["rank", "type", "within an argument", "between arguments", "and fields of another"],
 )

@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
+from ssd_jax.kernels.distribution import sampled_probs
+from ssd_jax.kernels.noise import gumbel_of
 from ssd_jax.kernels.rows import argmax, map_rows, row_max, row_sum, top_k
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
-from ssd_jax.sampling.probs import TopK, allowed_logits, likeliest_probs, sampled_probs
+from ssd_jax.sampling.probs import TopK, allowed_logits, likeliest_probs
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.saguaro import lower
 from ssd_jax.sampling.settings import Sampling
@@ -120,7 +122,7 @@ def draw(
             counter = (jnp.zeros_like(position), position, Purpose.TOKEN)
         else:
             counter = (start, step, Purpose.DRAFT)
-        noise = keys.gumbel_of(keys.derive(sampling.seed, sampling.request, *counter), ids)
+        noise = gumbel_of(keys.derive(sampling.seed, sampling.request, *counter), ids)
         index = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
         token = jnp.take_along_axis(ids, index, axis=-1)[:, 0].astype(jnp.int32)
         is_sampled = sampling.temperature > 0

@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
+from ssd_jax.kernels.distribution import sampled_probs
+from ssd_jax.kernels.noise import gumbel_of
 from ssd_jax.kernels.rows import map_rows, row_max, top_k
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
-from ssd_jax.sampling.probs import allowed_logits, sampled_probs
+from ssd_jax.sampling.probs import allowed_logits
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import ON_DEVICE, Parts
@@ -70,7 +72,7 @@ def predict_bonus(
 
     def rank(allowed: jax.Array, sampling: Sampling, key: keys.Key) -> jax.Array:
         p = sampled_probs(allowed, sampling, parts.truncated)
-        perturbed = jnp.log(p) + keys.gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
+        perturbed = jnp.log(p) + gumbel_of(key, every_id(outputs, allowed.shape[1])[None])
         impossible = _IMPOSSIBLE + allowed - row_max(allowed)
         scores, columns = top_k(jnp.where(p > 0, perturbed, impossible), count)
         return ids_of(outputs, jnp.where(scores > -jnp.inf, columns, -1))

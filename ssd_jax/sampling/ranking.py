@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
+from ssd_jax.kernels.noise import gumbel_of
 from ssd_jax.kernels.rows import top_k
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
@@ -101,6 +102,6 @@ def _perturbed(
     q, columns = likeliest_probs(allowed, support, sampling, parts.truncated, largest)
     start = jnp.zeros_like(position)
     key = keys.derive(sampling.seed, sampling.request, start, position, Purpose.TOKEN)
-    scores = jnp.log(q) + keys.gumbel_of(key, ids_of(outputs, columns))
+    scores = jnp.log(q) + gumbel_of(key, ids_of(outputs, columns))
     order = jax.lax.top_k(scores, support)[1]
     return jnp.take_along_axis(scores, order, axis=1), jnp.take_along_axis(columns, order, axis=1)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
+from ssd_jax.kernels.noise import gumbel_of
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
@@ -202,4 +203,4 @@ def _noise(one: Speculation, at: tuple[int, int, Purpose], ids: np.ndarray) -> n
 
 @functools.partial(jax.jit, static_argnums=4)
 def _gumbel(seed, request, start, position, purpose, ids):
-    return keys.gumbel_of(keys.derive(seed, request, start, position, purpose), jnp.asarray(ids))
+    return gumbel_of(keys.derive(seed, request, start, position, purpose), jnp.asarray(ids))

@@ -15,12 +15,12 @@ from ssd_jax.devices import expansion_steps, passes, program_spec
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.expansion_steps import ExpansionSteps
+from ssd_jax.kernels.sparse import dense
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling import drafting, penalties
-from ssd_jax.sampling.proposal import dense
 from ssd_jax.testing import tiny
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, history_of, rows, words

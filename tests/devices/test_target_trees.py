@@ -164,7 +164,7 @@ MUTANTS = {
         verification,
         "_positions",
         "block.row, block.path)",
-        "block.row, chain_path(topology.depth_of(block.path)))",
+        "block.row, (1 << topology.depth_of(block.path)) - 1)",
     ),
     "a wrong parent": Edit(
         outcome,
@@ -194,7 +194,7 @@ MUTANTS = {
         verification,
         "commit",
         "topology.on_path(outcome.path, ",
-        "topology.on_path(chain_path(outcome.accepted), ",
+        "topology.on_path((1 << outcome.accepted) - 1, ",
     ),
 }
 

@@ -2,9 +2,10 @@
 
 import jax
 
+from ssd_jax.kernels import noise
+from ssd_jax.kernels.verify import xla
 from ssd_jax.llm.llm import LLM
-from ssd_jax.sampling import drafting, keys, prediction
-from ssd_jax.sampling.judgement import coupled, rejection
+from ssd_jax.sampling import drafting, prediction
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
 
@@ -15,22 +16,18 @@ SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=1
 def test_nothing_is_drawn_for_requests_that_have_ended(tmp_path, monkeypatch):
     drawn = []
 
-    class Counted:
-        """The keys, which count the programs' draws as these run."""
+    def counted(function):
+        """It counts the programs' draws as these run."""
 
-        def __getattr__(self, name):
-            function = getattr(keys, name)
-            if name not in ("gumbel_of", "gumbel_max"):
-                return function
+        def draw(*args, **settings):
+            jax.debug.callback(lambda: drawn.append(function.__name__))
+            return function(*args, **settings)
 
-            def counted(*args, **settings):
-                jax.debug.callback(lambda: drawn.append(name))
-                return function(*args, **settings)
+        return draw
 
-            return counted
-
-    for module in (drafting, prediction, rejection, coupled):
-        monkeypatch.setattr(module, "keys", Counted())
+    for module in (drafting, prediction):
+        monkeypatch.setattr(module, "gumbel_of", counted(noise.gumbel_of))
+    monkeypatch.setattr(xla, "gumbel_max", counted(noise.gumbel_max))
     tiny.write_checkpoint(tmp_path)
     settings = {"slots": 2, "context": 64, "dtype": "float32", "compile_cache": "off"}
     settings |= {"mode": "ssd", "draft": str(tmp_path), "k": 2, "budget": 4}

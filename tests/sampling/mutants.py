@@ -16,6 +16,8 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.kernels import noise
+from ssd_jax.kernels.verify import xla
 from ssd_jax.sampling import drafting, keys, probs, proposal, verification
 from ssd_jax.sampling.judgement import block, ratio, rejection
 from ssd_jax.sampling.proposal import Proposal
@@ -211,10 +213,10 @@ MUTANTS = (
         experiment="two of four ids kept",
         edits=[
             Edit(
-                rejection,
-                "draw_bonus",
-                "jnp.where(rejected, jnp.maximum(scaled - q_final, 0.0), p_final)",
-                "p_final",
+                xla,
+                "_weights",
+                "jnp.where(residual.applies[:, None], jnp.maximum(scaled - q, 0.0), p)",
+                "p",
             ),
         ],
     ),
@@ -228,7 +230,7 @@ MUTANTS = (
                 "u * q_token < p_token",
                 "u * q_token <= p_token",
             ),
-            Edit(keys, "_unit", "(low.astype(jnp.float32) + 0.5)", "low.astype(jnp.float32)"),
+            Edit(noise, "unit", "(low.astype(jnp.float32) + 0.5)", "low.astype(jnp.float32)"),
         ],
     ),
     Mutant(
@@ -363,11 +365,11 @@ MUTANTS = (
         experiment="greedy beside sampled",
         edits=[
             Edit(
-                verification,
-                "_verify_with_cond",
-                "max_and_argmax(allowed(block))",
-                "max_and_argmax(allowed(block) / jnp.where(is_sampled, sampling.temperature, -1.0)"
-                "[block.row][:, None])",
+                xla,
+                "decided",
+                "max_and_argmax(law.allowed(block))",
+                "max_and_argmax(law.allowed(block) / jnp.where(is_sampled[block.row], "
+                "law.settings(block).temperature, -1.0)[:, None])",
             ),
         ],
     ),
@@ -386,7 +388,8 @@ def experiment(name: str, mutant: Mutant | None = None) -> Iterator[Callable[[in
     with contextlib.ExitStack() as stack:
         stack.enter_context(edited(mutant.edits if mutant else ()))
         if chosen.zero_bits:
-            stack.enter_context(mock.patch.object(keys, "threefry", _no_bits))
+            for module in (keys, noise):
+                stack.enter_context(mock.patch.object(module, "threefry", _no_bits))
         yield lambda seed: _evidence(chosen, scenario, seed, using)
 
 

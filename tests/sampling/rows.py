@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.kernels import distribution
 from ssd_jax.sampling import penalties, proposal, verification
 from ssd_jax.sampling import probs as law
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
@@ -88,7 +89,7 @@ def probs(logits, sampling, positions, tokens):
     allowed = law.allowed_logits(
         logits, sampling, positions, lambda: penalties.empty(*logits.shape), tokens
     )
-    return law.probs(allowed, sampling)
+    return distribution.probs(allowed, sampling)
 
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule", "parts"), compiler_options=QUICKLY)

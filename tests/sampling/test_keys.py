@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels import noise
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 
@@ -19,7 +20,7 @@ from ssd_jax.sampling.keys import Purpose
 )
 def test_threefry_gives_the_known_answers(key, counter, expected):
     as_words = [tuple(jnp.uint32(word) for word in pair) for pair in (key, counter)]
-    assert tuple(int(word) for word in keys.threefry(*as_words)) == expected
+    assert tuple(int(word) for word in noise.threefry(*as_words)) == expected
 
 
 def _derive(seed=7, request=0, start=3, position=4, purpose=Purpose.BONUS):
@@ -95,7 +96,7 @@ def test_noise_is_standard_gumbel():
 @pytest.mark.parametrize("bits", [0, 0xFFFFFFFF])
 def test_no_bits_give_zero_or_one(bits):
     """Whose logarithms are not finite."""
-    assert 0 < float(keys._unit(jnp.uint32(bits), jnp.uint32(bits))) < 1
+    assert 0 < float(noise.unit(jnp.uint32(bits), jnp.uint32(bits))) < 1
 
 
 WIDE = 40_000
@@ -113,10 +114,10 @@ def test_the_token_drawn_from_a_truncated_law_is_that_of_the_noise_of_all_ids(ke
     rows = [_derive(request=row) for row in range(6)]
     key = tuple(jnp.concatenate(words) for words in zip(*rows, strict=True))
     expected = jnp.argmax(jnp.log(weights) + keys.gumbel(key, WIDE), axis=-1)
-    np.testing.assert_array_equal(keys.gumbel_max(weights, key), expected)
+    np.testing.assert_array_equal(noise.gumbel_max(weights, key), expected)
     assert np.unique(expected).size > (kept > 1)
 
 
 def test_ties_between_equal_scores_go_to_the_lowest_id():
     weights = jnp.zeros((1, WIDE)).at[0, jnp.array([39_000, 150])].set(jnp.inf)
-    assert keys.gumbel_max(weights, _derive()).tolist() == [150]
+    assert noise.gumbel_max(weights, _derive()).tolist() == [150]

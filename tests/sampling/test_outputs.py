@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ssd_jax.kernels.kv_pages import chain_path
+from ssd_jax.kernels.sparse import dense
 from ssd_jax.sampling import drafting, penalties, prediction, probs
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.outputs import columns_of, every_id, ids_of
-from ssd_jax.sampling.proposal import dense
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import QUICKLY, rows
 
@@ -151,7 +151,7 @@ FAULTS = {
             "draw",
             "sampling.request, *counter), ids)",
             "sampling.request, *counter), jnp.searchsorted(jnp.asarray(outputs), ids))"
-            " if outputs is not None else keys.gumbel_of(keys.derive(sampling.seed, "
+            " if outputs is not None else gumbel_of(keys.derive(sampling.seed, "
             "sampling.request, *counter), ids)",
         ),
         "draw",

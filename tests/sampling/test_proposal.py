@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_jax.sampling import proposal
+from ssd_jax.kernels import sparse
 from tests.sampling.edits import Edit, edited
 
-WAYS = {"scatter": proposal.dense_by_scatter, "product": proposal.dense_by_product}
+WAYS = {"scatter": sparse.dense_by_scatter, "product": sparse.dense_by_product}
 
 
 def q_of(vocab, seed, rows=3, count=16):
@@ -45,11 +45,9 @@ def test_every_element_is_q_of_its_id_to_the_bit(way, vocab, seed):
 
 
 FLAWS = {
-    "another place in a line": Edit(
-        proposal, "dense_by_product", "support % _LINE", "support % 511"
-    ),
+    "another place in a line": Edit(sparse, "dense_by_product", "support % _LINE", "support % 511"),
     "a product of bfloat16": Edit(
-        proposal, "dense_by_product", "q[:, :, None]", "q.astype(jnp.bfloat16)[:, :, None]"
+        sparse, "dense_by_product", "q[:, :, None]", "q.astype(jnp.bfloat16)[:, :, None]"
     ),
 }
 
@@ -58,7 +56,7 @@ FLAWS = {
 def test_planted_flaws_of_proposals_are_caught(name):
     support, q = q_of(5000, 1)
     with edited([FLAWS[name]]):
-        found = proposal.dense_by_product(support, q, vocab=5000)
+        found = sparse.dense_by_product(support, q, vocab=5000)
     assert not np.array_equal(found, expected(support, q, 5000))
 
 
@@ -72,6 +70,6 @@ def test_ids_that_do_not_exist_are_left_out():
 def test_a_product_is_chosen_only_where_its_factors_are_small(support):
     """On TPUs; a support may be the whole vocabulary."""
     structs = (jax.ShapeDtypeStruct((2, support), dtype) for dtype in (jnp.int32, jnp.float32))
-    spread = jax.jit(lambda support, q: proposal.dense(support, q, 128_256))
+    spread = jax.jit(lambda support, q: sparse.dense(support, q, 128_256))
     text = spread.trace(*structs).lower(lowering_platforms=("tpu",)).as_text()
     assert ("dot_general" in text, "scatter" in text) == (support == 64, support != 64)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.kernels.rows import argmax
-from ssd_jax.sampling.soundness import _in_one_pass, sound, sound_of
+from ssd_jax.kernels.soundness import _in_one_pass, sound, sound_of
 
 TOKENS = 5
 INF, NAN = np.inf, np.nan

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels import distribution, truncation
 from ssd_jax.kernels import rows as row_operations
-from ssd_jax.sampling import drafting, penalties, probs, truncation, verification
+from ssd_jax.kernels.verify import xla
+from ssd_jax.sampling import drafting, penalties, verification
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.judgement import rejection
 from ssd_jax.sampling.proposal import Proposal
@@ -117,7 +119,7 @@ def test_outcomes_are_those_of_the_program_that_decides(variant, rule):
 @pytest.mark.more
 @pytest.mark.parametrize("variant", ["sampled", "truncated"])
 def test_outcomes_are_the_same_where_a_law_is_summed_in_one_pass(monkeypatch, variant):
-    monkeypatch.setattr(verification, "best_and_mass", row_operations._mass_in_one_pass)
+    monkeypatch.setattr(xla, "best_and_mass", row_operations._mass_in_one_pass)
     found = verified(batch(settings_for(variant)), VARIANTS[variant], "ratio")
     assert found == decided(variant, "ratio")
 
@@ -180,7 +182,8 @@ def laws(truncated: bool | None):
     p = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     next_to = np.float32(1 / VOCAB).view(np.int32) + rng.permutation(VOCAB).astype(np.int32)
     p = np.repeat(np.concatenate([p, next_to.view(np.float32)[None]]), len(filters), axis=0)
-    law = jax.jit(functools.partial(probs._truncate, truncated=truncated), compiler_options=QUICKLY)
+    truncate = functools.partial(distribution.truncate, truncated=truncated)
+    law = jax.jit(truncate, compiler_options=QUICKLY)
     return np.asarray(law(p, rows(*filters * (len(kinds) + 1))))
 
 
@@ -195,7 +198,8 @@ def test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens():
 @pytest.mark.parametrize("truncated", [True, None])
 def test_a_top_p_that_is_reached_exactly_keeps_no_more(truncated):
     p = np.array([[0.5, 0.25, 0.125, 0.125]], np.float32)
-    law = jax.jit(functools.partial(probs._truncate, truncated=truncated), compiler_options=QUICKLY)
+    truncate = functools.partial(distribution.truncate, truncated=truncated)
+    law = jax.jit(truncate, compiler_options=QUICKLY)
     assert law(p, rows({"top_p": 0.5})).tolist() == [[1, 0, 0, 0]]
 
 
@@ -228,29 +232,29 @@ OF_THE_FIRST = (
 )
 VERIFYING = {
     "the cut of a text's first position": (
-        verification,
+        xla,
         "_normalisation",
         "truncation.cut(uncut, settings)",
         OF_THE_FIRST,
     ),
     "a law of another position": (rejection, "draw_bonus", "* width + accepted", "* width"),
     "cuts forgotten in acceptance": (
-        verification,
-        "_verify_in_few_passes",
+        xla,
+        "at_once",
         APPLIED,
         "values.sum(axis=-1, keepdims=True)",
     ),
     "cuts forgotten in the bonus": (
-        verification,
-        "_verify_in_few_passes",
+        xla,
+        "at_once",
         "_probs_of(block_normalisation, values, ",
         "(lambda *_: values)(",
     ),
     "greedy rows drawn": (
-        verification,
-        "_verify_in_few_passes",
-        "temperature > 0",
-        "temperature >= 0",
+        xla,
+        "at_once",
+        "judges.is_sampled, sampled_outcome",
+        "jnp.ones_like(judges.is_sampled), sampled_outcome",
     ),
 }
 
@@ -265,9 +269,9 @@ def test_faults_of_verifying_at_once_are_caught(fault):
 @pytest.fixture
 def computed_anew(monkeypatch):
     """Weights that are computed anew round in another way, as XLA may have it."""
-    exact, times = verification.weights_of, itertools.count()
+    exact, times = xla.weights_of, itertools.count()
     monkeypatch.setattr(
-        verification,
+        xla,
         "weights_of",
         lambda *arguments: exact(*arguments) * np.float32(1 - 1e-6 * next(times)),
     )
@@ -285,7 +289,7 @@ def test_a_proposed_token_computed_anew_is_caught(computed_anew):
     weight = f"weights_of({score}, settings, normalisation.top)"
     anew = f"_probs_of(normalisation, {weight} / normalisation.total, settings)"
     with (
-        edited([Edit(verification, "_verify_in_few_passes", APPLIED, anew)]),
+        edited([Edit(xla, "at_once", APPLIED, anew)]),
         pytest.raises(AssertionError),
     ):
         test_thresholds_hold_for_the_numbers_they_were_looked_for_in(None)
@@ -333,13 +337,13 @@ def test_the_last_token_that_filters_keep_can_be_accepted(variant):
 @pytest.mark.parametrize("variant", ["sampled", "truncated", "any"])
 def test_the_law_that_is_reported_is_the_one_that_is_drawn_from(monkeypatch, variant):
     """A total that rounds in another way keeps a token more, which then is reported."""
-    exact = verification.best_and_mass
+    exact = xla.best_and_mass
 
     def more(scores, temperature):
         best, token, total = exact(scores, temperature)
         return best, token, total * np.float32(1 + 1e-6)
 
-    monkeypatch.setattr(verification, "best_and_mass", more)
+    monkeypatch.setattr(xla, "best_and_mass", more)
     sampling = rows({"top_p": 0.75 if variant != "sampled" else 1.0}, {"temperature": 0.0})
     logits = jnp.log(jnp.array([[[0.1, 0.25, 0.15, 0.5]]] * 2, jnp.float32))
     start, said = np.full(2, 6, np.int32), penalties.empty(2, 4)

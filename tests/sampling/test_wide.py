@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels import distribution, noise
 from ssd_jax.kernels.rows import row_sum
-from ssd_jax.sampling import keys, penalties, probs, verification
+from ssd_jax.sampling import keys, penalties, verification
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from tests.sampling.edits import Edit, edited
@@ -52,7 +53,7 @@ def drawn(blocks, draw):
 
 @pytest.fixture(scope="module")
 def gumbel_max():
-    return jax.jit(keys.gumbel_max, compiler_options=QUICKLY)
+    return jax.jit(noise.gumbel_max, compiler_options=QUICKLY)
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -61,12 +62,12 @@ def test_laws_of_few_and_of_many_blocks_give_the_token_of_the_noise(gumbel_max, 
     np.testing.assert_array_equal(found, expected)
 
 
-FEW_TAKEN_FOR_MANY = Edit(keys, "gumbel_max", "axis=-1) <= _BLOCKS)", "axis=-1) <= 2 * _BLOCKS)")
+FEW_TAKEN_FOR_MANY = Edit(noise, "gumbel_max", "axis=-1) <= _BLOCKS)", "axis=-1) <= 2 * _BLOCKS)")
 
 
 def test_few_blocks_taken_for_more_than_are_looked_at_are_caught():
     with edited([FEW_TAKEN_FOR_MANY]):
-        draw = jax.jit(keys.gumbel_max, compiler_options=QUICKLY)
+        draw = jax.jit(noise.gumbel_max, compiler_options=QUICKLY)
         caught = [not np.array_equal(*drawn(blocks, draw)) for blocks in BLOCKS]
     assert caught == [64 < blocks <= 128 for blocks in BLOCKS]
 
@@ -85,7 +86,7 @@ def spread(kept, rng, vocab=WIDER):
 @pytest.fixture(scope="module")
 def laws():
     """All rows at once, as on an accelerator."""
-    return jax.jit(probs.sampled_probs, compiler_options=QUICKLY)
+    return jax.jit(distribution.sampled_probs, compiler_options=QUICKLY)
 
 
 @pytest.mark.parametrize("kept", [63, 64, 65, 255, 256, 257])
@@ -127,7 +128,7 @@ def on_the_edge():
 def test_a_rows_threshold_is_the_same_beside_any_neighbour():
     """A flat neighbour has to be looked at further; what the row keeps does not change with it."""
     p, top_p = on_the_edge()
-    filtered = jax.jit(probs._truncate, compiler_options=QUICKLY)
+    filtered = jax.jit(distribution.truncate, compiler_options=QUICKLY)
     settings = rows({"top_p": top_p}, {"top_p": 0.95})
     sharp = np.zeros(WIDER, np.float32)
     sharp[7] = 1

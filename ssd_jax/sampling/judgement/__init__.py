@@ -6,9 +6,8 @@ from functools import partial
 
 from jaxtyping import Array, Int32
 
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
 from ssd_jax.sampling.judgement import block, coupled, ratio, recursive
-from ssd_jax.sampling.judgement.outcome import Outcome
-from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.topology import Parents

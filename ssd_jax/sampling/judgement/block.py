@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from ssd_jax.kernels.rows import map_rows, row_sum
-from ssd_jax.sampling.judgement.outcome import Outcome, chain_outcome, is_proposed, take_column
-from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.kernels.sparse import dense
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
+from ssd_jax.sampling.judgement.outcome import chain_outcome, is_proposed, take_column
 from ssd_jax.sampling.judgement.rejection import draw_bonus, p_of_tokens, padded_q, uniforms
-from ssd_jax.sampling.proposal import Proposal, dense, q_of_tokens
+from ssd_jax.sampling.proposal import Proposal, q_of_tokens
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.topology import depth_of
 from ssd_jax.sampling.variants import when

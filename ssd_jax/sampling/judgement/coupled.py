@@ -6,14 +6,12 @@ depend on the proposals at all.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from ssd_jax.kernels.rows import map_rows
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.judgement.outcome import Outcome, accept_equal, no_token_where_zero
-from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.sampling.judgement.outcome import accept_equal
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
@@ -34,11 +32,5 @@ def judge(
     no_start = jnp.zeros_like(positions.position)
     key = keys.derive(settings.seed, settings.request, no_start, positions.position, Purpose.TOKEN)
 
-    def draw(block: Positions, key: keys.Key) -> jax.Array:
-        p = target.probs_at(block)
-        return no_token_where_zero(
-            keys.gumbel_max(p, key, check_blocks=target.uses_cond), p, target
-        )
-
-    drawn = map_rows(draw, positions, key)
+    drawn = target.draw(positions, key, None)
     return accept_equal(drawn.reshape(start.shape[0], -1), proposal, parents)

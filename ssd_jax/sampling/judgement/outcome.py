@@ -1,25 +1,14 @@
-"""The outcome of a verification, and what all rules use to find it."""
+"""What all rules use to find the outcome of a verification."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32, Shaped
+from jaxtyping import Array, Bool, Int32, Shaped
 
 from ssd_jax.kernels.kv_pages import chain_path
+from ssd_jax.kernels.verify.positions import Outcome
 from ssd_jax.sampling import topology
-from ssd_jax.sampling.judgement.positions import TargetProbs
-from ssd_jax.sampling.params import NO_TOKEN
 from ssd_jax.sampling.proposal import Proposal
-
-
-class Outcome(NamedTuple):
-    """The verification outcome (k, t*) of each row."""
-
-    accepted: Int32[Array, "B"]  # k in 0..L
-    bonus: Int32[Array, "B"]  # t*; `NO_TOKEN` where no token can be drawn
-    path: Int32[Array, "B"]  # of the accepted tokens; see `topology`
 
 
 def chain_outcome(accepted: Int32[Array, "B"], bonus: Int32[Array, "B"]) -> Outcome:
@@ -70,10 +59,3 @@ def take_column(
     """array[b, index[b]]."""
     expanded = index.reshape(-1, *(1,) * (array.ndim - 1))
     return jnp.take_along_axis(array, expanded, axis=1)[:, 0]
-
-
-def no_token_where_zero(
-    tokens: Int32[Array, "n"], p: Float32[Array, "n V"], target: TargetProbs
-) -> Int32[Array, "n"]:
-    """Tokens drawn from p, `NO_TOKEN` where p has none; without `cond`, the logits show that."""
-    return jnp.where(jnp.any(p > 0, axis=-1), tokens, NO_TOKEN) if target.uses_cond else tokens

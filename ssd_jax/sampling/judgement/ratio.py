@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from jaxtyping import Array, Int32
 
-from ssd_jax.sampling.judgement.outcome import (
-    Outcome,
-    chain_outcome,
-    count_leading_true,
-    is_proposed,
-)
-from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
+from ssd_jax.sampling.judgement.outcome import chain_outcome, count_leading_true, is_proposed
 from ssd_jax.sampling.judgement.rejection import draw_bonus, p_of_tokens, uniforms
 from ssd_jax.sampling.proposal import Proposal, q_of_tokens
 from ssd_jax.sampling.settings import Sampling

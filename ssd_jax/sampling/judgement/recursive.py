@@ -19,18 +19,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
+from ssd_jax.kernels.noise import gumbel_max
 from ssd_jax.kernels.rows import map_rows, row_sum, take_rows
+from ssd_jax.kernels.sparse import dense
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs, no_token_where_zero
 from ssd_jax.sampling import keys, topology
-from ssd_jax.sampling.judgement.outcome import (
-    Outcome,
-    is_proposed,
-    no_token_where_zero,
-    take_column,
-)
-from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.sampling.judgement.outcome import is_proposed, take_column
 from ssd_jax.sampling.judgement.rejection import finite_q
 from ssd_jax.sampling.keys import Purpose
-from ssd_jax.sampling.proposal import Proposal, dense
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.sampling.topology import Parents
 from ssd_jax.sampling.variants import when
@@ -129,8 +126,8 @@ def judge(
         key = keys.derive(
             settings.seed, settings.request, start[nodes.sequence], position, Purpose.BONUS
         )
-        drawn = keys.gumbel_max(weights, key, check_blocks=target.uses_cond)
-        return path, no_token_where_zero(drawn, weights, target)
+        drawn = gumbel_max(weights, key, check_blocks=target.uses_cond)
+        return path, no_token_where_zero(drawn, weights, target.uses_cond)
 
     root, paths = at(every, jnp.zeros_like(every)), topology.paths(parents)
     path, bonus = map_rows(walk_and_draw, root, paths, nodes)

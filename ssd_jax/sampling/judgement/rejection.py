@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from ssd_jax.kernels.rows import map_rows, take_rows
+from ssd_jax.kernels.rows import take_rows
+from ssd_jax.kernels.verify.positions import Positions, Residual, TargetProbs
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.judgement.outcome import no_token_where_zero, take_column
-from ssd_jax.sampling.judgement.positions import Positions, TargetProbs
+from ssd_jax.sampling.judgement.outcome import take_column
 from ssd_jax.sampling.keys import Purpose
-from ssd_jax.sampling.proposal import Proposal, dense
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
 
 
@@ -61,23 +61,17 @@ def draw_bonus(
       accepted: k.
       scale: None is 1.
     """
-    vocab, width = positions.logits.shape[1], proposal.tokens.shape[1] + 1
+    width = proposal.tokens.shape[1] + 1
     index = jnp.arange(accepted.shape[0]) * width + accepted
     final = jax.tree.map(lambda a: take_rows(a, index), positions)
     key = keys.derive(sampling.seed, sampling.request, start, final.position, Purpose.BONUS)
 
-    def draw(final: Positions, support, q, rejected, scale, key: keys.Key) -> jax.Array:
-        p_final, q_final = target.probs_at(final), dense(support, q, vocab)
-        scaled = p_final if scale is None else scale[:, None] * p_final
-        residual = jnp.where(rejected, jnp.maximum(scaled - q_final, 0.0), p_final)
-        # If rounding left nothing of the residual, p and q are equal in float32: draw from p.
-        residual = jnp.where(jnp.any(residual > 0, axis=-1, keepdims=True), residual, p_final)
-        return no_token_where_zero(
-            keys.gumbel_max(residual, key, check_blocks=target.uses_cond), p_final, target
-        )
-
     # Where a q that is no number has rejected its token, the bonus token is drawn from p.
     support, q = padded_q(proposal)
-    rejected = (accepted < proposal.length)[:, None]
-    drafted = (take_column(support, accepted), take_column(q, accepted))
-    return map_rows(draw, final, *drafted, rejected, scale, key)
+    residual = Residual(
+        take_column(support, accepted),
+        take_column(q, accepted),
+        accepted < proposal.length,
+        scale,
+    )
+    return target.draw(final, key, residual)

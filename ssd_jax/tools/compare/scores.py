@@ -15,12 +15,13 @@ import numpy as np
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import stop_ids
+from ssd_jax.kernels.distribution import sampled_probs
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS
 from ssd_jax.sampling.penalties import History
-from ssd_jax.sampling.probs import allowed_logits, sampled_probs
+from ssd_jax.sampling.probs import allowed_logits
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.system.stored_jit import StoredJit
 

@@ -1,27 +1,46 @@
 """Top-k, top-p and min-p of all rows at once, in a fixed number of steps.
 
 For accelerators, where a loop of unknown length or a branch would stop the host. The kept sets are
-those of `probs`: each filter keeps every token at or above the largest threshold that keeps enough.
-Two numbers a row describe the effect of all filters, so no truncated row need be written.
+those of `distribution.py`: each filter keeps every token at or above the largest threshold that
+keeps enough. Two numbers a row describe the effect of all filters, so no truncated row need be
+written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.kernels.rows import row_sum
-from ssd_jax.sampling.settings import Sampling
 
 _BITS = 30  # of a float32 in [0, 2), as an integer
 _DIGIT = 3  # bits found in one pass over the rows; passes and thresholds a pass then cost alike
 
 Enough = Callable[[Float32[Array, "n V"]], Bool[Array, "n 1"]]
 """Whether the kept values, zero elsewhere, are enough: if they are not, fewer are not either."""
+
+
+class Filters(Protocol):
+    """What tokens of n rows may be drawn."""
+
+    @property
+    def top_k(self) -> Int32[Array, "n"]:
+        """0 is off."""
+        ...
+
+    @property
+    def top_p(self) -> Float32[Array, "n"]:
+        """1 is off."""
+        ...
+
+    @property
+    def min_p(self) -> Float32[Array, "n"]:
+        """0 is off."""
+        ...
 
 
 class Cut(NamedTuple):
@@ -36,12 +55,12 @@ def apply(p: Float32[Array, "n V"], cut: Cut) -> Float32[Array, "n V"]:
     return jnp.where(p >= cut.low, p, 0.0) * cut.scale
 
 
-def cut(p: Float32[Array, "n V"], sampling: Sampling) -> Cut:
+def cut(p: Float32[Array, "n V"], filters: Filters) -> Cut:
     """The effect of top-k, top-p and min-p on the rows of p, each on the result of the one before.
 
     Renormalising scales the rest of a row by one factor, so each threshold is one of p itself.
     """
-    top_k, top_p, min_p = sampling.top_k[:, None], sampling.top_p[:, None], sampling.min_p[:, None]
+    top_k, top_p, min_p = filters.top_k[:, None], filters.top_p[:, None], filters.min_p[:, None]
     low = jnp.where(top_k > 0, _largest_threshold(p, lambda kept: count(kept) >= top_k), 0.0)
     mass = top_p * jnp.where(top_k > 0, _mass(p, low), 1.0)
     threshold = _largest_threshold(p, lambda kept: row_sum(kept) >= mass)
