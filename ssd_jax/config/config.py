@@ -328,15 +328,17 @@ class Config(EngineSettings):
         Raises:
           InputError: they would all have chains.
         """
-        if self.tree_nodes and not self.chooses_tree and not self.has_trees(temperature):
+        if self.chooses_tree or not self.tree_nodes or temperature == 0:
+            return
+        if not RULES[self.verify].judges_trees:
             raise InputError(
                 f"tree_nodes = {self.tree_nodes} with verify = {self.verify!r} is for greedy "
-                f"requests, and the default temperature is {temperature}; give verify = 'coupled', "
-                "or leave tree_nodes out"
+                f"requests, and the default temperature is {temperature}; give another rule, or "
+                "leave tree_nodes out"
             )
 
-    def has_trees(self, temperature: float) -> bool:
-        """Whether the rule has trees for requests of a temperature."""
+    def counts_ranks(self, temperature: float) -> bool:
+        """Whether trees for requests of a temperature are shaped by counted ranks of tokens."""
         return temperature == 0 or RULES[self.verify].keyed_by_position
 
     def _check_objects(self) -> None:

@@ -18,14 +18,14 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, tree_growth
 from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
-from ssd_jax.devices.tree_growth import Continuations, Frontier, Growth, TreeProposal
+from ssd_jax.devices.tree_continuations import continuations, places
+from ssd_jax.devices.tree_growth import Frontier, Growth, TreeProposal
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
-from ssd_jax.sampling import drafting, penalties, topology
-from ssd_jax.sampling.ranking import rank
+from ssd_jax.sampling import penalties, topology
 from ssd_jax.sampling.rules import RULES
-from ssd_jax.sampling.settings import Sampling, greedy_where_idle, sampling_of
+from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
 from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
 
 Array = Any
@@ -232,46 +232,23 @@ class TreeDraftPrograms(PagedPrograms):
             added = jax.lax.dynamic_update_slice_in_dim(drafted, ran.tokens, begin, axis=1)
             drafted = jnp.where(depth > 0, added, drafted)
         path, outputs = ran.path.reshape(-1), self.model.output_ids
-        continuations = self._continue(
+        behind = continuations(
             passes.logits(self.model, parameters, hidden).reshape(row.shape[0], -1),
             sampling_of(sampling, row),
-            growth.start[row],
-            jnp.broadcast_to(depth, row.shape),
+            places(growth.start, depth, ran.tokens.shape[1], self.shape),
             lambda: penalties.in_flight(history, drafted, row, path, outputs),
-            parts,
+            drafting=self.drafting,
+            count=self.shape.ranks,
+            tokens=self.tokens,
+            outputs=outputs,
+            parts=parts,
         )
-        growth = tree_growth.add_run(growth, ran, continuations, depth, log_rates, self.shape)
+        growth = tree_growth.add_run(growth, ran, behind, depth, log_rates, self.shape)
         return growth, tree_growth.propose(growth, self.shape)
-
-    def _continue(
-        self,
-        logits: Float32[jax.Array, "n outputs"],
-        sampling: Sampling,
-        start: Int32[jax.Array, "n"],
-        depth: Int32[jax.Array, "n"],
-        get_history: penalties.GetHistory,
-        parts: Parts,
-    ) -> Continuations:
-        """Ranks continuations; where the rule's noise is not the position's, hot rows draw one."""
-        rule, support = self.drafting.rule, min(self.drafting.support, logits.shape[1])
-        hot = sampling.temperature > 0
-        common = {"tokens": self.tokens, "support": support, "outputs": self.model.output_ids}
-        ranks = {"count": self.shape.ranks, **common}
-        place = start + 1 + depth
-        if RULES[rule].keyed_by_position:
-            ranking = rank(logits, sampling, place, get_history, parts=parts, **ranks)
-            token = ranking.tokens[:, :1]
-            return Continuations(ranking, token, jnp.ones(token.shape, jnp.float32))
-        by_q = parts._replace(sampled=False, truncated=False)
-        ranking = rank(logits, sampling, place, get_history, parts=by_q, **ranks)
-        drawn = drafting.draw(
-            logits, sampling, start, depth, get_history, rule=rule, parts=parts, **common
-        )
-        alone = jnp.where(jnp.arange(self.shape.ranks) == 0, drawn.token[:, None], -1)
-        ranking = ranking._replace(tokens=jnp.where(hot[:, None], alone, ranking.tokens))
-        return Continuations(ranking, drawn.support, drawn.q)
 
 
 def as_log_rates(rates: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
-    """Rates as the programs take them: a node is always less likely than its parent."""
-    return np.log(np.clip(rates, 1e-6, 0.999)).astype(np.float32)
+    """Rates as the programs take them: a node is always less likely than its parent, and there is
+    none whose rate is 0."""
+    logs = np.log(np.clip(rates, 1e-6, 0.999))
+    return np.where(rates > 0, logs, -np.inf).astype(np.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 from typing_extensions import override
 
 from ssd_jax.devices import device
@@ -17,6 +18,7 @@ from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.rules import RULES
+from ssd_jax.speculation.fixed_rates import fixed_rates
 from ssd_jax.speculation.rank_rates import RankRates, path_visits
 from ssd_jax.system.stored_jit import create_arrays
 
@@ -54,7 +56,8 @@ class TreeDrafter(PagedRole, Drafter):
         self._counted = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Proposal | None = None
         self._hot = np.zeros(self.slots, bool)
-        self._draws_by_position = RULES[programs.drafting.rule].keyed_by_position
+        self._rule = RULES[programs.drafting.rule]
+        self._fixed_rates = fixed_rates(programs.shape, trees=self._rule.judges_trees)
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -87,7 +90,7 @@ class TreeDrafter(PagedRole, Drafter):
             np.where(rows, batch.node, 0).astype(np.int32),
             (self._start < 0).astype(np.int32),
             np.where(rows, batch.limit, 0).astype(np.int32),
-            as_log_rates(self._rates.tables(self._hot)),
+            as_log_rates(self._tables()),
         )
         device.run(self._grow, request)
         self._start = request.start
@@ -97,7 +100,7 @@ class TreeDrafter(PagedRole, Drafter):
         sent = tree.proposal, tree.parents
         proposal, parents = sent if self._send is None else self._send(sent)
         self._proposal = proposal
-        chains = () if self._draws_by_position else np.flatnonzero(self._hot).tolist()
+        chains = () if self._rule.judges_trees else np.flatnonzero(self._hot).tolist()
         return Drafted(request.limit, proposal.tokens, parents=parents, chains=chains)
 
     @override
@@ -108,13 +111,20 @@ class TreeDrafter(PagedRole, Drafter):
         programs = self._programs
         return programs.empty_growth(self.slots), programs.empty_proposal(self.slots)
 
+    def _tables(self) -> Float32[np.ndarray, "B depths classes ranks"]:
+        """The rates that shape each row's tree."""
+        tables = self._rates.tables(self._hot)
+        if not self._rule.keyed_by_position:
+            tables[self._hot] = self._fixed_rates
+        return tables
+
     def _learn(self, batch: DraftBatch) -> None:
         """Counts the ranks that the target took in the trees whose outcomes a batch has."""
-        shaped = ~self._hot | self._draws_by_position  # others are chains, which teach nothing
+        learns = ~self._hot | self._rule.keyed_by_position  # others have a fixed shape
         judged = [
             slot
             for slot in batch.slots
-            if shaped[slot] and 0 <= self._start[slot] < batch.position[slot]
+            if learns[slot] and 0 <= self._start[slot] < batch.position[slot]
         ]
         if not judged:
             return

@@ -107,14 +107,7 @@ def draw(
     )
 
     def sampled() -> Draw:
-        if support == logits.shape[1]:
-            q = map_rows(
-                lambda x, settings: sampled_probs(x, settings, parts.truncated), allowed, sampling
-            )
-            ids = jnp.broadcast_to(every_id(outputs, support), q.shape)
-        else:
-            q, ids = likeliest_probs(allowed, support, sampling, parts.truncated, largest)
-            ids = ids_of(outputs, ids)
+        q, ids = sparse_probs(allowed, support, sampling, outputs, parts, largest)
         q_before = q
         if saguaro is not None:
             q = lower(q, ids, likeliest, saguaro.lowered, saguaro.c)
@@ -144,6 +137,29 @@ def draw(
         )
 
     return when(parts.sampled, jnp.any(sampling.temperature > 0), sampled, lambda: greedy)
+
+
+def sparse_probs(
+    allowed: Float32[Array, "B V"],
+    support: int,
+    sampling: Sampling,
+    outputs: Outputs,
+    parts: Parts,
+    largest: TopK | None = None,
+) -> tuple[Float32[Array, "B N"], Int32[Array, "B N"]]:
+    """q of sampled rows, before Saguaro sampling, and its ids; arguments as in `draw`.
+
+    Args:
+      allowed: the draft's logits, with bans, penalties and bias.
+      largest: at least the N largest of them, if they are known.
+    """
+    if support == allowed.shape[1]:
+        q = map_rows(
+            lambda x, settings: sampled_probs(x, settings, parts.truncated), allowed, sampling
+        )
+        return q, jnp.broadcast_to(every_id(outputs, support), q.shape)
+    q, columns = likeliest_probs(allowed, support, sampling, parts.truncated, largest)
+    return q, ids_of(outputs, columns)
 
 
 def candidates(

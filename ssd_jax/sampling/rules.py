@@ -25,6 +25,8 @@ class Rule:
       timed: sampled text depends on the lengths of proposals. Where these depend on time, requests
         of one seed and index need different noise, and lengths that one request taught must not
         reach another of the same noise.
+      judges_trees: a sampled row may have a tree of proposed tokens; else it has a chain. Unless
+        the rule is `keyed_by_position`, the tree's shape may not depend on what was drawn.
       lossy: the text does not have the target's distribution.
     """
 
@@ -32,13 +34,14 @@ class Rule:
     ships_q: bool
     keyed_by_position: bool
     timed: bool
+    judges_trees: bool
     lossy: bool = False
 
 
 _ALL = (
-    Rule(name="ratio", ships_q=True, keyed_by_position=False, timed=True),
-    Rule(name="block", ships_q=True, keyed_by_position=False, timed=True),
-    Rule(name="coupled", ships_q=False, keyed_by_position=True, timed=False),
+    Rule(name="ratio", ships_q=True, keyed_by_position=False, timed=True, judges_trees=True),
+    Rule(name="block", ships_q=True, keyed_by_position=False, timed=True, judges_trees=False),
+    Rule(name="coupled", ships_q=False, keyed_by_position=True, timed=False, judges_trees=True),
 )
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 """All rules by their names."""

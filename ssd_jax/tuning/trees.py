@@ -13,7 +13,7 @@ from ssd_jax.tuning.chooser import Chooser
 from ssd_jax.tuning.measuring import Clock, rounds_of, shortest_seconds
 from ssd_jax.tuning.tree_choice import OTHER_BITS
 
-_NO_TREES = "verify = {!r} has no trees for requests that are sampled by default"
+_NO_RANKS = "verify = {!r} counts no ranks for requests that are sampled by default"
 _NO_ROOM = "context = {} has no room to measure rounds"
 
 
@@ -28,8 +28,8 @@ def choose_tree(
       status: see `Status`.
     """
     config, k = loaded.config, max(loaded.resolved.ks)
-    if not config.has_trees(temperature):
-        chooser.take_chain(_NO_TREES.format(config.verify))
+    if not config.counts_ranks(temperature):
+        chooser.take_chain(_NO_RANKS.format(config.verify))
         return loaded
     if config.speculated not in chooser.costs.rounds:
         chooser.take_chain(_NO_ROOM.format(loaded.resolved.context))

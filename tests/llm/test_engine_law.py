@@ -86,7 +86,14 @@ def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints,
     assert len({(plan.k, plan.budget) for plan in tuner.plans}) == 6
 
 
+def test_texts_of_sampled_trees_follow_the_law_beside_greedy_ones(checkpoints, laws):
+    llm = open_llm(checkpoints, "sd", tree_nodes=7)
+    assert_sd_lawful(llm, laws)
+
+
 SD = {
+    "trees of a greedy draft": {"tree_nodes": 7, "draft_temperature": 0.0},
+    "trees of a q of two": {"tree_nodes": 9, "proposal_support": "2"},
     "whole draft": {"proposal_support": "full"},
     "ngram": {"drafter": "ngram"},
     "block verification": {"verify": "block"},

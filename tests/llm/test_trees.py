@@ -91,8 +91,11 @@ def test_trees_accept_more_than_the_chain_of_their_depth(checkpoints):
     assert lengths[16] > 1.1 * lengths[0]
 
 
-def test_a_sampled_request_under_the_ratio_rule_has_the_chain_that_it_has_without_trees(
-    checkpoints,
+@pytest.mark.parametrize(
+    "draft_temperature", [pytest.param(None), pytest.param(0.0, marks=SLOW)], ids=["own", "greedy"]
+)
+def test_a_sampled_request_under_block_verification_has_the_chain_that_it_has_without_trees(
+    checkpoints, draft_temperature
 ):
     settings = {"max_tokens": 40, "ignore_eos": True}
     greedy = [SamplingParams(**settings), SamplingParams(presence_penalty=0.3, **settings)]
@@ -102,7 +105,8 @@ def test_a_sampled_request_under_the_ratio_rule_has_the_chain_that_it_has_withou
     ]
     texts, metrics = {}, {}
     for nodes in (0, 12):
-        with opened(checkpoints["qwen3"], 3, nodes, verify="ratio") as llm:
+        drafting = {"draft_temperature": draft_temperature, "verify": "block"}
+        with opened(checkpoints["qwen3"], 3, nodes, **drafting) as llm:
             found = llm.generate(PROMPTS[1:5], [greedy[0], sampled[0], sampled[1], greedy[1]])
             texts[nodes] = [out.outputs[0].token_ids for out in found]
             metrics[nodes] = [out.outputs[0].metrics for out in found]
@@ -110,6 +114,30 @@ def test_a_sampled_request_under_the_ratio_rule_has_the_chain_that_it_has_withou
     assert [bool(each["tree_rounds"]) for each in metrics[12]] == [True, False, False, True]
     for chain, beside in zip(metrics[0][1:3], metrics[12][1:3], strict=True):
         assert chain["acceptance_histogram"] == beside["acceptance_histogram"]
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"draft_temperature": 0.0}, marks=SLOW)])
+def test_a_sampled_tree_under_the_ratio_rule_is_the_same_alone_and_beside_others(
+    checkpoints, options
+):
+    settings = {"max_tokens": 40, "ignore_eos": True}
+    greedy = SamplingParams(**settings)
+    sampled = [SamplingParams(temperature=0.8, seed=seed, **settings) for seed in (1, 2)]
+    with opened(checkpoints["qwen3"], 3, 12, verify="ratio", **options) as llm:
+        asked = [
+            llm.request(prompt, params, index)
+            for index, (prompt, params) in enumerate(
+                zip(PROMPTS[1:4], [sampled[0], greedy, sampled[1]], strict=True)
+            )
+        ]
+        together = outputs(llm, asked, "sd")
+        alone = [outputs(llm, [each], "sd")[0] for each in asked]
+        (plain,) = outputs(llm, asked[1:2], "ar")
+    assert ids(together) == ids(alone)
+    assert together[1].token_ids == plain.token_ids
+    metrics = [found.metrics for found in together]
+    assert all(each["tree_rounds"] for each in metrics)
+    assert all(len(each["acceptance_histogram"]) > 1 for each in metrics)
 
 
 @pytest.mark.more
@@ -197,11 +225,14 @@ def test_a_tree_that_is_not_possible_is_refused_before_weights_load(checkpoints,
         LLM(target, load=False, **{name: value for name, value in given.items() if value})
 
 
-def test_trees_are_refused_where_requests_are_sampled_by_default_under_the_ratio_rule(checkpoints):
+def test_trees_are_refused_where_requests_are_sampled_by_default_under_a_rule_of_chains(
+    checkpoints,
+):
     target, draft = checkpoints["llama"]
     (Path(target) / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
     settings = {"mode": "sd", "draft": draft, "tree_nodes": 12, "load": False}
     with pytest.raises(InputError, match="is for greedy requests, and the default"):
-        LLM(target, generation_config="auto", **settings)
+        LLM(target, generation_config="auto", verify="block", **settings)
     LLM(target, generation_config="auto", verify="coupled", **settings)
-    LLM(target, **settings)
+    LLM(target, generation_config="auto", verify="ratio", **settings)
+    LLM(target, verify="block", **settings)

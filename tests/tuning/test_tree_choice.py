@@ -176,8 +176,8 @@ def test_requests_that_are_sampled_by_a_rule_without_trees_have_the_chain(
     monkeypatch.setattr(trees, "load_tree", lambda *_: pytest.fail("a tree was loaded"))
     assert trees.choose_tree(loaded, chooser, 0.7) is loaded
     assert chooser.line == (
-        f"tree_nodes auto takes the chain: verify = '{verify}' has no trees for requests that are "
-        "sampled by default"
+        f"tree_nodes auto takes the chain: verify = '{verify}' counts no ranks for requests that "
+        "are sampled by default"
     )
 
 

@@ -7,7 +7,7 @@ behind it. Else P becomes max(P - Q, 0) and Q loses x, both are normalised, and 
 judged. The bonus is drawn from what is left of P where no child is accepted. A chain is judged as
 by the ratio rule, by the same noise.
 
-Which nodes there are may not depend on what was drawn from a q: see `speculation.rank_rates`.
+Which nodes there are may not depend on what was drawn from a q: see `speculation.fixed_rates`.
 """
 
 from __future__ import annotations
