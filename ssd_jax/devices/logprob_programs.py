@@ -97,6 +97,7 @@ def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> Pr
             history,
             tokens=programs.ids,
             parts=VARIANTS[variant],
+            backend=programs.model.execution.verify,
         )
         log_p = jnp.log(p).reshape(-1, vocab)
         return (log_p if all_slots else programs.from_owner(log_p, owner),)

@@ -26,6 +26,7 @@ from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api
 from ssd_jax.kernels.tree_attention.api import backends
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
+from ssd_jax.kernels.verify.api import backend_for
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
@@ -134,7 +135,8 @@ def execution_for(
     why_not = partial(
         why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK
     )
-    return next((execution for execution in preferred if why_not(execution) is None), last)
+    chosen = next((execution for execution in preferred if why_not(execution) is None), last)
+    return dataclasses.replace(chosen, verify=backend_for(platform, devices))
 
 
 def why_unread(

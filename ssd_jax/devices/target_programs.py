@@ -160,7 +160,8 @@ class Programs(TargetBase):
     def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
         """`accept` for every slot, or for one slot whose number is an argument."""
         vocab, verification = self.model.config.vocab_size, self.verification
-        common = {"tokens": self.ids, "parts": VARIANTS[variant]}
+        common = {"tokens": self.ids, "parts": VARIANTS[variant], "rule": verification.rule}
+        common["backend"] = self.model.execution.verify
         all_slots = rows == self.slots
 
         def accept(logits, drafted, sampling, start, history, slot):
@@ -173,9 +174,7 @@ class Programs(TargetBase):
                 slot_history = jax.tree.map(
                     lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history
                 )
-            outcome = verify(
-                logits, drafted, sampling, start, slot_history, rule=verification.rule, **common
-            )
+            outcome = verify(logits, drafted, sampling, start, slot_history, **common)
             new_history = history
             if VARIANTS[variant].adjusted is not False:
                 new_history = commit(

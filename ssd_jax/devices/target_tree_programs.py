@@ -99,6 +99,7 @@ def accept_spec(programs: TargetBase, variant: str) -> ProgramSpec:
     model, verification = programs.model, programs.verification
     vocab, nodes, depth = model.config.vocab_size, verification.nodes, verification.widths[-1]
     common = {"tokens": programs.ids, "parts": VARIANTS[variant], "rule": verification.rule}
+    common["backend"] = model.execution.verify
 
     def accept(logits, drafted, parents, branches, pages, table, sampling, start, history):
         live = start >= 0
@@ -166,6 +167,7 @@ def law_spec(programs: TargetBase, variant: str) -> ProgramSpec:
             tokens=programs.ids,
             parts=VARIANTS[variant],
             parents=parents,
+            backend=programs.model.execution.verify,
         )
         return (jnp.log(p).reshape(-1, vocab),)
 

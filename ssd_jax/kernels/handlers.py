@@ -30,10 +30,11 @@ from ssd_jax.system.environment import processor
 
 PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
 ATTENTION = "ssd_jax_tree_attention"
+THRESHOLDS = "ssd_jax_thresholds"
 """Handlers, by the names under which XLA knows them."""
 
 _DIRECTORY = Path(__file__).parent
-SOURCES = (_DIRECTORY / "linear" / "cpu.cc", _DIRECTORY / "tree_attention" / "cpu.cc")
+SOURCES = tuple(_DIRECTORY / name / "cpu.cc" for name in ("linear", "tree_attention", "verify"))
 COMPILERS = ("c++", "g++", "clang++")
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 _NATIVE = "-march=native" if _X86 else "-mcpu=native"
@@ -48,7 +49,8 @@ class BuildError(Exception):
 
 
 def why_missing(
-    sources: tuple[Path, ...] = SOURCES, names: tuple[str, ...] = (PRODUCTS, TAKE, ATTENTION)
+    sources: tuple[Path, ...] = SOURCES,
+    names: tuple[str, ...] = (PRODUCTS, TAKE, ATTENTION, THRESHOLDS),
 ) -> str | None:
     """None once the handlers are registered; else, in one line, why they cannot be.
 

@@ -26,6 +26,7 @@ class Execution:
       few_arrays: whether a layer's parameters share arrays, without a scan; see `bundles.of_rows`.
       attention: backend of `tree_attention`, see there.
       kernels: how the kernels of attention are called; None is with defaults.
+      verify: backend of `verify`, see `kernels/verify/api.py`.
       window_writes: how keys and values are written, see `kv_pages.write`.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.
@@ -44,6 +45,7 @@ class Execution:
     few_arrays: bool = False
     attention: str = "xla"
     kernels: Kernels | None = None
+    verify: str = "xla"
     window_writes: bool = False
     linear: str = "xla"
     blocks: bool = False

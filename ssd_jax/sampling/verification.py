@@ -87,10 +87,12 @@ def target_probs(
     tokens: int,
     parts: Parts = ON_DEVICE,
     parents: Parents | None = None,
+    backend: str = "xla",
 ) -> Float32[Array, "B W V"]:
     """The target's distributions in a verification; arguments as in `verify`."""
     positions, law = _positions(logits, proposal, sampling, start, history, tokens, parts, parents)
-    return api.probabilities(positions, law, parts=parts).reshape(logits.shape)
+    p = api.probabilities(positions, law, parts=parts, backend=backend)
+    return p.reshape(logits.shape)
 
 
 def commit(

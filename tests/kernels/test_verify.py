@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.verify import api, xla
 from ssd_jax.kernels.verify.reference import sampled_probs_reference
 from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS
@@ -16,16 +17,29 @@ from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import rows
 
 WIDTH, ROWS = 3, 4
-PROGRAMS = {"decided": ON_DEVICE, "at once": VARIANTS["full"]}
+PROGRAMS = {
+    "decided": (ON_DEVICE, "xla"),
+    "decided with thresholds of a processor": (ON_DEVICE, "cpu"),
+    "at once": (VARIANTS["full"], "xla"),
+}
+needs_compiler = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+every_program = pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(name, marks=needs_compiler if "cpu" in program else ())
+        for name, program in PROGRAMS.items()
+    ],
+)
 
 
-def assert_equal_outcomes(case, parts, tokens, rule, **backend):
+def assert_equal_outcomes(case, program, tokens, rule):
+    parts, backend = PROGRAMS[program]
     expected = verify(*case, tokens=tokens, rule=rule, parts=parts, backend="reference")
-    found = verify(*case, tokens=tokens, rule=rule, parts=parts, **backend)
+    found = verify(*case, tokens=tokens, rule=rule, parts=parts, backend=backend)
     assert outcomes(found) == outcomes(expected)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@every_program
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])
 @settings(max_examples=40, deadline=None)
 @given(
@@ -33,16 +47,16 @@ def assert_equal_outcomes(case, parts, tokens, rule, **backend):
     st.integers(0, 10**6),
 )
 def test_outcomes_are_those_of_the_reference(program, rule, kinds, seed):
-    assert_equal_outcomes(arguments(kinds, 131, seed, width=WIDTH), PROGRAMS[program], 127, rule)
+    assert_equal_outcomes(arguments(kinds, 131, seed, width=WIDTH), program, 127, rule)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("program", PROGRAMS)
+@every_program
 @pytest.mark.parametrize("vocab", [4097, 49_152, 128_256, 151_936])
 def test_real_vocabularies_give_the_outcomes_of_the_reference(vocab, program):
     kinds = [kind for kind in KINDS for _ in range(2)]
     case = arguments(kinds, vocab, vocab, width=2, support=64)
-    assert_equal_outcomes(case, PROGRAMS[program], vocab - 5, "ratio")
+    assert_equal_outcomes(case, program, vocab - 5, "ratio")
 
 
 UNSOUND = ["smooth", "peaked", "NaN"] * 4

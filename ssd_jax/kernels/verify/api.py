@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import chain_path
+from ssd_jax.kernels.threshold import Search, threshold
+from ssd_jax.kernels.verify.cpu import thresholds
 from ssd_jax.kernels.verify.positions import (
     NO_TOKEN,
     Judges,
@@ -18,6 +23,18 @@ from ssd_jax.kernels.verify.positions import (
 from ssd_jax.kernels.verify.reference import verify_reference
 from ssd_jax.kernels.verify.xla import at_once, decided
 from ssd_jax.kernels.verify.xla import probabilities as probabilities_xla
+
+BACKENDS = ("reference", "xla", "cpu")
+
+
+def backend_for(platform: str, devices: int = 1) -> str:
+    """The `backend` for `verify` that a platform has: its own kernel where there is one, or XLA's.
+
+    Args:
+      platform: JAX's name of the platform.
+      devices: number of devices that share a model.
+    """
+    return "cpu" if platform == "cpu" and devices == 1 and why_missing() is None else "xla"
 
 
 def verify(
@@ -35,12 +52,14 @@ def verify(
       positions: all positions; the first of a row follows its pending token.
       parts: of sampling, as far as they are known.
       tokens: number of ids that exist; logits beyond are vocabulary padding.
-      backend: "xla", or "reference".
+      backend: one of `BACKENDS`.
     """
     if backend == "reference":
         body = verify_reference
+    elif parts.sampled is None:
+        body = functools.partial(decided, search=_search(backend))
     else:
-        body = decided if parts.sampled is None else at_once
+        body = at_once
     outcome, sound = body(positions, law, judges, parts, tokens)
     # Tokens after the first position whose logits give no distribution cannot be accepted, and a
     # bonus token that would come from such a position does not exist.
@@ -55,6 +74,12 @@ def verify(
     return Outcome(jax.lax.population_count(path), bonus, path)
 
 
-def probabilities(positions: Positions, law: Law, *, parts: SamplingParts) -> Float32[Array, "n V"]:
+def probabilities(
+    positions: Positions, law: Law, *, parts: SamplingParts, backend: str = "xla"
+) -> Float32[Array, "n V"]:
     """The distributions that `verify` draws from, one-hot in greedy rows."""
-    return probabilities_xla(positions, law, parts)
+    return probabilities_xla(positions, law, parts, _search(backend))
+
+
+def _search(backend: str) -> Search:
+    return thresholds if backend == "cpu" else threshold

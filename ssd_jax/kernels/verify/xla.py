@@ -17,6 +17,7 @@ from ssd_jax.kernels.distribution import (
 from ssd_jax.kernels.noise import Key, gumbel_max
 from ssd_jax.kernels.rows import best_and_mass, map_rows, max_and_argmax, row_max
 from ssd_jax.kernels.sparse import dense
+from ssd_jax.kernels.threshold import Search, threshold
 from ssd_jax.kernels.verify.positions import (
     NO_TOKEN,
     Draw,
@@ -33,11 +34,19 @@ from ssd_jax.kernels.verify.positions import (
 
 
 def decided(
-    positions: Positions, law: Law, judges: Judges, parts: SamplingParts, tokens: int
+    positions: Positions,
+    law: Law,
+    judges: Judges,
+    parts: SamplingParts,
+    tokens: int,
+    search: Search = threshold,
 ) -> tuple[Outcome, Bool[Array, "n"]]:
     """The outcome, and the soundness of positions on its path; see `api.verify`.
 
     The device decides which parts of sampling are computed.
+
+    Args:
+      search: for thresholds.
     """
     is_sampled = judges.is_sampled
 
@@ -52,7 +61,7 @@ def decided(
         settings = law.settings(block)
         return jax.lax.cond(
             jnp.any(settings.temperature > 0),
-            lambda: sampled_probs(law.allowed(block), settings, parts.truncated),
+            lambda: sampled_probs(law.allowed(block), settings, parts.truncated, search),
             lambda: jnp.zeros_like(block.logits),
         )
 
@@ -124,7 +133,9 @@ def at_once(
     return outcome, sound
 
 
-def probabilities(positions: Positions, law: Law, parts: SamplingParts) -> Float32[Array, "n V"]:
+def probabilities(
+    positions: Positions, law: Law, parts: SamplingParts, search: Search = threshold
+) -> Float32[Array, "n V"]:
     """The distributions of all positions; see `api.probabilities`."""
     if parts.sampled:
         # The same numbers as in `at_once`, so that no token it emits is reported as impossible.
@@ -136,7 +147,7 @@ def probabilities(positions: Positions, law: Law, parts: SamplingParts) -> Float
         return jnp.where(settings.temperature[:, None] > 0, sampled, best)
 
     def probs_of_block(block: Positions) -> jax.Array:
-        return probs(law.allowed(block), law.settings(block), parts.truncated)
+        return probs(law.allowed(block), law.settings(block), parts.truncated, search)
 
     return map_rows(probs_of_block, positions)
 
