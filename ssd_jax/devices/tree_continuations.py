@@ -60,16 +60,20 @@ def continuations(
       count: number of continuations.
       logits, sampling, place, get_history, tokens, outputs, parts: see `draw_siblings`.
     """
-    common = {"tokens": tokens, "support": drafting.support, "outputs": outputs}
-    common |= {"count": count}
+    common = {"tokens": tokens, "outputs": outputs, "count": count}
+    support = drafting.support
     position = place.start + 1 + place.depth
     if RULES[drafting.rule].keyed_by_position:
-        ranking = rank(logits, sampling, position, get_history, parts=parts, **common)
+        ranking = rank(
+            logits, sampling, position, get_history, support=support, parts=parts, **common
+        )
         best = ranking.tokens[:, :1]
         return Continuations(ranking, best, jnp.ones(best.shape, jnp.float32))
     by_q = parts._replace(sampled=False, truncated=False)
-    ranking = rank(logits, sampling, position, get_history, parts=by_q, **common)
-    drawn = draw_siblings(logits, sampling, place, get_history, parts=parts, **common)
+    ranking = rank(logits, sampling, position, get_history, support=count, parts=by_q, **common)
+    drawn = draw_siblings(
+        logits, sampling, place, get_history, support=support, parts=parts, **common
+    )
     hot = (sampling.temperature > 0)[:, None]
     first = jnp.arange(drawn.q.shape[1]) == 0
     return Continuations(

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 
 from ssd_jax.roles.drafting import GAP_CLASSES, TreeShape
 
-_OF_SIBLINGS = (0.55, 0.16, 0.08, 0.05, 0.03, 0.02)
+_OF_SIBLINGS = (0.65, 0.12, 0.05, 0.03, 0.02, 0.015)
 """Share of the nodes whose first, second, .. child a target accepts by recursive rejection."""
 
 
