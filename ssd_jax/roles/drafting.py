@@ -26,17 +26,25 @@ class TreeShape:
       nodes: m, proposed tokens.
       depth: K, most tokens of a path.
       ranks: continuations of a node that may become its children.
+      ancestors: most tokens in front of the pending one that a path includes: K in mode ssd, where
+        a branch leaves another tree; else none, and the pending token is not included either.
     """
 
     nodes: int
     depth: int
     ranks: int = RANKS
+    ancestors: int = 0
 
     @property
     def width(self) -> int:
         """Nodes that a forward of the draft runs: at each depth but the last, the best ones."""
-        most = MAX_NODES // max(self.depth - 1, 1)
+        most = (MAX_NODES - self.stem) // max(self.depth - 1, 1)
         return max(1, min(round(self.nodes / 4), most, _MAX_WIDTH))
+
+    @property
+    def stem(self) -> int:
+        """Entries of a path that come before the draft's runs: ancestors and the pending token."""
+        return self.ancestors + 1 if self.ancestors else 0
 
     @property
     def runs(self) -> int:

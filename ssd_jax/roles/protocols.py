@@ -157,13 +157,15 @@ class BranchingDraft(Protocol):
 
     Attributes:
       slots: rows of every call.
-      k: most tokens of a record or branch.
+      k: most tokens of a record or branch; of a path, where they are trees.
       branches: M, most branches a slot.
+      nodes: of a tree; 0 where records and branches are chains.
     """
 
     slots: int
     k: int
     branches: int
+    nodes: int = 0
 
     def open(self, opening: SlotOpening) -> None:
         """Sets a slot's sampling."""

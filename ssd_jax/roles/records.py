@@ -108,7 +108,7 @@ class CacheLookup(NamedTuple):
     rank: Row  # place of t* among their bonus tokens, from 0; -1 where it is none of them
     lengths: Int32[np.ndarray, "B M"]  # tokens of all branches; M is 0 if there are none
     bonus: Int32[np.ndarray, "B M"] | None = None  # bonus token of each branch; -1 is no branch
-    ends: Sequence[Sequence[int]] = ()  # of the branches of each k, by row
+    ends: Sequence[Sequence[int]] = ()  # of the branches of each k, by row; empty with trees
 
 
 Absence = Literal["late", "stale", "dead"]
@@ -118,8 +118,20 @@ was not asked, or there is no draft now."""
 ABSENCES: tuple[Absence, ...] = get_args(Absence)
 
 
+class BranchTrees(NamedTuple):
+    """The trees of an expansion's branches, where proposals are trees.
+
+    Attributes:
+      node: row of the record's tree behind which the bonus token comes: with it, the outcome.
+      parents: of each branch's nodes; see `sampling.topology`.
+    """
+
+    node: Int32[np.ndarray, "B M"]
+    parents: Int32[np.ndarray, "B M nodes"]
+
+
 class BranchTokens(NamedTuple):
-    """The tokens of an expansion's branches."""
+    """The tokens of an expansion's branches: K each, or the nodes of trees."""
 
     bonus: Int32[np.ndarray, "B M"]  # bonus token of each branch's outcome; -1 is no branch
     lengths: Int32[np.ndarray, "B M"]  # tokens so far
@@ -127,6 +139,7 @@ class BranchTokens(NamedTuple):
     confidence: Int32[np.ndarray, "B M K"]  # the draft's, see `sampling.confidence`
     forwards: int  # number that have made them
     absent: Mapping[int, Absence] = MappingProxyType({})  # slots whose draft does not answer
+    trees: BranchTrees | None = None  # None are chains, in the order of k
 
 
 @dataclasses.dataclass
@@ -199,6 +212,9 @@ class Promotion(NamedTuple):
       tokens: of the record: the branch's, or, where no branch wins, tokens that the draft did not
         make.
       limit: number of tokens of the record, no more than the branch is known to have.
+      node: where in the tree of the last record its round ended; 0 of a draft that has run the
+        text up to `position` since. None where records are chains.
+      parents: of `tokens`, where they are a tree; None is a chain.
     """
 
     position: Row
@@ -207,17 +223,30 @@ class Promotion(NamedTuple):
     winner: Row
     tokens: Int32[np.ndarray, "B K"]
     limit: Row
+    node: Row | None = None
+    parents: Int32[np.ndarray, "B K"] | None = None
 
 
-def no_promotion(slots: int, k: int, width: int | None = None) -> Promotion:
-    """No record in any row, to be filled in; K tokens, `width` (None: K + 1) committed ones."""
+def no_promotion(slots: int, k: int, width: int | None = None, nodes: int = 0) -> Promotion:
+    """No record in any row, to be filled in.
+
+    Args:
+      k: tokens of a record that is a chain.
+      width: of the committed tokens; None is k + 1.
+      nodes: tokens of a record that is a tree, whose paths have k; 0 is a chain.
+    """
+    trees = {}
+    if nodes:
+        chain = np.arange(nodes, dtype=np.int32)
+        trees = {"node": np.zeros(slots, np.int32), "parents": np.tile(chain, (slots, 1))}
     return Promotion(
         position=np.full(slots, IDLE, np.int32),
         pending=np.zeros(slots, np.int32),
         committed=np.full((slots, k + 1 if width is None else width), -1, np.int32),
         winner=np.full(slots, -1, np.int32),
-        tokens=np.zeros((slots, k), np.int32),
+        tokens=np.zeros((slots, nodes or k), np.int32),
         limit=np.zeros(slots, np.int32),
+        **trees,
     )
 
 
@@ -244,7 +273,8 @@ class ExpansionRequest(NamedTuple):
     """Branches off every record.
 
     Attributes:
-      counts: F_0..F_L of each slot.
+      counts: F_0..F_L of each slot. Of a tree's outcomes the likeliest get branches, with any k for
+        which this is not 0.
       follow: slots whose record has tokens that the draft did not make.
       lowered: D of Saguaro sampling for each token of the branches.
       forwards: number of forwards; the first gives branches of k < L a token, branches of k = L

@@ -90,6 +90,7 @@ class RankCounts(NamedTuple):
 class RankRates:
     """Rates of (depth, class of the gap, rank), of greedy and of sampled rows apart.
 
+    With ancestors a tree's deepest nodes have continuations, too: the bonus tokens of branches.
     Shapes of trees do not change the text where trees are allowed, so that all requests share them.
 
     Args:
@@ -98,7 +99,7 @@ class RankRates:
     """
 
     def __init__(self, shape: TreeShape, earlier: RankCounts | None = None) -> None:
-        sizes = 2, shape.depth, GAP_CLASSES, shape.ranks
+        sizes = 2, shape.depth + (shape.ancestors > 0), GAP_CLASSES, shape.ranks
         self._taken, self._visited = np.zeros(sizes), np.zeros(sizes)
         self._earlier = RankCounts.none(shape.ranks) if earlier is None else earlier
         others = [*_OTHERS, *(_OTHERS[-1] / 2**i for i in range(1, shape.ranks))]

@@ -1,0 +1,311 @@
+"""The draft of SSD with token trees on devices: pages, branches, and what it learns of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Int32
+from typing_extensions import override
+
+from ssd_jax.devices import device
+from ssd_jax.devices.paged_role import PagedRole
+from ssd_jax.devices.program_spec import Program
+from ssd_jax.devices.tree_branching import TreeRecord
+from ssd_jax.devices.tree_draft_programs import as_log_rates
+from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.records import (
+    IDLE,
+    BranchTokens,
+    BranchTrees,
+    ExpansionRequest,
+    Promotion,
+    RecordRequest,
+    Row,
+    SlotOpening,
+    no_promotion,
+)
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.speculation.rank_rates import RankRates, Visit, path_visits
+
+
+class UnpackedBranches(NamedTuple):
+    """What `TreeExpansionPrograms` packs of M branches and, as the last one, of the record.
+
+    Attributes:
+      gap_class: of the rows of each tree; -1 where the draft has not run them.
+      row, bonus, rank: of the outcomes; see `tree_branching.TreeOutcomes`. 0 of the record.
+      length, tokens, parents: of the trees.
+      ranks: of the nodes among the continuations of their parents.
+    """
+
+    gap_class: Int32[np.ndarray, "B M+1 m+1"]
+    row: Int32[np.ndarray, "B M+1"]
+    bonus: Int32[np.ndarray, "B M+1"]
+    rank: Int32[np.ndarray, "B M+1"]
+    length: Int32[np.ndarray, "B M+1"]
+    tokens: Int32[np.ndarray, "B M+1 m"]
+    parents: Int32[np.ndarray, "B M+1 m"]
+    ranks: Int32[np.ndarray, "B M+1 m"]
+
+
+def unpack(packed: Int32[np.ndarray, "B M+1 columns"], nodes: int) -> UnpackedBranches:
+    """Takes the columns apart; m is `nodes`."""
+    ends = np.cumsum([nodes + 1, 1, 1, 1, 1, nodes, nodes])
+    gap_class, row, bonus, rank, length, *trees = np.split(packed, ends, axis=2)
+    heads = (array[..., 0] for array in (row, bonus, rank, length))
+    return UnpackedBranches(gap_class, *heads, *trees)
+
+
+class TreeBranchDraft(PagedRole, BranchingDraft):
+    """A draft that branches off trees, on the devices of this process. Only what reads waits.
+
+    Args:
+      programs, parameters, temperature: see `PagedRole`.
+      rates: how often a target's token has a rank, by depths 0 to K; learned from the outcomes.
+
+    Attributes:
+      variants: of the programs.
+    """
+
+    def __init__(
+        self,
+        programs: TreeExpansionPrograms,
+        parameters: Parameters,
+        *,
+        rates: RankRates,
+        temperature: float | None = None,
+    ) -> None:
+        super().__init__(programs, parameters, temperature)
+        self.k, self.branches = programs.shape.depth, programs.branches
+        self.nodes, self.variants = programs.shape.nodes, programs.variants
+        self._programs, self._rates = programs, rates
+        self._scratch = programs.new_scratch()
+        self._record = programs.new_record()
+        self._expansion = programs.new_expansion()
+        self._hot = np.zeros(self.slots, bool)
+        self._start = np.full(self.slots, IDLE, np.int32)  # of the records
+        self._answer: TreeBranches | None = None  # of the expansion of these records
+        self._trees: dict[int, _KnownTree] = {}  # of the records that teach ranks, by slot
+
+    @override
+    def open(self, opening: SlotOpening) -> None:
+        super().open(opening)
+        self._trees.pop(opening.slot, None)
+        self._start[opening.slot] = IDLE
+        self._hot[opening.slot] = opening.params.temperature > 0
+
+    @override
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
+        self._run_prefill(slot, tokens, offset)
+
+    @override
+    def record(self, request: RecordRequest) -> TreeRecords:
+        """Dispatches the promotion. Nothing is drafted just in time."""
+        promotion, width = request.promotion, self.k + 1
+        assert promotion.node is not None
+        branches = None if self._answer is None else self._answer.unpacked
+        if branches is not None:
+            self._learn(promotion, branches)
+        committed = promotion.committed
+        while committed.shape[1] > width:  # too many: count the first ones beforehand
+            none = no_promotion(self.slots, self.k, nodes=self.nodes)
+            self._promote(none._replace(committed=committed[:, :width]))
+            committed = committed[:, width:]
+        padded = np.full((self.slots, width), -1, np.int32)
+        padded[:, : committed.shape[1]] = committed
+        # A slot that was opened since has no tree whose keys could be moved.
+        node = np.where(self._start == IDLE, 0, promotion.node).astype(np.int32)
+        self._record = self._promote(promotion._replace(committed=padded, node=node))
+        self._trees = self._known_trees(promotion, branches)
+        self._start, self._answer = promotion.position.copy(), None
+        return TreeRecords(promotion)
+
+    @override
+    def expand(self, request: ExpansionRequest) -> TreeBranches:
+        log_rates = as_log_rates(self._rates.tables(self._hot))
+        self._pages, self._scratch, self._record, self._expansion, packed = device.run(
+            self._select("expand_tree"),
+            *self._text(),
+            self._scratch,
+            self._record,
+            request.counts.astype(np.int32),
+            log_rates,
+            self._rows.on_device(),
+        )
+        answer = self._answer = TreeBranches(self, log_rates, packed)
+        for _ in range(1, request.forwards):
+            answer.grow()
+        answer.begin_read()
+        return answer
+
+    def grow(
+        self, depth: int, log_rates: Float32[np.ndarray, "B depths classes ranks"]
+    ) -> jax.Array:
+        """Adds a depth to the trees of all branches; returns the programs' `packed`."""
+        self._pages, self._scratch, self._record, self._expansion, packed = device.run(
+            self._select("grow_branches"),
+            *self._text(),
+            self._scratch,
+            self._record,
+            self._expansion,
+            np.int32(depth),
+            log_rates,
+            self._rows.on_device(),
+        )
+        return packed
+
+    def finish(self) -> None:
+        """Waits for all that was asked."""
+        jax.block_until_ready(self._pages)
+
+    @override
+    def close(self) -> None:
+        """Devices free the arrays with the last reference to them."""
+
+    def _select(self, name: str) -> Program:
+        """The cheapest variant for the records' rows, of those that reach behind their branches."""
+        programs, end = self._programs, int(self._start.max()) + 2 * self.k + 3
+        needed = partial(self._rows.needed, self._start)
+        return programs.select(programs.select_reach((name,), end), needed)
+
+    def _promote(self, promotion: Promotion) -> TreeRecord:
+        """Dispatches a promotion; returns the new records."""
+        self._pages, self._history, self._scratch, record = device.run(
+            self._programs["promote_tree",],
+            *self._text()[1:],
+            self._scratch,
+            self._record,
+            self._expansion,
+            promotion,
+        )
+        return record
+
+    def _learn(self, promotion: Promotion, branches: UnpackedBranches) -> None:
+        """Counts the ranks of the target's tokens in the trees that were verified.
+
+        Behind the last accepted row the draft knows, too, whether t* was a bonus token of the
+        branches there.
+        """
+        assert promotion.node is not None
+        ended = (self._start != IDLE) & (promotion.position > self._start)
+        for slot, tree in self._trees.items():
+            if not ended[slot]:
+                continue
+            node, gap_class = int(promotion.node[slot]), branches.gap_class[slot, -1].tolist()
+            visits = path_visits(tree.parents, tree.ranks, gap_class, node)
+            there = np.flatnonzero(branches.row[slot, :-1] == node)
+            if gap_class[node] >= 0 and there.size:
+                is_bonus = branches.bonus[slot, there] == promotion.pending[slot]
+                ranks = branches.rank[slot, there]
+                taken = int(ranks[is_bonus.argmax()]) if is_bonus.any() else None
+                last = visits[-1]
+                children = sorted({*last.children, *ranks.tolist()})
+                visits[-1] = Visit(last.gap_class, children, taken)
+            self._rates.observe(visits, hot=bool(self._hot[slot]))
+
+    def _known_trees(
+        self, promotion: Promotion, branches: UnpackedBranches | None
+    ) -> dict[int, _KnownTree]:
+        """The trees of new records: those of branches, and those without nodes."""
+        trees: dict[int, _KnownTree] = {}
+        for slot in np.flatnonzero(promotion.position != IDLE).tolist():
+            winner, length = int(promotion.winner[slot]), int(promotion.limit[slot])
+            ranks, parents = [-1] * self.nodes, [0] * self.nodes
+            if winner >= 0 and branches is not None:
+                ranks[:length] = branches.ranks[slot, winner, :length].tolist()
+                parents[:length] = branches.parents[slot, winner, :length].tolist()
+            elif length:
+                continue
+            trees[slot] = _KnownTree(ranks, parents)
+        return trees
+
+
+class _KnownTree(NamedTuple):
+    """Ranks of the nodes of a tree among the continuations of their parents; -1 is no node."""
+
+    ranks: Sequence[int]
+    parents: Sequence[int]
+
+
+class TreeRecords(RecordAnswer):
+    """Records whose tokens the host has: the draft makes none for them."""
+
+    def __init__(self, promotion: Promotion) -> None:
+        self._promotion = promotion
+
+    @override
+    def lengths(self) -> Row:
+        return np.zeros_like(self._promotion.limit)
+
+    @override
+    def tokens(self) -> Int32[np.ndarray, "B m"]:
+        return self._promotion.tokens
+
+    @override
+    def confidence(self) -> Int32[np.ndarray, "B m"]:
+        return np.full(self._promotion.tokens.shape, UNKNOWN, np.int32)
+
+    @override
+    def proposal(self) -> Proposal:
+        """The nodes as point masses, since the rule of their verification reads no q."""
+        tokens, length = self._promotion.tokens, self._promotion.limit
+        return Proposal(tokens, length, tokens[..., None], np.ones((*tokens.shape, 1), np.float32))
+
+
+class TreeBranches(ExpansionAnswer):
+    """Branches with trees on a draft's devices.
+
+    Args:
+      log_rates: that their trees grow by.
+      packed: the branches after the last forward, as `TreeExpansionPrograms` packs them.
+
+    Attributes:
+      unpacked: the same, as far as they were read; None before.
+    """
+
+    def __init__(
+        self,
+        draft: TreeBranchDraft,
+        log_rates: Float32[np.ndarray, "B depths classes ranks"],
+        packed: jax.Array,
+    ) -> None:
+        self._draft, self._log_rates, self._on_device = draft, log_rates, packed
+        self._forwards = 1
+        self._on_host: BranchTokens | None = None
+        self.unpacked: UnpackedBranches | None = None
+
+    def grow(self) -> None:
+        """Adds a depth to the trees of all branches."""
+        self._on_device = self._draft.grow(self._forwards, self._log_rates)
+        self._forwards += 1
+
+    def begin_read(self) -> None:
+        """Begins to copy the branches to the host, as far as they were dispatched."""
+        device.begin_read(self._on_device)
+
+    def ready(self) -> bool:
+        """Whether the branches are there, so that `branches` does not wait."""
+        return self._on_device.is_ready()
+
+    @override
+    def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
+        """Waits for all that was dispatched: on the target's devices the outcome comes behind."""
+        if self._on_host is None or self._on_host.forwards != self._forwards:
+            unpacked = self.unpacked = unpack(device.read(self._on_device), self._draft.nodes)
+            tokens = unpacked.tokens[:, :-1]
+            self._on_host = BranchTokens(
+                bonus=unpacked.bonus[:, :-1],
+                lengths=unpacked.length[:, :-1],
+                tokens=tokens,
+                confidence=np.full(tokens.shape, UNKNOWN, np.int32),
+                forwards=self._forwards,
+                trees=BranchTrees(unpacked.row[:, :-1], unpacked.parents[:, :-1]),
+            )
+        return self._on_host

@@ -1,0 +1,231 @@
+"""Branches of a token tree: one for each verification outcome that is prepared for.
+
+An outcome is (row, t*): the target's text leaves the tree behind one of its rows by a token that is
+none of the row's children. The outcomes that a draft prepares for are the likeliest continuations
+that are not in the tree, so the speculation cache is the frontier of the tree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from ssd_jax.devices import tree_growth
+from ssd_jax.devices.tree_growth import Growth
+from ssd_jax.roles.drafting import TreeShape
+from ssd_jax.roles.records import Promotion
+from ssd_jax.sampling import topology
+from ssd_jax.sampling.ranking import Ranking
+
+_NONE = -jnp.inf  # score of a continuation that is no outcome
+
+
+class TreeRecord(NamedTuple):
+    """The trees of B slots that the target verifies.
+
+    Attributes:
+      start: position of the pending token; -1 is an idle slot.
+      pending: that token.
+      tokens, parents: of the nodes; see `topology`.
+      length: number of nodes; others do not count.
+      has_run: whether the draft has run each row, so that its key and value are there.
+      candidates: the ranked continuations of each row that has run, -1 where there are none.
+      gap_class: of each row; -1 where it has not run.
+    """
+
+    start: Int32[Array, "B"]
+    pending: Int32[Array, "B"]
+    tokens: Int32[Array, "B m"]
+    parents: Int32[Array, "B m"]
+    length: Int32[Array, "B"]
+    has_run: Bool[Array, "B m+1"]
+    candidates: Int32[Array, "B m+1 ranks"]
+    gap_class: Int32[Array, "B m+1"]
+
+    @property
+    def exists(self) -> Bool[Array, "B m+1"]:
+        """Whether each row is one of the tree."""
+        rows = jnp.arange(self.has_run.shape[1])
+        return (self.start >= 0)[:, None] & (rows <= self.length[:, None])
+
+
+class TreeOutcomes(NamedTuple):
+    """The outcomes of B slots that M branches are prepared for.
+
+    Attributes:
+      row: of the tree; -1 is no branch.
+      bonus: t*, or -1.
+      rank: of t* among the continuations of the row.
+    """
+
+    row: Int32[Array, "B M"]
+    bonus: Int32[Array, "B M"]
+    rank: Int32[Array, "B M"]
+
+
+class TreeExpansion(NamedTuple):
+    """M branches of each of B trees.
+
+    Attributes:
+      path: [B * M] tokens behind the tree's pending one that lead to the branch, t* the last,
+        padded with -1.
+      growth: [B * M] trees behind them.
+    """
+
+    outcomes: TreeOutcomes
+    path: Int32[Array, "branches K+1"]
+    growth: Growth
+
+
+def no_record(slots: int, shape: TreeShape) -> TreeRecord:
+    """Idle slots."""
+    rows = slots, shape.nodes + 1
+    zero = jnp.zeros(slots, jnp.int32)
+    nodes = jnp.zeros((slots, shape.nodes), jnp.int32)
+    return TreeRecord(
+        jnp.full(slots, -1, jnp.int32),
+        zero,
+        nodes,
+        nodes,
+        zero,
+        jnp.zeros(rows, bool),
+        jnp.full((*rows, shape.ranks), -1, jnp.int32),
+        jnp.full(rows, -1, jnp.int32),
+    )
+
+
+def no_expansion(slots: int, branches: int, shape: TreeShape) -> TreeExpansion:
+    """No branches in any slot."""
+    nothing = jnp.full((slots, branches), -1, jnp.int32)
+    return TreeExpansion(
+        TreeOutcomes(nothing, nothing, nothing),
+        jnp.full((slots * branches, shape.depth + 1), -1, jnp.int32),
+        tree_growth.empty(slots * branches, shape),
+    )
+
+
+def add_ranking(record: TreeRecord, ranking: Ranking, ran: Bool[Array, "B m+1"]) -> TreeRecord:
+    """The record with the continuations of rows that have just been run.
+
+    Args:
+      ranking: of all rows, [B * (m + 1)]; used where `ran`.
+    """
+    candidates = ranking.tokens.reshape(record.candidates.shape)
+    return record._replace(
+        has_run=record.has_run | ran,
+        candidates=jnp.where(ran[:, :, None], candidates, record.candidates),
+        gap_class=jnp.where(ran, ranking.gap_class.reshape(ran.shape), record.gap_class),
+    )
+
+
+def likeliest_outcomes(
+    record: TreeRecord,
+    log_rates: Float32[Array, "B depths classes ranks"],
+    counts: Int32[Array, "B depths"],
+    branches: int,
+) -> TreeOutcomes:
+    """The outcomes that are likeliest to come true, best first.
+
+    The probability of one is the product of the rates along its path; see `tree_growth`.
+
+    Args:
+      record: all rows have run.
+      log_rates: of continuations, by depth of their row, gap class and rank.
+      counts: most branches with each number of accepted tokens: M, or 0 where the text has no room
+        for a proposal behind them.
+      branches: M.
+    """
+    nodes, ranks = record.parents.shape[1], record.candidates.shape[2]
+    path = topology.paths(record.parents)
+    depth = jnp.minimum(topology.depth_of(path), log_rates.shape[1] - 1)
+    slot = jnp.arange(path.shape[0])[:, None]
+    log_rate = log_rates[slot, depth, jnp.maximum(record.gap_class, 0)]  # [B, m + 1, ranks]
+    # Where each node is among the continuations of its parent: the last of those that are none.
+    siblings = jnp.take_along_axis(record.candidates, record.parents[:, :, None], axis=1)
+    is_node = siblings == record.tokens[:, :, None]
+    rank = jnp.where(is_node.any(axis=2), jnp.argmax(is_node, axis=2), ranks - 1)
+    rate_of_parent = jnp.take_along_axis(log_rate, record.parents[:, :, None], axis=1)
+    rate_of_node = jnp.take_along_axis(rate_of_parent, rank[:, :, None], axis=2)[:, :, 0]
+    score = jnp.sum(jnp.where(topology.on_path(path, nodes), rate_of_node[:, None], 0.0), axis=2)
+    # A continuation that is a child is in the tree.
+    rows = jnp.arange(nodes + 1)
+    is_child = record.parents[:, None] == rows[:, None]  # [B, m + 1, m]
+    is_child &= record.exists[:, None, 1:]
+    is_child = is_child[:, :, None] & (
+        record.tokens[:, None, None] == record.candidates[:, :, :, None]
+    )
+    has_room = jnp.take_along_axis(counts, depth, axis=1) > 0
+    usable = (record.exists & has_room)[:, :, None] & (record.candidates >= 0)
+    usable &= ~is_child.any(axis=3)
+    scores = jnp.where(usable, score[:, :, None] + log_rate, _NONE).reshape(path.shape[0], -1)
+    count = min(branches, scores.shape[1])
+    best, index = jax.lax.top_k(scores, count)
+    budget = counts.max(axis=1, keepdims=True)
+    chosen = (best > _NONE) & (jnp.arange(count) < budget)
+    bonus = jnp.take_along_axis(record.candidates.reshape(scores.shape), index, axis=1)
+    arrays = (jnp.where(chosen, array, -1) for array in (index // ranks, bonus, index % ranks))
+    padding = (0, 0), (0, branches - count)
+    return TreeOutcomes(*(jnp.pad(array, padding, constant_values=-1) for array in arrays))
+
+
+class Forks(NamedTuple):
+    """Where n = B * M branches leave their trees.
+
+    Attributes:
+      depth: number of accepted tokens; 0 too where there is no branch.
+      nodes: the accepted nodes in order; anything behind the first `depth`.
+      path: see `TreeExpansion`.
+    """
+
+    depth: Int32[Array, "n"]
+    nodes: Int32[Array, "n K"]
+    path: Int32[Array, "n K+1"]
+
+
+def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> Forks:
+    """Where the branches of these outcomes leave the trees."""
+    path = jnp.take_along_axis(
+        topology.paths(record.parents), jnp.maximum(outcomes.row, 0), axis=1
+    ).reshape(-1)
+    rows = topology.rows_of(path, shape.depth, shape.nodes)[:, 1:]
+    nodes = jnp.maximum(rows - 1, 0)
+    slot = jnp.repeat(jnp.arange(record.start.shape[0]), outcomes.row.shape[1])
+    accepted = jnp.where(rows > 0, record.tokens[slot[:, None], nodes], -1)
+    path_tokens = jnp.concatenate([accepted, outcomes.bonus.reshape(-1, 1)], axis=1)
+    return Forks(topology.depth_of(path), nodes, path_tokens)
+
+
+def promoted(
+    expansion: TreeExpansion, promotion: Promotion, shape: TreeShape
+) -> tuple[TreeRecord, Int32[Array, "B m"]]:
+    """New records: of the branches that came true, and of given tokens.
+
+    Returns: the records, and the run of each node in its branch (see `tree_growth.Runs`); -1 where
+      it has not run.
+    """
+    slots = promotion.winner.shape[0]
+    branches = expansion.path.shape[0] // slots
+    hit = promotion.winner >= 0
+    flat = jnp.arange(slots) * branches + jnp.maximum(promotion.winner, 0)
+    growth: Growth = jax.tree.map(lambda array: array[flat], expansion.growth)
+    tree = tree_growth.propose(growth, shape)
+    of_run = growth.tokens.reshape(slots, shape.runs + 1, shape.ranks)
+    index = jnp.maximum(tree.run, 0)
+    rows = jnp.arange(shape.nodes + 1)
+    has_run = hit[:, None] & (tree.run >= 0) & (rows <= promotion.limit[:, None])
+    candidates = jnp.take_along_axis(of_run, index[:, :, None], axis=1)
+    of_branch = hit[:, None]
+    record = TreeRecord(
+        start=jnp.asarray(promotion.position),
+        pending=jnp.asarray(promotion.pending),
+        tokens=jnp.where(of_branch, tree.proposal.tokens, promotion.tokens),
+        parents=jnp.where(of_branch, tree.parents, promotion.parents),
+        length=jnp.where(hit, jnp.minimum(tree.proposal.length, promotion.limit), promotion.limit),
+        has_run=has_run,
+        candidates=jnp.where(has_run[:, :, None], candidates, -1),
+        gap_class=jnp.where(has_run, tree.gap_class, -1),
+    )
+    return record, jnp.where(has_run, tree.run, -1)[:, 1:]
