@@ -29,6 +29,7 @@ from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
 from ssd_jax.placement.placement import Kind, Placement, place
+from ssd_jax.roles.drafting import MAX_BRANCHING_DEPTH
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
@@ -122,7 +123,8 @@ class Config(EngineSettings):
         if self.prepared != "ssd":
             return ()
         is_list = self.fan_out is not None and "," in self.fan_out
-        is_auto = self.mode == "auto" or (kind in ("process", "remote") and not is_list)
+        is_fixed = is_list or bool(self.tree_nodes)
+        is_auto = self.mode == "auto" or (kind in ("process", "remote") and not is_fixed)
         budget = self.budget or ("auto" if is_auto else BUDGET)
         if budget == "auto":
             extra = (2 * AUTO_BUDGETS[-1],) if self.workers > 1 else ()
@@ -246,7 +248,7 @@ class Config(EngineSettings):
     @property
     def layout(self) -> Layout:
         """How workers in processes share the work."""
-        split = cast("Split", self.draft_split or "auto")
+        split = "slots" if self.tree_nodes else cast("Split", self.draft_split or "auto")
         branches = max(self.budgets_at(), default=0)
         return choose(self.workers, split, slots=self.slots, branches=branches, k=self.speculated)
 
@@ -298,10 +300,10 @@ class Config(EngineSettings):
     def _check_tree(self) -> None:
         """Refuses a tree where there is none, or that is no tree."""
         tree = f"tree_nodes = {self.tree_nodes!r}"
-        if self.mode != "sd":
+        if self.mode not in ("sd", "ssd"):
             raise InputError(
-                f"{tree} is for mode = 'sd', and this is {self.mode!r}; leave it out, or change "
-                "the mode"
+                f"{tree} is for mode = 'sd' and 'ssd', and this is {self.mode!r}; leave it out, or "
+                "change the mode"
             )
         if self.chooses_k:
             raise InputError(
@@ -318,6 +320,36 @@ class Config(EngineSettings):
                 f"{tree} leaves no node beside a chain of k = {self.speculated}; give more nodes, "
                 "or lower k"
             )
+        if self.mode == "ssd":
+            self._check_branching_tree()
+
+    def _check_branching_tree(self) -> None:
+        """Refuses what trees do not have in mode ssd."""
+        tree = f"tree_nodes = {self.tree_nodes!r} in mode = 'ssd'"
+        if self.chooses_tree:
+            raise InputError(f"{tree} is for mode = 'sd'; give a number of nodes")
+        if not RULES[self.verify].keyed_by_position:
+            raise InputError(
+                f"{tree} needs verify = 'coupled', and this is {self.verify!r}; give it, or leave "
+                "tree_nodes out"
+            )
+        if self.speculated > MAX_BRANCHING_DEPTH:
+            raise InputError(
+                f"{tree} has paths of up to k = {MAX_BRANCHING_DEPTH} tokens, and k is "
+                f"{self.speculated}; lower it"
+            )
+        chains: dict[str, object] = {
+            "fan_out": self.fan_out,
+            "predict": self.predict,
+            "backup": self.backup if self.backup == "draft" else None,
+            "budget": self.budget if self.budget == "auto" else None,
+            "draft_split": self.draft_split if self.draft_split == "branches" else None,
+        }
+        for name, value in chains.items():
+            if value is not None:
+                raise InputError(
+                    f"{name} = {value!r} is for chains, and {tree} has none; leave out one"
+                )
 
     def check_tree_sampling(self, temperature: float) -> None:
         """Refuses trees where requests are sampled by default, by a rule that has none for them.

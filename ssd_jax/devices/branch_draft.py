@@ -25,12 +25,9 @@ from ssd_jax.roles.records import (
     Promotion,
     RecordRequest,
     Row,
-    SlotOpening,
     no_branches,
     no_promotion,
-    record_request,
 )
-from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.stored_jit import create_arrays
 
@@ -276,46 +273,3 @@ class DeviceBranches(ExpansionAnswer):
         for target, array in zip(branches[:4], arrays, strict=True):
             target[:, :count] = array
         return branches
-
-
-_SETTINGS = {
-    "any": SamplingParams(temperature=1.0),
-    "greedy": SamplingParams(),
-    "sampled": SamplingParams(temperature=1.0),
-    "truncated": SamplingParams(temperature=1.0, top_p=0.9),
-    "full": SamplingParams(temperature=1.0, repetition_penalty=1.1),
-}
-"""Settings of requests that need each variant of the programs."""
-
-
-def run_once(draft: BranchDraft) -> None:
-    """Runs the programs of short texts once, since a first run takes far longer than later ones.
-
-    It drafts, expands, promotes and follows something in all slots, and returns when that is done.
-    Programs of wider chunks, of longer texts and of shared pages first run in rounds.
-    """
-    lowered = np.ones((draft.slots, draft.k), np.int32)
-    everywhere = np.ones(draft.slots, bool)
-    begin, hit, backup = (no_promotion(draft.slots, draft.k) for _ in range(3))
-    for position, promotion in enumerate((begin, hit, backup)):
-        promotion.position[:] = min(position, 1)
-    hit.winner[:], hit.limit[:], backup.limit[:] = 0, 1, draft.k
-    drafts = np.full(draft.slots, draft.k, np.int32)
-    for variant in draft.variants:
-        for slot in range(draft.slots):
-            draft.open(SlotOpening(slot, _SETTINGS[variant], slot))
-            draft.prefill(slot, [0], 0)
-        draft.record(RecordRequest(begin, drafts, lowered))
-        for budget in draft.budgets:
-            counts = _counts(draft, budget)
-            draft.expand(ExpansionRequest(counts, ~everywhere, lowered, forwards=2)).branches(2)
-            draft.record(record_request(hit))
-            draft.record(record_request(backup))
-        counts = _counts(draft, draft.branches)
-        draft.expand(ExpansionRequest(counts, everywhere, lowered, forwards=1)).branches(1)
-
-
-def _counts(draft: BranchDraft, budget: int) -> np.ndarray:
-    counts = np.zeros((draft.slots, draft.k + 1), np.int32)
-    counts[:, 0], counts[:, draft.k] = budget - 1, 1
-    return counts

@@ -82,6 +82,7 @@ class Packing:
         for index in self.host_args:
             value = arguments[index]
             leaves = value if isinstance(value, tuple) else (value,)
+            leaves = [leaf for leaf in leaves if leaf is not None]
             for columns, leaf in zip(self._columns[index], leaves, strict=True):
                 _put(array, columns, leaf)
         for index in self.host_or_device_args:

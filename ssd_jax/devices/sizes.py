@@ -39,9 +39,24 @@ def bytes_of_process(structs: Any) -> int:
 
 
 def branch_structs(
-    opened: OpenedModel, *, slots: int, k: int, budgets: Sequence[int], support: int
+    opened: OpenedModel,
+    *,
+    slots: int,
+    k: int,
+    budgets: Sequence[int],
+    support: int,
+    tree: TreeShape | None = None,
 ) -> Any:
-    """Structs of the branches of all `budgets`: keys and values, q of `support` ids, and logits."""
+    """Structs of the branches of all `budgets`: keys and values, q of `support` ids, and logits.
+
+    With trees, the record is one more branch, and its rows have logits, too.
+    """
+    if tree is not None:
+        rows = slots * max(max(budgets) * tree.width, tree.nodes + 1)
+        return [
+            opened.model.branch_struct(slots, tree.entries, max(budgets) + 1),
+            jax.ShapeDtypeStruct((rows, opened.model.config.outputs), np.float32),
+        ]
     branches, outputs = sum(budgets), opened.model.config.outputs
     rows = slots * branches
     return [

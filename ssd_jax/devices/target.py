@@ -236,6 +236,7 @@ class DeviceTarget(PagedRole, Target):
     ) -> PendingOutcome:
         programs, (logits, start, *_) = self._programs, forward
         needed = partial(self._rows.needed, start)
+        drafted = device.run(programs.to_device, drafted)
         accept = programs.select(("accept_tree",), needed)
         reported = bool((self._reported & (start >= 0)).any())
         source, sampling = logits, self._rows.on_device()

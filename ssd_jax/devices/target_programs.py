@@ -109,15 +109,17 @@ class Programs(TargetBase):
     @functools.cached_property
     def receive(self) -> Program:
         """Program: a proposal of every slot -> (the proposal,), on the device."""
-        structs = {
-            "drafted": self.by_slots(jax.eval_shape(lambda: self.verification.blank(self.slots)))
-        }
+        blank = self.blank_tree if self.verification.nodes else self._blank_chain
+        structs = {"drafted": self.by_slots(jax.eval_shape(blank))}
 
         def receive(drafted):
             return (drafted,)
 
         spec = self.spec(receive, structs, (), ("slots",), host_args=("drafted",))
         return spec.compile(self.model.mesh, ("receive",))
+
+    def _blank_chain(self) -> Proposal:
+        return self.verification.blank(self.slots)
 
     def to_device(self, drafted: Proposal) -> Proposal:
         """A proposal of every slot as `accept` takes it.

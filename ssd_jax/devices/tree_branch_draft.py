@@ -72,6 +72,7 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
 
     Attributes:
       variants: of the programs.
+      support: number of ids that a proposal's q is kept for.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
         temperature: float | None = None,
     ) -> None:
         super().__init__(programs, parameters, temperature)
-        self.k, self.branches = programs.shape.depth, programs.branches
+        self.k, self.branches, self.support = programs.shape.depth, programs.branches, 1
         self.nodes, self.variants = programs.shape.nodes, programs.variants
         self._programs, self._rates = programs, rates
         self._scratch = programs.new_scratch()
@@ -292,7 +293,7 @@ class TreeBranches(ExpansionAnswer):
 
     def ready(self) -> bool:
         """Whether the branches are there, so that `branches` does not wait."""
-        return self._on_device.is_ready()
+        return self._on_device.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     @override
     def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:

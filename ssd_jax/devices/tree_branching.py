@@ -206,16 +206,18 @@ def promoted(
     Returns: the records, and the run of each node in its branch (see `tree_growth.Runs`); -1 where
       it has not run.
     """
-    slots = promotion.winner.shape[0]
+    assert promotion.parents is not None
+    winner, limit = jnp.asarray(promotion.winner), jnp.asarray(promotion.limit)
+    slots = winner.shape[0]
     branches = expansion.path.shape[0] // slots
-    hit = promotion.winner >= 0
-    flat = jnp.arange(slots) * branches + jnp.maximum(promotion.winner, 0)
+    hit = winner >= 0
+    flat = jnp.arange(slots) * branches + jnp.maximum(winner, 0)
     growth: Growth = jax.tree.map(lambda array: array[flat], expansion.growth)
     tree = tree_growth.propose(growth, shape)
     of_run = growth.tokens.reshape(slots, shape.runs + 1, shape.ranks)
     index = jnp.maximum(tree.run, 0)
     rows = jnp.arange(shape.nodes + 1)
-    has_run = hit[:, None] & (tree.run >= 0) & (rows <= promotion.limit[:, None])
+    has_run = hit[:, None] & (tree.run >= 0) & (rows <= limit[:, None])
     candidates = jnp.take_along_axis(of_run, index[:, :, None], axis=1)
     of_branch = hit[:, None]
     record = TreeRecord(
@@ -223,7 +225,7 @@ def promoted(
         pending=jnp.asarray(promotion.pending),
         tokens=jnp.where(of_branch, tree.proposal.tokens, promotion.tokens),
         parents=jnp.where(of_branch, tree.parents, promotion.parents),
-        length=jnp.where(hit, jnp.minimum(tree.proposal.length, promotion.limit), promotion.limit),
+        length=jnp.where(hit, jnp.minimum(tree.proposal.length, limit), limit),
         has_run=has_run,
         candidates=jnp.where(has_run[:, :, None], candidates, -1),
         gap_class=jnp.where(has_run, tree.gap_class, -1),

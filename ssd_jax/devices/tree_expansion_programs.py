@@ -55,9 +55,11 @@ class TreeExpansionPrograms(PagedPrograms):
     All but `promote_tree` have variants (`sampling/variants.py`). `packed` is `unpack`'s.
 
     Args:
-      shape: of the trees, with ancestors.
-      drafting: its rule, whose noise is of the position, its support, and M.
+      drafting: its trees, its rule, whose noise is of the position, its support, and M.
       others: see `PagedPrograms`, `DraftPrograms`.
+
+    Attributes:
+      shape: of the trees.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class TreeExpansionPrograms(PagedPrograms):
         context: int,
         tokens: int,
         drafting: Drafting,
-        shape: TreeShape,
         paging: Paging | None = None,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        super().__init__(model, slots, context, paging, tokens, drafting, shape)
+        super().__init__(model, slots, context, paging, tokens, drafting)
+        shape = drafting.tree
+        assert shape is not None
+        self.shape: TreeShape
         self.shape, self.drafting, self.tokens = shape, drafting, tokens
         self.branches = drafting.branches
         self.variants = model.execution.variants
@@ -91,9 +95,8 @@ class TreeExpansionPrograms(PagedPrograms):
                 ),
             }
         )
-        entries = max(shape.stem + shape.runs, shape.nodes)
         self.structs |= {
-            "scratch": model.branch_struct(slots, entries, self.branches + 1),
+            "scratch": model.branch_struct(slots, shape.entries, self.branches + 1),
             "depth": program_spec.ints(),
         }
         specs: dict[Name, ProgramSpec] = {("promote_tree",): self._promote_spec()}
@@ -137,7 +140,8 @@ class TreeExpansionPrograms(PagedPrograms):
             nodes = topology.rows_of(path, shape.depth, shape.nodes)[:, 1:] - 1
             entries = jnp.where(hit[:, None], place[:-1], jnp.maximum(nodes, 0))
             entries = jnp.pad(entries, ((0, 0), (0, 1)), constant_values=shape.ancestors)
-            live = (record.start >= 0) & (promotion.position >= 0)
+            # A promotion may come again, after a round that failed.
+            live = (record.start >= 0) & (promotion.position == record.start + 1 + depth)
             is_accepted = live[:, None] & (place < depth[:, None])
             is_pending = (live & hit)[:, None] & (place == shape.ancestors)
             positions = jnp.where(is_accepted, record.start[:, None] + 1 + place, self.capacity)

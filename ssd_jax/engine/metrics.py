@@ -39,17 +39,28 @@ def row_lookup(lookup: CacheLookup | None, row: int, proposed: int) -> RowLookup
     if lookup is None or lookup.k[row] < 0:
         return None
     k, prepared, rank = (int(array[row]) for array in (lookup.k, lookup.prepared, lookup.rank))
-    promoted = proposed if lookup.branch[row] >= 0 else 0
-    wasted = int(lookup.lengths[row].sum()) - promoted
+    branch = lookup.branch[row]
+    promoted = 0 if branch < 0 else proposed if lookup.node is None else lookup.lengths[row, branch]
+    wasted = int(lookup.lengths[row].sum() - promoted)
     return RowLookup(k, prepared, None if rank < 0 else rank, wasted)
 
 
 def prepared_bonus(lookup: CacheLookup | None, row: int) -> list[list[int]]:
-    """The bonus tokens that a row had branches for, likeliest first, by k; empty without any."""
+    """The bonus tokens that a row had branches for, likeliest first, by k; empty without any.
+
+    Of a tree they come by its rows.
+    """
     if lookup is None or lookup.bonus is None or lookup.k[row] < 0:
         return []
-    ends = [0, *lookup.ends[row]]
     tokens = lookup.bonus[row].tolist()
+    if lookup.node is not None:
+        nodes = lookup.node[row].tolist()
+        by_node: list[list[int]] = [[] for _ in range(max(nodes) + 1)]
+        for node, token in zip(nodes, tokens, strict=True):
+            if token >= 0:
+                by_node[node].append(token)
+        return by_node
+    ends = [0, *lookup.ends[row]]
     return [[t for t in tokens[begin:end] if t >= 0] for begin, end in pairwise(ends)]
 
 

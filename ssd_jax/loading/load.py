@@ -15,6 +15,7 @@ import jax
 import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.branching_draft import BranchingMenu
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import find_fallbacks
@@ -22,6 +23,7 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
+from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import InlineDraft, Loaded
 from ssd_jax.loading.resolved import Resolved
@@ -170,6 +172,7 @@ def _draft_settings(resolved: Resolved) -> Drafting:
         saguaro_c=1.0 if config.saguaro_c is None else config.saguaro_c,
         predict=config.predict or "noise",
         confident=resolved.reads_confidence,
+        nodes=resolved.nodes,
     )
 
 
@@ -243,12 +246,19 @@ def _inline(
             progress=_compile_progress("draft", status),
         )
 
-    def branching_programs() -> tuple[ExpansionPrograms, ...]:
+    def branching_programs() -> BranchingMenu:
         progress = _compile_progress("branches", status)
-        return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress)
+        if drafting.tree is None:
+            return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress)
+        sizes, paging = _sizes(resolved), resolved.paging
+        return (
+            TreeExpansionPrograms(
+                draft.model, **sizes, paging=paging, drafting=drafting, progress=progress
+            ),
+        )
 
     plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
-    shape = resolved.tree(plain.k)
+    shape = plain.tree
 
     def trees() -> TreeDraftPrograms:
         assert shape is not None

@@ -14,13 +14,14 @@ import jax
 from ssd_jax.config.config import Config
 from ssd_jax.devices import logprob_programs
 from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft
 from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.fallbacks import Fallbacks
 from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_drafter import TreeDrafter
 from ssd_jax.engine.page_stock import PageStock
@@ -72,7 +73,7 @@ class InlineDraft(NamedTuple):
 
     parameters: Callable[[], list[jax.Array]]
     plain: Callable[[], DraftPrograms | TreeDraftPrograms]
-    branching: Callable[[], tuple[ExpansionPrograms, ...]]
+    branching: Callable[[], BranchingMenu]
 
     def compile(self, mode: str) -> None:
         """Compiles the programs of a mode, sd or ssd, if they are not there yet."""
@@ -209,7 +210,7 @@ class Loaded:
         compiled if need be.
         """
         by_role, modes = {"target": self.programs.working_memory}, {mode for mode, _ in engines}
-        menus: list[Sequence[PagedPrograms | ExpansionPrograms]] = []
+        menus: list[Sequence[PagedPrograms] | BranchingMenu] = []
         if self.inline is not None and "sd" in modes:
             menus.append([self.inline.plain()])
         if self.inline is not None and "ssd" in modes and self.worker is None:
@@ -264,7 +265,7 @@ class Loaded:
 
     def branching(
         self, *, patience: float | None = None
-    ) -> BranchDraft | SubmeshDraft | HostBranchingDraft | Part:
+    ) -> BranchDraft | TreeBranchDraft | SubmeshDraft | HostBranchingDraft | Part:
         """A draft of mode ssd where it is placed, with empty slots.
 
         Args:
@@ -275,10 +276,8 @@ class Loaded:
         if self.resolved.custom.draft is not None:
             return self._custom_branching()
         assert self.inline is not None
-        draft = BranchDraft(
-            self.inline.branching(),
-            self.inline.parameters(),
-            temperature=self.config.draft_temperature,
+        draft = branching_draft(
+            self.inline.branching(), self.inline.parameters(), self.config.draft_temperature
         )
         if self.resolved.placement.kind != "submesh":
             return draft
@@ -301,8 +300,10 @@ class Loaded:
         config, draft, resolved = self.config, self.branching(), self.resolved
         on_accelerator = self.programs.model.execution.one_array
         # No clock records the work of a draft in this process.
-        is_unclocked = isinstance(draft, BranchDraft | SubmeshDraft | HostBranchingDraft)
-        activity = None if is_unclocked else draft.activity
+        elsewhere = not isinstance(draft, BranchDraft | TreeBranchDraft | HostBranchingDraft)
+        activity = None
+        if not isinstance(draft, BranchDraft | TreeBranchDraft | HostBranchingDraft | SubmeshDraft):
+            activity = draft.activity
         if self.tuner is None:
             tuner = FixedTuner(SpeculationPlan.of_branches(k, resolved.branches))
         else:
@@ -319,7 +320,7 @@ class Loaded:
         return Controller(
             draft,
             policies,
-            elsewhere=not isinstance(draft, BranchDraft | HostBranchingDraft),
+            elsewhere=elsewhere,
             # Behind the dispatch a message would wait for cores that the target computes on.
             asks_first=self.worker is not None and not on_accelerator,
             put_off=self.grows,

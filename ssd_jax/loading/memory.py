@@ -175,6 +175,7 @@ def _branch_parts(
         k=max(ks),
         budgets=resolved.budgets,
         support=resolved.support,
+        tree=resolved.tree(max(ks)),
     )
     return {"branches": len(ks) * size_of(structs)}
 

@@ -59,7 +59,8 @@ class Resolved:
 
     def tree(self, k: int) -> TreeShape | None:
         """The size of trees with paths of up to K = k tokens; None where chains are proposed."""
-        return TreeShape(nodes=self.nodes, depth=k) if self.nodes else None
+        ancestors = k if self.branches else 0
+        return TreeShape(nodes=self.nodes, depth=k, ancestors=ancestors) if self.nodes else None
 
     @property
     def chooses(self) -> bool:

@@ -85,6 +85,7 @@ class SubmeshDraft(BranchingDraft):
         patience: float = PATIENCE,
     ) -> None:
         self.slots, self.k, self.branches = draft.slots, draft.k, draft.branches
+        self.nodes = draft.nodes
         self.patience = patience
         self.counters: Counter[str] = Counter()
         self._draft, self._send = draft, send
@@ -115,7 +116,8 @@ class SubmeshDraft(BranchingDraft):
         promotion = self._texts.record(request.promotion, self._teach if usable else None)
         if not usable:
             self._records = None
-            proposals = HostProposals(self.slots, self.k, self._support, self._tokens)
+            width = self.nodes or self.k
+            proposals = HostProposals(self.slots, width, self._support, self._tokens)
             proposals.put(promotion.tokens, promotion.limit)
             return HostRecords(proposals)
         answer = self._draft.record(request._replace(promotion=promotion))

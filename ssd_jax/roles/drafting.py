@@ -15,6 +15,9 @@ MAX_NODES = 31
 RANKS = 6
 """Continuations of a node that may become its children."""
 
+MAX_BRANCHING_DEPTH = 15
+"""Most tokens of a path of a tree that branches leave: a path has those before and behind it."""
+
 _MAX_WIDTH = 8
 
 
@@ -47,6 +50,11 @@ class TreeShape:
         return self.ancestors + 1 if self.ancestors else 0
 
     @property
+    def entries(self) -> int:
+        """Keys and values of a branch: of its paths, or of the nodes of a tree to be verified."""
+        return max(self.stem + self.runs, self.nodes if self.ancestors else 0, 1)
+
+    @property
     def runs(self) -> int:
         """Nodes that the draft runs in a round."""
         return self.width * (self.depth - 1)
@@ -65,6 +73,7 @@ class Drafting:
       predict: how bonus tokens of sampled rows are ranked: "plain" by the draft's probabilities,
         "noise" also by the noise of their verification.
       confident: whether draws report the draft's probability of their tokens.
+      nodes: of a tree; 0 where proposals are chains.
     """
 
     k: int
@@ -74,3 +83,12 @@ class Drafting:
     saguaro_c: float = 1.0
     predict: str = "plain"
     confident: bool = False
+    nodes: int = 0
+
+    @property
+    def tree(self) -> TreeShape | None:
+        """The size of its trees, whose paths have K tokens; None where proposals are chains."""
+        ancestors = self.k if self.branches else 0
+        return (
+            TreeShape(nodes=self.nodes, depth=self.k, ancestors=ancestors) if self.nodes else None
+        )

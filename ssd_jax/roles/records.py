@@ -103,12 +103,13 @@ class CacheLookup(NamedTuple):
     """Result of looking up the outcomes (k, t*) of a round in the cache."""
 
     branch: Row  # prepared for the outcome; -1 where none was
-    k: Row  # accepted tokens; -1 in rows without an outcome
+    k: Row  # accepted tokens, or the row of a tree behind them; -1 in rows without an outcome
     prepared: Row  # number of branches for this k
     rank: Row  # place of t* among their bonus tokens, from 0; -1 where it is none of them
     lengths: Int32[np.ndarray, "B M"]  # tokens of all branches; M is 0 if there are none
     bonus: Int32[np.ndarray, "B M"] | None = None  # bonus token of each branch; -1 is no branch
     ends: Sequence[Sequence[int]] = ()  # of the branches of each k, by row; empty with trees
+    node: Int32[np.ndarray, "B M"] | None = None  # row of each branch's outcome; None with chains
 
 
 Absence = Literal["late", "stale", "dead"]
@@ -265,8 +266,9 @@ class RecordRequest(NamedTuple):
 
 
 def record_request(promotion: Promotion) -> RecordRequest:
-    """Records of these promotions, with nothing to draft just in time."""
-    return RecordRequest(promotion, np.zeros_like(promotion.limit), np.zeros_like(promotion.tokens))
+    """Records of these promotions, with K + 1 committed tokens, and nothing to draft just in time."""
+    drafts, lowered = np.zeros_like(promotion.limit), np.zeros_like(promotion.committed[:, 1:])
+    return RecordRequest(promotion, drafts, lowered)
 
 
 class ExpansionRequest(NamedTuple):
@@ -289,15 +291,19 @@ class ExpansionRequest(NamedTuple):
     skip: Int[np.ndarray, "B F"] | None = None
 
 
-def no_branches(slots: int, branches: int, k: int, forwards: int = 0) -> BranchTokens:
-    """No branches in any slot, to be filled in."""
-    shape = slots, branches
+def no_branches(
+    slots: int, branches: int, k: int, forwards: int = 0, nodes: int = 0
+) -> BranchTokens:
+    """No branches in any slot, to be filled in: chains of k tokens, or trees of `nodes`."""
+    shape, width = (slots, branches), nodes or k
+    trees = BranchTrees(np.full(shape, -1, np.int32), np.zeros((*shape, nodes), np.int32))
     return BranchTokens(
         bonus=np.full(shape, -1, np.int32),
         lengths=np.zeros(shape, np.int32),
-        tokens=np.zeros((*shape, k), np.int32),
-        confidence=np.full((*shape, k), UNKNOWN, np.int32),
+        tokens=np.zeros((*shape, width), np.int32),
+        confidence=np.full((*shape, width), UNKNOWN, np.int32),
         forwards=forwards,
+        trees=trees if nodes else None,
     )
 
 

@@ -1,6 +1,7 @@
 """The speculation cache: branches prepared for the outcomes of the verifications under way.
 
-A verification has the outcome (k, t*): it keeps s_1..s_k of its record and draws t* behind them.
+A verification has the outcome (k, t*): it keeps s_1..s_k of its record and draws t* behind them. Of
+a tree it is (row, t*): the path to a row, and t* behind it.
 Each branch is prepared for one outcome; if it comes true, the branch's tokens are the next
 proposal. One look-up serves all rows of a batch. Pure host code.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from ssd_jax.roles.protocols import ExpansionAnswer
 from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
@@ -21,7 +22,7 @@ MissCause = Literal["miss", "cold"] | Absence
 
 
 class SpeculationCache:
-    """Branches of B rows, numbered by k, then by rank.
+    """Branches of B rows, numbered by k, then by rank; of trees by their likelihood.
 
     Of several branches for the same outcome the lowest one counts: a choice by their tokens would
     bias them.
@@ -80,7 +81,10 @@ class SpeculationCache:
         return self.branches.absent.get(row) or ("miss" if has_any else "cold")
 
     def look_up(self, k: Sequence[int], bonus: Sequence[int]) -> CacheLookup:
-        """Finds the branches of B outcomes: k accepted tokens (-1: none), then `bonus`."""
+        """Finds the branches of B outcomes: k accepted tokens (-1: none), then `bonus`.
+
+        Of trees, k is the row that the last accepted token is at.
+        """
         # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
         rows = [(-1, accepted, 0, -1) for accepted in k]
@@ -89,14 +93,25 @@ class SpeculationCache:
             lengths, bonuses = self.branches.lengths, self.branches.bonus
             for row, (accepted, token) in enumerate(zip(k, bonus, strict=True)):
                 if accepted >= 0:
-                    rows[row] = self._find(self.branches.bonus[row], row, accepted, token)
+                    rows[row] = self._find(self.branches, row, accepted, token)
         branch, of_k, prepared, rank = np.array(rows, np.int32).T.copy()
-        return CacheLookup(branch, of_k, prepared, rank, lengths, bonuses, self._ends)
+        trees = None if self.branches is None else self.branches.trees
+        ends, node = (self._ends, None) if trees is None else ((), trees.node)
+        return CacheLookup(branch, of_k, prepared, rank, lengths, bonuses, ends, node)
 
     def _find(
-        self, bonus: Shaped[np.ndarray, "M"], row: int, k: int, token: int
+        self, branches: BranchTokens, row: int, k: int, token: int
     ) -> tuple[int, int, int, int]:
         """A row of `CacheLookup`."""
+        bonus = branches.bonus[row]
+        if branches.trees is not None:
+            nodes = branches.trees.node[row].tolist()
+            there = [branch for branch, node in enumerate(nodes) if node == k]
+            tokens = bonus[there].tolist()
+            if token not in tokens:
+                return -1, k, len(there), -1
+            rank = tokens.index(token)
+            return there[rank], k, len(there), rank
         ends = self._ends[row]
         begin = ends[k - 1] if k else 0
         tokens = bonus[begin : ends[k]].tolist()

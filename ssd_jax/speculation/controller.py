@@ -157,7 +157,12 @@ class Controller(Drafter):
             this_round.lengths = np.where(request.drafts > 0, records.lengths(), this_round.lengths)
             tokens, this_round.waited = records.tokens(), (forwards, self._waiting.clock() - began)
         this_round.drafted = Drafted(
-            this_round.lengths, tokens, this_round.sources, this_round.lookup
+            this_round.lengths,
+            tokens,
+            this_round.sources,
+            this_round.lookup,
+            parents=request.promotion.parents,
+            chains=[slot for slot, source in this_round.sources.items() if source != "hit"],
         )
         return this_round.drafted
 
@@ -169,7 +174,7 @@ class Controller(Drafter):
         elif prompts:
             self._cache.drop()
             self._recorded.clear()
-            self._ask_records(record_request(no_promotion(self._draft.slots, self._draft.k)))
+            self._ask_records(record_request(self._no_promotion()))
         self._learn()
         if self._round is not None:
             self._round.begin_records()
@@ -193,13 +198,14 @@ class Controller(Drafter):
             self._learning.learn(self._round)
 
     def _look_up(self, batch: DraftBatch, began: float) -> RoundState:
-        """Takes the outcomes, each once, and looks them up."""
+        """Takes the outcomes, each once, and looks them up: by row where they are of trees."""
         states = {slot: self._states[slot] for slot in batch.slots}
         positions, counts = batch.position.tolist(), batch.counts.tolist()
         k = [-1] * self._draft.slots
         for slot, state in states.items():
             if positions[slot] > state.known_position:
-                k[slot], state.known_position = counts[slot] - 1, positions[slot]
+                k[slot] = int(batch.node[slot]) if self._draft.nodes else counts[slot] - 1
+                state.known_position = positions[slot]
                 state.committed = batch.tokens[slot].tolist()
                 state.backup.extend(state.committed[: counts[slot]])
         lookup = self._cache.look_up(k, batch.pending.tolist())
@@ -219,8 +225,8 @@ class Controller(Drafter):
         missed = [slot for slot, source in this_round.sources.items() if source != "hit"]
         drafts, lowered = self._just_in_time(this_round, missed)
         batch, this_round.branches = this_round.batch, self._cache.branches
-        slots, k = self._draft.slots, self._draft.k
-        tokens, committed = np.zeros((slots, k), np.int32), np.full((slots, k + 1), -1, np.int32)
+        promotion = self._no_promotion()
+        tokens, parents = promotion.tokens, promotion.parents
         for slot, state in this_round.states.items():
             state.last_prompt_token = None
             if slot in missed:
@@ -230,10 +236,26 @@ class Controller(Drafter):
                 this_round.lengths[slot] = this_round.backups[slot] = len(backup)
                 tokens[slot, : len(backup)] = backup
             elif this_round.branches is not None:
-                winner, length = this_round.lookup.branch[slot], this_round.lengths[slot]
+                winner, trees = this_round.lookup.branch[slot], this_round.branches.trees
+                length = this_round.nodes.get(slot, this_round.lengths[slot])
                 tokens[slot, :length] = this_round.branches.tokens[slot, winner, :length]
-        rows = batch.position, batch.pending, committed, this_round.lookup.branch, tokens
-        return RecordRequest(Promotion(*rows, limit=this_round.lengths), drafts, lowered)
+                if trees is not None and parents is not None:
+                    parents[slot, :length] = trees.parents[slot, winner, :length]
+        limit = this_round.lengths.copy()
+        for slot, count in this_round.nodes.items():
+            limit[slot] = count
+        promotion = promotion._replace(
+            position=batch.position,
+            pending=batch.pending,
+            winner=this_round.lookup.branch,
+            limit=limit,
+            node=batch.node if self._draft.nodes else None,
+        )
+        return RecordRequest(promotion, drafts, lowered)
+
+    def _no_promotion(self) -> Promotion:
+        draft = self._draft
+        return no_promotion(draft.slots, draft.k, nodes=draft.nodes)
 
     def _ask_records(self, request: RecordRequest) -> RecordAnswer:
         """Asks the draft for new records, those of finished prompts among them."""
@@ -269,7 +291,8 @@ class Controller(Drafter):
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int32)
         follow, longest = np.zeros(self._draft.slots, bool), 0
         for slot, state in rows.items():
-            forks = state.forks(self._plan.budget)
+            count_outcomes = state.tree_counts if self._draft.nodes else state.forks
+            forks = count_outcomes(self._plan.budget)
             if forks is not None:
                 counts[slot, : len(forks)], follow[slot] = forks, not state.has_run
                 longest = max(longest, state.most_forwards())
@@ -300,8 +323,10 @@ class Controller(Drafter):
             return
         missing: dict[int, int] = {}
         for slot, state in this_round.states.items():
-            # Its tokens once its expansion is complete; branches of k = L start one forward later.
-            limit = min(planned - (lookup.k[slot] == state.length), this_round.limit[slot])
+            # Its tokens once its expansion is complete; branches of k = L start one forward later,
+            # if they are chains.
+            later = not self._draft.nodes and lookup.k[slot] == state.length
+            limit = min(planned - later, this_round.limit[slot])
             hit = lookup.branch[slot] >= 0
             missing[slot] = max(int(limit - this_round.lengths[slot]), 0) if hit else 0
         forwards = self._waiting.more_forwards(this_round, missing) if any(missing.values()) else 0
@@ -322,7 +347,8 @@ class Controller(Drafter):
     ) -> tuple[Row, Int32[np.ndarray, "B K"]]:
         """Number of tokens to draft and wait for in each row, and their D."""
         drafts = np.zeros(self._draft.slots, np.int32)
-        forwards, kind = 0, self._policies.backup
+        # A tree is not drafted just in time.
+        forwards, kind = 0, "none" if self._draft.nodes else self._policies.backup
         if missed and kind == "draft":
             forwards = int(this_round.limit[missed].max())
         elif missed and kind == "auto":

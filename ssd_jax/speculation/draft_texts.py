@@ -117,12 +117,14 @@ class DraftTexts:
         Args:
           teach: gives the draft what it lacks of a slot's text; None if it gets no records.
 
-        Returns: the promotion for the draft: all tokens that it has not counted yet are committed.
+        Returns: the promotion for the draft: all tokens that it has not counted yet are committed,
+          and nothing is moved that it was just given.
         """
         slots = np.flatnonzero(promotion.position != IDLE).tolist()
         for slot, text in self._texts.items():
             text.expanded = text.expanded and teach is not None and slot in slots
         uncounted: dict[int, list[int]] = {}
+        node = None if promotion.node is None else promotion.node.copy()
         for slot in slots:
             text, position = self._texts[slot], int(promotion.position[slot])
             committed = promotion.committed[slot]
@@ -132,9 +134,12 @@ class DraftTexts:
             if teach is not None:
                 if not text.expanded:
                     teach(slot)
+                    if node is not None:
+                        node[slot] = 0
                 uncounted[slot] = text.recorded(position)
         width = promotion.committed.shape[1]
-        return promotion._replace(committed=pad_rows(uncounted, len(promotion.position), width))
+        committed = pad_rows(uncounted, len(promotion.position), width)
+        return promotion._replace(committed=committed, node=node)
 
     def expand(self, slots: Sequence[int]) -> None:
         """The draft expands the records of these slots, which runs all of their tokens."""

@@ -88,6 +88,14 @@ class SequenceState:
         counts = self.fan_out.counts(last, budget - 1, self.after, self.confidence)
         return (*counts, *[0] * (self.length - last - 1), 1)
 
+    def tree_counts(self, budget: int) -> tuple[int, ...] | None:
+        """`budget` for each number of accepted tokens that leaves room; None if none does.
+
+        The record is a tree with paths of up to L tokens; see `forks`.
+        """
+        last = min(self.length, self.room - 3)
+        return None if last < 0 else (budget,) * (last + 1)
+
     def most_forwards(self) -> int:
         """Forwards that bring every branch to the most tokens that its outcome has room for."""
         return self.room - (2 if self.length else 1)  # branches of k = L start one later
@@ -100,6 +108,21 @@ class SequenceState:
         return [count + 1 for count in self.fan_out.counts(plan.k, plan.budget, after)[:-1]]
 
 
+def within_depth(parents: Sequence[int], limit: int) -> tuple[int, int]:
+    """How many of a tree's first nodes have paths of up to `limit` tokens, and their longest.
+
+    Args:
+      parents: rows of the nodes' parents (see `sampling.topology`); a node comes after all that are
+        less deep.
+    """
+    depths = [0]
+    for parent in parents:
+        if depths[parent] == limit:
+            break
+        depths.append(depths[parent] + 1)
+    return len(depths) - 1, depths[-1]
+
+
 @dataclasses.dataclass
 class RoundState:
     """A round, beginning with the outcomes of the round before.
@@ -110,6 +133,7 @@ class RoundState:
       states: of its rows, by slot.
       sources: of their proposals: "hit", or why there was none.
       lengths: L of its proposals; at first only of those that hit.
+      nodes: number of proposed tokens, where the proposals that hit are trees.
       backups: number of tokens that the backup proposes, by slot that missed.
       branches: those that were looked up.
       drafted: the proposal.
@@ -124,6 +148,7 @@ class RoundState:
     sources: dict[int, str]
     lookup: CacheLookup
     lengths: Int32[np.ndarray, "B"]
+    nodes: dict[int, int] = dataclasses.field(default_factory=dict)
     backups: dict[int, int] = dataclasses.field(default_factory=dict)
     branches: BranchTokens | None = None
     drafted: Drafted | None = None
@@ -138,9 +163,14 @@ class RoundState:
         """Counts the tokens of the branches that were hit."""
         for slot in self.states:
             winner = self.lookup.branch[slot]
-            if winner >= 0:
-                length = min(branches.lengths[slot, winner], self.limit[slot])
-                self.lengths[slot] = length
+            if winner < 0:
+                continue
+            limit, length = self.limit[slot], branches.lengths[slot, winner]
+            if branches.trees is None:
+                self.lengths[slot] = min(length, limit)
+            else:
+                parents = branches.trees.parents[slot, winner, :length].tolist()
+                self.nodes[slot], self.lengths[slot] = within_depth(parents, limit)
 
     def begin_records(self) -> None:
         """Tells each row of its new record."""

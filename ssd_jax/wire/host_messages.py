@@ -87,7 +87,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "prefill": tuple[Slot, Tokens, Count],
         "prefill_last": tuple[Slot, Tokens, Count],
         "score": tuple[Slot, Tokens],
-        "forward": tuple[Array | None, Array, Array | None, Array | None],
+        "forward": tuple[Array | None, Array, Array | None, Array | None, Array | None],
         "accept": tuple[list[Array] | None, bool],
     },
     "drafter": _SLOT_CALLS
@@ -99,7 +99,8 @@ Those of `protocols.Target` and `protocols.Drafter` have their arguments, with t
 What a follower has itself is not sent:
 
 - "forward": pending tokens, None for the bonus tokens of the last `accept`; lengths; the number of
-  proposed tokens, None without a proposal; these, None for those of the last `propose`.
+  proposed tokens, None without a proposal; these, None for those of the last `propose`; their
+  parents, None for those of the last `propose` and for chains.
 - "accept", of the logits of the last `forward`: the arrays of a `Proposal`, None without one; and
   whether it is the drafter's instead.
 - "propose": the arrays of a `DraftBatch`.

@@ -20,7 +20,7 @@ from msgspec import Meta
 from typing_extensions import override
 
 from ssd_jax.roles.activity import WORK
-from ssd_jax.roles.drafting import Drafting
+from ssd_jax.roles.drafting import MAX_NODES, Drafting
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_IDS
@@ -135,6 +135,11 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
         return max(self.budgets)
 
     @property
+    def nodes(self) -> int:
+        """Nodes of a tree; 0 where proposals are chains."""
+        return self.drafting.nodes
+
+    @property
     def support(self) -> int:
         """N: number of ids of q that a proposal ships; 1 where its rule needs no q."""
         return self.drafting.support if RULES[self.rule].ships_q else 1
@@ -153,6 +158,10 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
             "V": self.tokens,
             "K": self.k,
             "K+1": self.k + 1,
+            "T": self.nodes or self.k,
+            "T+1": (self.nodes or self.k) + 1,
+            "nodes": self.nodes,
+            "trees": self.branches if self.nodes else 0,
             "M": self.branches,
             "M+1": self.branches + 1,
             "N": self.support,
@@ -162,6 +171,7 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
     def check(self, spec: DraftSpec) -> None:
         for name in ("k", "support", "branches"):
             _within(name, getattr(self.drafting, name), _MAX_INT)
+        _within("nodes", self.nodes, MAX_NODES + 1)
 
     def difference(self, other: DraftSpec) -> str | None:
         """The first field in which another spec differs, and both values; None if none does."""
@@ -262,8 +272,9 @@ class RecordMessage(DraftMessage, frozen=True):
 
     Attributes:
       epochs: epochs of the slots; 0 for a slot that the message says nothing about.
-      position, pending, committed, winner, tokens, limit: see `roles.Promotion`; `committed` are
-        all tokens since the worker was last told, however many.
+      position, pending, committed, winner, tokens, limit, node, parents: see `roles.Promotion`;
+        `committed` are all tokens since the worker was last told, however many. `parents` are none
+        of chains.
       drafts, lowered: see `roles.RecordRequest`.
       sampled: whether the verification needs the q of tokens that the draft made.
     """
@@ -274,8 +285,10 @@ class RecordMessage(DraftMessage, frozen=True):
     pending: Annotated[np.ndarray, Entries("B", 0, "V")]
     committed: Annotated[np.ndarray, Entries("B W", -1, "V")]
     winner: Annotated[np.ndarray, Entries("B", -1, "M")]
-    tokens: Annotated[np.ndarray, Entries("B K", 0, "V")]
-    limit: Annotated[np.ndarray, Entries("B", 0, "K+1")]
+    tokens: Annotated[np.ndarray, Entries("B T", 0, "V")]
+    limit: Annotated[np.ndarray, Entries("B", 0, "T+1")]
+    node: Annotated[np.ndarray, Entries("B", 0, "T+1")]
+    parents: Annotated[np.ndarray, Entries("B nodes", 0, "T+1")]
     drafts: Annotated[np.ndarray, Entries("B", 0, "K+1")]
     lowered: Annotated[np.ndarray, Entries("B K")]
     sampled: Annotated[np.ndarray, Entries("B", 0, 2)]
@@ -285,6 +298,7 @@ class RecordMessage(DraftMessage, frozen=True):
         if self.drafts.any() and (self.drafts * ((self.winner >= 0) | (self.limit > 0))).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
         _within("committed", self.committed.shape[1], spec.context + 1)
+        _check_parents(self.parents)
 
 
 class ExpandMessage(DraftMessage, frozen=True):
@@ -305,7 +319,8 @@ class ExpandMessage(DraftMessage, frozen=True):
 
     @override
     def check(self, spec: DraftSpec) -> None:
-        _within("number of branches", int(self.counts.sum(axis=1).max()), spec.branches + 1)
+        number = self.counts.max() if spec.nodes else self.counts.sum(axis=1).max()
+        _within("number of branches", int(number), spec.branches + 1)
         _within("forwards", self.forwards, spec.k + 2)
         if not self.forwards:
             raise ProtocolError("an expansion without forwards")
@@ -367,19 +382,26 @@ class RecordTokens(RoundAnswer, frozen=True):
 
 
 class BranchMessage(RoundAnswer, frozen=True):
-    """The branches after `forwards`; see `roles.BranchTokens`. No more follow after `complete`."""
+    """The branches after `forwards`; see `roles.BranchTokens`. No more follow after `complete`.
+
+    Attributes:
+      node, parents: see `roles.BranchTrees`; none of chains.
+    """
 
     complete: bool
     forwards: Count
     bonus: Annotated[np.ndarray, Entries("R M", -1, "V")]
-    lengths: Annotated[np.ndarray, Entries("R M", 0, "K+1")]
-    tokens: Annotated[np.ndarray, Entries("R M K", 0, "V")]
-    confidence: Annotated[np.ndarray, Entries("R M K", UNKNOWN, _CLASSES)]
+    lengths: Annotated[np.ndarray, Entries("R M", 0, "T+1")]
+    tokens: Annotated[np.ndarray, Entries("R M T", 0, "V")]
+    confidence: Annotated[np.ndarray, Entries("R M T", UNKNOWN, _CLASSES)]
+    node: Annotated[np.ndarray, Entries("R trees", -1, "T+1")]
+    parents: Annotated[np.ndarray, Entries("R trees nodes", 0, "T+1")]
 
     @override
     def check(self, spec: DraftSpec) -> None:
         super().check(spec)
         _within("forwards", self.forwards, spec.k + 2)
+        _check_parents(self.parents)
 
 
 MESSAGES = (
@@ -394,6 +416,12 @@ MESSAGES = (
     RecordTokens,
     BranchMessage,
 )
+
+
+def _check_parents(parents: np.ndarray) -> None:
+    """A node comes after its parent: node i is row i + 1 of its tree."""
+    if (parents > np.arange(parents.shape[-1])).any():
+        raise ProtocolError("a node of a tree before its parent")
 
 
 def _check_pages(pages: Sequence[int], spec: DraftSpec) -> None:

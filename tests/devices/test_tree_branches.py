@@ -3,15 +3,12 @@
 import dataclasses
 import itertools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.devices import tree_branching
 from ssd_jax.devices.opened import open_model
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
-from ssd_jax.devices.tree_branching import TreeRecord
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_drafter import TreeDrafter
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
@@ -50,16 +47,13 @@ def drafts(tmp_path_factory):
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("trees") / "draft", "qwen3")
     opened = open_model(str(path), "float32")
     sizes = {"slots": SLOTS, "context": 100, "tokens": tiny.TOKENS, "paging": PAGING}
-    drafting = Drafting(k=K, support=64, rule="coupled", branches=M)
-    branching_shape = dataclasses.replace(SHAPE, ancestors=K)
-    assert branching_shape.width == SHAPE.width
-    branching = TreeExpansionPrograms(
-        opened.model, **sizes, drafting=drafting, shape=branching_shape
-    )
+    drafting = Drafting(k=K, support=64, rule="coupled", branches=M, nodes=NODES)
+    branching = TreeExpansionPrograms(opened.model, **sizes, drafting=drafting)
+    assert branching.shape.width == SHAPE.width
     plain = TreeDraftPrograms(opened.model, **sizes, drafting=drafting, shape=SHAPE)
     weights = opened.load()
     return (
-        lambda: TreeBranchDraft(branching, weights, rates=FixedRates(branching_shape)),
+        lambda: TreeBranchDraft(branching, weights, rates=FixedRates(branching.shape)),
         lambda: TreeDrafter(plain, weights, rates=FixedRates(SHAPE)),
     )
 
@@ -76,7 +70,9 @@ class Text:
 
 def prompts():
     rng = np.random.default_rng(3)
-    return [Text(rng.integers(3, tiny.TOKENS, 9 + slot).tolist(), 9 + slot) for slot in range(SLOTS)]
+    return [
+        Text(rng.integers(3, tiny.TOKENS, 9 + slot).tolist(), 9 + slot) for slot in range(SLOTS)
+    ]
 
 
 def open_all(draft, texts):

@@ -107,10 +107,11 @@ class _Engine:
         lengths: np.ndarray,
         counts: np.ndarray | None,
         tokens: np.ndarray | None,
+        parents: np.ndarray | None,
     ) -> None:
         drafted = None
         if counts is not None:
-            drafted = self._drafted if tokens is None else Drafted(counts, tokens)
+            drafted = self._drafted if tokens is None else Drafted(counts, tokens, parents=parents)
         tokens_in = self._bonus if pending is None else pending
         assert tokens_in is not None  # the leader looks ahead of a round that it has begun
         self._logits = self._roles.target.forward(tokens_in, lengths, drafted)

@@ -150,12 +150,15 @@ class MirroredTarget:
         pending_tokens = pending if isinstance(pending, np.ndarray) else None
         if pending_tokens is None and pending is not self._bonus:
             raise ValueError("followers have the bonus tokens of the last accept alone")
-        counts = tokens = None
+        counts = tokens = parents = None
         if drafted is not None:
             counts = drafted.lengths
-            tokens = None if self._has_mirrored_drafter else np.asarray(drafted.tokens)
+            if not self._has_mirrored_drafter:
+                tokens = np.asarray(drafted.tokens)
+                parents = None if drafted.parents is None else np.asarray(drafted.parents)
         make = partial(self._target.forward, pending, lengths, drafted)
-        self._logits = self._call("forward", pending_tokens, lengths, counts, tokens, make=make)
+        arguments = pending_tokens, lengths, counts, tokens, parents
+        self._logits = self._call("forward", *arguments, make=make)
         return self._logits
 
     def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:

@@ -22,6 +22,7 @@ from ssd_jax.roles.records import (
     IDLE,
     Absence,
     BranchTokens,
+    BranchTrees,
     ExpansionRequest,
     Promotion,
     RecordRequest,
@@ -76,6 +77,7 @@ class DraftBySlots(BranchingDraft):
     def __init__(self, parts: Sequence[Part], slots: int) -> None:
         self._parts = tuple(parts)
         self.slots, self.k, self.branches = slots, parts[0].k, parts[0].branches
+        self.nodes = parts[0].nodes
         self.page_size = parts[0].page_size
         self._split = SlotSplit(slots, parts[0].slots)
         self._pages = [0] * slots  # number of pages of each slot
@@ -122,10 +124,12 @@ class DraftBySlots(BranchingDraft):
 
     def _share(self, all_slots: Promotion, number: int) -> Promotion:
         """The promotion of a part's slots."""
-        share = no_promotion(self._split.size, self.k, all_slots.committed.shape[1])
+        width = all_slots.committed.shape[1]
+        share = no_promotion(self._split.size, self.k, width, self.nodes)
         rows = self._split.rows(number)
         for array, of_all in zip(share, all_slots, strict=True):
-            array[: rows.stop - rows.start] = of_all[rows]
+            if array is not None and of_all is not None:
+                array[: rows.stop - rows.start] = of_all[rows]
         return share
 
     @override
@@ -222,5 +226,8 @@ class BranchesBySlots(BranchesOfParts):
             else:
                 of_part[number] = part
         arrays = self._split.all_fields({number: part[:4] for number, part in of_part.items()})
-        forwards = min(part.forwards for part in present(latest))
-        return BranchTokens(*arrays, forwards=forwards, absent=absent)
+        forwards, trees = min(part.forwards for part in present(latest)), None
+        trees_of = {number: part.trees for number, part in of_part.items() if part.trees}
+        if trees_of:
+            trees = BranchTrees(*self._split.all_fields(trees_of))
+        return BranchTokens(*arrays, forwards=forwards, absent=absent, trees=trees)

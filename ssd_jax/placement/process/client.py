@@ -59,6 +59,7 @@ class RemoteDraft(BranchingDraft):
         patience: float = PATIENCE,
     ) -> None:
         self.slots, self.k, self.branches = spec.slots, spec.k, spec.branches
+        self.nodes = spec.nodes
         self.streams, self.patience = streams, patience
         self._spec = spec
         self._ships_q = RULES[spec.rule].ships_q and not greedy
@@ -106,7 +107,8 @@ class RemoteDraft(BranchingDraft):
     def record(self, request: RecordRequest) -> RemoteRecords | HostRecords:
         link = self.streams.usable()
         self.streams.new_round()
-        proposals = HostProposals(self.slots, self.k, self._spec.support, self._spec.tokens)
+        width = self.nodes or self.k
+        proposals = HostProposals(self.slots, width, self._spec.support, self._spec.tokens)
         proposals.put(request.promotion.tokens, request.promotion.limit)
         if link is None:
             self._records = None
@@ -114,10 +116,14 @@ class RemoteDraft(BranchingDraft):
             return HostRecords(proposals)
         with _close_if_interrupted(link):
             promotion = self._messages.promotion(request.promotion, link)
+            fields = promotion._asdict()
+            if not self.nodes:
+                empty = np.empty((self.slots, 0), np.int32)
+                fields |= {"node": np.zeros(self.slots, np.int32), "parents": empty}
             message = RecordMessage(
                 number=self._messages.new_number(),
                 epochs=self.epochs.copy(),
-                **promotion._asdict(),
+                **fields,
                 drafts=request.drafts,
                 lowered=request.lowered,
                 sampled=self._sampled,

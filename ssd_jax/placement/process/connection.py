@@ -12,7 +12,7 @@ import numpy as np
 
 from ssd_jax.placement.process.work_log import WorkLog
 from ssd_jax.roles.activity import Activity
-from ssd_jax.roles.records import BranchTokens, no_branches
+from ssd_jax.roles.records import BranchTokens, BranchTrees, no_branches
 from ssd_jax.system.files import printable
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import (
@@ -247,12 +247,19 @@ class Connection:
         spec, slots, forwards = self._spec, message.slots, message.forwards
         if slots.tolist() == [*range(spec.slots)]:
             arrays = message.bonus, message.lengths, message.tokens, message.confidence
-            return OwnedBranches(message.epochs, BranchTokens(*arrays, forwards), message.complete)
-        branches = no_branches(spec.slots, spec.branches, spec.k, forwards)
+            trees = BranchTrees(message.node, message.parents) if spec.nodes else None
+            branches = BranchTokens(*arrays, forwards, trees=trees)
+            return OwnedBranches(message.epochs, branches, message.complete)
+        branches = no_branches(spec.slots, spec.branches, spec.k, forwards, spec.nodes)
         epochs = np.full(spec.slots, -1, np.int32)
         epochs[slots] = message.epochs
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)
+        if branches.trees is not None:
+            branches.trees.node[slots], branches.trees.parents[slots] = (
+                message.node,
+                message.parents,
+            )
         return OwnedBranches(epochs, branches, message.complete)
 
 

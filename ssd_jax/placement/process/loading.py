@@ -8,15 +8,19 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.devices.branch_draft import BranchDraft, run_once
+from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft, run_once
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.opened import OpenedModel, check_paging, open_model
 from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
+from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.models.sharding import mesh_of
@@ -92,17 +96,15 @@ def load_sessions(
     check()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(opened.load)
-        base = DraftPrograms(
-            opened.model,
-            slots=spec.slots,
-            context=spec.context,
-            tokens=spec.tokens,
-            drafting=spec.drafting,
-            paging=paging,
-            defer=urgent,
-        )
         *smaller_budgets, max_budget = sorted(spec.budgets)
-        menu = ExpansionPrograms.menu(base, [max_budget] if urgent else spec.budgets)
+        sizes = {"slots": spec.slots, "context": spec.context, "tokens": spec.tokens}
+        common: Any = {**sizes, "drafting": spec.drafting, "paging": paging}
+        menu: BranchingMenu
+        if spec.drafting.tree is None:
+            base = DraftPrograms(opened.model, **common, defer=urgent)
+            menu = ExpansionPrograms.menu(base, [max_budget] if urgent else spec.budgets)
+        else:
+            menu, urgent = (TreeExpansionPrograms(opened.model, **common),), False
         check(programs=max(programs.working_memory for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, spec.draft_temperature)
@@ -112,18 +114,18 @@ def load_sessions(
 
 
 class _Drafts:
-    """Makes drafts from a menu of programs, for one M or more, that may grow."""
+    """Makes drafts from a menu of programs, which may grow if they are of chains."""
 
     def __init__(
-        self, menu: Sequence[ExpansionPrograms], parameters: Parameters, temperature: float | None
+        self, menu: BranchingMenu, parameters: Parameters, temperature: float | None
     ) -> None:
-        self._menu, self._parameters, self._temperature = list(menu), parameters, temperature
+        self._menu, self._parameters, self._temperature = menu, parameters, temperature
         self._lock = threading.Lock()
-        self._drafts: weakref.WeakSet[BranchDraft] = weakref.WeakSet()
+        self._drafts: weakref.WeakSet[BranchDraft | TreeBranchDraft] = weakref.WeakSet()
         self._warm = [self._new_draft(menu)]
         run_once(self._warm[0])
 
-    def new(self) -> BranchDraft:
+    def new(self) -> BranchDraft | TreeBranchDraft:
         """A draft with empty slots."""
         with self._lock:
             draft = self._warm.pop() if self._warm else self._new_draft(self._menu)
@@ -133,16 +135,21 @@ class _Drafts:
     def extend(self, budgets: Sequence[int]) -> None:
         """Adds programs that load late: just-in-time drafts, and these numbers of branches."""
         sys.setswitchinterval(_SWITCH_INTERVAL)
-        self._menu[0].base.complete()
+        first = self._menu[0]
+        assert isinstance(first, ExpansionPrograms)
+        menu = [first]
+        first.base.complete()
         if not budgets:
-            run_once(self._new_draft(self._menu))
+            run_once(self._new_draft((first,)))
         for branches in reversed(budgets):
-            programs = ExpansionPrograms(self._menu[0].base, branches, self._menu[0])
-            run_once(self._new_draft([programs]))
+            programs = ExpansionPrograms(first.base, branches, first)
+            run_once(self._new_draft((programs,)))
+            menu.append(programs)
             with self._lock:
-                self._menu.append(programs)
+                self._menu = tuple(menu)
                 for draft in (*self._warm, *self._drafts):
+                    assert isinstance(draft, BranchDraft)
                     draft.extend(programs)
 
-    def _new_draft(self, menu: Sequence[ExpansionPrograms]) -> BranchDraft:
-        return BranchDraft(menu, self._parameters, temperature=self._temperature)
+    def _new_draft(self, menu: BranchingMenu) -> BranchDraft | TreeBranchDraft:
+        return branching_draft(menu, self._parameters, self._temperature)

@@ -44,7 +44,12 @@ def check_memory(
     paging = Paging(spec.page_size or page_size(spec.context), spec.pages or slots)
     sizes = ModelBytes(model=opened.model, slots=slots, paging=paging, size_of=size_of)
     branches = branch_structs(
-        opened, slots=slots, k=spec.k, budgets=spec.budgets, support=spec.support
+        opened,
+        slots=slots,
+        k=spec.k,
+        budgets=spec.budgets,
+        support=spec.support,
+        tree=spec.drafting.tree,
     )
     parts = {
         "keys and values": sizes.pages,

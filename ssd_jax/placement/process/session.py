@@ -202,6 +202,8 @@ class DraftSession:
             winner=message.winner,
             tokens=message.tokens,
             limit=message.limit,
+            node=message.node if self._spec.nodes else None,
+            parents=message.parents if self._spec.nodes else None,
         )
         answer = draft.record(RecordRequest(promotion, drafts, message.lowered))
         sampled = message.sampled > 0
@@ -226,7 +228,8 @@ class DraftSession:
         rows = self._current(message, np.asarray(message.counts.any(axis=1)))
         if not rows.any():
             spec = self._spec
-            none = no_branches(spec.slots, spec.branches, spec.k, message.forwards)
+            sizes = spec.slots, spec.branches, spec.k
+            none = no_branches(*sizes, message.forwards, spec.nodes)
             yield self._branches(message, rows, none, complete=True)
             return
         self._begin()
@@ -261,7 +264,9 @@ class DraftSession:
         self, message: ExpandMessage, rows: np.ndarray, branches: BranchTokens, *, complete: bool
     ) -> BranchMessage:
         slots = np.flatnonzero(rows)
-        bonus, lengths, tokens, confidence, forwards, _ = branches
+        bonus, lengths, tokens, confidence, forwards, _, trees = branches
+        none = len(rows), 0, 0
+        node, parents = trees or (np.empty(none[:2], np.int32), np.empty(none, np.int32))
         return BranchMessage(
             **self._header(message, slots),
             complete=complete,
@@ -270,6 +275,8 @@ class DraftSession:
             lengths=lengths[slots],
             tokens=tokens[slots],
             confidence=confidence[slots],
+            node=node[slots],
+            parents=parents[slots],
         )
 
     def _begin(self) -> None:
