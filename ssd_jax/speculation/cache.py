@@ -103,20 +103,16 @@ class SpeculationCache:
         self, branches: BranchTokens, row: int, k: int, token: int
     ) -> tuple[int, int, int, int]:
         """A row of `CacheLookup`."""
-        bonus = branches.bonus[row]
-        if branches.trees is not None:
+        if branches.trees is None:
+            ends = self._ends[row]
+            of_k = range(ends[k - 1] if k else 0, ends[k])
+            tokens = branches.bonus[row, of_k.start : of_k.stop].tolist()
+        else:
             nodes = branches.trees.node[row].tolist()
-            there = [branch for branch, node in enumerate(nodes) if node == k]
-            tokens = bonus[there].tolist()
-            if token not in tokens:
-                return -1, k, len(there), -1
-            rank = tokens.index(token)
-            return there[rank], k, len(there), rank
-        ends = self._ends[row]
-        begin = ends[k - 1] if k else 0
-        tokens = bonus[begin : ends[k]].tolist()
+            of_k = [branch for branch, node in enumerate(nodes) if node == k]
+            tokens = branches.bonus[row, of_k].tolist()
         prepared = len(tokens) - tokens.count(-1)
         if token not in tokens:
             return -1, k, prepared, -1
         rank = tokens.index(token)
-        return begin + rank, k, prepared, rank
+        return of_k[rank], k, prepared, rank

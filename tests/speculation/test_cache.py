@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssd_jax.roles.records import BranchTokens
+from ssd_jax.roles.records import BranchTokens, no_branches
 from ssd_jax.speculation.cache import SpeculationCache
 from tests.sampling.edits import Edit, edited
 
@@ -111,7 +111,7 @@ def test_a_look_up_agrees_with_a_search_of_every_branch():
 
 
 FLAWS = {
-    "any k": Edit(SpeculationCache, "_find", "begin : ends[k]", "0:"),
+    "any k": Edit(SpeculationCache, "_find", "of_k.start : of_k.stop", "0:"),
     "any bonus token": Edit(SpeculationCache, "_find", "tokens.index(token)", "0"),
     "the last of equals": Edit(
         SpeculationCache,
@@ -120,7 +120,7 @@ FLAWS = {
         "len(tokens) - 1 - tokens[::-1].index(token)",
     ),
     "branches that are none": Edit(SpeculationCache, "_find", " - tokens.count(-1)", ""),
-    "ranks of all": Edit(SpeculationCache, "_find", "begin + rank,", "rank,"),
+    "ranks of all": Edit(SpeculationCache, "_find", "of_k[rank]", "rank"),
     "kept when prepared": Edit(SpeculationCache, "prepare", "self.drop()", "pass"),
 }
 
@@ -137,6 +137,44 @@ def all_of_them():
     test_each_row_is_looked_up_by_itself()
     test_the_lowest_of_two_branches_for_one_outcome_wins()
     test_an_unfilled_cache_finds_nothing()
+
+
+def tree_cache():
+    """Two rows whose branches leave trees of 3 nodes: [node, bonus] of each."""
+    outcomes = np.full((2, 4, 2), -1, np.int32)
+    outcomes[0, :3], outcomes[1, 0] = [[0, 5], [2, 5], [2, 6]], [1, 7]
+    branches = no_branches(2, 4, 2, 1, nodes=3)._replace(bonus=outcomes[:, :, 1])
+    cache = SpeculationCache()
+    cache.prepare(np.full((2, 3), 4))
+    cache.branches = branches._replace(
+        trees=branches.trees._replace(node=outcomes[:, :, 0]), lengths=np.full((2, 4), 3, np.int32)
+    )
+    return cache
+
+
+TREE_LOOK_UPS = [
+    # (node, bonus) of each row -> (branch, branches there, rank) of each
+    ([(2, 6), (1, 7)], [(2, 2, 1), (0, 1, 0)]),
+    ([(0, 5), (1, 5)], [(0, 1, 0), (-1, 1, -1)]),
+    ([(2, 5), (0, 7)], [(1, 2, 0), (-1, 0, -1)]),
+    ([(1, 5), (2, 6)], [(-1, 0, -1), (-1, 0, -1)]),
+]
+
+
+@pytest.mark.parametrize(("outcomes", "found"), TREE_LOOK_UPS)
+def test_an_outcome_of_a_tree_is_a_row_and_the_token_behind_it(outcomes, found):
+    nodes, tokens = zip(*outcomes, strict=True)
+    lookup = tree_cache().look_up(nodes, tokens)
+    assert [*zip(lookup.branch, lookup.prepared, lookup.rank, strict=True)] == found
+    assert lookup.k.tolist() == list(nodes)
+    assert lookup.node[0].tolist() == [0, 2, 2, -1]
+
+
+def test_a_branch_behind_another_row_is_not_taken():
+    flaw = Edit(SpeculationCache, "_find", "if node == k", "if node >= 0")
+    with edited([flaw]), pytest.raises(AssertionError):
+        for outcomes, found in TREE_LOOK_UPS:
+            test_an_outcome_of_a_tree_is_a_row_and_the_token_behind_it(outcomes, found)
 
 
 def test_a_row_without_a_branch_says_why():

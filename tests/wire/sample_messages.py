@@ -46,6 +46,16 @@ SPECULATIONS = BranchMessage(
     lengths=np.array([[2, 0]], np.int32),
     tokens=np.arange(6, dtype=np.int32).reshape(1, 2, 3),
     confidence=np.array([[[7, 0, -1], [-1, -1, -1]]], np.int32),
+    node=np.empty((1, 0), np.int32),
+    parents=np.empty((1, 0, 0), np.int32),
+)
+OF_TREES = replace(drafting(ABOUT, nodes=5), budgets=(2,))
+TREES = replace(
+    SPECULATIONS,
+    tokens=np.arange(10, dtype=np.int32).reshape(1, 2, 5),
+    confidence=np.full((1, 2, 5), -1, np.int32),
+    node=np.array([[3, -1]], np.int32),
+    parents=np.array([[[0, 0, 1, 1, 4], [0, 0, 0, 0, 0]]], np.int32),
 )
 MESSAGES = [
     HELLO,
