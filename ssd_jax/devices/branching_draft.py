@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import numpy as np
 
 from ssd_jax.devices.branch_draft import BranchDraft
@@ -41,7 +44,7 @@ def branching_draft(
     if isinstance(first, TreeExpansionPrograms):
         rates = RankRates(first.shape)
         return TreeBranchDraft(first, parameters, rates=rates, temperature=temperature)
-    chains = [programs for programs in menu if isinstance(programs, ExpansionPrograms)]
+    chains = cast("Sequence[ExpansionPrograms]", menu)
     return BranchDraft(chains, parameters, temperature=temperature)
 
 

@@ -266,7 +266,7 @@ class RecordRequest(NamedTuple):
 
 
 def record_request(promotion: Promotion) -> RecordRequest:
-    """Records of these promotions, with K + 1 committed tokens, and nothing to draft just in time."""
+    """Records of promotions with K + 1 committed tokens, and nothing to draft just in time."""
     drafts, lowered = np.zeros_like(promotion.limit), np.zeros_like(promotion.committed[:, 1:])
     return RecordRequest(promotion, drafts, lowered)
 

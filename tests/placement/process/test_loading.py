@@ -19,7 +19,7 @@ class Programs:
 
 
 class Draft:
-    def __init__(self, menu, parameters, *, temperature):
+    def __init__(self, menu, parameters, temperature):
         self.budgets = [programs.branches for programs in menu]
 
     def extend(self, programs):
@@ -31,10 +31,11 @@ def drafts(monkeypatch):
     """Drafts of 16 branches, and which budgets have been run once."""
     warm, completed = [], []
     monkeypatch.setattr(loading, "BranchDraft", Draft)
+    monkeypatch.setattr(loading, "branching_draft", Draft)
     monkeypatch.setattr(loading, "ExpansionPrograms", Programs)
     monkeypatch.setattr(loading, "run_once", lambda draft: warm.append([*draft.budgets]))
     base = SimpleNamespace(complete=lambda: completed.append([*warm]))
-    made = loading._Drafts([Programs(base, 16)], [], None)
+    made = loading._Drafts((Programs(base, 16),), [], None)
     made.warm, made.completed = warm, completed
     return made
 

@@ -1,0 +1,146 @@
+"""Token trees under SSD on tiny models: the text of decoding token by token, wherever they run."""
+
+import numpy as np
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.handlers import why_missing
+from ssd_jax.llm.llm import LLM
+from ssd_jax.sampling.params import SamplingParams
+from tests.checkpoints import tiny_pair
+from tests.llm.paged import SHAPE
+from tests.llm.preempted import FEW, asked, put_off
+from tests.llm.runs import PROMPTS, ids, outputs, requests
+
+SLOW, MORE = pytest.mark.slow, pytest.mark.more
+PROCESS = {"draft_placement": "process"}
+CASES = [
+    pytest.param("qwen3", "float32", 3, 8, {}),
+    pytest.param("llama", "bfloat16", 4, 16, {"backup": "ngram"}, marks=MORE),
+    pytest.param("qwen2", "float32", 1, 4, {"budget": 3}, marks=MORE),
+    pytest.param("llama", "float32", 2, 31, PROCESS, marks=MORE),
+    pytest.param("qwen3", "int8", 8, 24, PROCESS | {"backup": "random"}, marks=SLOW),
+    pytest.param("qwen2", "bfloat16", 15, 16, {"slots": 1}, marks=SLOW),
+]
+PLACES = [
+    PROCESS,
+    PROCESS | {"draft_workers": 2},
+    {"draft_placement": "submesh", "target_devices": "1", "draft_devices": "1"},
+    {"draft_placement": "submesh", "mesh": "data=2", "draft_devices": "2", "slots": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """(target, draft that agrees with it more often than not) of each family."""
+    root = tmp_path_factory.mktemp("trees")
+    families = ("llama", "qwen2", "qwen3")
+    return {family: tiny_pair.write(root / family, family, **SHAPE) for family in families}
+
+
+def opened(pair, k, nodes, **settings):
+    defaults = {
+        "context": 320,
+        "slots": 3,
+        "dtype": "float32",
+        "verify": "coupled",
+        "draft_placement": "inline",
+    }
+    return LLM(
+        pair[0],
+        mode="ssd",
+        draft=pair[1],
+        k=k,
+        tree_nodes=nodes,
+        compile_cache="off",
+        **defaults | settings,
+    )
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="attention of XLA is not bitwise for trees")
+@pytest.mark.parametrize(("family", "dtype", "k", "nodes", "settings"), CASES)
+def test_text_and_logprobs_equal_autoregressive_decoding(
+    checkpoints, family, dtype, k, nodes, settings
+):
+    pair = checkpoints[family]
+    with opened(pair, k, nodes, dtype=dtype, exact="bitwise", **settings) as llm:
+        assert llm.loaded.exact == "bitwise"
+        wanted = requests(llm, "coupled", logprobs=2)
+        alone, spoken = outputs(llm, wanted, "ar"), outputs(llm, wanted, "ssd")
+        for one, other in zip(alone, spoken, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.finish_reason == other.finish_reason
+            assert one.logprobs == other.logprobs
+        metrics = [output.metrics for output in spoken if output.metrics["tree_rounds"]]
+        assert max(each["hit_rate"] or 0 for each in metrics) > 0
+        assert max(len(each["acceptance_histogram"]) for each in metrics) > 1  # a node was taken
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("where", PLACES, ids=lambda where: " ".join(map(str, where.values())))
+def test_trees_hit_wherever_the_draft_runs(checkpoints, where):
+    with opened(checkpoints["qwen3"], 3, 8, **where) as llm:
+        wanted = requests(llm, "coupled")
+        found = outputs(llm, wanted, "ssd")
+        assert ids(found) == ids(outputs(llm, wanted, "ar"))
+        assert sum(output.metrics["tree_rounds"] or 0 for output in found) > 8
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("where", [{}, PROCESS, PROCESS | {"draft_workers": 2}], ids=str)
+def test_slots_that_share_pages_are_preempted_and_reuse_prefixes(checkpoints, where):
+    with opened(checkpoints["qwen3"], 4, 12, **FEW | where) as llm:
+        wanted = asked(llm)
+        found = outputs(llm, wanted, "ssd")
+        assert ids(found) == ids(outputs(llm, wanted, "ar"))
+        assert put_off(found) >= 2
+        assert sum(output.metrics["tree_rounds"] for output in found) > 20
+
+
+@pytest.mark.more
+def test_trees_under_ssd_accept_what_they_accept_in_turn(checkpoints):
+    """A miss proposes nothing; all other rounds have the trees of mode sd."""
+    params = SamplingParams(max_tokens=60, temperature=0.7, seed=3, ignore_eos=True)
+    lengths = {}
+    for mode in ("sd", "ssd"):
+        settings = {"budget": 24} if mode == "ssd" else {}
+        place = "inline"
+        with LLM(
+            checkpoints["qwen3"][0],
+            mode=mode,
+            draft=checkpoints["qwen3"][1],
+            k=4,
+            tree_nodes=12,
+            compile_cache="off",
+            context=320,
+            slots=3,
+            dtype="float32",
+            verify="coupled",
+            **settings | ({"draft_placement": place} if mode == "ssd" else {}),
+        ) as llm:
+            found = [out.outputs[0].metrics for out in llm.generate(PROMPTS, params)]
+        lengths[mode] = np.mean([metrics["acceptance_length"] for metrics in found])
+        if mode == "ssd":
+            hits = np.mean([metrics["hit_rate"] for metrics in found])
+    assert hits > 0.4
+    assert lengths["ssd"] > 1 + 0.8 * hits * (lengths["sd"] - 1)
+
+
+REFUSED = [
+    ({"verify": "ratio"}, "needs verify = 'coupled'"),
+    ({"k": 16, "tree_nodes": 24}, "up to k = 15"),
+    ({"fan_out": "measured"}, "fan_out = 'measured' is for chains"),
+    ({"backup": "draft"}, "backup = 'draft' is for chains"),
+    ({"budget": "auto"}, "budget = 'auto' is for chains"),
+    ({"predict": "plain"}, "predict = 'plain' is for chains"),
+    ({"tree_nodes": "auto"}, "give a number of nodes"),
+    ({"tree_nodes": 3}, "leaves no node beside a chain"),
+    (PROCESS | {"draft_workers": 2, "draft_split": "branches"}, "draft_split = 'branches'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_trees_do_not_have_under_ssd_is_refused_before_anything_loads(settings, message):
+    given = {"k": 4, "tree_nodes": 12, "verify": "coupled"} | settings
+    with pytest.raises(InputError, match=message):
+        LLM("no such target", mode="ssd", draft="no such draft", **given)
