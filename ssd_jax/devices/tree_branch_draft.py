@@ -283,8 +283,9 @@ class TreeBranches(ExpansionAnswer):
         self.unpacked: UnpackedBranches | None = None
 
     def grow(self) -> None:
-        """Adds a depth to the trees of all branches."""
-        self._on_device = self._draft.grow(self._forwards, self._log_rates)
+        """Adds a depth to the trees of all branches, if they have fewer than K."""
+        if self._forwards < self._draft.k:
+            self._on_device = self._draft.grow(self._forwards, self._log_rates)
         self._forwards += 1
 
     def begin_read(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
 from ssd_jax.roles.protocols import ExpansionAnswer
 from ssd_jax.roles.records import Absence, BranchTokens, CacheLookup
@@ -88,29 +88,34 @@ class SpeculationCache:
         # Loops over rows: after a forward of the target, with cold caches, they take half the time
         # of operations on [B, M].
         rows = [(-1, accepted, 0, -1) for accepted in k]
-        lengths, bonuses = np.zeros((len(k), 0), np.int32), None
+        lengths, bonuses, node = np.zeros((len(k), 0), np.int32), None, None
         if self.branches is not None:
             lengths, bonuses = self.branches.lengths, self.branches.bonus
+            node = None if self.branches.trees is None else self.branches.trees.node
             for row, (accepted, token) in enumerate(zip(k, bonus, strict=True)):
                 if accepted >= 0:
-                    rows[row] = self._find(self.branches, row, accepted, token)
+                    nodes = None if node is None else node[row].tolist()
+                    rows[row] = self._find(bonuses[row], nodes, row, accepted, token)
         branch, of_k, prepared, rank = np.array(rows, np.int32).T.copy()
-        trees = None if self.branches is None else self.branches.trees
-        ends, node = (self._ends, None) if trees is None else ((), trees.node)
+        ends = self._ends if node is None else ()
         return CacheLookup(branch, of_k, prepared, rank, lengths, bonuses, ends, node)
 
     def _find(
-        self, branches: BranchTokens, row: int, k: int, token: int
+        self,
+        bonus: Shaped[np.ndarray, "M"],
+        nodes: Sequence[int] | None,
+        row: int,
+        k: int,
+        token: int,
     ) -> tuple[int, int, int, int]:
         """A row of `CacheLookup`."""
-        if branches.trees is None:
+        if nodes is None:
             ends = self._ends[row]
             of_k = range(ends[k - 1] if k else 0, ends[k])
-            tokens = branches.bonus[row, of_k.start : of_k.stop].tolist()
+            tokens = bonus[of_k.start : of_k.stop].tolist()
         else:
-            nodes = branches.trees.node[row].tolist()
             of_k = [branch for branch, node in enumerate(nodes) if node == k]
-            tokens = branches.bonus[row, of_k].tolist()
+            tokens = bonus[of_k].tolist()
         prepared = len(tokens) - tokens.count(-1)
         if token not in tokens:
             return -1, k, prepared, -1

@@ -299,6 +299,8 @@ class Controller(Drafter):
         if not counts.any():
             return
         forwards = min(self._plan.forwards, longest)
+        if self._draft.nodes:  # behind a leaf nothing starts late
+            forwards = min(forwards, self._draft.k)
         lowered = self._lowered("hit")
         answer = self._draft.expand(ExpansionRequest(counts, follow, lowered, forwards))
         self._cache.prepare(counts, answer, forwards)

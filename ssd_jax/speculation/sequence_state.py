@@ -162,15 +162,15 @@ class RoundState:
     def count_won(self, branches: BranchTokens) -> None:
         """Counts the tokens of the branches that were hit."""
         for slot in self.states:
-            winner = self.lookup.branch[slot]
+            winner, limit = self.lookup.branch[slot], self.limit[slot]
             if winner < 0:
                 continue
-            limit, length = self.limit[slot], branches.lengths[slot, winner]
-            if branches.trees is None:
-                self.lengths[slot] = min(length, limit)
-            else:
+            length = branches.lengths[slot, winner]
+            if branches.trees is not None:
                 parents = branches.trees.parents[slot, winner, :length].tolist()
-                self.nodes[slot], self.lengths[slot] = within_depth(parents, limit)
+                self.nodes[slot], length = within_depth(parents, limit)
+            length = min(length, limit)
+            self.lengths[slot] = length
 
     def begin_records(self) -> None:
         """Tells each row of its new record."""

@@ -57,7 +57,7 @@ class FakeBranchingDraft(StepwiseDraft):
         width: int = 99,
         confidence: Callable[[int], int] = lambda position: 7,
     ) -> None:
-        self.slots, self.k, self.branches, self.nodes = slots, k, branches, 0
+        self.slots, self.k, self.branches = slots, k, branches
         self._script, self._wrong, self._rank, self._width = script, wrong, rank, width
         self._confidence = confidence
         self._budget = branches if budget is None else budget

@@ -19,6 +19,8 @@ class StepwiseDraft:
     `branch_tokens(forwards, until)`.
     """
 
+    nodes = 0
+
     def set_pages(self, slot, pages) -> None:
         pass
 

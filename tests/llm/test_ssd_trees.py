@@ -25,7 +25,7 @@ CASES = [
 PLACES = [
     PROCESS,
     PROCESS | {"draft_workers": 2},
-    {"draft_placement": "submesh", "target_devices": "1", "draft_devices": "1"},
+    {"draft_placement": "submesh", "target_devices": "1", "draft_devices": "2"},
     {"draft_placement": "submesh", "mesh": "data=2", "draft_devices": "2", "slots": 4},
 ]
 
@@ -40,6 +40,7 @@ def checkpoints(tmp_path_factory):
 
 def opened(pair, k, nodes, **settings):
     defaults = {
+        "mode": "ssd",
         "context": 320,
         "slots": 3,
         "dtype": "float32",
@@ -48,7 +49,6 @@ def opened(pair, k, nodes, **settings):
     }
     return LLM(
         pair[0],
-        mode="ssd",
         draft=pair[1],
         k=k,
         tree_nodes=nodes,
@@ -93,7 +93,7 @@ def test_slots_that_share_pages_are_preempted_and_reuse_prefixes(checkpoints, wh
         wanted = asked(llm)
         found = outputs(llm, wanted, "ssd")
         assert ids(found) == ids(outputs(llm, wanted, "ar"))
-        assert put_off(found) >= 2
+        assert put_off(found) >= 1
         assert sum(output.metrics["tree_rounds"] for output in found) > 20
 
 
@@ -103,21 +103,8 @@ def test_trees_under_ssd_accept_what_they_accept_in_turn(checkpoints):
     params = SamplingParams(max_tokens=60, temperature=0.7, seed=3, ignore_eos=True)
     lengths = {}
     for mode in ("sd", "ssd"):
-        settings = {"budget": 24} if mode == "ssd" else {}
-        place = "inline"
-        with LLM(
-            checkpoints["qwen3"][0],
-            mode=mode,
-            draft=checkpoints["qwen3"][1],
-            k=4,
-            tree_nodes=12,
-            compile_cache="off",
-            context=320,
-            slots=3,
-            dtype="float32",
-            verify="coupled",
-            **settings | ({"draft_placement": place} if mode == "ssd" else {}),
-        ) as llm:
+        settings = {"mode": mode} | ({"budget": 24} if mode == "ssd" else {"draft_placement": None})
+        with opened(checkpoints["qwen3"], 4, 12, **settings) as llm:
             found = [out.outputs[0].metrics for out in llm.generate(PROMPTS, params)]
         lengths[mode] = np.mean([metrics["acceptance_length"] for metrics in found])
         if mode == "ssd":

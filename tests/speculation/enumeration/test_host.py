@@ -119,8 +119,8 @@ WITHOUT_UNSURE_TAILS = Edit(
     "count_won",
     "self.lengths[slot] = length",
     "while length and branches.confidence[slot, winner, length - 1] < 4:\n"
-    "                length -= 1\n"
-    "            self.lengths[slot] = length",
+    "            length -= 1\n"
+    "        self.lengths[slot] = length",
 )
 
 
