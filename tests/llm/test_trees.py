@@ -208,8 +208,7 @@ def test_the_tree_or_chain_that_is_chosen_says_what_plain_decoding_says(
     ("settings", "message"),
     [
         ({"mode": "ar", "draft": None}, "tree_nodes = 12 means nothing with mode = 'ar'"),
-        ({"mode": "ssd"}, "tree_nodes = 12 is for mode = 'sd', and this is 'ssd'"),
-        ({"mode": "auto"}, "tree_nodes = 12 is for mode = 'sd', and this is 'auto'"),
+        ({"mode": "auto"}, "tree_nodes = 12 is for mode = 'sd' and 'ssd', and this is 'auto'"),
         ({"draft": "ngram"}, "tree_nodes = 12 means nothing with draft = 'ngram'"),
         ({"k": "auto"}, "tree_nodes = 12 needs a number for k"),
         ({"k": 12}, "leaves no node beside a chain of k = 12"),

@@ -229,7 +229,7 @@ def test_trees_and_chain_are_timed_in_turns(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "ssd"}, "tree_nodes = 'auto' is for mode = 'sd', and this is 'ssd'"),
+        ({"mode": "ssd"}, "tree_nodes = 'auto' in mode = 'ssd' is for mode = 'sd'; give a number"),
         ({"k": "auto"}, "tree_nodes = 'auto' needs a number for k"),
         ({"tree_nodes": "some"}, "tree_nodes = 'some' is impossible; give auto or 0 to 31"),
         ({"hosts": "10.0.0.1:4000,count=2"}, "is measured at the start, and with hosts"),
