@@ -16,6 +16,7 @@ from ssd_jax.devices.program_lookup import surroundings
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loading.loaded import Loaded
 from ssd_jax.roles.drafting import TreeShape
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
@@ -172,6 +173,9 @@ class Chooser:
                 expected = self.costs.trees[self._tree.nodes]
             elif tuner is not None:
                 expected = tuner.seconds(round_.proposed, missed=round_.missed)
+            # Of sampled rows whose text depends on what is proposed, times may not choose that.
+            if self._tree is not None and RULES[self._config.verify].timed:
+                expected = None
             if expected is not None:
                 self._times.observe(mode, round_.seconds, expected)
 

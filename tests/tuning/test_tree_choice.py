@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ssd_jax.config.config import Config
@@ -10,6 +11,7 @@ from ssd_jax.config.settings import AUTO_NODES
 from ssd_jax.errors import InputError
 from ssd_jax.loading.loaded import Roles
 from ssd_jax.roles.drafting import TreeShape
+from ssd_jax.roles.records import Drafted
 from ssd_jax.speculation.rank_rates import Visit
 from ssd_jax.tuning import trees
 from ssd_jax.tuning.chooser import Chooser
@@ -133,6 +135,22 @@ def test_measured_trees_and_counted_ranks_are_known_at_the_next_start(tmp_path):
     assert machine.measured == [31]
     later.close()
     assert read(file).guess == again.guess
+
+
+@pytest.mark.parametrize(("verify", "kept"), [("coupled", True), ("ratio", False)])
+def test_times_of_rounds_are_kept_only_where_no_text_depends_on_them(tmp_path, verify, kept):
+    """A tree is chosen by times, and beside greedy rows there may be sampled ones."""
+    config = dataclasses.replace(CONFIG, verify=verify)
+    known = KnownCosts(dataclasses.replace(ROWS_ARE_FREE, trees={31: 1.2}), Guess())
+    chooser, file = opened(known, tmp_path, config)
+    assert chooser.choose_tree([31], Machine({})) == 31
+    timer, drafted = chooser.timer("sd", K), Drafted(np.array([K]), None)
+    for index in range(100):
+        timer.read([1], drafted, 1.5 * index)
+    chooser.close()
+    found = read(file)
+    assert (found is not None) == kept
+    assert not kept or found.slowness == pytest.approx(1.25)
 
 
 def test_counted_ranks_decide(tmp_path):
