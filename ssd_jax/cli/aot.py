@@ -13,12 +13,13 @@ from ssd_jax.compat import require_whole_programs
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
 from ssd_jax.errors import InputError
+from ssd_jax.roles.drafting import MAX_NODES
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 _SETTINGS = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
-    *("mesh", "target_devices", "draft_devices", "config"),
+    *("mesh", "target_devices", "draft_devices", "tree_nodes", "config"),
 )
 _FLAGS: settings.FlagSpecs = {
     "chip": (
@@ -46,6 +47,7 @@ _TEXTS = {
     "target_devices": "numbers of the target's devices, such as 0-3; without these and "
     "draft_devices two splits are compared",
     "draft_devices": "numbers of the draft's devices; default: those that the target leaves",
+    "tree_nodes": f"trees of sd, of up to {MAX_NODES} tokens, beside chains; default 0, none",
     "budget": f"branches per sequence, {LEAST_BUDGET} to {MAX_BUDGET}; default {BUDGET}",
 }
 """Help of settings that mean less here than in other commands."""
@@ -69,20 +71,25 @@ def run(arguments: Sequence[str]) -> int:
         )
     settings.at_least(options, devices=1)
     placement = "submesh" if options["target_devices"] or options["draft_devices"] else None
-    config = settings.config_of({**options, "mode": "ssd", "draft_placement": placement})
+    nodes = options["tree_nodes"]
+    if nodes is not None:  # checks
+        of_trees = {"target": options["target"], "draft": options["draft"], "k": options["k"]}
+        nodes = settings.config_of({**of_trees, "mode": "sd", "tree_nodes": nodes}).tree_nodes
+    with_branches = {"tree_nodes": None, "mode": "ssd", "draft_placement": placement}
+    config = settings.config_of({**options, **with_branches})
     draft_dtype = config.draft_dtype or config.dtype
     for name, dtype in (("dtype", config.dtype), ("draft_dtype", draft_dtype)):
         if dtype not in _DTYPES:
             raise InputError(
                 f"{name} = {dtype!r} is for processors; give one of {', '.join(_DTYPES)}"
             )
-    for name, value in (("k", config.k), ("budget", config.budget)):
+    for name, value in (("k", config.k), ("budget", config.budget), ("tree_nodes", nodes)):
         if value == "auto":
             raise InputError(f"{name} = 'auto' needs measured costs; give a number")
     platform = config.device_groups.platform
     if platform is not None:
         raise InputError(f"devices of {platform}: --chip says what they are; give numbers alone")
-    return _show(config, draft_dtype, options)
+    return _show(config, draft_dtype, {**options, "tree_nodes": nodes or 0})
 
 
 _EXAMPLE = "ssd-jax aot --target=llama-3.1-8b --draft=llama-3.2-1b --chip=v6e --devices=8"
@@ -120,6 +127,7 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
         context=fitting_context(config, limits, [config.speculated]),
         k=config.speculated,
         branches=max(config.budgets_at()),
+        nodes=options["tree_nodes"],
     )
     groups = config.device_groups
     has_groups = groups.target is not None or groups.draft is not None
@@ -136,7 +144,9 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
     title = (
         f"{config.target} ({config.dtype}) with {config.draft} ({draft_dtype}) on {devices_text}: "
         f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
-        f"budget = {sizes.branches}" + ("" if grid is None else f", mesh = {grid}")
+        f"budget = {sizes.branches}"
+        + (f", tree_nodes = {sizes.nodes}" if sizes.nodes else "")
+        + ("" if grid is None else f", mesh = {grid}")
     )
     fan_out = config.fan_out_of(sizes.k, sizes.branches)
     for item in build_page(modes, chip, sizes, fan_out, title=title, where=devices_text):

@@ -46,6 +46,8 @@ def _any_jax(monkeypatch):
         ({"dtype": "native"}, "dtype = 'native' is for processors"),
         ({"k": "auto"}, "k = 'auto' needs measured costs; give a number"),
         ({"budget": "auto"}, "budget = 'auto' needs measured costs; give a number"),
+        ({"tree_nodes": "auto"}, "tree_nodes = 'auto' needs measured costs; give a number"),
+        ({"tree_nodes": "4"}, "tree_nodes = 4 leaves no node beside a chain of k = 4"),
         ({"k": "17"}, "k = 17 is impossible"),
         ({"fan_out": "1,2,3"}, "has 3 entries, and k = 0..4 needs 5"),
         ({"context": "200000"}, "context = 200000 is more than the 131072 positions"),

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from ssd_jax.devices.fit import Need
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.speculation.fan_out import FanOut
+from ssd_jax.speculation.rank_rates import RankRates
+from ssd_jax.speculation.tree_tokens import tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tools.aot.chips import Chip
 from ssd_jax.tools.aot.parts import ModelPart
@@ -51,11 +53,13 @@ class Mode:
     Attributes:
       name: "ar", "sd" or "ssd".
       target, draft: on the same devices in sd, on different ones in ssd.
+      nodes: of the trees that sd proposes; 0 with chains.
     """
 
     name: str
     target: ModelPart
     draft: ModelPart | None = None
+    nodes: int = 0
 
     @property
     def parts(self) -> list[ModelPart]:
@@ -68,8 +72,9 @@ class Mode:
         return [[part] for part in self.parts] if self.name == "ssd" else [self.parts]
 
     def __str__(self) -> str:
-        """The name with the numbers of devices: "ssd 4 + 1"."""
-        return f"{self.name} {' + '.join(str(len(group[0].devices)) for group in self.groups)}"
+        """The name with the numbers of devices: "ssd 4 + 1", "sd 4, trees of 15"."""
+        devices = " + ".join(str(len(group[0].devices)) for group in self.groups)
+        return f"{self.name} {devices}" + (f", trees of {self.nodes}" if self.nodes else "")
 
     def needs(self, chip: Chip) -> list[DeviceNeed]:
         """What a device of each group of devices must hold."""
@@ -100,6 +105,9 @@ class Mode:
         costs = self.costs(sizes)
         if self.name == "ar":
             return throughput.ar(costs, rows=rows)
+        if self.nodes:
+            rates = RankRates(sizes.tree).by_class
+            return rows * tree_tokens(rates, acceptance, sizes.tree) / costs.trees[self.nodes]
         if self.name == "sd":
             return throughput.sd(costs, guess, SpeculationPlan(k=k), rows=rows)
         best = throughput.best_ssd(
@@ -127,6 +135,10 @@ class Mode:
         if self.draft is None:
             return Costs(verify=verify)
         draft = self.draft
+        if self.nodes:
+            seconds = self.target.seconds("forward_tree") + self.target.seconds("accept_tree")
+            seconds += draft.seconds("begin_tree") + (k - 1) * draft.seconds("grow_tree")
+            return Costs(verify=verify, trees={self.nodes: seconds})
         drafted = (draft.seconds("start", k) + (k - 1) * draft.seconds("step", k)) / k
         if self.name == "sd":
             return Costs(verify=verify, draft=drafted)

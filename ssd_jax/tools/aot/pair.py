@@ -43,7 +43,8 @@ def modes_of(
     grid: Grid | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> list[Mode]:
-    """AR and SD on all devices, and on those that SSD gives the target; SSD in every split.
+    """AR and SD on all devices, and on those that SSD gives the target; SSD in every split. Where
+    there are trees, SD is there with chains and with trees.
 
     Of a number of devices that is no power of two, AR and SD are also on the largest power of two
     in it. Nothing is compiled twice, and nothing at all where only sizes are known.
@@ -86,7 +87,10 @@ def modes_of(
     modes = [Mode(name="ar", target=parts["target", places]) for places in shared]
     for target, draft in groups:
         name = "sd" if target == draft else "ssd"
-        modes.append(Mode(name=name, target=parts["target", target], draft=parts["draft", draft]))
+        mode = Mode(name=name, target=parts["target", target], draft=parts["draft", draft])
+        modes.append(mode)
+        if name == "sd" and sizes.nodes:
+            modes.append(dataclasses.replace(mode, nodes=sizes.nodes))
     return modes
 
 

@@ -83,16 +83,22 @@ class ModelPart:
 
 
 def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
-    """Programs of a target: those of AR, which proposes nothing, and those that verify K tokens."""
+    """Programs of a target: those of AR, which proposes nothing, and those that verify K tokens,
+    or trees."""
     widths = (0, sizes.k)
     accepts = [variant_name(("accept", sizes.slots, width), VARIANT) for width in widths]
     prefill = "prefill", max(model.execution.prefill_chunks)
-    return [*(("forward", width) for width in widths), *accepts, prefill]
+    names: list[Name] = [*(("forward", width) for width in widths), *accepts]
+    if sizes.nodes:
+        names += [("forward_tree",), variant_name(("accept_tree",), VARIANT)]
+    return [*names, prefill]
 
 
 def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
-    """Programs of a draft: those that SD runs and, with `branches`, those that branch."""
+    """Programs of a draft: those that SD runs or, with `branches`, all that SSD does."""
     names: list[Name] = [variant_name((name, sizes.k), VARIANT) for name in ("start", "step")]
+    if sizes.nodes and not branches:
+        names += [variant_name((name,), VARIANT) for name in ("begin_tree", "grow_tree")]
     if branches:
         names += [variant_name((name, sizes.k), VARIANT) for name in ("expand", "grow")]
         names.append(("promote", sizes.k))

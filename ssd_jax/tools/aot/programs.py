@@ -16,8 +16,13 @@ from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.models.functional import FunctionalModel
-from ssd_jax.roles.drafting import Drafting
+from ssd_jax.roles.drafting import Drafting, TreeShape
+from ssd_jax.sampling.rules import RuleName
+
+_TREE_RULE: RuleName = "coupled"
+"""Of trees: they ship no q."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,7 @@ class Sizes:
       context: most positions of a sequence.
       k: K.
       branches: M.
+      nodes: m of trees, of depth K, beside chains; 0 is none.
       paging: see `PagedPrograms`.
     """
 
@@ -36,28 +42,37 @@ class Sizes:
     context: int
     k: int
     branches: int
+    nodes: int = 0
     paging: Paging | None = None
+
+    @property
+    def tree(self) -> TreeShape:
+        """The size of the trees."""
+        return TreeShape(nodes=self.nodes, depth=self.k)
 
 
 def of_target(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
-    """Programs that decode without a draft, and programs that verify K tokens."""
+    """Programs that decode without a draft, and programs that verify K tokens, or trees."""
     specs: dict[Name, ProgramSpec] = {}
+    common = _common(model, sizes)
     verification = Verification(widths=(0, sizes.k), support=SUPPORT)
-    Programs(
-        model,
-        slots=sizes.slots,
-        context=sizes.context,
-        tokens=model.config.vocab_size,
-        verification=verification,
-        paging=sizes.paging,
-        compiler=_recorder(specs),
-    )
+    Programs(model, verification=verification, compiler=_recorder(specs), **common)
+    if sizes.nodes:
+        trees = Verification(widths=(0, sizes.k), rule=_TREE_RULE, nodes=sizes.nodes)
+        tree_specs: dict[Name, ProgramSpec] = {}
+        Programs(model, verification=trees, compiler=_recorder(tree_specs), **common)
+        specs |= {name: spec for name, spec in tree_specs.items() if name not in specs}
     return specs
 
 
 def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
-    """Programs that draft, and programs that branch."""
+    """Programs that draft chains or trees, and programs that branch."""
     specs: dict[Name, ProgramSpec] = {}
+    common = _common(model, sizes)
+    if sizes.nodes:
+        trees = Drafting(k=sizes.k, support=SUPPORT, rule=_TREE_RULE)
+        compiler = _recorder(specs)
+        TreeDraftPrograms(model, drafting=trees, shape=sizes.tree, compiler=compiler, **common)
     drafting = Drafting(
         k=sizes.k,
         support=SUPPORT,
@@ -67,17 +82,19 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         confident=True,
     )
     compiler = _recorder(specs)
-    base = DraftPrograms(
-        model,
-        slots=sizes.slots,
-        context=sizes.context,
-        tokens=model.config.vocab_size,
-        drafting=drafting,
-        paging=sizes.paging,
-        compiler=compiler,
-    )
+    base = DraftPrograms(model, drafting=drafting, compiler=compiler, **common)
     ExpansionPrograms(base, compiler=compiler)
     return specs
+
+
+def _common(model: FunctionalModel, sizes: Sizes) -> dict[str, Any]:
+    """What programs of either role have room for."""
+    return {
+        "slots": sizes.slots,
+        "context": sizes.context,
+        "tokens": model.config.vocab_size,
+        "paging": sizes.paging,
+    }
 
 
 def _recorder(specs: dict[Name, ProgramSpec]) -> Compiler:

@@ -10,6 +10,8 @@ CHIP = Chip(slices={}, memory=1000, bandwidth=1.0, flops=1.0, link=1.0)
 SIZES = Sizes(slots=2, context=64, k=4, branches=16)
 TARGET = {"forward 0": 8.0, "forward 4": 9.0, "accept 2 0 sampled": 0.5, "accept 2 4 sampled": 1.0}
 DRAFT = {"start 4 sampled": 1.5, "step 4 sampled": 1.0, "promote 4": 0.1}
+TREES = {"forward_tree": 9.5, "accept_tree sampled": 1.25}
+GROWTH = {"begin_tree sampled": 1.75, "grow_tree sampled": 1.1}
 BRANCHES = {"expand 4 sampled": 2.0, "grow 4 sampled": 1.2}
 
 

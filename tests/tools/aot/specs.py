@@ -8,7 +8,7 @@ from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.tools.aot import programs as aot_programs
 from ssd_jax.tools.aot.programs import Sizes
 
-K, BRANCHES = 4, 8
+K, BRANCHES, NODES = 4, 8, 15
 
 
 def config(head_dim=64, **changes):
@@ -45,7 +45,8 @@ def programs(
     blocks = mesh is not None and stored_in_blocks(mesh.devices.flat[0])
     execution = Execution.for_platform(platform, dtype, attention=attention, blocks=blocks)
     model = FunctionalModel(about, execution, mesh=mesh)
-    sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES, paging=paging)
+    rooms = {"slots": slots, "context": context, "paging": paging}
+    sizes = Sizes(k=K, branches=BRANCHES, nodes=NODES, **rooms)
     found = {
         "target": aot_programs.of_target(model, sizes),
         "draft": aot_programs.of_draft(model, sizes),

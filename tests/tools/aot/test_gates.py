@@ -43,7 +43,13 @@ def pair(head_dim, devices=1, data=1, paging=None):
     return mesh, found, nbytes, {paging.size if paging else CONTEXT, lane_width(head_dim)}
 
 
-QUICK = {("pages of 256, 2 x 2 devices", f"target forward {specs.K}")}
+QUICK = {
+    ("pages of 256, 2 x 2 devices", f"target forward {specs.K}"),
+    ("pages of 256, 2 x 2 devices", "target forward_tree"),
+    ("head 64", "target accept_tree sampled"),
+    ("head 64", "draft begin_tree sampled"),
+    ("head 128, 4 devices", "draft grow_tree sampled"),
+}
 CASES = [
     pytest.param(case, marks=() if case in QUICK else of_every_program, id=", ".join(case))
     for about, settings in PAIRS.items()

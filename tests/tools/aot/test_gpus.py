@@ -91,6 +91,8 @@ OWN = [
     ("h100", "pallas_gpu", "target forward 4", 64),
     ("h100", "pallas_gpu", "target forward 4", 128),
     ("h100", "pallas_gpu", "draft expand 4 greedy", 64),
+    ("h100", "pallas_gpu", "target forward_tree", 128),
+    ("h100", "pallas_gpu", "draft grow_tree greedy", 64),
     ("a100", "pallas_mma", "target forward 4", 64),
     ("a100", "pallas_mma", "draft expand 4 greedy", 128),
     ("h200", "pallas_mma", "target forward 4", 128),

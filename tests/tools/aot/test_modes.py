@@ -4,12 +4,27 @@ import dataclasses
 
 import pytest
 
+from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.speculation.fan_out import UniformFanOut
+from ssd_jax.speculation.rank_rates import RankRates
+from ssd_jax.speculation.tree_tokens import tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, splits, verdict
 from ssd_jax.tuning import throughput
 from ssd_jax.tuning.throughput import Costs, Guess
-from tests.tools.aot.costs import AR, BRANCHES, CHIP, DRAFT, SD, SIZES, SSD, TARGET, part
+from tests.tools.aot.costs import (
+    AR,
+    BRANCHES,
+    CHIP,
+    DRAFT,
+    GROWTH,
+    SD,
+    SIZES,
+    SSD,
+    TARGET,
+    TREES,
+    part,
+)
 
 ALONE = Mode(name="ar", target=part("target", 1, TARGET))
 
@@ -28,6 +43,21 @@ def test_rates_are_those_of_the_one_estimator():
     each = [throughput.ssd(costs, seen, plan, fan_out, waits=w, rows=2) for w in (True, False)]
     assert SSD.rate(0.8, SIZES, fan_out) == max(each)
     assert SSD.costs(SIZES).contention == 0
+
+
+def test_trees_take_their_own_programs_and_commit_what_a_tree_is_expected_to():
+    nodes = 16
+    sizes = dataclasses.replace(SIZES, nodes=nodes)
+    target, draft = part("target", 8, TARGET | TREES), part("draft", 8, DRAFT | GROWTH)
+    trees = Mode(name="sd", target=target, draft=draft, nodes=nodes)
+    assert str(trees) == "sd 8, trees of 16"
+    seconds = 9.5 + 1.25 + 1.75 + 3 * 1.1
+    assert trees.costs(sizes).trees == {nodes: pytest.approx(seconds)}
+    shape = TreeShape(nodes=nodes, depth=4)
+    expected = tree_tokens(RankRates(shape).by_class, 0.8, shape)
+    assert trees.rate(0.8, sizes, UniformFanOut()) == pytest.approx(2 * expected / seconds)
+    chain = dataclasses.replace(trees, nodes=0)
+    assert chain.rate(0.8, sizes, UniformFanOut()) == SD.rate(0.8, SIZES, UniformFanOut())
 
 
 def test_one_token_takes_a_forward_of_the_branches_more():

@@ -15,6 +15,7 @@ from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.aot.traffic import ProgramWork
 from tests.tools.aot import specs
 
+TREES = ("forward_tree", "accept_tree", "begin_tree", "grow_tree")
 SIZES = Sizes(slots=2, context=256, k=2, branches=4)
 ABOUT = specs.config(vocab_size=1024)
 PAIR = pairs.ModelPair(target=ABOUT, draft=ABOUT, target_dtype="bfloat16", draft_dtype="bfloat16")
@@ -66,6 +67,18 @@ def test_each_mode_has_its_models_where_they_run_and_nothing_compiles_twice(comp
         assert [found.count(name) for name in ("expand", "grow", "promote")] == [branching] * 3
     assert told[-1][:2] == (len(compiled), len(compiled))
     assert {mode.refused(parts.chips.CHIPS["abacus"]) for mode in modes} == {None}
+
+
+def test_sd_has_chains_and_trees_where_sizes_have_them(compiled, monkeypatch):
+    sizes = dataclasses.replace(SIZES, nodes=7)
+    modes = pairs.modes_of(PAIR, slice_of(2, monkeypatch), sizes)
+    names = ["ar 2", "ar 1", "sd 2", "sd 2, trees of 7", "sd 1", "sd 1, trees of 7", "ssd 1 + 1"]
+    assert list(map(str, modes)) == names
+    assert modes[2].draft is modes[3].draft
+    programs = [name[0] for part in modes[3].parts for name in part.programs]
+    assert [programs.count(name) for name in TREES] == [1] * len(TREES)
+    assert not {*TREES} & {name[0] for name in modes[-1].draft.programs}
+    assert len(compiled) == len(programs) * 2 + len(modes[-1].draft.programs)
 
 
 @pytest.mark.usefixtures("compiled")
