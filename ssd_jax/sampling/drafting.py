@@ -17,7 +17,8 @@ from ssd_jax.kernels.distribution import sampled_probs
 from ssd_jax.kernels.noise import gumbel_of
 from ssd_jax.kernels.rows import argmax, map_rows, row_max, row_sum, top_k
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.confidence_class import class_of_probability, class_of_shared_noise
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, every_id, ids_of
 from ssd_jax.sampling.penalties import GetHistory
@@ -35,7 +36,7 @@ class Draw(NamedTuple):
     support: Int32[Array, "B N"]  # ids, padded with -1
     q: Float32[Array, "B N"]  # that the token was drawn with; a point mass for greedy rows
     candidates: Int32[Array, "B W"]  # the likeliest tokens before Saguaro sampling, for branches
-    confidence: Int32[Array, "B"]  # class of the draft's probability of it (`confidence.EDGES`)
+    confidence: Int32[Array, "B"]  # class of the draft's confidence in it; see `confidence`
 
 
 class Saguaro(NamedTuple):
@@ -75,8 +76,8 @@ def draw(
       rule: of the verification; it says whether the target's noise at the position draws.
       candidates: W, number of likeliest tokens to report.
       saguaro: for sampled rows; None leaves q alone.
-      confident: whether to report the draft's probability of the token: before Saguaro sampling,
-        in greedy rows at temperature 1.
+      confident: whether to report the draft's confidence in the token, from its probability before
+        Saguaro sampling, in greedy rows at temperature 1.
       outputs: ids of a reduced vocabulary. Where all of them are banned, the row proposes the
         first as a point mass; it will be rejected.
       parts: of sampling, as far as they are known.
@@ -116,18 +117,21 @@ def draw(
         else:
             counter = (start, step, Purpose.DRAFT)
         noise = gumbel_of(keys.derive(sampling.seed, sampling.request, *counter), ids)
-        index = jnp.argmax(jnp.log(q) + noise, axis=-1)[:, None]
+        scores = jnp.log(q) + noise
+        index = jnp.argmax(scores, axis=-1)[:, None]
         token = jnp.take_along_axis(ids, index, axis=-1)[:, 0].astype(jnp.int32)
         is_sampled = sampling.temperature > 0
         if any_allowed is not None:
             is_sampled = is_sampled & any_allowed
         confidence = greedy.confidence
         if confident:
-            confidence = jnp.where(
-                is_sampled,
-                _confidence_class(jnp.take_along_axis(q_before, index, axis=-1)[:, 0]),
-                confidence,
+            probability = jnp.take_along_axis(q_before, index, axis=-1)[:, 0]
+            sure = (
+                class_of_shared_noise(top_k(scores, min(2, support))[0], probability)
+                if RULES[rule].keyed_by_position
+                else class_of_probability(probability)
             )
+            confidence = jnp.where(is_sampled, sure, confidence)
         return Draw(
             jnp.where(is_sampled, token, greedy.token),
             jnp.where(is_sampled[:, None], jnp.where(q > 0, ids, -1), greedy.support),
@@ -180,11 +184,7 @@ def candidates(
 
 def _greedy_confidence(allowed: Float32[Array, "B V"]) -> Int32[Array, "B"]:
     best = row_max(allowed)
-    return _confidence_class(1 / row_sum(jnp.exp(allowed - best))[:, 0])
-
-
-def _confidence_class(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
-    return jnp.sum(probability[:, None] >= jnp.array(EDGES), axis=-1, dtype=jnp.int32)
+    return class_of_probability(1 / row_sum(jnp.exp(allowed - best))[:, 0])
 
 
 def _candidates(

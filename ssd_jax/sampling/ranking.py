@@ -16,6 +16,7 @@ from jaxtyping import Array, Float32, Int32
 from ssd_jax.kernels.noise import gumbel_of
 from ssd_jax.kernels.rows import top_k
 from ssd_jax.sampling import keys
+from ssd_jax.sampling.confidence_class import class_of_gap
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.outputs import Outputs, ids_of
 from ssd_jax.sampling.penalties import GetHistory
@@ -23,16 +24,13 @@ from ssd_jax.sampling.probs import TopK, allowed_logits, likeliest_probs
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.variants import ON_DEVICE, Parts, when
 
-GAP_EDGES = (0.25, 0.5, 1.0, 1.5, 2.25, 3.25, 5.0)
-"""Gaps between the two best scores that separate the classes 0 to 7 of a node."""
-
 
 class Ranking(NamedTuple):
     """The likeliest continuations of B rows.
 
     Attributes:
       tokens: best first; -1 where no more are possible.
-      gap_class: class of the gap between the best two scores; see `GAP_EDGES`.
+      gap_class: class of the gap between the best two scores; see `confidence.GAP_EDGES`.
     """
 
     tokens: Int32[Array, "B n"]
@@ -71,10 +69,8 @@ def rank(
     largest = top_k(allowed, support)
 
     def ranking(scores: Float32[Array, "B n"], columns: Int32[Array, "B n"]) -> Ranking:
-        gap = jnp.where(scores[:, 1] > -jnp.inf, scores[:, 0] - scores[:, 1], jnp.inf)
-        gap_class = jnp.sum(gap[:, None] >= jnp.array(GAP_EDGES), axis=-1, dtype=jnp.int32)
         best = jnp.where(scores > -jnp.inf, columns, -1)[:, :count]
-        return Ranking(ids_of(outputs, best), gap_class)
+        return Ranking(ids_of(outputs, best), class_of_gap(scores))
 
     greedy = ranking(*largest)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from operator import mul
 from statistics import fmean
 
 FIRST_GUESS, WEIGHT = 0.8, 8.0
@@ -82,15 +84,20 @@ class AcceptanceStats:
     """
 
     def __init__(self) -> None:
-        self._acceptance = AcceptanceEstimator()
+        self._acceptance, self._by_class = AcceptanceEstimator(), AcceptanceEstimator()
         self._rounds: deque[int] = deque(maxlen=_MEMORY)
         self._after_hit: deque[int] = deque(maxlen=_MEMORY)
         self._after_miss: deque[int] = deque(maxlen=_MEMORY)
         self._was_prepared = {empty: deque([True], maxlen=_MEMORY) for empty in (True, False)}
 
-    def observe(self, accepted: int, length: int) -> None:
-        """Counts a verification of L tokens; all places share one acceptance rate."""
+    def observe(self, accepted: int, length: int, confidence: Sequence[int] = ()) -> None:
+        """Counts a verification of L tokens; all places share one acceptance rate.
+
+        Args:
+          confidence: in the tokens, as far as it is known; see `sampling.confidence`.
+        """
         self._acceptance.observe(accepted, [None] * length)
+        self._by_class.observe(accepted, confidence[:length])
 
     def round(self, tokens: int, *, hit: bool, empty: bool, prepared: bool) -> None:
         """Counts a round.
@@ -105,10 +112,15 @@ class AcceptanceStats:
         (self._after_hit if hit else self._after_miss).append(tokens)
         self._was_prepared[empty].append(prepared)
 
-    def tokens(self, length: int) -> float:
-        """Expected tokens of a round with `length` proposed ones, bonus included: 1 + a + ..."""
+    def tokens(self, length: int, confidence: Sequence[int] = ()) -> float:
+        """Expected tokens of a round with `length` proposed ones, bonus included: 1 + a_1 + ...
+
+        Args:
+          confidence: in the first of them, which then have the rates of their classes.
+        """
         a = self._acceptance.rate(None)
-        return sum(a**i for i in range(length + 1))
+        rates = [self._by_class.rate(known, a) for known in confidence[:length]]
+        return 1 + sum(accumulate([*rates, *[a] * (length - len(rates))], mul))
 
     def usual(self, length: int) -> float:
         """Mean tokens of recent rounds; before the first, those expected of `length` proposed."""

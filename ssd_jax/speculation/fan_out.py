@@ -219,7 +219,8 @@ class ConfidenceFanOut(FanOut):
         score(k, rank) = a(q_1) .. a(q_k) (1 - a(q_{k+1})) rho(rank)      for k < L
         score(L, rank) = a(q_1) .. a(q_L) rho_L(rank)
 
-    and the M best outcomes get a branch. q is the draft's before Saguaro sampling. a and rho are
+    and the M best outcomes get a branch. q is the draft's before Saguaro sampling; where draft and
+    target share their noise, classes are not of q alone (`sampling.confidence`). a and rho are
     learned in few classes, from guesses that are soon outweighed.
 
     Where the confidence in a token is not known, and to plan before tokens are drawn, the policy is

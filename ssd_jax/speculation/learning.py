@@ -55,7 +55,7 @@ class Learning:
             if lookup.k[slot] < 0:
                 continue
             if state.length:
-                state.stats.observe(count - 1, state.length)
+                state.stats.observe(count - 1, state.length, state.confidence)
             rank = int(lookup.rank[slot]) if hit else None
             verified = state.verified(count - 1, int(lookup.prepared[slot]), rank)
             state.fan_out.observe(verified)

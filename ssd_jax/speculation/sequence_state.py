@@ -23,7 +23,8 @@ class SequenceState:
       fan_out: policy of this sequence alone, so that its text depends on no other.
       backup: what a miss proposes without the draft.
       room: tokens that may still be committed.
-      teaches: whether a tuner may learn from it; see `tuner.teaches`.
+      teaches: whether its text depends on no length, so that a tuner may learn from it; see
+        `tuner.teaches`.
       stats: of its rounds.
       length: L of the record.
       after: source of the record.
@@ -62,9 +63,15 @@ class SequenceState:
         drafted = self.has_run and self.length > len(self.confidence)
         return drafted and self.fan_out.reads_confidence
 
-    def expected(self, length: int, more: int) -> list[float]:
-        """Tokens that a round is expected to commit with `length` to `length + more` proposed."""
-        return [self.stats.tokens(length + n) for n in range(more + 1)]
+    def expected(self, length: int, more: int, confidence: Sequence[int] = ()) -> list[float]:
+        """Tokens that a round is expected to commit with `length` to `length + more` proposed.
+
+        Args:
+          confidence: in the first `length` tokens. It counts only where the text depends on no
+            length: else no length may follow from what was drawn.
+        """
+        known = confidence if self.teaches else ()
+        return [self.stats.tokens(length + n, known) for n in range(more + 1)]
 
     def worth(self, limit: int) -> list[float]:
         """Expected worth of a round with 0, 1, ... `limit` tokens, in tokens, next hit included."""
@@ -134,6 +141,7 @@ class RoundState:
       sources: of their proposals: "hit", or why there was none.
       lengths: L of its proposals; at first only of those that hit.
       nodes: number of proposed tokens, where the proposals that hit are trees.
+      confidence: the draft's in the tokens of the branches that were hit, by slot.
       backups: number of tokens that the backup proposes, by slot that missed.
       branches: those that were looked up.
       drafted: the proposal.
@@ -149,6 +157,7 @@ class RoundState:
     lookup: CacheLookup
     lengths: Int32[np.ndarray, "B"]
     nodes: dict[int, int] = dataclasses.field(default_factory=dict)
+    confidence: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     backups: dict[int, int] = dataclasses.field(default_factory=dict)
     branches: BranchTokens | None = None
     drafted: Drafted | None = None
@@ -169,6 +178,8 @@ class RoundState:
             if branches.trees is not None:
                 parents = branches.trees.parents[slot, winner, :length].tolist()
                 self.nodes[slot], length = within_depth(parents, limit)
+            else:
+                self.confidence[slot] = branches.confidence[slot, winner, :length].tolist()
             length = min(length, limit)
             self.lengths[slot] = length
 

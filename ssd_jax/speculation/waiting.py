@@ -60,7 +60,9 @@ class Waiting:
         """
         self.gather()
         expected = [
-            state.expected(int(this_round.lengths[slot]), missing[slot])
+            state.expected(
+                int(this_round.lengths[slot]), missing[slot], this_round.confidence.get(slot, ())
+            )
             for slot, state in this_round.states.items()
         ]
         last = self._forwarded

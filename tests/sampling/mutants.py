@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,12 +38,13 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A fault: edits, or another `serve` in the experiment's scenario."""
+    """A fault: edits, or another `serve` or `length_of` in the experiment's scenario."""
 
     name: str
     experiment: str
     edits: Sequence[Edit] = ()
     serve: Serve | None = None
+    length_of: Callable[[jax.Array], jax.Array] | None = None
 
 
 IID = (0.5, 0.5, 0.0, 0.0)
@@ -84,6 +86,16 @@ def one_entry_cache(_round: int, drafted: Proposal, _pending: np.ndarray, before
     nothing = before.outcome.accepted == 0
     missed = (before.proposal.length > 0) & nothing & (before.proposal.tokens[:, 1] != 0)
     return drafted._replace(length=jnp.where(missed, 0, drafted.length))
+
+
+def after_a_sure_token(gaps: jax.Array) -> jax.Array:
+    """A second token follows a first one, which is proposed in any case, that was drawn clearly."""
+    return 1 + (gaps[:, 0] > 1)
+
+
+def until_an_unsure_token(gaps: jax.Array) -> jax.Array:
+    """A second token is proposed where it was itself drawn clearly."""
+    return 1 + (gaps[:, 1] > 1)
 
 
 EXPERIMENTS = {
@@ -131,6 +143,13 @@ EXPERIMENTS = {
             draft=DRAFT,
             settings=({"bad_word_ids": words((1, 2), (0, 3), (2, 1, 0))},),
             count=3,
+        )
+    ),
+    "L by the gap of a token before": Experiment(
+        scenario=Scenario(
+            target=np.array([(0.81, 0.05, 0.08, 0.06)] * 4),
+            draft=np.array([(0.81, 0.06, 0.08, 0.05)] * 4),
+            length_of=after_a_sure_token,
         )
     ),
     "late q": Experiment(scenario=Scenario(target=TARGET, draft=DRAFT, serve=half_late)),
@@ -267,6 +286,11 @@ MUTANTS = (
         serve=shorter_by_content,
     ),
     Mutant(
+        name="L chosen by the gap of a token that it drops",
+        experiment="L by the gap of a token before",
+        length_of=until_an_unsure_token,
+    ),
+    Mutant(
         name="penalties blind to in-flight tokens",
         experiment="penalties",
         edits=[
@@ -330,6 +354,20 @@ MUTANTS = (
         ],
     ),
     Mutant(
+        name="Saguaro D chosen by the gap of the noise that draws",
+        experiment="Saguaro sampling",
+        edits=[
+            Edit(
+                drafting,
+                "draw",
+                "lower(q, ids, likeliest, saguaro.lowered, ",
+                "lower(q, ids, likeliest, saguaro.lowered * ((lambda best: "
+                "best[:, 0] - best[:, 1] < 1)(top_k(jnp.log(q) + gumbel_of(keys.derive("
+                "sampling.seed, sampling.request, start, step, Purpose.DRAFT), ids), 2)[0])), ",
+            ),
+        ],
+    ),
+    Mutant(
         name="Saguaro set forgotten in what is kept",
         experiment="Saguaro sampling",
         edits=[
@@ -383,6 +421,8 @@ def experiment(name: str, mutant: Mutant | None = None) -> Iterator[Callable[[in
     scenario = chosen.scenario
     if mutant and mutant.serve:
         scenario = replace(scenario, serve=mutant.serve)
+    if mutant and mutant.length_of:
+        scenario = replace(scenario, length_of=mutant.length_of)
     make = simulation.build if mutant or chosen.zero_bits else simulation.programs
     using = make(scenario.support, scenario.rule, scenario.lowered, scenario.outputs)
     with contextlib.ExitStack() as stack:

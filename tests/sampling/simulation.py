@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.sampling import drafting, penalties, verification
+from ssd_jax.kernels.noise import gumbel_of
+from ssd_jax.sampling import drafting, keys, penalties, verification
 from ssd_jax.sampling.drafting import Saguaro
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
@@ -66,6 +67,8 @@ class Scenario:
       draft_temperature: of sampled rows, the request's own if None.
       serve: what becomes of a drafted proposal before it is verified, from the round's number, the
         proposal, the pending tokens and the round before.
+      length_of: L of every row, from the gaps [B, K] between the two best of log q + the noise that
+        draws; None is K.
     """
 
     target: np.ndarray
@@ -78,6 +81,7 @@ class Scenario:
     outputs: tuple[int, ...] | None = None
     draft_temperature: float | None = None
     serve: Serve = as_drafted
+    length_of: Callable[[jax.Array], jax.Array] | None = None
 
 
 def build(
@@ -163,11 +167,27 @@ def rounds(scenario: Scenario, seed: int, using: Programs | None = None) -> Iter
     for index in itertools.count():
         drafted = using.draft(draft, pending, start, said, drafting_at)
         served = scenario.serve(index, drafted, pending, before)
+        if scenario.length_of is not None:
+            gaps = gaps_of_draws(drafted, drafting_at, start)
+            served = served._replace(length=scenario.length_of(gaps).astype(np.int32))
         outcome, said = using.verify(target, pending, start, said, served, sampling)
         before = Before(served, outcome)
         yield before
         pending = np.asarray(outcome.bonus)
         start = start + np.asarray(outcome.accepted) + 1
+
+
+@jax.jit
+def gaps_of_draws(drafted: Proposal, sampling: Sampling, start: jax.Array) -> jax.Array:
+    """The gaps [B, K] between the two best of log q + the noise that draws."""
+    gaps = []
+    for step in range(K):
+        at = jnp.full_like(start, step)
+        key = keys.derive(sampling.seed, sampling.request, start, at, keys.Purpose.DRAFT)
+        noise = gumbel_of(key, drafted.support[:, step])
+        best, _ = jax.lax.top_k(jnp.log(drafted.q[:, step]) + noise, 2)
+        gaps.append(best[:, 0] - best[:, 1])
+    return jnp.stack(gaps, axis=1)
 
 
 def emitted(done: Before) -> np.ndarray:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.sampling import drafting, penalties
-from ssd_jax.sampling.confidence import EDGES, UNKNOWN
+from ssd_jax.kernels.noise import gumbel_of
+from ssd_jax.sampling import drafting, keys, penalties
+from ssd_jax.sampling.confidence import EDGES, GAP_EDGES, SHARED_EDGES, UNKNOWN
+from ssd_jax.sampling.confidence_class import class_of_gap, class_of_shared_noise
 from ssd_jax.sampling.drafting import Saguaro
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.reference import slow_probs
@@ -250,15 +252,56 @@ def test_confidence_is_the_class_of_the_probability_before_saguaro_sampling(supp
     np.testing.assert_array_equal(drawn.confidence, expected[tokens])
 
 
-def test_greedy_confidence_is_that_of_the_whole_law_at_temperature_1():
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_greedy_confidence_is_that_of_the_whole_law_at_temperature_1(rule):
     """The proposal itself is a point mass, whatever the draft thinks of it."""
     shapes = [LAW, LAW**4 / (LAW**4).sum(), np.eye(VOCAB)[2] * 0.9 + 0.1 / VOCAB]
     logits = jnp.log(jnp.asarray(np.array(shapes), jnp.float32)) + 3
     greedy = rows(*[{"temperature": 0.0}] * 3)
-    drawn = draw(logits, greedy, jnp.arange(3), 0, support=2, confident=True)
+    drawn = draw(logits, greedy, jnp.arange(3), 0, support=2, rule=rule, confident=True)
     expected = np.searchsorted(EDGES, [law.max() for law in shapes], side="right")
     assert len(set(expected)) == 3
     np.testing.assert_array_equal(drawn.confidence, expected)
+
+
+@pytest.mark.parametrize("support", [1, 3, VOCAB])
+def test_where_the_targets_noise_draws_the_gap_of_the_two_best_scores_adds_to_the_log_odds(support):
+    settings = {"temperature": 0.6}
+    drawn = draw(*many(settings), support=support, rule="coupled", confident=True)
+    _, sampling, *_ = many(settings)
+    ids = np.argsort(-LAW, kind="stable")[:support]
+    law = slow_probs(np.log(LAW), **settings)[ids]
+    law /= law.sum()
+    at = jnp.ones(ROWS, jnp.int32)
+    key = keys.derive(sampling.seed, sampling.request, 0 * at, at, keys.Purpose.TOKEN)
+    noise = np.asarray(gumbel_of(key, jnp.broadcast_to(jnp.asarray(ids), (ROWS, support))))
+    scores = np.log(law) + noise
+    expected = np.full(ROWS, len(SHARED_EDGES))
+    if support > 1:
+        q, best = law[scores.argmax(axis=1)], -np.sort(-scores, axis=1)
+        value = np.log(q / (1 - q)) + best[:, 0] - best[:, 1]
+        expected = np.searchsorted(SHARED_EDGES, value, side="right")
+        assert len(set(expected)) >= len(SHARED_EDGES) - 1
+        is_clear = np.abs(value[:, None] - np.array(SHARED_EDGES)).min(axis=1) > 1e-4
+        expected = np.where(is_clear, expected, drawn.confidence)
+    np.testing.assert_array_equal(drawn.confidence, expected)
+
+
+def test_a_row_in_which_nothing_is_possible_has_the_class_of_no_confidence():
+    nothing, alone = jnp.full((1, 2), -jnp.inf), jnp.array([[0.5, -jnp.inf], [jnp.nan, jnp.nan]])
+    assert class_of_gap(nothing).tolist() == [0]
+    assert class_of_gap(alone).tolist() == [len(GAP_EDGES), 0]
+    assert class_of_shared_noise(alone, jnp.ones(2)).tolist() == [len(SHARED_EDGES), 0]
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_where_the_drafts_own_noise_draws_its_gap_is_no_confidence(rule):
+    """Tokens of one probability have one class, whatever the noise that drew them."""
+    law = np.full((ROWS, VOCAB), np.log(1 / VOCAB), np.float32)
+    _, *others = many({})
+    drawn = draw(law, *others, rule=rule, confident=True)
+    assert set(np.asarray(drawn.confidence).tolist()) == {1}  # 1/6 lies between .1 and .25
+    assert len(set(np.asarray(drawn.token).tolist())) == VOCAB
 
 
 def test_confidence_is_unknown_where_it_was_not_asked_for():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.sampling import ranking
+from ssd_jax.sampling.confidence import GAP_EDGES
 from ssd_jax.sampling.variants import VARIANTS
 from tests.sampling.rows import QUICKLY, nothing_said, point_mass, repeated, rows, verify
 
@@ -46,7 +47,7 @@ def test_a_greedy_row_ranks_by_its_logits_and_the_gap_is_theirs():
     found = ranked(COLD)
     assert found.tokens.tolist() == np.argsort(-LOGITS, axis=1)[:, :5].tolist()
     best = -np.sort(-LOGITS, axis=1)
-    gap = np.searchsorted(ranking.GAP_EDGES, best[:, 0] - best[:, 1], side="right")
+    gap = np.searchsorted(GAP_EDGES, best[:, 0] - best[:, 1], side="right")
     assert found.gap_class.tolist() == gap.tolist()
 
 
@@ -66,5 +67,5 @@ def test_a_reduced_vocabulary_ranks_its_own_ids():
 
 def test_where_one_token_is_possible_the_gap_is_the_widest():
     found = ranked(HOT | {"top_k": 1})
-    assert set(found.gap_class.tolist()) == {len(ranking.GAP_EDGES)}
+    assert set(found.gap_class.tolist()) == {len(GAP_EDGES)}
     assert jnp.all(found.tokens[:, 1:] == -1)

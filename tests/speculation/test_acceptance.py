@@ -80,6 +80,18 @@ def test_expected_tokens_are_a_geometric_sum_of_what_was_accepted():
     assert found.tokens(2) == pytest.approx(1.75, abs=0.01)
 
 
+def test_tokens_of_a_known_confidence_have_the_rate_of_their_class():
+    found = AcceptanceStats()
+    assert found.tokens(3, (7, 0)) == found.tokens(3)
+    for _ in range(1000):
+        found.observe(1, 2, (7, 0))  # of class 7 accepted, of class 0 rejected
+    assert found.tokens(1, (7,)) == pytest.approx(1.99)
+    assert found.tokens(2, (0, 7)) == pytest.approx(1 + 0.01 + 0.01 * 0.99, abs=0.001)
+    assert found.tokens(2, (0,)) == pytest.approx(1 + 0.01 + 0.01 * 0.5, abs=0.001)
+    assert found.tokens(1, (7, 7, 7)) == found.tokens(1, (7,))
+    assert found.tokens(2) == pytest.approx(1.75, abs=0.01)
+
+
 def test_tokens_after_the_first_rejected_one_say_nothing():
     one, other = AcceptanceStats(), AcceptanceStats()
     one.observe(1, 2)

@@ -418,9 +418,9 @@ def test_where_no_branches_came_the_look_up_says_why(absence):
 def test_what_a_sequence_learns_of_its_proposals_is_what_its_metrics_say(monkeypatch):
     seen, observe = [], AcceptanceStats.observe
 
-    def noted(self, accepted, length):
+    def noted(self, accepted, length, confidence):
         seen.append((accepted, length))
-        observe(self, accepted, length)
+        observe(self, accepted, length, confidence)
 
     monkeypatch.setattr(AcceptanceStats, "observe", noted)
     parts = ssd(spell(LONG), wrong=lambda position: position % 5 == 3, backup="draft")

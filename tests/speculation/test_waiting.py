@@ -1,7 +1,15 @@
 """What a draft reports of its work, and what the pace learns of it."""
 
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
 from ssd_jax.roles.activity import Activity, Busy
+from ssd_jax.speculation.fan_out import UniformFanOut
 from ssd_jax.speculation.pace import Pace
+from ssd_jax.speculation.sequence_state import RoundState, SequenceState
+from ssd_jax.speculation.tuner import teaches
 from ssd_jax.speculation.waiting import Waiting
 
 
@@ -43,3 +51,35 @@ def test_the_pace_learns_what_drafts_just_in_time_cost():
     work_of(lambda: Activity(spans), pace).report(2, 5.0)
     assert pace.worth("record", [[1.0, 1.3]], usual=0.99) == 1  # (2 + 1) seconds cost .297
     assert pace.worth("record", [[1.0, 1.3]], usual=1.01) == 0  # .303
+
+
+@pytest.mark.parametrize(
+    ("temperature", "rule", "sees"),
+    [(0.0, "ratio", True), (0.7, "coupled", True), (0.7, "ratio", False), (0.7, "block", False)],
+)
+def test_lengths_follow_confidence_only_where_the_text_depends_on_no_length(
+    temperature, rule, sees
+):
+    """Under the other rules no length may follow from what was drawn."""
+    pace = Pace()
+    pace.round(1.0)
+    pace.forward("branches", 0.2)
+    state = SequenceState(
+        fan_out=UniformFanOut(), backup=None, room=99, teaches=teaches(temperature, rule)
+    )
+    for _ in range(200):
+        state.stats.observe(1, 2, (7, 0))
+    state.stats.round(2, hit=True, empty=False, prepared=True)
+
+    def forwards(confidence):
+        lengths = np.array([2])
+        branches = SimpleNamespace(lengths=lengths[None], confidence=np.array([[confidence]]))
+        this_round = RoundState(
+            0.0, None, np.array([4]), {0: state}, {}, SimpleNamespace(branch=[0]), lengths
+        )
+        this_round.count_won(branches)
+        return Waiting(pace=pace).more_forwards(this_round, {0: 2})
+
+    # A forward costs .4 tokens; a third token is worth .25, or .49 where the others are sure.
+    assert forwards((0, 0)) == 0
+    assert (forwards((7, 7)) > 0) == sees
