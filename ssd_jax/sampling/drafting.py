@@ -150,7 +150,7 @@ def sparse_probs(
     outputs: Outputs,
     parts: Parts,
     largest: TopK | None = None,
-) -> tuple[Float32[Array, "B N"], Int32[Array, "B N"]]:
+) -> tuple[Float32[Array, "B n"], Int32[Array, "B n"]]:
     """q of sampled rows, before Saguaro sampling, and its ids; arguments as in `draw`.
 
     Args:

@@ -189,7 +189,7 @@ FAULTS = {
         "ratio",
     ),
     "ids forgotten in the proposal": (
-        Edit(drafting, "draw", "ids = ids_of(outputs, ids)", "ids = ids_of(None, ids)"),
+        Edit(drafting, "sparse_probs", "return q, ids_of(outputs, columns)", "return q, columns"),
         "draw",
         "ratio",
     ),
