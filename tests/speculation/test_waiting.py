@@ -73,7 +73,8 @@ def test_lengths_follow_confidence_only_where_the_text_depends_on_no_length(
 
     def forwards(confidence):
         lengths = np.array([2])
-        branches = SimpleNamespace(lengths=lengths[None], confidence=np.array([[confidence]]))
+        confidences = np.array([[confidence]])
+        branches = SimpleNamespace(lengths=lengths[None], confidence=confidences, trees=None)
         this_round = RoundState(
             0.0, None, np.array([4]), {0: state}, {}, SimpleNamespace(branch=[0]), lengths
         )
