@@ -105,9 +105,8 @@ def tree_agrees(programs: Programs, parameters: Parameters) -> bool:
     logits, pages, _ = programs["forward_tree",](parameters, pages, table, pending, *trees, lengths)
     rows = [0, *(node + 1 for node in on_path)]
     same = np.array_equal(np.asarray(fully_addressable(logits))[rows], np.stack(one_by_one[1:]))
-    by_position = RULES[
-        programs.verification.rule
-    ].keyed_by_position  # else sampled rows are chains
+    # Else sampled rows draw with noise that depends on the tree.
+    by_position = RULES[programs.verification.rule].keyed_by_position
     return same and all(
         _tree_accepts(programs, np.stack(one_by_one[1:]), parents, on_path, params)
         for params in _SETTINGS

@@ -30,6 +30,8 @@ class TreeDrafter(PagedRole, Drafter):
       programs, parameters, temperature: see `PagedRole`.
       rates: how often a target's token has a rank; learned from the outcomes.
       k: most tokens of a path; None is the depth that the programs were compiled for.
+      sampled_trees: whether sampled rows have trees under a rule that needs a fixed shape; False
+        gives them chains, whose text does not depend on the number of nodes.
       send: moves arrays to the target's devices, where they differ from the draft's.
     """
 
@@ -43,6 +45,7 @@ class TreeDrafter(PagedRole, Drafter):
         rates: RankRates,
         k: int | None = None,
         temperature: float | None = None,
+        sampled_trees: bool = True,
         send: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(programs, parameters, temperature)
@@ -57,7 +60,9 @@ class TreeDrafter(PagedRole, Drafter):
         self._proposal: Proposal | None = None
         self._hot = np.zeros(self.slots, bool)
         self._rule = RULES[programs.drafting.rule]
-        self._fixed_rates = fixed_rates(programs.shape, trees=self._rule.judges_trees)
+        trees = self._rule.judges_trees and (self._rule.keyed_by_position or sampled_trees)
+        self._sampled_chains = not trees
+        self._fixed_rates = fixed_rates(programs.shape, trees=trees)
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -100,7 +105,7 @@ class TreeDrafter(PagedRole, Drafter):
         sent = tree.proposal, tree.parents
         proposal, parents = sent if self._send is None else self._send(sent)
         self._proposal = proposal
-        chains = () if self._rule.judges_trees else np.flatnonzero(self._hot).tolist()
+        chains = np.flatnonzero(self._hot).tolist() if self._sampled_chains else ()
         return Drafted(request.limit, proposal.tokens, parents=parents, chains=chains)
 
     @override

@@ -237,9 +237,10 @@ class Loaded:
             "send": self.programs.model.place,
         }
         if isinstance(programs, TreeDraftPrograms):
-            return TreeDrafter(
-                programs, parameters, rates=self.rank_rates(programs.shape), **options
-            )
+            options["rates"] = self.rank_rates(programs.shape)
+            # What was chosen by measured times must not show in sampled text.
+            options["sampled_trees"] = not self.config.chooses_tree
+            return TreeDrafter(programs, parameters, **options)
         return ModelDrafter(programs, parameters, **options)
 
     def _host_drafter(self, k: int) -> HostDrafter:

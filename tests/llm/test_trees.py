@@ -204,6 +204,18 @@ def test_the_tree_or_chain_that_is_chosen_says_what_plain_decoding_says(
         assert (guess.ranks is not None) == bool(nodes)
 
 
+@pytest.mark.more
+def test_a_choice_by_measured_times_does_not_show_in_sampled_text(checkpoints, monkeypatch):
+    monkeypatch.setattr(trees, "measure_tree", lambda chain, tree: 1.0)
+    monkeypatch.setattr(tree_choice, "tree_round", lambda costs, k, m: costs.trees.get(m, 1e-9))
+    params, texts = SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True), []
+    for nodes in (0, "auto"):
+        with opened(checkpoints["qwen3"], 3, nodes, verify="ratio") as llm:
+            texts.append([out.outputs[0].token_ids for out in llm.generate(PROMPTS[1:4], params)])
+            assert llm.resolved.nodes == (31 if nodes else 0)
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
