@@ -138,3 +138,24 @@ def test_pages_that_others_got_since_are_not_reused():
 def test_slots_with_pages_of_their_own_reuse_none():
     texts = filled(100, size=0, pages=())
     assert texts.reusable(0).reused == 0
+
+
+def tree_round(rounds, node, *, usable=True):
+    """The row of its tree at which slot 0 is said to have ended, as the draft is told it."""
+    request = no_promotion(2, 2, nodes=4)
+    position = len(rounds.texts[0].tokens)
+    request.position[0], request.committed[0, 0], request.node[0] = position, 1, node
+    return rounds.texts.record(request, rounds.teach if usable else None).node
+
+
+def test_a_tree_whose_leaves_were_not_run_moves_nothing_into_the_text_that_is_given_anew():
+    rounds = Rounds()
+    tree_round(rounds, 0)
+    rounds.texts.expand([0])
+    assert tree_round(rounds, 3).tolist() == [3, 0]
+    rounds.given.clear()
+    assert tree_round(rounds, 2).tolist() == [0, 0]  # nothing was expanded: the text comes again
+    assert rounds.given == [(0, 4, [1, 1])]
+    rounds.texts.expand([0])
+    assert tree_round(rounds, 2, usable=False).tolist() == [2, 0]
+    assert tree_round(rounds, 1).tolist() == [0, 0]

@@ -27,6 +27,7 @@ CASES = [
     ("qwen3", 4, "tensor=4", 2, "ratio", {"exact": "bitwise"}, False),
     ("qwen3", 2, "tensor=4", 2, "coupled", CHOSEN, False),
     ("llama", 2, "data=2,tensor=2", 2, "coupled", CHOSEN, False),
+    ("qwen3", 2, "tensor=4", 2, "coupled", {"tree_nodes": 8}, True),
 ]
 
 

@@ -1,0 +1,108 @@
+"""The outcomes that branches are prepared for are the likeliest ones that are not in the tree."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssd_jax.devices import tree_branching
+from ssd_jax.devices.tree_branching import TreeRecord
+from ssd_jax.roles.drafting import GAP_CLASSES
+from tests.sampling.edits import Edit, edited
+from tests.sampling.trees import path_of, random_parents
+
+SLOTS, NODES, DEPTH, RANKS, M, VOCAB = 6, 7, 7, 5, 8, 40
+
+
+def random_record(seed):
+    """Trees whose nodes are mostly continuations that the draft ranked; some are no nodes."""
+    rng = np.random.default_rng(seed)
+    parents = random_parents(rng, SLOTS, NODES)
+    candidates = np.stack(
+        [[rng.permutation(VOCAB)[:RANKS] for _ in range(NODES + 1)] for _ in range(SLOTS)]
+    ).astype(np.int32)
+    candidates[rng.random(candidates.shape) < 0.1] = -1
+    tokens = np.zeros((SLOTS, NODES), np.int32)
+    for slot in range(SLOTS):
+        taken = {}
+        for node, parent in enumerate(parents[slot].tolist()):
+            rank = taken.setdefault(parent, int(rng.integers(0, 2)))
+            taken[parent] += 1
+            token = candidates[slot, parent, min(rank, RANKS - 1)]
+            tokens[slot, node] = token if token >= 0 and rank < RANKS else VOCAB + node
+    length = rng.integers(NODES - 3, NODES + 1, SLOTS).astype(np.int32)
+    start = np.where(np.arange(SLOTS) == 2, -1, 30).astype(np.int32)  # one slot is idle
+    classes = rng.integers(0, GAP_CLASSES, (SLOTS, NODES + 1)).astype(np.int32)
+    everywhere = np.ones((SLOTS, NODES + 1), bool)
+    arrays = start, start, tokens, parents, length, everywhere, candidates, classes
+    return TreeRecord(*map(jnp.asarray, arrays))
+
+
+def searched(record, slot, log_rates, counts):
+    """Outcome (row, t*, rank) -> score, over all paths one by one."""
+    tokens, parents = np.asarray(record.tokens)[slot], np.asarray(record.parents)[slot]
+    candidates, classes = np.asarray(record.candidates)[slot], np.asarray(record.gap_class)[slot]
+    length, found = int(record.length[slot]), {}
+    if record.start[slot] < 0:
+        return found
+    for row in range(length + 1):
+        score, at = np.float32(0), 0
+        path = path_of(parents, row)
+        for depth, node in enumerate(path):
+            ranks = candidates[at].tolist()
+            rank = ranks.index(tokens[node]) if tokens[node] in ranks else RANKS - 1
+            score, at = score + log_rates[slot, depth, classes[at], rank], node + 1
+        if not counts[slot, len(path)]:
+            continue
+        children = [tokens[node] for node in range(length) if parents[node] == row]
+        for rank, token in enumerate(candidates[row].tolist()):
+            if token >= 0 and token not in children:
+                rate = log_rates[slot, len(path), classes[row], rank]
+                found[row, token, rank] = score + rate
+    return found
+
+
+def check(seed):
+    rng = np.random.default_rng([seed, 1])
+    record = random_record(seed)
+    log_rates = -rng.exponential(1.0, (SLOTS, DEPTH + 1, GAP_CLASSES, RANKS)).astype(np.float32)
+    counts = np.full((SLOTS, DEPTH + 1), M, np.int32)
+    counts[1, 2:], counts[3] = 0, [M - 3] * (DEPTH + 1)  # little room; a smaller budget
+    choose = jax.jit(functools.partial(tree_branching.likeliest_outcomes, branches=M))
+    outcomes = map(np.asarray, choose(record, jnp.asarray(log_rates), jnp.asarray(counts)))
+    rows, bonus, ranks = outcomes
+    for slot in range(SLOTS):
+        wanted = searched(record, slot, log_rates, counts)
+        best = sorted(wanted, key=lambda outcome: -wanted[outcome])[: counts[slot].max()]
+        count = len(best)
+        chosen = [*zip(rows[slot], bonus[slot], ranks[slot], strict=True)]
+        assert chosen[:count] == best
+        assert chosen[count:] == [(-1, -1, -1)] * (M - count)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_outcomes_are_the_likeliest_continuations_outside_the_tree(seed):
+    check(seed)
+
+
+FLAWS = {
+    "children are outcomes, too": ("usable &= ~is_child.any(axis=3)", "pass"),
+    "rates of the first depth": ("log_rates[slot, depth,", "log_rates[slot, 0 * depth,"),
+    "rates along the path left out": ("score[:, :, None] + log_rate", "log_rate"),
+    "no room is no matter": ("(record.exists & has_room)", "record.exists"),
+    "nodes that are none": ("record.exists[:, None, 1:]", "True"),
+    "rates of the node in place of its parent's": (
+        "log_rate, record.parents[:, :, None], axis=1",
+        "log_rate, record.parents[:, :, None] + 1, axis=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_planted_flaws_of_the_choice_are_caught(flaw):
+    edit = Edit(tree_branching, "likeliest_outcomes", *FLAWS[flaw])
+    with edited([edit]), pytest.raises(AssertionError):  # noqa: PT012 (any of the seeds)
+        for seed in range(6):
+            check(seed)
