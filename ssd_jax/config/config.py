@@ -29,7 +29,7 @@ from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
 from ssd_jax.placement.placement import Kind, Placement, place
-from ssd_jax.roles.drafting import MAX_BRANCHING_DEPTH
+from ssd_jax.roles.drafting import MAX_BRANCHING_DEPTH, RANKS
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
@@ -319,6 +319,11 @@ class Config(EngineSettings):
             raise InputError(
                 f"{tree} leaves no node beside a chain of k = {self.speculated}; give more nodes, "
                 "or lower k"
+            )
+        if self.speculated == 1 and max(self.trees) > RANKS:
+            raise InputError(
+                f"{tree} is more than the {RANKS} nodes that a tree of paths of k = 1 may have; "
+                "give no more, or raise k"
             )
         if self.mode == "ssd":
             self._check_branching_tree()

@@ -41,7 +41,9 @@ class TreeShape:
     @property
     def width(self) -> int:
         """Nodes that a forward of the draft runs: at each depth but the last, the best ones."""
-        most = (MAX_NODES - self.stem) // max(self.depth - 1, 1)
+        if self.depth == 1:
+            return 1  # none is run
+        most = (MAX_NODES - self.stem) // (self.depth - 1)
         return max(1, min(round(self.nodes / 4), most, _MAX_WIDTH))
 
     @property

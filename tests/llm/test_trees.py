@@ -224,6 +224,8 @@ def test_a_choice_by_measured_times_does_not_show_in_sampled_text(checkpoints, m
         ({"draft": "ngram"}, "tree_nodes = 12 means nothing with draft = 'ngram'"),
         ({"k": "auto"}, "tree_nodes = 12 needs a number for k"),
         ({"k": 12}, "leaves no node beside a chain of k = 12"),
+        ({"k": 1}, "tree_nodes = 12 is more than the 6 nodes that a tree of paths of k = 1 may"),
+        ({"k": 1, "tree_nodes": "auto"}, "tree_nodes = 'auto' is more than the 6 nodes"),
         ({"tree_nodes": 32}, "tree_nodes = 32 is impossible"),
         ({"draft": lambda setup: None}, "tree_nodes = 12 is for a draft model"),
         ({"exact": "bitwise", "attention": "xla"}, "tree_nodes = 12 and attention = 'xla', which"),

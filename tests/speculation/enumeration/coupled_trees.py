@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tests.speculation.enumeration.chance import Chance, Key, Law
 from tests.speculation.enumeration.filters import Model, Text, normalised, support
 from tests.speculation.enumeration.rounds import State
+from tests.speculation.enumeration.trees import children
 
 
 class Tree(NamedTuple):
@@ -103,7 +104,7 @@ class Trees:
             law = self.penalty(self.target(held + tree.said(row)), self.counted(text, tree, row))
             token = self.drawn(law, self.place(text, tree, row), chance)
             emitted = (*emitted, token)
-            behind = (node for node, parent in enumerate(parents) if parent == row)
+            behind = children(parents, row)
             node = next((node for node in behind if tree.tokens[node] == token), None)
             nodes, row = (nodes, None) if node is None else ((*nodes, node), node + 1)
         kept = tuple(tree.tokens[node] for node in self.kept(tree, nodes))
