@@ -23,7 +23,6 @@ from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_base import TargetBase
 from ssd_jax.models.decoder import Tree
-from ssd_jax.models.functional import zeros
 from ssd_jax.sampling import topology
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, variant_name
@@ -71,7 +70,8 @@ def forward_spec(programs: TargetBase, reach: int) -> ProgramSpec:
         is_root = jnp.arange(nodes + 1) == 0
         # Idle rows see nothing and are not written.
         positions = jnp.where(start < 0, size, start + topology.depth_of(path))
-        branches = zeros(model.branch_struct(programs.local_slots, nodes, 1))
+        struct = model.branch_struct(programs.local_slots, nodes, 1)
+        branches = jnp.zeros(struct.shape, struct.dtype)
         tree = Tree(
             branches,
             jnp.stack([jnp.zeros_like(path), jnp.where(start < 0, 0, path)], axis=-1),

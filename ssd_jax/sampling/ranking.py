@@ -70,6 +70,7 @@ def rank(
 
     def ranking(scores: Float32[Array, "B n"], columns: Int32[Array, "B n"]) -> Ranking:
         best = jnp.where(scores > -jnp.inf, columns, -1)[:, :count]
+        best = jnp.pad(best, ((0, 0), (0, count - best.shape[1])), constant_values=-1)
         return Ranking(ids_of(outputs, best), class_of_gap(scores))
 
     greedy = ranking(*largest)

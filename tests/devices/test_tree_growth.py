@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.devices import tree_growth
 from ssd_jax.devices.tree_growth import Continuations, Frontier
-from ssd_jax.roles.drafting import GAP_CLASSES, TreeShape
+from ssd_jax.roles.drafting import GAP_CLASSES, RANKS, TreeShape
 from ssd_jax.sampling.ranking import Ranking
 from tests.sampling.trees import path_of
 
@@ -116,6 +116,25 @@ def test_the_tree_has_the_best_nodes_of_the_search(nodes, depth):
         for i, path in enumerate(paths):
             said = continuations(row, path[:-1], shape.ranks)[0]
             assert said[int(proposal.rank[row, i])] == path[-1]
+
+
+@pytest.mark.parametrize("depth", range(1, 17))
+def test_trees_of_every_size_grow(depth):
+    for nodes in range(2, RANKS + 1) if depth == 1 else (depth + 1, 31):
+        shape = TreeShape(nodes=nodes, depth=depth)
+        log_rates = jnp.zeros((ROWS, depth, GAP_CLASSES, shape.ranks))
+
+        def grow(growth, said, shape=shape, log_rates=log_rates):
+            nodes = tree_growth.frontier(growth, jnp.array(1), shape)
+            return tree_growth.add_run(growth, nodes, said, jnp.array(1), log_rates, shape)
+
+        ranked = ROWS * shape.width
+        ranking = Ranking(jnp.zeros((ranked, shape.ranks), int), jnp.zeros(ranked, int))
+        behind = Continuations(ranking, jnp.zeros((ranked, 1), int), jnp.ones((ranked, 1)))
+        empty = tree_growth.empty(ROWS, shape)
+        grown_once = jax.eval_shape(grow, empty, behind)
+        assert jax.tree.map(jnp.shape, grown_once) == jax.tree.map(jnp.shape, empty)
+        assert (shape.runs + 1) * shape.ranks >= nodes
 
 
 def test_accepted_runs_are_those_on_the_path():

@@ -65,6 +65,12 @@ def test_a_reduced_vocabulary_ranks_its_own_ids():
     assert found.tokens.tolist() == expected.tolist()
 
 
+def test_a_vocabulary_of_fewer_ids_than_ranks_leaves_the_others_empty():
+    found = ranked(HOT, logits=LOGITS[:, :3], outputs=np.array([2, 5, 7], np.int32), count=5)
+    assert [sorted(row) for row in found.tokens.tolist()] == [[-1, -1, 2, 5, 7]] * ROWS
+    assert (found.tokens[:, 3:] == -1).all()
+
+
 def test_where_one_token_is_possible_the_gap_is_the_widest():
     found = ranked(HOT | {"top_k": 1})
     assert set(found.gap_class.tolist()) == {len(GAP_EDGES)}

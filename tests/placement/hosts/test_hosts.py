@@ -70,3 +70,23 @@ def test_every_mode_of_several_processes_says_what_one_says(
     chooses = "auto" in more.values()
     assert predicted.keys() == (expected.keys() if chooses else set())
     assert min(predicted.values(), default=1) > 0
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("verify", "mesh", "more"),
+    [
+        ("coupled", "tensor=4", {}),
+        pytest.param("ratio", "data=2,tensor=2", PAGES, marks=pytest.mark.slow),
+    ],
+)
+def test_trees_of_several_processes_say_what_decoding_one_by_one_says(pair, verify, mesh, more):
+    settings = settings_of(pair("qwen3", 2), verify, **more)
+    settings |= {"mode": "sd", "k": 4, "tree_nodes": 12, "budget": None}
+    leader = json.dumps(settings | {"mesh": mesh})
+    with Processes("tests.placement.hosts.leading", leader, "--few=True") as processes:
+        with LLM(**settings) as alone:
+            expected = answers(alone, verify, True)
+        found = said(processes)
+    assert {mode: found[mode] for mode in ("ar", "sd")} == expected
+    assert [tokens for tokens, *_ in found["sd"]] == [tokens for tokens, *_ in found["ar"]]
