@@ -60,9 +60,9 @@ class TreeDraftPrograms(PagedPrograms):
     """The compiled programs of a draft that proposes trees, for one model, batch and context.
 
     `begin_tree`: (parameters, pages, history, table, growth, proposal, branches, request, sampling)
-    -> pages, history, growth, proposal. `grow_tree`: (parameters, pages, history, table, growth,
-    branches, depth [], log_rates, sampling) -> pages, branches, growth, proposal. Both have
-    variants (`sampling/variants.py`).
+    -> pages, history, growth, proposal, learnable. `grow_tree`: (parameters, pages, history, table,
+    growth, branches, depth [], log_rates, sampling) -> pages, branches, growth, proposal,
+    learnable (see `tree_growth`). Both have variants (`sampling/variants.py`).
 
     Args:
       shape: of the trees.
@@ -176,9 +176,9 @@ class TreeDraftPrograms(PagedPrograms):
                 parameters, hidden[:, 1:], growth, root, 0, request.log_rates, history, sampling,
                 parts,
             )  # fmt: skip
-            return pages, history, growth, proposal
+            return pages, history, growth, proposal, tree_growth.learnable(proposal)
 
-        results = ("pages", "history", "growth", "proposal")
+        results = ("pages", "history", "growth", "proposal", "read")
         return self.spec(
             begin_tree, self.structs, ("pages", "history"), results, host_args=("request",)
         )
@@ -203,11 +203,11 @@ class TreeDraftPrograms(PagedPrograms):
             growth, proposal = self._add(
                 parameters, hidden, growth, nodes, depth, log_rates, history, sampling, parts
             )
-            return pages, branches, growth, proposal
+            return pages, branches, growth, proposal, tree_growth.learnable(proposal)
 
         # Pages come back unchanged: those of another call would be a copy.
         donated, host_args = ("pages", "branches", "growth"), ("depth", "log_rates")
-        results = (*donated, "proposal")
+        results = (*donated, "proposal", "read")
         return self.spec(grow_tree, self.structs, donated, results, host_args=host_args)
 
     def _add(

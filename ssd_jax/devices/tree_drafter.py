@@ -55,6 +55,7 @@ class TreeDrafter(PagedRole, Drafter):
         place = programs.model.place
         self._growth, self._tree = place(create_arrays(self._empty))
         self._branches = programs.new_branches()
+        self._learnable: Any = None  # of the last trees
         self._start = np.full(self.slots, IDLE, np.int32)  # of the last tree of each slot
         self._counted = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Proposal | None = None
@@ -100,8 +101,7 @@ class TreeDrafter(PagedRole, Drafter):
         device.run(self._grow, request)
         self._start = request.start
         tree = self._tree
-        for array in (tree.parents, tree.rank, tree.gap_class):
-            device.begin_read(array)
+        device.begin_read(self._learnable)
         sent = tree.proposal, tree.parents
         proposal, parents = sent if self._send is None else self._send(sent)
         self._proposal = proposal
@@ -133,8 +133,8 @@ class TreeDrafter(PagedRole, Drafter):
         ]
         if not judged:
             return
-        arrays = self._tree.parents, self._tree.rank, self._tree.gap_class
-        parents, ranks, classes = (device.read(array) for array in arrays)
+        nodes = self._programs.shape.nodes
+        parents, ranks, classes = np.split(device.read(self._learnable), [nodes, 2 * nodes], axis=1)
         for slot in judged:
             visits = path_visits(
                 parents[slot].tolist(),
@@ -155,11 +155,11 @@ class TreeDrafter(PagedRole, Drafter):
             programs.select(programs.select_reach((name,), end), needed)
             for name in ("begin_tree", "grow_tree")
         )
-        self._pages, self._history, self._growth, self._tree = begin(
+        self._pages, self._history, self._growth, self._tree, self._learnable = begin(
             *self._text(), self._growth, self._tree, self._branches, request, sampling
         )
         for index in range(1, int(request.limit.max())):
-            self._pages, self._branches, self._growth, self._tree = grow(
+            self._pages, self._branches, self._growth, self._tree, self._learnable = grow(
                 *self._text(),
                 self._growth,
                 self._branches,

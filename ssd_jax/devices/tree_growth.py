@@ -209,6 +209,11 @@ def propose(growth: Growth, shape: TreeShape) -> TreeProposal:
     )
 
 
+def learnable(proposal: TreeProposal) -> Int32[Array, "B 3*m+1"]:
+    """What hosts learn rates from: parents, rank and gap class, side by side."""
+    return jnp.concatenate([proposal.parents, proposal.rank, proposal.gap_class], axis=1)
+
+
 def accepted_runs(
     growth: Growth, proposal: TreeProposal, node: Int32[Array, "B"]
 ) -> tuple[Int32[Array, "B"], Bool[Array, "B"]]:
