@@ -198,6 +198,20 @@ def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> Fo
     return Forks(topology.depth_of(path), nodes, path_tokens)
 
 
+def begun(
+    record: TreeRecord, outcomes: TreeOutcomes, forks: Forks, shape: TreeShape
+) -> TreeExpansion:
+    """Branches whose trees have not grown yet."""
+    exists = outcomes.bonus.reshape(-1) >= 0
+    slot = jnp.repeat(jnp.arange(record.start.shape[0]), outcomes.row.shape[1])
+    growth = tree_growth.empty(exists.shape[0], shape)
+    growth = growth._replace(
+        start=jnp.where(exists, record.start[slot] + 1 + forks.depth, -1),
+        limit=jnp.where(exists, shape.depth, 0),
+    )
+    return TreeExpansion(outcomes, forks.path, growth)
+
+
 def promoted(
     expansion: TreeExpansion, promotion: Promotion, shape: TreeShape
 ) -> tuple[TreeRecord, Int32[Array, "B m"]]:

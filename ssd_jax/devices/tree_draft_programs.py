@@ -226,11 +226,7 @@ class TreeDraftPrograms(PagedPrograms):
         depth = jnp.asarray(depth)
         sampling = greedy_where_idle(sampling, growth.start >= 0)
         row = jnp.repeat(jnp.arange(self.local_slots), ran.tokens.shape[1])
-        drafted = growth.runs.token[:, 1:]
-        if self.shape.runs:
-            begin = jnp.maximum(depth - 1, 0) * self.shape.width
-            added = jax.lax.dynamic_update_slice_in_dim(drafted, ran.tokens, begin, axis=1)
-            drafted = jnp.where(depth > 0, added, drafted)
+        drafted = tree_growth.tokens_of_runs(growth, ran, depth, self.shape)
         path, outputs = ran.path.reshape(-1), self.model.output_ids
         behind = continuations(
             passes.logits(self.model, parameters, hidden).reshape(row.shape[0], -1),

@@ -176,6 +176,18 @@ def add_run(
     )
 
 
+def tokens_of_runs(
+    growth: Growth, ran: Frontier, depth: Int32[Array, ""], shape: TreeShape
+) -> Int32[Array, "B R"]:
+    """Tokens of all runs but the pending token's, those of a frontier at `depth` among them."""
+    tokens = growth.runs.token[:, 1:]
+    if not shape.runs:
+        return tokens
+    begin = jnp.maximum(depth - 1, 0) * shape.width
+    added = jax.lax.dynamic_update_slice_in_dim(tokens, ran.tokens, begin, axis=1)
+    return jnp.where(depth > 0, added, tokens)
+
+
 def propose(growth: Growth, shape: TreeShape) -> TreeProposal:
     """The trees of the best candidates so far."""
     count, nodes = growth.scores.shape[1], min(shape.nodes, growth.scores.shape[1])
