@@ -86,6 +86,7 @@ def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints,
     assert len({(plan.k, plan.budget) for plan in tuner.plans}) == 6
 
 
+@pytest.mark.more
 def test_texts_of_sampled_trees_follow_the_law_beside_greedy_ones(checkpoints, laws):
     llm = open_llm(checkpoints, "sd", tree_nodes=7)
     assert_sd_lawful(llm, laws)

@@ -187,10 +187,10 @@ MUTANTS = (
             Edit(
                 drafting,
                 "draw",
-                "index = jnp.argmax(jnp.log(q) + noise, axis=-1)",
+                "scores = jnp.log(q) + noise",
                 "heat = sampling.temperature[:, None]\n"
                 "        q = jnp.take_along_axis(jax.nn.softmax(allowed), ids, axis=-1)\n"
-                "        index = jnp.argmax(jnp.log(q) / heat + noise, axis=-1)",
+                "        scores = jnp.log(q) / heat + noise",
             ),
         ],
     ),
