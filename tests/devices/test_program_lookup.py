@@ -25,6 +25,7 @@ from ssd_jax.devices.program_spec import ProgramSpec
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
+from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
@@ -90,6 +91,7 @@ DRAFTING = {
     "saguaro_c": 0.5,
     "predict": "noise",
     "confident": True,
+    "nodes": 6,
 }
 USUAL = Drafting(k=2, support=4, rule="ratio", branches=4)
 NO_PROGRAM = {"progress", "compiler", "defer", "sibling"}
@@ -141,6 +143,7 @@ def test_programs_are_made_from_all_that_they_are_given(make, about, others):
 
 def test_trees_are_made_from_their_size_and_their_draft():
     model, sizes = FunctionalModel(**MODEL), {"nodes": 5, "depth": 3, "ranks": 2}
+    sizes["ancestors"] = 2
     shape, plain = TreeShape(nodes=4, depth=2), dataclasses.replace(USUAL, branches=0)
     changes = {**OTHER_ROOM, "shape": every(shape, sizes), "drafting": every(plain, DRAFTING)}
     assert parameters(TreeDraftPrograms) == {*changes, "model"}
@@ -149,6 +152,20 @@ def test_trees_are_made_from_their_size_and_their_draft():
     for name, values in changes.items():
         for value in values:
             keys = cache_keys(TreeDraftPrograms, model, **usual | {name: value})
+            texts.append({*keys.values()})
+    assert all(len(text) == 1 for text in texts)
+    assert len(set.union(*texts)) == len(texts)
+
+
+def test_branches_off_trees_are_made_from_their_draft():
+    model, usual = FunctionalModel(**MODEL), dataclasses.replace(USUAL, nodes=7)
+    changes = {**OTHER_ROOM, "drafting": every(usual, DRAFTING)}
+    assert parameters(TreeExpansionPrograms) == {*changes, "model"}
+    settings = {**ROOM, "drafting": usual}
+    texts = [{*cache_keys(TreeExpansionPrograms, model, **settings).values()}]
+    for name, values in changes.items():
+        for value in values:
+            keys = cache_keys(TreeExpansionPrograms, model, **settings | {name: value})
             texts.append({*keys.values()})
     assert all(len(text) == 1 for text in texts)
     assert len(set.union(*texts)) == len(texts)

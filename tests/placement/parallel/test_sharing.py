@@ -94,7 +94,7 @@ def test_workers_that_share_say_what_one_worker_says(layout, backup, alone):
 class Told:
     """A worker that notes whose records it gets, and which pages it loses."""
 
-    slots, k, branches, page_size = 2, 3, 6, 32
+    slots, k, branches, nodes, page_size = 2, 3, 6, 0, 32
 
     def __init__(self):
         self.positions, self.lost = [], []
