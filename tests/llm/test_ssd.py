@@ -20,7 +20,7 @@ from tests.selection import cases
 FACTORS = {
     "family": ("llama", "qwen2", "qwen3"),
     "dtype": ("float32", "bfloat16", "int8"),
-    "verify": ("ratio", "coupled"),
+    "verify": ("ratio", "block", "coupled"),
     "slots": (1, 4),
     "predict": ("noise", "plain"),
 }
@@ -35,6 +35,9 @@ ENGINES = [
     ("qwen3", "float32", "ratio", 1, "plain", 5, 16),
     ("qwen3", "bfloat16", "ratio", 4, "plain", 4, 2),
     ("qwen3", "int8", "coupled", 4, "noise", 2, 5),
+    ("llama", "float32", "block", 1, "plain", 3, 8),
+    ("qwen2", "bfloat16", "block", 4, "noise", 2, 6),
+    ("qwen3", "int8", "block", 1, "noise", 4, 7),
 ]
 FIRST = 1
 """What the engine `many` is not; the others are slow to run."""
