@@ -248,6 +248,14 @@ def test_acceptance_is_a_martingale_in_longer_runs_of_sd(checkpoints, draft):
     assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after no look-up",))
 
 
+@pytest.mark.slow  # `enumeration/test_trees.py` and `test_coupled_trees.py` work it out
+@pytest.mark.parametrize("verify", ["coupled", "ratio"])
+def test_acceptance_is_a_martingale_with_token_trees(checkpoints, verify):
+    with opened(checkpoints, mode="sd", verify=verify, tree_nodes=7) as llm:
+        said = say(llm, 4 * COUNT)
+    assert_lawful(sums(said, *checkpoints), ("first after no look-up", "k = L"))
+
+
 @pytest.mark.slow
 def test_acceptance_is_a_martingale_with_a_reduced_vocabulary(checkpoints, tmp_path):
     target, _ = checkpoints
