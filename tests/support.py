@@ -8,6 +8,7 @@ be named, as in `python -m tests.support v5e h100`; with `--page` it writes the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -43,9 +44,12 @@ from ssd_jax.kernels.tree_attention.api import (
     why_not,
 )
 from ssd_jax.models.sharding import mesh_of
+from ssd_jax.sampling.variants import VARIANTS
+from ssd_jax.sampling.verification import verify
 from ssd_jax.system.environment import cpu_model
 from ssd_jax.tools.aot import chips
 from tests.kernels import attention_cases as cases
+from tests.kernels import verify_cases
 from tests.tools.aot import specs
 
 _DOCS = Path(__file__).parent.parent / "docs"
@@ -72,6 +76,10 @@ LAYOUT, TOLERANCE = (
     ),
     2e-2,
 )
+
+
+VERIFY_KERNELS = {"cpu": ("cpu",), "tpu": ("pallas_tpu",)}
+"""Kernels of verification, by platform."""
 
 
 class Note(NamedTuple):
@@ -201,6 +209,19 @@ def products(kind: str, *, packed: bool = False) -> tuple[Callable[..., Any], An
     return function, (x, panels)
 
 
+def verification(backend: str, *, interpret: bool = False) -> tuple[Callable[..., Any], Any]:
+    """A backend of verification, and rows of all kinds for it."""
+    case = verify_cases.arguments(verify_cases.KINDS, 1000, 0, width=3)
+    law = {"tokens": 990, "parts": VARIANTS["truncated"], "backend": backend}
+
+    def function(*arguments):
+        how = pltpu.force_tpu_interpret_mode() if interpret else contextlib.nullcontext()
+        with how:
+            return verify(*arguments, **law)
+
+    return function, jax.tree.map(jnp.asarray, case)
+
+
 def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Each kernel of a place: its name, the state that it has if all goes well, and a try."""
     own = place.mesh is None
@@ -219,6 +240,10 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
         yield f"KV writes: {name}", state, _try(place, *writing(windows), written)
     if place.platform == "tpu":
         yield "KV writes: pallas_tpu", state, _try(place, *writing(True, Kernels()), written)
+    right, given = verification("reference")
+    outcome = jax.jit(right)(*given) if own else None
+    for name in ("reference", "xla", *VERIFY_KERNELS.get(place.platform, ())):
+        yield f"verification: {name}", state, _try(place, *verification(name), outcome)
     for kind in ("bfloat16", "int8"):
         function, given = products(kind)
         product_ = np.asarray(function(*given)) if own else None
@@ -245,10 +270,14 @@ def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
     scatter, given = writing(windows=False)
     written = np.asarray(scatter(*given))
     yield "KV writes: pallas_tpu", "interpreted", _try(place, *writing(True, how), written)
+    right, given = verification("reference")
+    for_tpu = verification("pallas_tpu", interpret=True)
+    outcome = jax.jit(right)(*given)
+    yield "verification: pallas_tpu", "interpreted", _try(place, *for_tpu, outcome)
 
 
 def _try(
-    place: Place, function: Callable[..., Any], arguments: Any, wanted: np.ndarray | None
+    place: Place, function: Callable[..., Any], arguments: Any, wanted: Any
 ) -> Callable[[], None]:
     def run() -> None:
         compiled = place.compile(function, arguments)

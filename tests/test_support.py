@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from ssd_jax.kernels.tree_attention.api import BACKENDS, GPU_BACKENDS
+from ssd_jax.kernels.verify import api as verify_api
 from tests import support
 from tests.support import Note
 from tests.tools.aot import specs
@@ -19,6 +20,7 @@ def test_every_backend_and_program_is_on_it_and_none_has_failed():
     notes = support.read()
     parts = {note.part for note in notes}
     assert {f"attention: {name}" for name in (*BACKENDS, "pallas_tpu", *GPU_BACKENDS)} <= parts
+    assert {f"verification: {name}" for name in verify_api.BACKENDS} <= parts
     for platform in ("cpu", "tpu", "gpu"):
         found = specs.programs(specs.config(vocab_size=1024), platform=platform)
         assert set(found) <= parts, f"survey {platform}: python -m tests.support"

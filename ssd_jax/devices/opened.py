@@ -109,6 +109,7 @@ def execution_for(
     devices: int = 1,
     attention: str = "auto",
     page_size: int | None = None,
+    vocab: int | None = None,
 ) -> Execution:
     """How to execute a model, with the platform's own kernels where they support it.
 
@@ -118,6 +119,7 @@ def execution_for(
       device: of JAX, one of the devices that share the model.
       devices: number of those devices.
       attention, page_size: see `Config`.
+      vocab: number of logits of a position, of a model that verifies.
 
     Raises:
       InputError: attention that is asked for by name and is not possible.
@@ -136,7 +138,9 @@ def execution_for(
         why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK
     )
     chosen = next((execution for execution in preferred if why_not(execution) is None), last)
-    return dataclasses.replace(chosen, verify=backend_for(platform, devices))
+    if vocab is None:
+        return chosen
+    return dataclasses.replace(chosen, verify=backend_for(platform, vocab, device, devices))
 
 
 def why_unread(
@@ -241,6 +245,7 @@ def open_model(
         devices=devices,
         attention=attention,
         page_size=page_size,
+        vocab=checkpoint.config.vocab_size,
     )
     if bitwise:
         execution = row_independent(execution)

@@ -91,7 +91,7 @@ def target_probs(
 ) -> Float32[Array, "B W V"]:
     """The target's distributions in a verification; arguments as in `verify`."""
     positions, law = _positions(logits, proposal, sampling, start, history, tokens, parts, parents)
-    p = api.probabilities(positions, law, parts=parts, backend=backend)
+    p = api.probabilities(positions, law, parts=parts, tokens=tokens, backend=backend)
     return p.reshape(logits.shape)
 
 
@@ -124,7 +124,10 @@ def _positions(
         path = topology.paths(parents).reshape(-1)
     position = start[row] + 1 + topology.depth_of(path)
     is_inner = topology.depth_of(path) < jnp.asarray(proposal.length)[row]
-    positions = Positions(logits.reshape(-1, vocab), row, path, position, is_inner)
+    follower = jnp.pad(proposal.tokens, ((0, 0), (0, 1))).reshape(-1)
+    every = jnp.arange(batch * count)
+    flat = logits.reshape(-1, vocab)
+    positions = Positions(flat, row, path, position, is_inner, follower, every)
 
     def settings(block: Positions) -> Sampling:
         return sampling_of(sampling, block.row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +25,27 @@ from ssd_jax.kernels.verify.reference import verify_reference
 from ssd_jax.kernels.verify.xla import at_once, decided
 from ssd_jax.kernels.verify.xla import probabilities as probabilities_xla
 
-BACKENDS = ("reference", "xla", "cpu")
+BACKENDS = ("reference", "xla", "cpu", "pallas_tpu")
 
 
-def backend_for(platform: str, devices: int = 1) -> str:
+def backend_for(platform: str, vocab: int, device: Any, devices: int = 1) -> str:
     """The `backend` for `verify` that a platform has: its own kernel where there is one, or XLA's.
 
     Args:
       platform: JAX's name of the platform.
-      devices: number of devices that share a model.
+      vocab: number of logits of a position.
+      device: of JAX, one of those that share a model.
+      devices: number of those devices; several have parts of the logits, which kernels need whole.
     """
-    return "cpu" if platform == "cpu" and devices == 1 and why_missing() is None else "xla"
+    if devices > 1:
+        return "xla"
+    if platform == "cpu" and why_missing() is None:
+        return "cpu"
+    if platform == "tpu":
+        from ssd_jax.kernels.verify.pallas_tpu import why_not
+
+        return "xla" if why_not(vocab, device.device_kind) else "pallas_tpu"
+    return "xla"
 
 
 def verify(
@@ -56,6 +67,10 @@ def verify(
     """
     if backend == "reference":
         body = verify_reference
+    elif backend == "pallas_tpu":
+        from ssd_jax.kernels.verify.pallas_tpu import verify_pallas_tpu
+
+        body = verify_pallas_tpu
     elif parts.sampled is None:
         body = functools.partial(decided, search=_search(backend))
     else:
@@ -75,9 +90,13 @@ def verify(
 
 
 def probabilities(
-    positions: Positions, law: Law, *, parts: SamplingParts, backend: str = "xla"
+    positions: Positions, law: Law, *, parts: SamplingParts, tokens: int, backend: str = "xla"
 ) -> Float32[Array, "n V"]:
     """The distributions that `verify` draws from, one-hot in greedy rows."""
+    if backend == "pallas_tpu":
+        from ssd_jax.kernels.verify.pallas_tpu import probabilities_pallas_tpu
+
+        return probabilities_pallas_tpu(positions, law, parts, tokens)
     return probabilities_xla(positions, law, parts, _search(backend))
 
 

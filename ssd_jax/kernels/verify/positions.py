@@ -38,6 +38,8 @@ class Positions(NamedTuple):
     path: Int32[Array, "n"]  # bit mask of the proposed tokens before it: bit i is token i
     position: Int32[Array, "n"]  # of the token it predicts
     is_inner: Bool[Array, "n"]  # whether a proposed token follows it
+    follower: Int32[Array, "n"]  # the proposed token that follows it in a chain; any elsewhere
+    number: Int32[Array, "n"]  # of each among all
     normalisation: Normalisation | None = None
 
 
@@ -68,13 +70,13 @@ class TargetProbs(NamedTuple):
 
     Attributes:
       probs_at: p [n, V] float32 at a block of positions.
-      prob_of: p [n] float32 of a token [n] at every position, where a proposed token may be.
+      prob_of: p [n] float32 of the `follower` of every position, where there is one.
       draw: draws from p.
       uses_cond: whether the device decides what is computed.
     """
 
     probs_at: Callable[[Positions], jax.Array]
-    prob_of: Callable[[jax.Array], jax.Array]
+    prob_of: Callable[[], jax.Array]
     draw: Draw
     uses_cond: bool
 

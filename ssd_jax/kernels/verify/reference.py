@@ -31,8 +31,8 @@ def verify_reference(
     def probs_at(block: Positions) -> jax.Array:
         return sampled_probs_reference(law.allowed(block), law.settings(block))
 
-    def prob_of(token: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(probs_at(positions), token[:, None], axis=1)[:, 0]
+    def prob_of() -> jax.Array:
+        return jnp.take_along_axis(probs_at(positions), positions.follower[:, None], axis=1)[:, 0]
 
     def draw(block: Positions, key: Key, residual: Residual | None = None) -> jax.Array:
         p = weights = probs_at(block)

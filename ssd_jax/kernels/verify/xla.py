@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
@@ -65,7 +67,8 @@ def decided(
             lambda: jnp.zeros_like(block.logits),
         )
 
-    def prob_of_proposed(block: Positions, token: jax.Array) -> jax.Array:
+    def prob_of_follower(block: Positions) -> jax.Array:
+        token = block.follower
         return jax.lax.cond(
             jnp.any(block.is_inner),
             lambda: jnp.take_along_axis(probs_at(block), token[:, None], axis=-1)[:, 0],
@@ -75,8 +78,8 @@ def decided(
     # Most positions need only one probability: the rest of p is not kept.
     target = TargetProbs(
         probs_at,
-        lambda token: map_rows(prob_of_proposed, positions, token),
-        _draw_from(probs_at, uses_cond=True),
+        lambda: map_rows(prob_of_follower, positions),
+        draw_from(probs_at, uses_cond=True),
         uses_cond=True,
     )
     none = Outcome(*(jnp.zeros(is_sampled.shape, jnp.int32),) * 3)
@@ -84,7 +87,7 @@ def decided(
     sampled_outcome = jax.lax.cond(
         jnp.any(is_sampled), lambda: judges.sampled(target, positions), lambda: none
     )
-    outcome = _select(is_sampled, sampled_outcome, greedy_outcome)
+    outcome = select(is_sampled, sampled_outcome, greedy_outcome)
     checked = positions.path & ~outcome.path[positions.row] == 0
     return outcome, soundness.sound_of(checked, positions.logits, tokens)
 
@@ -115,18 +118,18 @@ def at_once(
         values = law.allowed(block) if uncut is None else uncut
         return _probs_of(block_normalisation, values, law.settings(block))
 
-    def prob_of_proposed(token: jax.Array) -> jax.Array:
+    def prob_of_follower() -> jax.Array:
         # This sum joins the pass that finds the best token; a look-up would be another pass.
-        is_token = jnp.arange(scores.shape[1]) == token[:, None]
+        is_token = jnp.arange(scores.shape[1]) == positions.follower[:, None]
         values = jnp.where(
             is_token, scores if normalisation.uncut is None else normalisation.uncut, 0.0
         )
         return _probs_of(normalisation, values.sum(axis=-1, keepdims=True), settings)[:, 0]
 
-    draw = _draw_from(probs_at, uses_cond=False)
-    target = TargetProbs(probs_at, prob_of_proposed, draw, uses_cond=False)
+    draw = draw_from(probs_at, uses_cond=False)
+    target = TargetProbs(probs_at, prob_of_follower, draw, uses_cond=False)
     sampled_outcome = judges.sampled(target, positions)
-    outcome = _select(judges.is_sampled, sampled_outcome, greedy_outcome)
+    outcome = select(judges.is_sampled, sampled_outcome, greedy_outcome)
     sound = soundness.sound(positions.logits, tokens)
     if parts.adjusted is not False:  # bans may leave nothing
         sound &= normalisation.top[:, 0] > -jnp.inf
@@ -152,11 +155,12 @@ def probabilities(
     return map_rows(probs_of_block, positions)
 
 
-def _select(is_sampled: Bool[Array, "B"], sampled: Outcome, greedy: Outcome) -> Outcome:
+def select(is_sampled: Bool[Array, "B"], sampled: Outcome, greedy: Outcome) -> Outcome:
+    """The outcomes of sampled and of greedy rows."""
     return jax.tree.map(lambda drawn, best: jnp.where(is_sampled, drawn, best), sampled, greedy)
 
 
-def _draw_from(probs_at, *, uses_cond: bool) -> Draw:
+def draw_from(probs_at: Callable[[Positions], jax.Array], *, uses_cond: bool) -> Draw:
     """`TargetProbs.draw` from distributions that are written out."""
 
     def draw_block(block: Positions, key: Key, residual: Residual | None) -> jax.Array:

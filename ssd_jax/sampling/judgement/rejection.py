@@ -17,8 +17,7 @@ from ssd_jax.sampling.settings import Sampling, sampling_of
 
 def p_of_tokens(target: TargetProbs, proposal: Proposal) -> Float32[Array, "B K"]:
     """p of each proposed token."""
-    tokens = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
-    return target.prob_of(tokens.reshape(-1)).reshape(tokens.shape)[:, :-1]
+    return target.prob_of().reshape(proposal.tokens.shape[0], -1)[:, :-1]
 
 
 def uniforms(

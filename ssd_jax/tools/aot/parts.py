@@ -137,7 +137,12 @@ class ChipSlice:
             sizes = data, len(devices) // data
             mesh = cast("Mesh", AbstractMesh(sizes, (DATA_AXIS, TENSOR_AXIS)))
         execution = execution_for(
-            self.chip.platform, dtype, config.head_dim, device=devices[0], devices=len(devices)
+            self.chip.platform,
+            dtype,
+            config.head_dim,
+            device=devices[0],
+            devices=len(devices),
+            vocab=config.vocab_size,
         )
         return FunctionalModel(config, execution, mesh=mesh)
 

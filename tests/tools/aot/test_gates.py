@@ -3,14 +3,19 @@
 `make aot` runs them; they need JAX 0.12 and libtpu. Those of real pairs are in `test_pairs.py`.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.kernels.kv_pages import lane_width
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.tools.aot import chips, hlo, traffic
+from ssd_jax.tools.aot.programs import Sizes, of_target
 from tests.tools.aot import gpus, specs
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
@@ -123,3 +128,24 @@ def test_every_chip_has_a_compiler(chip):
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     struct = jax.ShapeDtypeStruct((8, 128), np.float32, sharding=everywhere)
     assert jax.jit(lambda x: x + 1).lower(struct).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    "chip",
+    [
+        "v5e",
+        *(pytest.param(name, marks=of_every_program) for name in chips.TPUS if name != "v5e"),
+    ],
+)
+def test_a_target_on_one_tpu_reads_its_logits_in_kernels(chip):
+    mesh = mesh_of(chips.devices(chip)[:1])
+    execution = Execution.for_platform("tpu", "bfloat16")
+    execution = dataclasses.replace(execution, verify="pallas_tpu")
+    model = FunctionalModel(specs.config(128), execution, mesh=mesh)
+    sizes = Sizes(slots=SLOTS, context=2048, k=specs.K, branches=specs.BRANCHES, paging=None)
+    found = of_target(model, sizes)
+    for variant in ("greedy", "sampled", "truncated"):
+        compiled = found["accept", SLOTS, specs.K, variant].compile(mesh)
+        logits = 4 * SLOTS * (specs.K + 1) * model.config.vocab_size
+        assert compiled.memory_analysis().temp_size_in_bytes < logits / 4
+        assert ("verify_draw" in compiled.as_text()) == (variant != "greedy")
