@@ -47,7 +47,7 @@ _TEXTS = {
     "target_devices": "numbers of the target's devices, such as 0-3; without these and "
     "draft_devices two splits are compared",
     "draft_devices": "numbers of the draft's devices; default: those that the target leaves",
-    "tree_nodes": f"trees of sd, of up to {MAX_NODES} tokens, beside chains; default 0, none",
+    "tree_nodes": f"trees of up to {MAX_NODES} tokens, beside chains; default 0, none",
     "budget": f"branches per sequence, {LEAST_BUDGET} to {MAX_BUDGET}; default {BUDGET}",
 }
 """Help of settings that mean less here than in other commands."""

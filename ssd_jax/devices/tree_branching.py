@@ -171,7 +171,7 @@ def likeliest_outcomes(
     return TreeOutcomes(*(jnp.pad(array, padding, constant_values=-1) for array in arrays))
 
 
-class Forks(NamedTuple):
+class TreeForks(NamedTuple):
     """Where n = B * M branches leave their trees.
 
     Attributes:
@@ -185,7 +185,7 @@ class Forks(NamedTuple):
     path: Int32[Array, "n K+1"]
 
 
-def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> Forks:
+def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> TreeForks:
     """Where the branches of these outcomes leave the trees."""
     path = jnp.take_along_axis(
         topology.paths(record.parents), jnp.maximum(outcomes.row, 0), axis=1
@@ -195,11 +195,11 @@ def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> Fo
     slot = jnp.repeat(jnp.arange(record.start.shape[0]), outcomes.row.shape[1])
     accepted = jnp.where(rows > 0, record.tokens[slot[:, None], nodes], -1)
     path_tokens = jnp.concatenate([accepted, outcomes.bonus.reshape(-1, 1)], axis=1)
-    return Forks(topology.depth_of(path), nodes, path_tokens)
+    return TreeForks(topology.depth_of(path), nodes, path_tokens)
 
 
 def begun(
-    record: TreeRecord, outcomes: TreeOutcomes, forks: Forks, shape: TreeShape
+    record: TreeRecord, outcomes: TreeOutcomes, forks: TreeForks, shape: TreeShape
 ) -> TreeExpansion:
     """Branches whose trees have not grown yet."""
     exists = outcomes.bonus.reshape(-1) >= 0

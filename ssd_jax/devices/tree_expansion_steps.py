@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,14 +10,15 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.devices import passes, tree_branching, tree_growth
 from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.devices.tree_branching import Forks, TreeExpansion, TreeRecord
+from ssd_jax.devices.tree_branching import TreeExpansion, TreeForks, TreeRecord
 from ssd_jax.devices.tree_growth import Continuations, Frontier
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
+from ssd_jax.kernels.rows import map_row_blocks
 from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.drafting import Drafting, TreeShape
 from ssd_jax.sampling import penalties, topology
-from ssd_jax.sampling.penalties import GetHistory, History
+from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.ranking import Ranking, rank
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.sampling.variants import Parts
@@ -94,18 +96,16 @@ class TreeExpansionSteps:
             written=jnp.where(is_root, positions, self._capacity),
         )
         slot, flat = jnp.repeat(jnp.arange(self._slots), path.shape[1]), path.reshape(-1)
-        ranking = self._rank(
-            context,
-            hidden,
-            slot,
-            record.start[slot] + 1 + depth.reshape(-1),
-            lambda: penalties.in_flight(
-                context.history, record.tokens, slot, flat, self._model.output_ids
-            ),
-        )
+
+        def history(slot: Int32[Array, "n"], path: Int32[Array, "n"]) -> History:
+            outputs = self._model.output_ids
+            return penalties.in_flight(context.history, record.tokens, slot, path, outputs)
+
+        position = record.start[slot] + 1 + depth.reshape(-1)
+        ranking = self._rank(context, hidden, history, slot, position, flat)
         return tree_branching.add_ranking(record, ranking, run), keys
 
-    def copy_stems(self, keys: Keys, forks: Forks) -> Keys:
+    def copy_stems(self, keys: Keys, forks: TreeForks) -> Keys:
         """Copies keys and values of the record's paths to the front of the branches."""
         ancestors, scratch = self._shape.ancestors, keys.scratch
         of_record = scratch[..., self._branches, :]  # [layers, B, heads, entries, width]
@@ -146,18 +146,19 @@ class TreeExpansionSteps:
             written=jnp.full(positions.reshape(by_slot).shape, self._capacity),
         )
         row = jnp.repeat(jnp.arange(growth.start.shape[0]), path.shape[1])
+        runs = tree_growth.tokens_of_runs(growth, nodes, depth, shape)
 
-        def branch_history() -> History:
+        def history(
+            slot: Int32[Array, "n"], path: Int32[Array, "n"], row: Int32[Array, "n"]
+        ) -> History:
             outputs = self._model.output_ids
-            drafted = jnp.concatenate(
-                [expansion.path, tree_growth.tokens_of_runs(growth, nodes, depth, shape)], axis=1
-            )
-            precedes = topology.on_path(path.reshape(-1), drafted.shape[1])
+            drafted = jnp.concatenate([expansion.path, runs], axis=1)[row]
+            precedes = topology.on_path(path, drafted.shape[1])
             committed = penalties.history_of(context.history, slot, outputs)
-            return penalties.add_output(committed, jnp.where(precedes, drafted[row], -1), outputs)
+            return penalties.add_output(committed, jnp.where(precedes, drafted, -1), outputs)
 
         position = growth.start[row] + 1 + depth
-        ranking = self._rank(context, hidden, slot, position, branch_history)
+        ranking = self._rank(context, hidden, history, slot, position, path.reshape(-1), row)
         token = ranking.tokens[:, :1]
         continuations = Continuations(ranking, token, jnp.ones(token.shape, jnp.float32))
         log_rates = context.log_rates[self.slot_of_branches]
@@ -199,21 +200,29 @@ class TreeExpansionSteps:
         self,
         context: TreeContext,
         hidden: Float32[Array, "B R hidden"],
+        history: Callable[..., History],
         slot: Int32[Array, "n"],
         position: Int32[Array, "n"],
-        get_history: GetHistory,
+        *of_history: Int32[Array, "n"],
     ) -> Ranking:
-        """Ranks the continuations of n = B * R rows."""
+        """Ranks the continuations of n = B * R rows, of which `history` gives the history of some.
+
+        Its arguments are their slots and `of_history`.
+        """
         logits = passes.logits(self._model, context.parameters, hidden)
-        logits = logits.reshape(position.shape[0], -1)
-        return rank(
-            logits,
-            sampling_of(context.sampling, slot),
-            position,
-            get_history,
-            tokens=self._tokens,
-            count=self._shape.ranks,
-            support=min(self._drafting.support, logits.shape[1]),
-            outputs=self._model.output_ids,
-            parts=context.parts,
-        )
+
+        def ranked(logits, slot, position, *of_history) -> Ranking:
+            return rank(
+                logits,
+                sampling_of(context.sampling, slot),
+                position,
+                lambda: history(slot, *of_history),
+                tokens=self._tokens,
+                count=self._shape.ranks,
+                support=min(self._drafting.support, logits.shape[1]),
+                outputs=self._model.output_ids,
+                parts=context.parts,
+            )
+
+        rows = logits.reshape(position.shape[0], -1)
+        return map_row_blocks(ranked, rows, slot, position, *of_history)

@@ -53,13 +53,49 @@ def tree_tokens(
       rates: how often the target's token has a rank, by class of the node; see `RankRates`.
       acceptance: share of first-ranked tokens that the target takes.
     """
+    tree, _ = _simulated(rates, acceptance, shape)
+    return 1 + float(tree.sum(axis=1).mean())
+
+
+def hit_rates(
+    rates: Float[np.ndarray, "classes ranks"], acceptance: float, shape: TreeShape, branches: int
+) -> tuple[float, float]:
+    """How often one of M branches has the outcome: of a tree, and of a round of one token.
+
+    Args:
+      rates, acceptance: see `tree_tokens`.
+      branches: M.
+    """
+    _, frontier = _simulated(rates, acceptance, shape)
+    best = -np.sort(-frontier, axis=1)[:, :branches]
+    shares = class_shares(rates[:, 0], acceptance)
+    alone = -np.sort(-rates, axis=1)[:, :branches].sum(axis=1)
+    return float(best.sum(axis=1).mean()), float(shares @ alone)
+
+
+def _simulated(
+    rates: Float[np.ndarray, "classes ranks"], acceptance: float, shape: TreeShape
+) -> tuple[Float[np.ndarray, "trees nodes"], Float[np.ndarray, "trees outcomes"]]:
+    """The probability that the target's text comes through each node of trees, and that it leaves
+    them by each token that the draft has ranked."""
     shares = class_shares(rates[:, 0], acceptance)
     generator = np.random.default_rng(_SEED)
-    scores, candidates = np.ones((_TREES, 1)), []
-    for _ in range(shape.depth):
+
+    def behind(scores: Float[np.ndarray, "trees nodes"]) -> Float[np.ndarray, "trees n"]:
         classes = generator.choice(len(shares), size=scores.shape, p=shares)
-        children = (scores[:, :, None] * rates[classes]).reshape(_TREES, -1)
+        return (scores[:, :, None] * rates[classes]).reshape(_TREES, -1)
+
+    run, candidates, has_run = np.ones((_TREES, 1)), [], []
+    for depth in range(1, shape.depth + 1):
+        children = -np.sort(-behind(run), axis=1)
+        run = children[:, : shape.width]
         candidates.append(children)
-        scores = -np.sort(-children, axis=1)[:, : shape.width]
-    best = -np.sort(-np.concatenate(candidates, axis=1), axis=1)[:, : shape.nodes]
-    return 1 + float(best.sum(axis=1).mean())
+        places = np.arange(children.shape[1])
+        has_run.append((places < shape.width) & (depth < shape.depth))
+    all_candidates, all_run = np.concatenate(candidates, axis=1), np.concatenate(has_run)
+    order = np.argsort(-all_candidates, axis=1, kind="stable")
+    in_tree, outside = order[:, : shape.nodes], order[:, shape.nodes :]
+    tree = np.take_along_axis(all_candidates, in_tree, axis=1)
+    leaves = np.where(all_run[in_tree], 0.0, tree)
+    others = np.take_along_axis(all_candidates, outside, axis=1)
+    return tree, np.concatenate([others, behind(leaves)], axis=1)

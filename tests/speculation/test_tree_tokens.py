@@ -5,7 +5,7 @@ import pytest
 
 from ssd_jax.roles.drafting import GAP_CLASSES, TreeShape
 from ssd_jax.speculation.rank_rates import RankCounts, RankRates, Visit
-from ssd_jax.speculation.tree_tokens import chain_tokens, class_shares, tree_tokens
+from ssd_jax.speculation.tree_tokens import chain_tokens, class_shares, hit_rates, tree_tokens
 
 SHAPE = TreeShape(nodes=16, depth=4)
 RATES = RankRates(SHAPE).by_class
@@ -35,6 +35,19 @@ def test_a_chain_commits_its_accepted_tokens_and_one_more():
 )
 def test_a_tree_has_the_likeliest_nodes_and_commits_the_sum_of_their_odds(nodes, depth, expected):
     assert tree_tokens(ALIKE, 0.5, TreeShape(nodes=nodes, depth=depth)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "depth", "branches", "expected"),
+    [
+        (3, 1, 2, (0.25 + 0.125, 0.75)),  # behind the two best leaves
+        (1, 1, 3, (0.25 + 0.25 + 0.125, 0.875)),  # the pending token's other ranks, and the leaf's
+        (2, 2, 2, (0.125 + 0.25, 0.75)),
+    ],
+)
+def test_branches_have_the_likeliest_outcomes(nodes, depth, branches, expected):
+    shape = TreeShape(nodes=nodes, depth=depth)
+    assert hit_rates(ALIKE, 0.5, shape, branches) == pytest.approx(expected)
 
 
 def test_a_tree_as_small_as_the_chain_commits_as_much_and_one_of_16_what_a_replay_gave():

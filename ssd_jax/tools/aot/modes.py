@@ -13,7 +13,7 @@ from ssd_jax.devices.fit import Need
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.rank_rates import RankRates
-from ssd_jax.speculation.tree_tokens import tree_tokens
+from ssd_jax.speculation.tree_tokens import hit_rates, tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tools.aot.chips import Chip
 from ssd_jax.tools.aot.parts import ModelPart
@@ -53,7 +53,7 @@ class Mode:
     Attributes:
       name: "ar", "sd" or "ssd".
       target, draft: on the same devices in sd, on different ones in ssd.
-      nodes: of the trees that sd proposes; 0 with chains.
+      nodes: of the trees that sd and ssd propose; 0 with chains.
     """
 
     name: str
@@ -106,8 +106,7 @@ class Mode:
         if self.name == "ar":
             return throughput.ar(costs, rows=rows)
         if self.nodes:
-            rates = RankRates(sizes.tree).by_class
-            return rows * tree_tokens(rates, acceptance, sizes.tree) / costs.trees[self.nodes]
+            return self._tree_rate(acceptance, sizes, costs)
         if self.name == "sd":
             return throughput.sd(costs, guess, SpeculationPlan(k=k), rows=rows)
         best = throughput.best_ssd(
@@ -120,6 +119,25 @@ class Mode:
             rows=rows,
         )
         return best.rate
+
+    def _tree_rate(self, acceptance: float, sizes: Sizes, costs: Costs) -> float:
+        """`rate` with trees; under SSD a round that misses draws one token."""
+        shape, rows, target = sizes.tree, sizes.slots, self.target
+        if self.name == "ssd":
+            shape = dataclasses.replace(shape, ancestors=sizes.k)
+        rates = RankRates(shape).by_class
+        tokens = tree_tokens(rates, acceptance, shape)
+        if self.name == "sd":
+            return rows * tokens / costs.trees[self.nodes]
+        assert self.draft is not None
+        behind_tree, behind_token = hit_rates(rates, acceptance, shape, sizes.branches)
+        trees = behind_token / (1 - behind_tree + behind_token)  # of the rounds of a row
+        seconds = self.draft.seconds("promote_tree") + self.draft.seconds("expand_tree")
+        seconds += (sizes.k - 1) * self.draft.seconds("grow_branches")
+        verify = target.seconds("forward_tree") + target.seconds("accept_tree")
+        alone = (1 - trees) ** rows  # rounds without a tree
+        period = (1 - alone) * max(verify, seconds) + alone * max(costs.verify[0], seconds)
+        return rows * (trees * tokens + 1 - trees) / period
 
     def costs(self, sizes: Sizes) -> Costs:
         """Lower bounds of the seconds of the parts of a round.
@@ -135,10 +153,12 @@ class Mode:
         if self.draft is None:
             return Costs(verify=verify)
         draft = self.draft
-        if self.nodes:
+        if self.nodes and self.name == "sd":
             seconds = self.target.seconds("forward_tree") + self.target.seconds("accept_tree")
             seconds += draft.seconds("begin_tree") + (k - 1) * draft.seconds("grow_tree")
             return Costs(verify=verify, trees={self.nodes: seconds})
+        if self.nodes:
+            return Costs(verify=verify)
         drafted = (draft.seconds("start", k) + (k - 1) * draft.seconds("step", k)) / k
         if self.name == "sd":
             return Costs(verify=verify, draft=drafted)

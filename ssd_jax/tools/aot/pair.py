@@ -44,7 +44,7 @@ def modes_of(
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> list[Mode]:
     """AR and SD on all devices, and on those that SSD gives the target; SSD in every split. Where
-    there are trees, SD is there with chains and with trees.
+    there are trees, SD and SSD are there with chains and with trees.
 
     Of a number of devices that is no power of two, AR and SD are also on the largest power of two
     in it. Nothing is compiled twice, and nothing at all where only sizes are known.
@@ -89,7 +89,7 @@ def modes_of(
         name = "sd" if target == draft else "ssd"
         mode = Mode(name=name, target=parts["target", target], draft=parts["draft", draft])
         modes.append(mode)
-        if name == "sd" and sizes.nodes:
+        if sizes.nodes:
             modes.append(dataclasses.replace(mode, nodes=sizes.nodes))
     return modes
 

@@ -102,6 +102,9 @@ def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
     if branches:
         names += [variant_name((name, sizes.k), VARIANT) for name in ("expand", "grow")]
         names.append(("promote", sizes.k))
+    if sizes.nodes and branches:
+        names += [variant_name((name,), VARIANT) for name in ("expand_tree", "grow_branches")]
+        names.append(("promote_tree",))
     return names
 
 

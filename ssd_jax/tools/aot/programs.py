@@ -17,6 +17,7 @@ from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
+from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.roles.drafting import Drafting, TreeShape
 from ssd_jax.sampling.rules import RuleName
@@ -73,6 +74,8 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
         trees = Drafting(k=sizes.k, support=SUPPORT, rule=_TREE_RULE)
         compiler = _recorder(specs)
         TreeDraftPrograms(model, drafting=trees, shape=sizes.tree, compiler=compiler, **common)
+        trees = dataclasses.replace(trees, branches=sizes.branches, nodes=sizes.nodes)
+        TreeExpansionPrograms(model, drafting=trees, compiler=compiler, **common)
     drafting = Drafting(
         k=sizes.k,
         support=SUPPORT,

