@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,10 @@ from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import UNSEEN, DraftRequest
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.packed_branches import PackedBranches
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.protocols import BranchingDraft, RecordAnswer
 from ssd_jax.roles.records import (
     IDLE,
     BranchTokens,
@@ -228,48 +229,34 @@ class DeviceRecords(RecordAnswer):
         return self._draft.proposal()
 
 
-class DeviceBranches(ExpansionAnswer):
+class DeviceBranches(PackedBranches):
     """Branches on a draft's devices.
 
     Args:
       lowered: D of Saguaro sampling [B, K].
-      packed: the branches after the last forward, as `ExpansionPrograms` packs them.
+      packed: the branches after the first forward, as `ExpansionPrograms` packs them.
     """
 
     def __init__(
         self, draft: BranchDraft, lowered: Int32[np.ndarray, "B K"], packed: jax.Array
     ) -> None:
-        self._draft, self._lowered, self._on_device = draft, lowered, packed
-        self._forwards = 1
-        self._on_host: BranchTokens | None = None
-
-    def grow(self) -> None:
-        """Runs one more forward of all branches."""
-        self._on_device = self._draft.grow(self._lowered)
-        self._forwards += 1
-
-    def begin_read(self) -> None:
-        """Begins to copy the branches to the host, as far as they were dispatched."""
-        device.begin_read(self._on_device)
-
-    def ready(self) -> bool:
-        """Whether the branches are there, so that `branches` does not wait."""
-        return self._on_device.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+        super().__init__(packed)
+        self._draft, self._lowered = draft, lowered
 
     @override
-    def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """Waits for all that was dispatched: on the target's devices the outcome comes behind."""
-        if self._on_host is None or self._on_host.forwards != self._forwards:
-            self._on_host = self._read()
-        return self._on_host
+    def _grown(self, forwards: int) -> jax.Array:
+        return self._draft.grow(self._lowered)
 
-    def _read(self) -> BranchTokens:
-        packed, k = device.read(self._on_device), self._draft.k
+    @override
+    def _unpacked(
+        self, packed: Int32[np.ndarray, "B branches columns"], forwards: int
+    ) -> BranchTokens:
+        k = self._draft.k
         arrays = packed[..., 0], packed[..., 1], packed[..., 2 : 2 + k], packed[..., 2 + k :]
         count, all_branches = packed.shape[1], self._draft.branches
         if count == all_branches:
-            return BranchTokens(*arrays, self._forwards)
-        branches = no_branches(self._draft.slots, all_branches, k, self._forwards)
+            return BranchTokens(*arrays, forwards)
+        branches = no_branches(self._draft.slots, all_branches, k, forwards)
         for target, array in zip(branches[:4], arrays, strict=True):
             target[:, :count] = array
         return branches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,13 +12,14 @@ from jaxtyping import Float32, Int32
 from typing_extensions import override
 
 from ssd_jax.devices import device
+from ssd_jax.devices.packed_branches import PackedBranches
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.program_spec import Program
 from ssd_jax.devices.tree_branching import TreeRecord
 from ssd_jax.devices.tree_draft_programs import as_log_rates
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
+from ssd_jax.roles.protocols import BranchingDraft, RecordAnswer
 from ssd_jax.roles.records import (
     IDLE,
     BranchTokens,
@@ -260,12 +261,12 @@ class TreeRecords(RecordAnswer):
         return Proposal(tokens, length, tokens[..., None], np.ones((*tokens.shape, 1), np.float32))
 
 
-class TreeBranches(ExpansionAnswer):
+class TreeBranches(PackedBranches):
     """Branches with trees on a draft's devices.
 
     Args:
       log_rates: that their trees grow by.
-      packed: the branches after the last forward, as `TreeExpansionPrograms` packs them.
+      packed: the branches after the first forward, as `TreeExpansionPrograms` packs them.
 
     Attributes:
       unpacked: the same, as far as they were read; None before.
@@ -277,37 +278,26 @@ class TreeBranches(ExpansionAnswer):
         log_rates: Float32[np.ndarray, "B depths classes ranks"],
         packed: jax.Array,
     ) -> None:
-        self._draft, self._log_rates, self._on_device = draft, log_rates, packed
-        self._forwards = 1
-        self._on_host: BranchTokens | None = None
+        super().__init__(packed)
+        self._draft, self._log_rates = draft, log_rates
         self.unpacked: UnpackedBranches | None = None
 
-    def grow(self) -> None:
-        """Adds a depth to the trees of all branches, if they have fewer than K."""
-        if self._forwards < self._draft.k:
-            self._on_device = self._draft.grow(self._forwards, self._log_rates)
-        self._forwards += 1
-
-    def begin_read(self) -> None:
-        """Begins to copy the branches to the host, as far as they were dispatched."""
-        device.begin_read(self._on_device)
-
-    def ready(self) -> bool:
-        """Whether the branches are there, so that `branches` does not wait."""
-        return self._on_device.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+    @override
+    def _grown(self, forwards: int) -> jax.Array | None:
+        """A tree has no more than K depths."""
+        return self._draft.grow(forwards, self._log_rates) if forwards < self._draft.k else None
 
     @override
-    def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
-        """Waits for all that was dispatched: on the target's devices the outcome comes behind."""
-        if self._on_host is None or self._on_host.forwards != self._forwards:
-            unpacked = self.unpacked = unpack(device.read(self._on_device), self._draft.nodes)
-            tokens = unpacked.tokens[:, :-1]
-            self._on_host = BranchTokens(
-                bonus=unpacked.bonus[:, :-1],
-                lengths=unpacked.length[:, :-1],
-                tokens=tokens,
-                confidence=np.full(tokens.shape, UNKNOWN, np.int32),
-                forwards=self._forwards,
-                trees=BranchTrees(unpacked.row[:, :-1], unpacked.parents[:, :-1]),
-            )
-        return self._on_host
+    def _unpacked(
+        self, packed: Int32[np.ndarray, "B branches columns"], forwards: int
+    ) -> BranchTokens:
+        unpacked = self.unpacked = unpack(packed, self._draft.nodes)
+        tokens = unpacked.tokens[:, :-1]
+        return BranchTokens(
+            bonus=unpacked.bonus[:, :-1],
+            lengths=unpacked.length[:, :-1],
+            tokens=tokens,
+            confidence=np.full(tokens.shape, UNKNOWN, np.int32),
+            forwards=forwards,
+            trees=BranchTrees(unpacked.row[:, :-1], unpacked.parents[:, :-1]),
+        )
