@@ -44,8 +44,11 @@ class PackedBranches(ExpansionAnswer):
     def branches(self, forwards: int, until: Callable[[], bool] | None = None) -> BranchTokens:
         """Waits for all that was dispatched: on the target's devices the outcome comes behind."""
         if self._on_host is None or self._on_host.forwards != self._forwards:
-            self._on_host = self._unpacked(device.read(self._on_device), self._forwards)
+            self._on_host = self._read()
         return self._on_host
+
+    def _read(self) -> BranchTokens:
+        return self._unpacked(device.read(self._on_device), self._forwards)
 
     @abstractmethod
     def _grown(self, forwards: int) -> jax.Array | None:

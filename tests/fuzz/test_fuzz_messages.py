@@ -48,8 +48,8 @@ OF_HOSTS = [
             ("drafter", "prefill", 1, [5, 6], 0, True),
             ("target", "score", 1, [5, 6]),
             ("drafter", "propose", [_ARRAY]),
-            ("target", "forward", _ARRAY, _ARRAY, None, None),
-            ("target", "forward", None, _ARRAY, _ARRAY, _ARRAY),
+            ("target", "forward", _ARRAY, _ARRAY, None, None, None),
+            ("target", "forward", None, _ARRAY, _ARRAY, _ARRAY, _ARRAY),
             ("target", "accept", [_ARRAY], False),
             ("target", "accept", None, True),
         )

@@ -14,6 +14,7 @@ from ssd_jax.llm import llm as llm_module
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import loaded
 from ssd_jax.loading.loaded import Roles
+from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
 from ssd_jax.tuning import chooser
@@ -31,6 +32,7 @@ class Scripted:
 
     targets: list[FakeTarget]
     tuner: Any = None
+    rank_rates: Any = None
 
     @property
     def fallbacks(self):
@@ -61,6 +63,7 @@ def events(monkeypatch):
     made = SimpleNamespace(
         tuner=lambda *_: CHOSEN,
         timer=lambda *_: None,
+        rank_rates=RankRates,
         freeze_observations=lambda: found.append("freeze"),
         close=lambda: found.append("close"),
     )

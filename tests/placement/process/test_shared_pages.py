@@ -217,7 +217,7 @@ def test_pages_of_another_request_or_of_no_stock_are_not_taken():
 class Devices:
     """A draft on other devices of this process."""
 
-    slots, k, branches = 2, 2, 4
+    slots, k, branches, nodes = 2, 2, 4, 0
     done = True
 
     def __init__(self):
