@@ -17,16 +17,17 @@ PROCESS = {"draft_placement": "process"}
 CASES = [
     pytest.param("qwen3", "float32", 3, 8, {}),
     pytest.param("llama", "bfloat16", 4, 16, {"backup": "ngram"}, marks=MORE),
-    pytest.param("qwen2", "float32", 1, 4, {"budget": 3}, marks=MORE),
-    pytest.param("llama", "float32", 2, 31, PROCESS, marks=MORE),
+    pytest.param("qwen2", "float32", 1, 4, {"budget": 3}, marks=SLOW),
+    pytest.param("llama", "float32", 2, 31, PROCESS, marks=SLOW),
     pytest.param("qwen3", "int8", 8, 24, PROCESS | {"backup": "random"}, marks=SLOW),
     pytest.param("qwen2", "bfloat16", 15, 16, {"slots": 1}, marks=SLOW),
 ]
+SUBMESH = {"draft_placement": "submesh", "draft_devices": "2"}
 PLACES = [
-    PROCESS,
-    PROCESS | {"draft_workers": 2},
-    {"draft_placement": "submesh", "target_devices": "1", "draft_devices": "2"},
-    {"draft_placement": "submesh", "mesh": "data=2", "draft_devices": "2", "slots": 4},
+    pytest.param(PROCESS | {"draft_workers": 2}, marks=MORE, id="two processes"),
+    pytest.param(PROCESS, marks=SLOW, id="process"),
+    pytest.param(SUBMESH | {"target_devices": "1"}, marks=SLOW, id="submesh"),
+    pytest.param(SUBMESH | {"mesh": "data=2", "slots": 4}, marks=SLOW, id="groups"),
 ]
 
 
@@ -76,8 +77,7 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
         assert max(len(each["acceptance_histogram"]) for each in metrics) > 1  # a node was taken
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("where", PLACES, ids=lambda where: " ".join(map(str, where.values())))
+@pytest.mark.parametrize("where", PLACES)
 def test_trees_hit_wherever_the_draft_runs(checkpoints, where):
     with opened(checkpoints["qwen3"], 3, 8, **where) as llm:
         wanted = requests(llm, "coupled")
@@ -86,8 +86,14 @@ def test_trees_hit_wherever_the_draft_runs(checkpoints, where):
         assert sum(output.metrics["tree_rounds"] or 0 for output in found) > 8
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("where", [{}, PROCESS, PROCESS | {"draft_workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param({}, marks=SLOW, id="inline"),
+        pytest.param(PROCESS, marks=MORE, id="process"),
+        pytest.param(PROCESS | {"draft_workers": 2}, marks=SLOW, id="two processes"),
+    ],
+)
 def test_slots_that_share_pages_are_preempted_and_reuse_prefixes(checkpoints, where):
     with opened(checkpoints["qwen3"], 4, 12, **FEW | where) as llm:
         wanted = asked(llm)
@@ -97,7 +103,7 @@ def test_slots_that_share_pages_are_preempted_and_reuse_prefixes(checkpoints, wh
         assert sum(output.metrics["tree_rounds"] for output in found) > 20
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_trees_under_ssd_accept_what_they_accept_in_turn(checkpoints):
     """A miss proposes nothing; all other rounds have the trees of mode sd."""
     params = SamplingParams(max_tokens=60, temperature=0.7, seed=3, ignore_eos=True)
