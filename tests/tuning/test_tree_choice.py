@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.config.config import Config
+from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.config.settings import AUTO_NODES
 from ssd_jax.errors import InputError
 from ssd_jax.loading.loaded import Roles
@@ -188,7 +189,7 @@ def test_requests_that_are_sampled_by_a_rule_without_trees_have_the_chain(
     tmp_path, monkeypatch, verify
 ):
     config = dataclasses.replace(CONFIG, verify=verify)
-    config.check_tree_sampling(0.7)  # refuses nothing
+    check_temperature(config, 0.7)  # refuses nothing
     chooser, _ = opened(KnownCosts(ROWS_ARE_FREE, Guess()), tmp_path, config)
     loaded = loaded_of(config)
     monkeypatch.setattr(trees, "load_tree", lambda *_: pytest.fail("a tree was loaded"))

@@ -120,7 +120,7 @@ def test_a_job_that_not_all_join_ends_in_the_time_that_was_given():
 
 def test_hosts_imply_a_draft_in_a_process():
     config = Config(hosts=HOSTS, mode="ssd", draft="d")
-    assert config._draft_placement == "process"
+    assert config.placement_kind == "process"
     assert config.budgets_at("process") == AUTO_BUDGETS
 
 
