@@ -14,7 +14,7 @@ from ssd_jax.devices.target_programs import Programs
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling import verification
-from ssd_jax.sampling.judgement import outcome
+from ssd_jax.sampling.judgement import coupled, outcome
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.testing import tiny
@@ -171,6 +171,12 @@ MUTANTS = {
         "accept_equal",
         "jnp.take_along_axis(target, parents, axis=1)",
         "jnp.take_along_axis(target, jnp.roll(parents, 1, axis=1), axis=1)",
+    ),
+    "a draw where the text does not come": Edit(
+        coupled,
+        "_draw_along_paths",
+        "parent[sequence, node]",
+        "jnp.roll(parent, 1, axis=1)[sequence, node]",
     ),
     "keys of a rejected sibling left in the path": Edit(
         target_tree_programs,
