@@ -71,18 +71,7 @@ class Host:
     ) -> Engine:
         """A new one; `watch` may come between controller and draft."""
         clock, k = Clock(), self.game.k
-        draft = ToyDraft(
-            self.game.draft,
-            noise,
-            clock,
-            slots=self.slots,
-            k=k,
-            branches=self.budget,
-            width=self.width,
-            forward=self.forward or (lambda _number: 0.0),
-            patience=self.patience,
-            q_arrives=self.q_arrives,
-        )
+        target, draft = self.roles(noise, clock)
         tuner = self.tuner() if self.tuner else None
         policies = Policies(
             k=k,
@@ -99,7 +88,6 @@ class Host:
             elsewhere=elsewhere,
             waiting=Waiting(draft.activity if elsewhere else None, clock=clock),
         )
-        target = ToyTarget(self.game, noise, clock, slots=self.slots, chunk=self.chunk)
         return Engine(
             target,
             Silent,
@@ -108,6 +96,24 @@ class Host:
             clock=clock,
             occurrences=occurrences,
         )
+
+    def roles(self, noise: Any, clock: Clock) -> tuple[ToyTarget, ToyDraft]:
+        """Target and draft of an engine."""
+        target = ToyTarget(self.game, noise, clock, slots=self.slots, chunk=self.chunk)
+        return target, ToyDraft(self.game.draft, noise, clock, **self.draft_settings)
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """Size and pace of the draft."""
+        return {
+            "slots": self.slots,
+            "k": self.game.k,
+            "branches": self.budget,
+            "width": self.width,
+            "forward": self.forward or (lambda _number: 0.0),
+            "patience": self.patience,
+            "q_arrives": self.q_arrives,
+        }
 
 
 def outputs(engine: Engine, names: Sequence[Name], length: int) -> list[RequestOutput]:

@@ -18,7 +18,7 @@ import numpy as np
 from ssd_jax.roles.activity import Activity, Busy
 from ssd_jax.roles.records import IDLE, BranchTokens, Drafted, Outcomes, Promotion, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
-from ssd_jax.testing.by_row import promoted
+from ssd_jax.testing.by_row import Promoted, promoted
 from tests.fakes.stepwise import StepwiseDraft
 from tests.speculation.enumeration.chance import Key, Law, Renamed
 from tests.speculation.enumeration.filters import Model, Text, point
@@ -127,7 +127,7 @@ class Proposed:
         for step in range(self.length):
             law = self.speculation.law_at(step)
             certain = self.point_mass or self.speculation.host
-            yield point(int(self.speculation.tokens[step]), len(law)) if certain else law
+            yield point(int(self.speculation.tokens[step]), len(law)) if certain and law else law
 
 
 class ToyDraft(StepwiseDraft):
@@ -188,18 +188,27 @@ class ToyDraft(StepwiseDraft):
             self._texts[slot] += tuple(moved.committed)
             text = self._texts[slot]
             assert (moved.position, moved.pending) == (len(text) - 1, text[-1])
-            record = self._speculation(slot, moved.position, lambda text=text: text)
-            record.tokens, record.host = list(moved.tokens), bool(moved.tokens)
-            if moved.winner >= 0:
-                assert self._serving, "a winner of a draft that is not there"
-                won = self._branches[slot][moved.winner]
-                assert won is not None
-                path = text[self._records[slot].start + 1 :]
-                assert tuple(map(int, won.path)) == path, "the branch is of another outcome"
-                assert moved.limit <= len(won.tokens)
-                record.tokens = won.tokens[: moved.limit]
-            records[slot] = record
+            records[slot] = self._renewed(moved, text)
         self._records, self._branches = records, {}
+
+    def _renewed(self, moved: Promoted, text: Text) -> Speculation:
+        """The record of a slot, behind its text."""
+        record = self._speculation(moved.slot, moved.position, lambda: text)
+        record.tokens, record.host = list(moved.tokens), bool(moved.tokens)
+        if moved.winner >= 0:
+            won = self._winner(moved, text)
+            assert moved.limit <= len(won.tokens)
+            record.tokens = won.tokens[: moved.limit]
+        return record
+
+    def _winner(self, moved: Promoted, text: Text) -> Any:
+        """The branch that becomes the record."""
+        assert self._serving, "a winner of a draft that is not there"
+        won = self._branches[moved.slot][moved.winner]
+        assert won is not None
+        path = text[self._records[moved.slot].start + 1 :]
+        assert tuple(map(int, won.path)) == path, "the branch is of another outcome"
+        return won
 
     def _speculation(self, slot: int, start: int, text: Callable[[], Text]) -> Speculation:
         name = self._names[slot]
@@ -250,13 +259,18 @@ class ToyDraft(StepwiseDraft):
         self._awaited, self._planned, self._told = True, forwards, 0
         self._began = max(self._clock.now, self._free)
         for slot, record in self._records.items():
-            forks = enumerate(counts[slot].tolist())
             first = [0] * (self.k + 1) if skip is None else skip[slot].tolist()
-            self._branches[slot] = [
-                self._branch(slot, record, k, first[k] + rank)
-                for k, count in forks
-                for rank in range(count)
-            ]
+            self._branches[slot] = self._forks(slot, record, counts[slot].tolist(), first)
+
+    def _forks(
+        self, slot: int, record: Any, counts: Sequence[int], first: Sequence[int]
+    ) -> list[Any]:
+        """The branches of a record."""
+        return [
+            self._branch(slot, record, k, first[k] + rank)
+            for k, count in enumerate(counts)
+            for rank in range(count)
+        ]
 
     def _branch(self, slot: int, record: Speculation, k: int, rank: int) -> Speculation | None:
         text, size = self._texts[slot], len(self._model(self._texts[slot]))
@@ -407,10 +421,12 @@ class ToyTarget:
         return Pending(self._clock, self._clock.now + 1, emitted)
 
     def _verify(self, slot: int, record: Any) -> Text:
-        before = self._texts[slot]
-        noise = _of(self._noise, self._names[slot])
+        before, noise = self._texts[slot], self._noise_of(slot)
         after = self._texts[slot] = self._game.verify(self._game, State(before), record, noise)
         return after[len(before) :]
+
+    def _noise_of(self, slot: int) -> Renamed:
+        return _of(self._noise, self._names[slot])
 
 
 def _of(noise: Any, name: Name) -> Renamed:
