@@ -125,26 +125,37 @@ def stream_opener(
 ) -> Callable[[Container[int], int | None], DecodeStream]:
     """A function that opens a stream for this tokenizer, chosen by its decoder. Its arguments are
     the skipped tokens, and the token that the text follows, None at its beginning."""
-    decoder = backend.decoder
-    description: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
-    steps = description.get("decoders", [])
-    if description.get("type") == "ByteLevel":
-        to_bytes = _from_byte_level(backend)
-    elif _is_sentencepiece(steps):
-        to_bytes = _from_sentencepiece
-    else:
+    bytes_of = byte_reader(backend)
+    if bytes_of is None:
         decode = functools.partial(backend.decode, skip_special_tokens=False)
         return functools.partial(WindowStream, decode)
+    strips_space = len(_decoder_of(backend).get("decoders", [])) == 4
+    return lambda skipped_ids, after: ByteStream(
+        bytes_of, skipped_ids, strip_space=strips_space and after is None
+    )
+
+
+def byte_reader(backend: tokenizers.Tokenizer) -> Callable[[int], bytes] | None:
+    """A function that returns the bytes of a token; None where tokens have none of their own."""
+    description = _decoder_of(backend)
+    if description.get("type") == "ByteLevel":
+        to_bytes = _from_byte_level(backend)
+    elif _is_sentencepiece(description.get("decoders", [])):
+        to_bytes = _from_sentencepiece
+    else:
+        return None
 
     @functools.cache
     def bytes_of(token_id: int) -> bytes:
         token = backend.id_to_token(token_id)
         return b"" if token is None else to_bytes(token_id, token)  # None: a padding row
 
-    strips_space = len(steps) == 4
-    return lambda skipped_ids, after: ByteStream(
-        bytes_of, skipped_ids, strip_space=strips_space and after is None
-    )
+    return bytes_of
+
+
+def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """The decoder's description; empty if there is none."""
+    return {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
 
 
 def _is_sentencepiece(steps: list[dict]) -> bool:

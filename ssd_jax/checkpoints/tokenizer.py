@@ -14,7 +14,7 @@ from tokenizers import processors
 
 from ssd_jax.checkpoints.chat_template import ChatTemplate
 from ssd_jax.checkpoints.control_tokens import ControlTokens, reveal
-from ssd_jax.checkpoints.detokenizer import DecodeStream, stream_opener
+from ssd_jax.checkpoints.detokenizer import DecodeStream, byte_reader, stream_opener
 from ssd_jax.checkpoints.messages import checked_variables
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, shown
@@ -66,6 +66,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.has_chat_template = chat_template is not None
         self._open_stream = stream_opener(backend)
+        self._bytes_of = byte_reader(backend)
         # Ids may have gaps: the last one counts, not the number of tokens.
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_ids = frozenset(i for i in eos_ids if i < self.size)  # others are never drawn
@@ -159,6 +160,17 @@ class Tokenizer:
         return self._open_stream(
             self.special_ids if skip_special else (), None if starts_text else after
         )
+
+    def token_bytes(self, token_id: int, after: int | None = None) -> bytes:
+        """What a token adds to a text: perhaps part of a character.
+
+        Args:
+          after: the token before it; tokenizers whose tokens have no bytes of their own need it.
+        """
+        if self._bytes_of is not None:
+            return self._bytes_of(token_id)
+        stream = self.open_stream(after, skip_special=False)
+        return (stream.push([token_id]) + stream.flush()).encode()
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None for a padding row."""

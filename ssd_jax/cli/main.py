@@ -26,6 +26,7 @@ from ssd_jax.system.leaving import leave
 
 COMMANDS = {
     "generate": "complete prompts",
+    "serve": "answer OpenAI's interface over HTTP",
     "chat": "talk to a model in the terminal",
     "compare": "show where two runs of a prompt file diverge",
     "bench": "measure speed on prompt sets, or the cost of a forward",

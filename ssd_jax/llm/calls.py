@@ -268,7 +268,7 @@ class Calls(ABC):
         groups = await asyncio.to_thread(self._prepare, prompts, sampling_params, n)
         if not groups:
             return []
-        events = self._run_async([text for texts in groups for text in texts], mode)
+        events = self.run_async([text for texts in groups for text in texts], mode)
         return _group_outputs(groups, [event async for event in events if event.output is not None])
 
     @check_keywords()
@@ -282,14 +282,15 @@ class Calls(ABC):
         """`stream` for an event loop; `aclose` cancels it."""
         request = await asyncio.to_thread(self.request, prompt, sampling_params)
         require_one_text(request)
-        async with contextlib.aclosing(self._run_async([request], mode)) as events:
+        async with contextlib.aclosing(self.run_async([request], mode)) as events:
             async for event in events:
                 yield event
 
-    async def _run_async(
-        self, requests: Sequence[Request], mode: str | None
+    @check_keywords()
+    async def run_async(
+        self, requests: Sequence[Request], mode: str | None = None
     ) -> AsyncGenerator[TokenEvent]:
-        """`run` for an event loop."""
+        """`run` for an event loop; `aclose` cancels the requests that have not ended."""
         caller = Caller(await asyncio.to_thread(self._engine_for, requests, mode))
         try:
             for first in range(0, len(requests), _BATCH):

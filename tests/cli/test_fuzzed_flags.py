@@ -22,6 +22,7 @@ from ssd_jax.llm import llm
 from ssd_jax.loading import resolve
 from ssd_jax.placement.remote import serving
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.server import lifecycle
 from ssd_jax.system import compile_cache, cores
 from ssd_jax.tools.aot import pair
 from ssd_jax.tools.distill import stages
@@ -29,6 +30,7 @@ from ssd_jax.tools.distill import stages
 SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
 OWN = {
     "generate": ["prompt", "prompt_file", "json", "compare"],
+    "serve": ["port", "max_queue", "max_body", "drain_seconds"],
     "chat": ["system", "history"],
     "compare": ["prompt_file"],
     "bench": [
@@ -121,6 +123,7 @@ def shallow(monkeypatch, tmp_path):
         (stages, "run"),
         (pair, "modes_of"),
         (serving, "serve"),
+        (lifecycle.HttpServer, "start"),
     ):
         monkeypatch.setattr(owner, name, load)
     monkeypatch.setattr(cores, "pin", lambda _cores: lambda: None)
@@ -135,6 +138,7 @@ def starts(command, place, target):
     return {
         "generate": [["--prompt=x"], [f"--prompt_file={place}/good.jsonl"]],
         "chat": [[]],
+        "serve": [["--port=0"]],
         "compare": [answers, [*answers, f"--prompt_file={place}/good.jsonl"]],
         "bench": [
             ["--prompts=mt_bench:1"],

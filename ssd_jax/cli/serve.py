@@ -1,0 +1,151 @@
+"""`ssd-jax serve`: answer OpenAI's interface over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import queue
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ssd_jax.cli import settings
+from ssd_jax.cli.loading import load, open_llm, short
+from ssd_jax.config.refusals.trees import check_temperature
+from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_jax.llm.llm import LLM
+
+_REPORTS = ("logprobs", "prompt_logprobs", "seed")
+"""Settings of `SamplingParams` that only a request can ask for."""
+_PACKAGES = ("openai", "prometheus_client", "pydantic", "starlette", "uvicorn")
+_FLAGS: settings.FlagSpecs = {
+    "host": ("str", "127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine"),
+    "port": ("int", 8000, "port to listen on; 0 is any free port"),
+    "served_model_name": "name of the model in requests; default: the target",
+    "max_queue": ("int", 256, "texts that may wait for a slot; further requests get status 429"),
+    "max_body": ("int", 8 << 20, "most bytes of a request's body"),
+    "drain_seconds": ("int", 30, "seconds that requests have to end after SIGTERM or Ctrl-C"),
+}
+_DEFAULTS = {
+    "verify": "coupled",
+    "control_tokens": "plain",
+    "temperature": 1.0,
+    "max_tokens": None,
+    "seed": None,
+}
+"""Where the server differs from other commands: as OpenAI's interface has it, and so that a seed
+repeats a text whatever runs beside it."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serves until SIGTERM or an interrupt; returns the exit status."""
+    values = settings.new_flags(_FLAGS, **_DEFAULTS)
+    options = settings.parse(values, "serve", arguments, hidden=_REPORTS)
+    settings.at_least(options, port=0, max_queue=0, max_body=1, drain_seconds=0)
+    if options["port"] > 65535:
+        raise InputError(f"port = {options['port']} is out of range; give 0 to 65535")
+    for name in _REPORTS:
+        if options[name] is not None:
+            raise InputError(f"{name} is for a request; leave out --{name}")
+    config, params = settings.config_of(options), settings.params_of(options)
+    check_temperature(config, params.temperature)
+    _require_packages()
+
+    from ssd_jax.server.lifecycle import listen
+
+    with listen(options["host"], options["port"]) as listener, open_llm(config) as llm:
+        return _serve(llm, _defaults(llm, params, values), options, listener)
+
+
+def _serve(
+    llm: LLM, defaults: SamplingParams, options: Mapping[str, Any], listener: socket.socket
+) -> int:
+    from ssd_jax.server.lifecycle import HttpServer
+    from ssd_jax.server.state import new_state
+
+    state = new_state(
+        llm,
+        defaults,
+        model=options["served_model_name"] or short(llm.config.target),
+        queue=options["max_queue"],
+        max_body=options["max_body"],
+    )
+    server = HttpServer(state, listener)
+    with _Signals() as signals:
+        server.start()
+        try:
+            load(llm)
+            signals.loaded = state.loaded = True
+            where = f"http://{options['host']}:{server.port}"
+            print(
+                f"serving {state.model} at {where} (mode {llm.mode})", file=sys.stderr, flush=True
+            )
+            status = signals.wait()
+            if not server.drain(options["drain_seconds"]):
+                llm.close()  # ends with an error what still runs
+        finally:
+            server.stop()
+    return status
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C: the first asks the server to end, the next one ends the process.
+
+    While the model loads, SIGTERM ends the process, and Ctrl-C does what it does in all commands.
+
+    Attributes:
+      loaded: whether the model has loaded.
+    """
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self._ends: queue.SimpleQueue[int] = queue.SimpleQueue()  # takes items from handlers
+        self._asked = False
+
+    def __enter__(self) -> _Signals:
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def wait(self) -> int:
+        """Waits for the first; returns the exit status that it stands for."""
+        return self._ends.get()
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        status = 0 if number == signal.SIGTERM else 128 + number
+        if not self.loaded and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._asked or not self.loaded:
+            from ssd_jax.system.leaving import leave
+
+            leave("", status)
+        self._asked = True
+        self._ends.put(status)
+
+
+def _defaults(llm: LLM, params: SamplingParams, values: settings.Flags) -> SamplingParams:
+    """The parameters of requests that give none: flags, then the checkpoint's if they are taken."""
+    from ssd_jax.llm.prompting import given_settings  # bad flags must not wait for JAX
+
+    checkpoint = given_settings(llm.get_default_sampling_params())
+    return dataclasses.replace(
+        params, **{name: value for name, value in checkpoint.items() if not values[name].present}
+    )
+
+
+def _require_packages() -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"serve needs {', '.join(missing)}: install the extra, pip install 'ssd-jax[serve]'"
+        )

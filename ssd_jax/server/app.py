@@ -1,0 +1,153 @@
+"""The routes of the server."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ssd_jax import __version__
+from ssd_jax.server.answers import open_answer
+from ssd_jax.server.chat import chat_chunks, chat_params, chat_prompt, chat_response
+from ssd_jax.server.completions import (
+    completion_chunks,
+    completion_params,
+    completion_prompts,
+    completion_response,
+    echoed,
+)
+from ssd_jax.server.errors import ApiError
+from ssd_jax.server.fields import CHAT, COMPLETION
+from ssd_jax.server.posts import Handler, Post
+from ssd_jax.server.state import ServerState
+from ssd_jax.server.streaming import EventStream, as_json
+from ssd_jax.server.tokens import detokenize, tokenize
+
+
+def make_app(state: ServerState) -> Starlette:
+    """The ASGI application of a server."""
+
+    async def models(_: Request) -> Response:
+        return _json({"object": "list", "data": [_model(state)]})
+
+    async def model(request: Request) -> Response:
+        state.require_model(request.path_params["name"])
+        return _json(_model(state))
+
+    async def live(_: Request) -> Response:
+        failure = state.engine.failure
+        return _json({"status": failure or "live"}, 200 if failure is None else 503)
+
+    async def ready(_: Request) -> Response:
+        reason = state.why_not_ready
+        return _json({"status": reason or "ready"}, 200 if reason is None else 503)
+
+    async def version(_: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def metrics(_: Request) -> Response:
+        return Response(state.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    def post(path: str, handle: Handler) -> Route:
+        return Route(path, Post(state, handle), methods=["POST"])
+
+    return Starlette(
+        routes=[
+            post("/v1/chat/completions", _chat),
+            post("/v1/completions", _complete),
+            post("/tokenize", _tokenize),
+            post("/detokenize", _detokenize),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/health", ready),
+            Route("/health/live", live),
+            Route("/health/ready", ready),
+            Route("/version", version),
+            Route("/metrics", metrics),
+        ],
+        exception_handlers={ApiError: _of_api, HTTPException: _of_http},
+    )
+
+
+async def _chat(state: ServerState, body: dict[str, Any], stack: contextlib.ExitStack) -> ASGIApp:
+    fields = CHAT.read(body)
+    state.require_model(fields["model"])
+    params = chat_params(fields, state.engine.defaults)
+    state.require_ready()
+    stack.enter_context(state.admission.admit(params.n))
+    with CHAT.refusing(fields):
+        answer = await open_answer(state, "chatcmpl", [chat_prompt(fields)], params, fields)
+    if fields.get("stream"):
+        return EventStream(chat_chunks(answer, fields))
+    return _json_text(as_json(await chat_response(answer, fields)))
+
+
+async def _complete(
+    state: ServerState, body: dict[str, Any], stack: contextlib.ExitStack
+) -> ASGIApp:
+    fields = COMPLETION.read(body)
+    state.require_model(fields["model"])
+    prompts = completion_prompts(fields)
+    params = completion_params(fields, state.engine.defaults)
+    state.require_ready()
+    counted = "n" if params.n > 1 else "prompt"
+    stack.enter_context(state.admission.admit(params.n * len(prompts), counted))
+    with COMPLETION.refusing(fields):
+        ids = [await state.engine.prompt_ids(prompt) for prompt in prompts]
+        objects = [{"prompt_token_ids": prompt_ids} for prompt_ids in ids]
+        answer = await open_answer(state, "cmpl", objects, params, fields)
+    echoes = echoed(prompts, state.engine.tokenizer) if fields.get("echo") else []
+    if fields.get("stream"):
+        return EventStream(completion_chunks(answer, fields, echoes))
+    return _json_text(as_json(await completion_response(answer, fields, echoes)))
+
+
+async def _tokenize(
+    state: ServerState, body: dict[str, Any], _stack: contextlib.ExitStack
+) -> Response:
+    return _json(await tokenize(state, body))
+
+
+async def _detokenize(
+    state: ServerState, body: dict[str, Any], _stack: contextlib.ExitStack
+) -> Response:
+    return _json(await detokenize(state, body))
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.model,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "ssd_jax",
+        "max_model_len": state.engine.context,
+    }
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _json_text(text: str) -> Response:
+    return Response(text, media_type="application/json")
+
+
+async def _of_api(_: Request, error: Any) -> Response:
+    """The response to an `ApiError`."""
+    return error.response()
+
+
+async def _of_http(request: Request, error: Any) -> Response:
+    """The response to an `HTTPException`: no such path or method."""
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,123 @@
+"""What the server asks of an open model: all that would change with another engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.engine.request import Request, TokenEvent
+from ssd_jax.errors import DeviceError, InputError
+from ssd_jax.llm.prompting import Prompt
+from ssd_jax.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_jax.llm.llm import LLM
+
+
+class EngineAccess:
+    """A model as the routes see it.
+
+    Attributes:
+      defaults: sampling parameters of requests that give none.
+      failure: what a device reported when it failed; nothing is decoded after it.
+    """
+
+    def __init__(self, llm: LLM, defaults: SamplingParams) -> None:
+        self._llm = llm
+        self.defaults = defaults
+        self.failure: str | None = None
+
+    @property
+    def slots(self) -> int:
+        """Most texts that are decoded at a time."""
+        return self._llm.config.slots
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and text."""
+        return self._llm.context
+
+    @property
+    def mode(self) -> str:
+        """The mode that decodes."""
+        return self._llm.mode
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return self._llm.tokenizer
+
+    async def prompt_ids(
+        self, prompt: str | list[int], *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """The ids of a text that no template is put around; ids stay as they are.
+
+        Raises:
+          InputError: it cannot be encoded.
+        """
+        if not isinstance(prompt, str):
+            return prompt
+        plain = self._llm.config.control_tokens == "plain"
+        return await asyncio.to_thread(
+            self.tokenizer.encode, prompt, add_special_tokens, split_special_tokens=plain
+        )
+
+    async def encode_chat(self, prompt: Mapping[str, Any]) -> list[int]:
+        """The ids of an object with messages.
+
+        Raises:
+          InputError: malformed messages, or no chat template.
+        """
+        return await asyncio.to_thread(self._llm.encode, prompt)
+
+    async def requests(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
+        """Checked requests for the `params.n` texts of each prompt; text s of prompt p of P has the
+        index p + s P.
+
+        Raises:
+          InputError: a prompt or parameters that cannot run.
+        """
+        return await asyncio.to_thread(self._requests, prompts, params)
+
+    def _requests(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
+        checked = [self._llm.request(prompt, params, index) for index, prompt in enumerate(prompts)]
+        return [text for request in checked for text in request.split(len(prompts))]
+
+    def mode_of(self, speculation: str) -> str | None:
+        """The mode that a request asks for; None is the server's.
+
+        Raises:
+          InputError: it was not prepared.
+        """
+        if speculation == "auto":
+            return None
+        mode = "ar" if speculation == "off" else speculation
+        if mode not in self._llm.modes:
+            names = ["off" if name == "ar" else name for name in self._llm.modes]
+            raise InputError(
+                f"speculation = {speculation!r} was not prepared; one of {', '.join(names)}, auto"
+            )
+        return mode
+
+    async def events(
+        self, requests: Sequence[Request], mode: str | None = None
+    ) -> AsyncGenerator[TokenEvent]:
+        """Their events until all have ended; `aclose` cancels those that have not.
+
+        Args:
+          mode: see `mode_of`.
+
+        Raises:
+          DeviceError: a device has failed, and the model must be opened again.
+          SsdError: the model was closed.
+        """
+        try:
+            async with contextlib.aclosing(self._llm.run_async(requests, mode)) as events:
+                async for event in events:
+                    yield event
+        except DeviceError as error:
+            self.failure = str(error)
+            raise

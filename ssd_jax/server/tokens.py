@@ -1,0 +1,49 @@
+"""`/tokenize` and `/detokenize`, as in vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ssd_jax.server.chat import chat_prompt
+from ssd_jax.server.errors import invalid
+from ssd_jax.server.fields import DETOKENIZE, TOKENIZE
+from ssd_jax.server.state import ServerState
+
+
+async def tokenize(state: ServerState, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of a text, or of messages in the chat template.
+
+    Raises:
+      ApiError: neither, or both, or they cannot be encoded.
+    """
+    fields = TOKENIZE.read(body)
+    state.require_model(fields.get("model", state.model))
+    if ("prompt" in fields) == ("messages" in fields):
+        raise invalid("give one of prompt and messages", "prompt")
+    with TOKENIZE.refusing(fields):
+        if "messages" in fields:
+            tokens = await state.engine.encode_chat(chat_prompt(fields))
+        else:
+            special = fields.get("add_special_tokens", True)
+            tokens = await state.engine.prompt_ids(fields["prompt"], add_special_tokens=special)
+    return {"count": len(tokens), "max_model_len": state.engine.context, "tokens": tokens}
+
+
+async def detokenize(state: ServerState, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The text of ids, control tokens included.
+
+    Raises:
+      ApiError: an id that is none.
+    """
+    fields = DETOKENIZE.read(body)
+    state.require_model(fields.get("model", state.model))
+    tokenizer, tokens = state.engine.tokenizer, fields["tokens"]
+    for token in tokens:
+        if not 0 <= token < tokenizer.size:
+            raise invalid(
+                f"tokens: id {token} is not in the vocabulary; ids are 0 to {tokenizer.size - 1}",
+                "tokens",
+            )
+    return {"prompt": await asyncio.to_thread(tokenizer.decode, tokens)}

@@ -1,0 +1,137 @@
+"""A server whose engine follows a script: events without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ssd_jax.engine.origin import Origin, TextSpan
+from ssd_jax.engine.request import CompletionOutput, Request, RequestOutput, TokenEvent
+from ssd_jax.engine.request_metrics import REQUEST_KEYS
+from ssd_jax.errors import InputError
+from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.server.admission import Admission
+from ssd_jax.server.lifecycle import HttpServer, listen
+from ssd_jax.server.metrics import Metrics
+from ssd_jax.server.state import ServerState
+
+
+class Letters:
+    """A tokenizer: the id of a character is its code."""
+
+    size = 0x110000
+
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    def token_bytes(self, token_id, after=None):
+        del after
+        return chr(token_id).encode()
+
+
+class ScriptedEngine:
+    """Says "a" until it may say no more, and 50 times where nothing limits it.
+
+    Attributes:
+      running: requests that have not ended.
+      held: whether no tokens come.
+      error: what the next token raises.
+    """
+
+    slots, context, failure = 2, 100, None
+    mode = "ar"
+
+    def __init__(self):
+        self.tokenizer = Letters()
+        self.defaults = SamplingParams(max_tokens=None, seed=None)
+        self.running = 0
+        self.held = False
+        self.error = None
+
+    def mode_of(self, speculation):
+        if speculation in ("sd", "ssd"):
+            raise InputError(f"speculation = {speculation!r} was not prepared; one of off, auto")
+        return None
+
+    async def prompt_ids(self, prompt, *, add_special_tokens=True):
+        del add_special_tokens
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    async def encode_chat(self, prompt):
+        return self.tokenizer.encode(prompt["messages"][-1]["content"])
+
+    async def requests(self, prompts, params):
+        made = []
+        for index, prompt in enumerate(prompts):
+            ids = prompt.get("prompt_token_ids") or await self.encode_chat(prompt)
+            if len(ids) >= self.context:
+                raise InputError(f"the prompt has {len(ids)} tokens; the context is {self.context}")
+            made.append(Request(prompt_ids=ids, params=params, index=index))
+        return [text for request in made for text in request.split(len(prompts))]
+
+    async def events(self, requests, mode=None):
+        del mode
+        self.running += len(requests)
+        try:
+            for request in requests:
+                for number in range(min(request.params.most_tokens, 50)):
+                    while self.held:
+                        await asyncio.sleep(0.005)
+                    if self.error is not None:
+                        raise self.error
+                    yield self._event(request, number)
+                    await asyncio.sleep(0)
+        finally:
+            self.running -= len(requests)
+
+    def _event(self, request, number):
+        count = min(request.params.most_tokens, 50)
+        output = None
+        if number == count - 1:
+            text = CompletionOutput(
+                prompt_index=request.index,
+                seed=0,
+                token_ids=[97] * count,
+                text="a" * count,
+                finish_reason="stop" if request.params.max_tokens is None else "length",
+                metrics=dict.fromkeys(REQUEST_KEYS),
+            )
+            output = RequestOutput(
+                request_id=request.index,
+                prompt=None,
+                prompt_token_ids=list(request.prompt_ids),
+                outputs=[text],
+            )
+        return TokenEvent(
+            request_id=request.index,
+            prompt_index=request.index,
+            token_ids=[97],
+            text="a",
+            spans=[TextSpan("a", Origin.TARGET)],
+            output=output,
+        )
+
+
+@contextlib.contextmanager
+def served(engine, *, queue=4, max_body=100_000, model="m", loaded=True):
+    """A server for an engine, on a free port of this machine."""
+    admission = Admission(engine.slots, queue)
+    state = ServerState(
+        model=model,
+        engine=engine,
+        admission=admission,
+        metrics=Metrics(admission, model),
+        max_body=max_body,
+        loaded=loaded,
+    )
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(state, listener)
+        server.start()
+        server.state = state
+        try:
+            yield server
+        finally:
+            server.stop()
