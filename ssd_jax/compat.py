@@ -150,3 +150,20 @@ def why_no_mosaic_gpu() -> str | None:
     if jax.__version_info__ >= (0, 11):
         return None
     return f"it needs JAX 0.11, so Python 3.12 or newer, and this is JAX {jax.__version__}"
+
+
+def why_no_clusters() -> str | None:
+    """Why Mosaic GPU kernels cannot have clusters whose blocks write to each other's shared memory,
+    in one line; None if they can: in JAX 0.12."""
+    import jax
+
+    if jax.__version_info__ >= (0, 12):
+        return None
+    return f"it needs JAX 0.12, so Python 3.12 or newer, and this is JAX {jax.__version__}"
+
+
+def kernels_are_interpreted() -> bool:
+    """Whether kernels that are traced now run in an interpreter, by JAX's context manager."""
+    from jax._src import config  # no public API says
+
+    return config.pallas_tpu_interpret_mode_context_manager.value is not None

@@ -43,6 +43,7 @@ from ssd_jax.kernels.tree_attention.api import (
     tree_attention,
     why_not,
 )
+from ssd_jax.kernels.verify import api as verify_api
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.variants import VARIANTS
 from ssd_jax.sampling.verification import verify
@@ -78,7 +79,9 @@ LAYOUT, TOLERANCE = (
 )
 
 
-VERIFY_KERNELS = {"cpu": ("cpu",), "tpu": ("pallas_tpu",)}
+VERIFIED = 1000
+"""Tokens of the vocabulary of verifications."""
+VERIFY_KERNELS = {"cpu": ("cpu",), "tpu": ("pallas_tpu",), "gpu": ("pallas_gpu",)}
 """Kernels of verification, by platform."""
 
 
@@ -162,10 +165,10 @@ def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..
     return function, (case.q, pages, case.table, case.visible, branches, case.paths)
 
 
-def compile_attention(chip: str, backend: str) -> None:
+def compile_for_gpu(chip: str, operation: str, backend: str) -> None:
     """Compiles a kernel for GPUs, of which JAX takes those of one generation in a process."""
     place = Place(chip, "gpu", mesh_of(chips.devices(chip)))
-    case = attention(backend)
+    case = {"attention": attention, "verification": verification}[operation](backend)
     with jax.default_device(place.device):  # whose instructions Mosaic takes
         place.compile(*case)
 
@@ -209,14 +212,19 @@ def products(kind: str, *, packed: bool = False) -> tuple[Callable[..., Any], An
     return function, (x, panels)
 
 
-def verification(backend: str, *, interpret: bool = False) -> tuple[Callable[..., Any], Any]:
-    """A backend of verification, and rows of all kinds for it."""
-    case = verify_cases.arguments(verify_cases.KINDS, 1000, 0, width=3)
-    law = {"tokens": 990, "parts": VARIANTS["truncated"], "backend": backend}
+def why_not_verified(place: Place) -> str | None:
+    """Why GPUs do not verify by their kernel, in one line, or None."""
+    return verify_api.why_not("pallas_gpu", "gpu", VERIFIED, place.device)
+
+
+def verification(backend: str, how: Any = None) -> tuple[Callable[..., Any], Any]:
+    """A backend of verification, interpreted in a context if one is given, and rows of all kinds
+    for it."""
+    case = verify_cases.arguments(verify_cases.KINDS, VERIFIED, 0, width=3)
+    law = {"tokens": VERIFIED - 10, "parts": VARIANTS["truncated"], "backend": backend}
 
     def function(*arguments):
-        how = pltpu.force_tpu_interpret_mode() if interpret else contextlib.nullcontext()
-        with how:
+        with contextlib.nullcontext() if how is None else how():
             return verify(*arguments, **law)
 
     return function, jax.tree.map(jnp.asarray, case)
@@ -233,7 +241,7 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
             continue
         attempt = _try(place, *attention(name), wanted)
         if name in GPU_BACKENDS and not own:
-            attempt = alone(compile_attention, place.name, name)
+            attempt = alone(compile_for_gpu, place.name, "attention", name)
         yield f"attention: {name}", state, attempt
     written = np.asarray(writing(windows=False)[0](*writing(windows=False)[1])) if own else None
     for name, windows in (("scatter", False), ("windows", True)):
@@ -243,7 +251,12 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     right, given = verification("reference")
     outcome = jax.jit(right)(*given) if own else None
     for name in ("reference", "xla", *VERIFY_KERNELS.get(place.platform, ())):
-        yield f"verification: {name}", state, _try(place, *verification(name), outcome)
+        attempt = _try(place, *verification(name), outcome)
+        if name == "pallas_gpu" and why_not_verified(place) is not None:
+            continue
+        if name == "pallas_gpu" and not own:
+            attempt = alone(compile_for_gpu, place.name, "verification", name)
+        yield f"verification: {name}", state, attempt
     for kind in ("bfloat16", "int8"):
         function, given = products(kind)
         product_ = np.asarray(function(*given)) if own else None
@@ -271,9 +284,14 @@ def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
     written = np.asarray(scatter(*given))
     yield "KV writes: pallas_tpu", "interpreted", _try(place, *writing(True, how), written)
     right, given = verification("reference")
-    for_tpu = verification("pallas_tpu", interpret=True)
     outcome = jax.jit(right)(*given)
+    for_tpu = verification("pallas_tpu", pltpu.force_tpu_interpret_mode)
     yield "verification: pallas_tpu", "interpreted", _try(place, *for_tpu, outcome)
+    if compat.why_no_clusters() is None:
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        for_gpu = verification("pallas_gpu", plgpu.force_gpu_interpret_mode)
+        yield "verification: pallas_gpu", "interpreted", _try(place, *for_gpu, outcome)
 
 
 def _try(

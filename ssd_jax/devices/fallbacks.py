@@ -15,6 +15,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing, why_not_cached
 from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
+from ssd_jax.kernels.verify import api as verify
 from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def find_fallbacks(
     models = {"target": programs.model} | ({} if draft is None else {"draft": draft})
     page_size = kv_pages.BLOCK if programs.paging is None else programs.paging.size
     lines += _uncompiled_lines(models.values(), page_size)
+    lines += _verification_lines(programs.model)
     if any(model.stored and model.execution.linear == "xla" for model in models.values()):
         lines.append(
             "dtype = 'native' computes in bfloat16 here: quantised weights are used as they are on "
@@ -135,6 +137,15 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
     if on_one_device and (not_cached := why_not_cached()) is not None:
         lines.append(f"kernels are compiled anew at every start: {not_cached}")
     return lines
+
+
+def _verification_lines(target: FunctionalModel) -> list[str]:
+    """On accelerators, a line on the verification that was chosen."""
+    platform, devices = jax.default_backend(), 1 if target.mesh is None else target.mesh.size
+    if platform == "cpu":
+        return []
+    place = platform, target.config.vocab_size, device_of(target), devices
+    return [verify.choice_line(target.execution.verify, *place)]
 
 
 def mesh_lines(role: str, model: FunctionalModel) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
+from ssd_jax.compat import why_no_clusters
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.kernels.threshold import Search, threshold
@@ -22,10 +24,13 @@ from ssd_jax.kernels.verify.positions import (
     SamplingParts,
 )
 from ssd_jax.kernels.verify.reference import verify_reference
+from ssd_jax.kernels.verify.row_kernels import RowKernels, probabilities_by, verify_by
 from ssd_jax.kernels.verify.xla import at_once, decided
 from ssd_jax.kernels.verify.xla import probabilities as probabilities_xla
 
-BACKENDS = ("reference", "xla", "cpu", "pallas_tpu")
+BACKENDS = ("reference", "xla", "cpu", "pallas_tpu", "pallas_gpu")
+_ROW_KERNELS = ("pallas_tpu", "pallas_gpu")
+"""Modules of kernels that measure rows and draw from them."""
 
 
 def backend_for(platform: str, vocab: int, device: Any, devices: int = 1) -> str:
@@ -35,17 +40,34 @@ def backend_for(platform: str, vocab: int, device: Any, devices: int = 1) -> str
       platform: JAX's name of the platform.
       vocab: number of logits of a position.
       device: of JAX, one of those that share a model.
-      devices: number of those devices; several have parts of the logits, which kernels need whole.
+      devices: number of those devices.
     """
-    if devices > 1:
-        return "xla"
-    if platform == "cpu" and why_missing() is None:
-        return "cpu"
-    if platform == "tpu":
-        from ssd_jax.kernels.verify.pallas_tpu import why_not
+    names = "cpu", *_ROW_KERNELS
+    there = (name for name in names if why_not(name, platform, vocab, device, devices) is None)
+    return next(there, "xla")
 
-        return "xla" if why_not(vocab, device.device_kind) else "pallas_tpu"
-    return "xla"
+
+def why_not(name: str, platform: str, vocab: int, device: Any, devices: int = 1) -> str | None:
+    """Why a kernel does not verify, in one line; None if it does. Arguments as in `backend_for`."""
+    platforms = {"cpu": "cpu", "pallas_tpu": "tpu", "pallas_gpu": "gpu"}
+    if {"cuda": "gpu"}.get(platform, platform) != platforms[name]:
+        return f"it needs a {platforms[name].upper()}, and this is {platform}"
+    if devices > 1:
+        return f"{devices} devices have parts of the logits, and it needs whole rows"
+    if name == "cpu":
+        return why_missing()
+    if name == "pallas_gpu" and (reason := why_no_clusters()) is not None:
+        return reason
+    return importlib.import_module(f"ssd_jax.kernels.verify.{name}").why_not(vocab, device)
+
+
+def choice_line(name: str, platform: str, vocab: int, device: Any, devices: int = 1) -> str:
+    """A line for the user: which backend verifies, and why the platform's kernel does not."""
+    kernel = next((other for other in _ROW_KERNELS if other.endswith(platform)), None)
+    if kernel in (None, name):
+        return f"verification is {name}"
+    reason = why_not(kernel, platform, vocab, device, devices) or "another was asked for"
+    return f"verification is {name}; not {kernel}: {reason}"
 
 
 def verify(
@@ -67,10 +89,8 @@ def verify(
     """
     if backend == "reference":
         body = verify_reference
-    elif backend == "pallas_tpu":
-        from ssd_jax.kernels.verify.pallas_tpu import verify_pallas_tpu
-
-        body = verify_pallas_tpu
+    elif backend in _ROW_KERNELS:
+        body = functools.partial(verify_by, _row_kernels(backend))
     elif parts.sampled is None:
         body = functools.partial(decided, search=_search(backend))
     else:
@@ -93,11 +113,13 @@ def probabilities(
     positions: Positions, law: Law, *, parts: SamplingParts, tokens: int, backend: str = "xla"
 ) -> Float32[Array, "n V"]:
     """The distributions that `verify` draws from, one-hot in greedy rows."""
-    if backend == "pallas_tpu":
-        from ssd_jax.kernels.verify.pallas_tpu import probabilities_pallas_tpu
-
-        return probabilities_pallas_tpu(positions, law, parts, tokens)
+    if backend in _ROW_KERNELS:
+        return probabilities_by(_row_kernels(backend), positions, law, parts, tokens)
     return probabilities_xla(positions, law, parts, _search(backend))
+
+
+def _row_kernels(backend: str) -> RowKernels:
+    return importlib.import_module(f"ssd_jax.kernels.verify.{backend}").KERNELS
 
 
 def _search(backend: str) -> Search:

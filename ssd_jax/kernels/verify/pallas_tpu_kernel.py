@@ -2,13 +2,13 @@
 
 A step of the grid has eight rows of logits in VMEM, whole, and goes over them as often as it needs.
 Weights are exp((logit - top) / temperature): thresholds are searched among them, so that nothing is
-divided, and what a filter keeps is told as the least logit that stays.
+divided, and the tokens that filters leave are given by the least of their logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,62 +16,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ssd_jax.kernels.verify.kernel_noise import gumbel
+from ssd_jax.kernels.verify.row_kernels import DrawInput, MeasureOptions, RowInput, RowResult
+
 ROWS = 8
 """Rows of a step."""
 LANES = 128
-"""Numbers that are passed for a row, or returned; see `RowInput`, `RowResult` and `Drawn`."""
+"""Numbers that are passed for a row, or returned; see `RowInput`, `RowResult` and `DrawInput`."""
 
 _WIDTH = 2048  # columns that a loop takes at a time
 _BITS, _DIGIT = 30, 3  # see `truncation.py`
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA
 
 Ref = Any
 T = TypeVar("T")
-
-
-class RowInput(NamedTuple):
-    """Lanes of what `measure` is given for a row, float32."""
-
-    temperature: int = 0
-    top_k: int = 1
-    top_p: int = 2
-    min_p: int = 3
-
-
-class RowResult(NamedTuple):
-    """Lanes of what `measure` returns for a row, float32."""
-
-    top: int = 0  # largest logit
-    total: int = 1  # of the weights that stay
-    floor: int = 2  # least logit that stays
-    chosen: int = 3  # logit of the row's token
-    best: int = 4  # lowest id of the largest logit
-    sound: int = 5  # 1 or 0
-
-
-class Drawn(NamedTuple):
-    """Lanes of what `draw` is given for a row, float32."""
-
-    temperature: int = 0
-    top: int = 1
-    total: int = 2
-    floor: int = 3
-    applies: int = 4  # 1: from the residual
-    scale: int = 5
-
-
-class MeasureOptions(NamedTuple):
-    """What `measure` is compiled for.
-
-    Attributes:
-      tokens: number of ids that exist.
-      sampled, truncated: whether rows may have a temperature, and filters.
-    """
-
-    tokens: int
-    sampled: bool
-    truncated: bool
 
 
 def _over_columns(
@@ -233,7 +190,7 @@ def draw(index: Ref, logits: Ref, rows: Ref, keys: Ref, *refs: Ref, tokens: int)
     Args:
       index: [draws] int32 in scalar memory: the row of each draw.
       logits: [n, V] float32 in HBM.
-      rows: [8, 128] float32, see `Drawn`.
+      rows: [8, 128] float32, see `DrawInput`.
       keys: [8, 128] int32; the first two lanes are the words of a key.
       refs: ids [8, N] and q [8, N] of the residual in scalar memory, if there is one; the result
         [8, 128] int32, in its first lane; [8, V] float32 for rows of logits; the semaphore of
@@ -257,9 +214,9 @@ def draw(index: Ref, logits: Ref, rows: Ref, keys: Ref, *refs: Ref, tokens: int)
     for place in range(ROWS):
         copy(place).wait()
     row = rows[...]
-    temperature, top = _lane(row, Drawn().temperature), _lane(row, Drawn().top)
-    total, floor = _lane(row, Drawn().total), _lane(row, Drawn().floor)
-    applies, scale = _lane(row, Drawn().applies) > 0, _lane(row, Drawn().scale)
+    temperature, top = _lane(row, DrawInput().temperature), _lane(row, DrawInput().top)
+    total, floor = _lane(row, DrawInput().total), _lane(row, DrawInput().floor)
+    applies, scale = _lane(row, DrawInput().applies) > 0, _lane(row, DrawInput().scale)
     key = keys[:, 0:1], keys[:, 1:2]
 
     def step(first, width, carry):
@@ -314,35 +271,3 @@ def _spread(ids: Ref, q: Ref, rows: Ref) -> None:
         return carry
 
     lax.fori_loop(0, ROWS * count, add, 0)
-
-
-def gumbel(key: tuple[jax.Array, jax.Array], ids: jax.Array) -> jax.Array:
-    """`noise.gumbel_of` of int32 words [8, 1] and ids [8, n], in operations that a kernel has."""
-    high, low = threefry(key, (ids, jnp.zeros_like(ids)))
-    u = (_float(high) + (_float(low) + 0.5) * 2.0**-32) * 2.0**-32
-    u = jnp.minimum(u, jnp.float32(1 - 2.0**-24))
-    return -jnp.log(-jnp.log1p(-u))
-
-
-def threefry(
-    key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """`noise.threefry` of words as int32."""
-    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.int32(_PARITY))
-    x0, x1 = counter[0] + schedule[0], counter[1] + schedule[1]
-    for block in range(5):
-        for rotation in _ROTATIONS[block % 2]:
-            x0 = x0 + x1
-            x1 = lax.shift_left(x1, jnp.full_like(x1, rotation)) | lax.shift_right_logical(
-                x1, jnp.full_like(x1, 32 - rotation)
-            )
-            x1 = x0 ^ x1
-        x0 = x0 + schedule[(block + 1) % 3]
-        x1 = x1 + schedule[(block + 2) % 3] + jnp.int32(block + 1)
-    return x0, x1
-
-
-def _float(word: jax.Array) -> jax.Array:
-    """The float32 nearest to an unsigned word: both halves are exact, and their sum rounds once."""
-    half = lax.shift_right_logical(word, jnp.full_like(word, 16))
-    return half.astype(jnp.float32) * 65536.0 + (word & 0xFFFF).astype(jnp.float32)

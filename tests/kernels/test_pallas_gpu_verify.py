@@ -1,0 +1,228 @@
+"""Verification by Pallas for GPUs, in the interpreter of JAX, where uninitialised memory is NaN."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ssd_jax import compat
+from ssd_jax.kernels import noise
+from ssd_jax.kernels.verify import api
+from ssd_jax.sampling import verification
+from ssd_jax.sampling.variants import VARIANTS
+from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, outcomes, verify
+from tests.sampling.edits import Edit, edited
+
+OLD = compat.why_no_clusters()
+if OLD is not None:
+    pytest.skip(f"verification by Mosaic GPU: {OLD}", allow_module_level=True)
+
+from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
+
+from ssd_jax.kernels.verify import kernel_noise, pallas_gpu, pallas_gpu_kernel  # noqa: E402
+
+pytestmark = pytest.mark.aot
+
+WIDTH, ROWS, VOCAB, TOKENS = 3, 4, 300, 290
+UNTRUNCATED = ({}, {"temperature": 0.0}, {"temperature": 0.5})
+NAN = plgpu.InterpretGPUParams(uninitialized_memory="nan")
+RACES = plgpu.InterpretGPUParams(detect_races=True, on_race="warn", uninitialized_memory="nan")
+FIXED = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+
+
+@functools.cache
+def compiled(variant: str, rule: str, tokens: int):
+    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "backend": "pallas_gpu"}
+    return jax.jit(functools.partial(verification.verify, **law))
+
+
+def interpreted(case, variant, rule, params=NAN, tokens=TOKENS):
+    with plgpu.force_gpu_interpret_mode(params):
+        return outcomes(compiled(variant, rule, tokens)(*case))
+
+
+def case_of(kinds, seed, variant="truncated", vocab=VOCAB):
+    of = {"greedy": ({"temperature": 0.0},), "sampled": UNTRUNCATED}.get(variant, SETTINGS)
+    return arguments(kinds, vocab, seed, width=WIDTH, settings=of)
+
+
+def reference(case, variant, rule, tokens=TOKENS):
+    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant]}
+    return outcomes(verify(*case, backend="reference", **law))
+
+
+kinds_of_rows = st.lists(st.sampled_from(KINDS), min_size=WIDTH * ROWS, max_size=WIDTH * ROWS)
+
+
+@settings(FIXED, max_examples=3)
+@given(kinds_of_rows, st.integers(0, 10**6))
+def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
+    case = case_of(kinds, seed)
+    assert interpreted(case, "truncated", "ratio") == reference(case, "truncated", "ratio")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "rule"),
+    [("greedy", "ratio"), ("sampled", "ratio"), ("sampled", "coupled"), ("truncated", "coupled"),
+     ("truncated", "block"), ("full", "ratio")],
+)  # fmt: skip
+@settings(FIXED, max_examples=20)
+@given(kinds_of_rows, st.integers(0, 10**6))
+def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule, kinds, seed):
+    case = case_of(kinds, seed, variant)
+    assert interpreted(case, variant, rule) == reference(case, variant, rule)
+
+
+SIZES = [60, 128, 257, *(pytest.param(size, marks=pytest.mark.slow) for size in (1025, 8195))]
+
+
+@pytest.mark.parametrize("vocab", SIZES)
+def test_rows_of_any_size_have_the_outcomes_of_the_reference(vocab):
+    """Shorter than a tile, as long as one, with a last tile of one column, and of wide tiles."""
+    case = case_of([*KINDS, *KINDS[:3]], vocab, vocab=vocab)
+    expected = reference(case, "truncated", "ratio", vocab - 1)
+    assert interpreted(case, "truncated", "ratio", tokens=vocab - 1) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocab", [49_152, 128_256, 151_936])
+def test_real_vocabularies_have_the_outcomes_of_the_reference(vocab):
+    case = case_of([*KINDS, *KINDS[:3]], vocab, vocab=vocab)
+    expected = reference(case, "truncated", "ratio", vocab - 5)
+    assert interpreted(case, "truncated", "ratio", tokens=vocab - 5) == expected
+
+
+@pytest.fixture
+def races(caplog):
+    """Whether blocks of a cluster race, where all rows have certain filters."""
+    return lambda filters: _run_with_races_looked_for(filters) or "RACE" in caplog.text
+
+
+def _run_with_races_looked_for(filters):
+    case = arguments(["smooth"] * 6, VOCAB, 3, width=WIDTH, settings=(filters,))
+    compiled.cache_clear()
+    found = interpreted(case, "truncated", "ratio", RACES)
+    compiled.cache_clear()
+    assert found == reference(case, "truncated", "ratio")
+
+
+@pytest.mark.parametrize("filters", [{"min_p": 0.02}, {"top_k": 9, "top_p": 0.7}], ids=str)
+def test_blocks_of_a_cluster_do_not_race(filters, races):
+    assert not races(filters)
+
+
+def test_blocks_that_write_to_the_slot_before_race(races):
+    with edited([Edit(pallas_gpu_kernel, "measure", "(_CUT_SLOT", "(_TOTAL_SLOT")]):
+        assert races({"min_p": 0.02})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**20))
+def test_the_noise_of_the_kernel_is_the_engines(high, low, first):
+    """To the rounding of log1p, which it computes by log."""
+    ids = jnp.arange(first, first + 512, dtype=jnp.int32)
+    key = tuple(jnp.full(1, word, jnp.uint32) for word in (high, low))
+    words = tuple(jax.lax.bitcast_convert_type(word, jnp.int32)[0] for word in key)
+    found = _noise_of_kernel(words, ids)
+    np.testing.assert_allclose(found, _noise(key, ids[None])[0], rtol=1e-6, atol=1e-6)
+
+
+_noise = jax.jit(noise.gumbel_of)
+_noise_of_kernel = jax.jit(
+    lambda words, ids: kernel_noise.gumbel(words, ids, pallas_gpu_kernel._log1p)
+)
+
+
+@pytest.mark.parametrize("u", [2.0**-65, 2.0**-40, 2.0**-24, 2.0**-23, 1e-3, 0.5, 1 - 2.0**-24])
+def test_log1p_of_small_numbers_is_exact_to_rounding(u):
+    found = pallas_gpu_kernel._log1p(jnp.float32(-u))
+    np.testing.assert_allclose(found, np.log1p(-np.float64(np.float32(u))), rtol=3e-7)
+
+
+def law_of(case, backend):
+    options = {"tokens": TOKENS, "parts": VARIANTS["truncated"], "backend": backend}
+    with plgpu.force_gpu_interpret_mode(NAN):
+        run = jax.jit(functools.partial(verification.target_probs, **options))
+        return np.asarray(run(*case))
+
+
+def assert_laws_are_equal():
+    """On rows of all kinds, and on some where top-k and top-p both cut."""
+    cut_twice = ({"top_k": 40, "top_p": 0.8},)
+    flat = arguments(["smooth"] * 6, VOCAB, 1, width=WIDTH, settings=cut_twice)
+    for case in (case_of([*KINDS[:6]] * 2, 11), flat):
+        expected, found = law_of(case, "xla"), law_of(case, "pallas_gpu")
+        np.testing.assert_array_equal(found > 0, expected > 0)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_a_law_that_is_reported_is_the_one_that_is_drawn_from():
+    assert_laws_are_equal()
+
+
+LAW_FAULTS = {
+    "a column that does not exist": ("measure", "(ids < options.tokens)", "(ids >= 0)"),
+    "a column that another tile has": ("Columns", "ids >= first", "ids >= 0"),
+    "top-k forgotten": ("PartOfRow", "top_k > 0, with_top_k", "top_k < 0, with_top_k"),
+    "top-p of what top-k has cut off": ("PartOfRow", "top_p * mass", "top_p * total"),
+    "min-p forgotten": ("PartOfRow", "low_p), min_p)", "low_p), 0 * min_p)"),
+    "ties at the threshold cut": ("measure", "exists & (w >= low)", "exists & (w > low)"),
+    "digits too few": ("PartOfRow", "0, _BITS // _DIGIT", "0, _BITS // _DIGIT - 7"),
+    "what was cut off counted": ("measure", "jnp.where(stays, w, 0.0)", "w"),
+    "parts but the last forgotten": ("Cluster", "self.numbers(slot, [number])[0]",
+                                     "self.numbers(slot, [number])[0][-1:]"),
+    "the largest logit of a part": ("measure", "- top) / temperature", "- tops[0]) / temperature"),
+}  # fmt: skip
+DRAW_FAULTS = {
+    "the residual forgotten": ("draw", "scale * p - q", "scale * p"),
+    "the noise of another id": ("draw", "gumbel(key, ids,", "gumbel(key, ids + 1,"),
+    "a cut forgotten": ("draw", "& (x >= floor)", "& (x > -jnp.inf)"),
+    "the logits of another row": ("draw", "logits.at[index[number]]", "logits.at[index[0]]"),
+    "the first part for all": ("draw", "tiles, part)", "tiles, 0 * part)"),
+}
+
+
+@pytest.mark.parametrize("name", LAW_FAULTS)
+def test_planted_faults_of_laws_are_caught(name):
+    with edited([Edit(pallas_gpu_kernel, *LAW_FAULTS[name])]), pytest.raises(AssertionError):
+        assert_laws_are_equal()
+
+
+@pytest.mark.parametrize("name", DRAW_FAULTS)
+def test_planted_faults_of_draws_are_caught(name):
+    cases = [case_of([kind] * 24, 2) for kind in ("smooth", "peaked")]
+    expected = [reference(case, "truncated", "ratio") for case in cases]
+    compiled.cache_clear()
+    with edited([Edit(pallas_gpu_kernel, *DRAW_FAULTS[name])]):
+        found = [interpreted(case, "truncated", "ratio") for case in cases]
+    compiled.cache_clear()
+    assert found != expected
+
+
+def test_gpus_without_clusters_and_rows_that_do_not_fit_are_named():
+    def why_not(capability, vocab=128_256):
+        return pallas_gpu.why_not(vocab, types.SimpleNamespace(compute_capability=capability))
+
+    assert why_not("9.0") is why_not("10.0", 262_144) is None
+    assert why_not("8.0") == (
+        "a device of compute capability 8.0: it needs 9.0 (H100, H200), 10.0 or 10.3 (B200)"
+    )
+    assert "rows of 500000 tokens: it needs 248 KiB of 200" in why_not("9.0", 500_000)
+
+
+def test_a_gpu_verifies_by_its_kernel_only_if_it_has_whole_rows():
+    device = types.SimpleNamespace(compute_capability="9.0")
+    assert api.backend_for("gpu", 128_256, device) == "pallas_gpu"
+    assert api.backend_for("gpu", 128_256, device, devices=8) == "xla"
+    assert api.choice_line("xla", "gpu", 128_256, device, 8) == (
+        "verification is xla; not pallas_gpu: 8 devices have parts of the logits, and it needs "
+        "whole rows"
+    )
