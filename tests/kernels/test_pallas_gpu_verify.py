@@ -24,6 +24,8 @@ OLD = compat.why_no_clusters()
 if OLD is not None:
     pytest.skip(f"verification by Mosaic GPU: {OLD}", allow_module_level=True)
 
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # noqa: E402
+from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import HostAllocationKey  # noqa: E402
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
 from ssd_jax.kernels.verify import kernel_noise, pallas_gpu, pallas_gpu_kernel  # noqa: E402
@@ -166,6 +168,48 @@ def assert_laws_are_equal():
 
 def test_a_law_that_is_reported_is_the_one_that_is_drawn_from():
     assert_laws_are_equal()
+
+
+class Moved:
+    """Bytes that kernels read of logits and of q, and those that they tell XLA."""
+
+    def __init__(self):
+        self.bytes, self.estimated = 0, 0
+        self._get, self._kernel = gpu_callbacks._get, pallas_gpu._kernel
+
+    def get(self, *args, **options):
+        token, value = self._get(*args, **options)
+        if value.shape == (1024,) and HostAllocationKey.from_array(args[3]).memory_space_id == 0:
+            self.bytes += value.nbytes  # a tile of the memory that all blocks have
+        return token, value
+
+    def kernel(self, body, name, nbytes, **options):
+        self.estimated += nbytes
+        return self._kernel(body, name, nbytes, **options)
+
+
+@pytest.mark.parametrize(
+    ("variant", "reads"),
+    [
+        ("greedy", 1.05),
+        pytest.param("sampled", 1.5, marks=pytest.mark.slow),
+        pytest.param("truncated", 2.5, marks=pytest.mark.slow),
+    ],
+)
+def test_logits_are_read_as_often_as_xla_is_told(variant, reads, monkeypatch):
+    """Once; truncated rows once more, and once those that tokens are drawn from, with their q."""
+    width, batch, vocab, moved = 5, 4, 8192, Moved()
+    case = arguments(
+        ["peaked"] * (width * batch), vocab, 0, width=width, settings=({"top_p": 0.8},)
+    )
+    monkeypatch.setattr(pallas_gpu, "_kernel", moved.kernel)
+    monkeypatch.setattr(gpu_callbacks, "_get", moved.get)
+    compiled.cache_clear()
+    interpreted(case, variant, "ratio", tokens=vocab)
+    compiled.cache_clear()
+    print(f"{variant}: {moved.bytes / case[0].nbytes:.3f} reads of the logits")
+    assert 1 <= moved.bytes / case[0].nbytes <= reads
+    assert abs(moved.estimated / moved.bytes - 1) < 0.05
 
 
 LAW_FAULTS = {

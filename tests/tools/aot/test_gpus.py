@@ -1,5 +1,6 @@
 """What the compiler for CUDA makes of every program, on a GPU that is not there."""
 
+import dataclasses
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -123,6 +124,47 @@ def test_a_program_with_a_kernel_passes_every_gate(chip, attention, name, head_d
     """In a process of its own: JAX compiles kernels for one generation of GPUs in each."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(gates_of, chip, attention, name, head_dim).result() == {}
+
+
+READS = {"greedy": 1.05, "sampled": 1.7, "truncated": 2.7}
+"""How often `accept` may move its logits, at most, with the kernels of verification."""
+
+
+def reads_of(chip, vocab, variant):
+    """How often a program moves its logits, and its loops and conditionals."""
+    about, slots, mesh = specs.config(vocab_size=vocab), 16, mesh_of(chips.devices(chip))
+    execution = Execution.for_platform("gpu", "bfloat16")
+    execution = dataclasses.replace(execution, verify="pallas_gpu")
+    model = FunctionalModel(about, execution, mesh=mesh)
+    sizes = Sizes(slots=slots, context=2048, k=specs.K, branches=specs.BRANCHES)
+    with jax.default_device(mesh.devices.flat[0]):
+        compiled = of_target(model, sizes)["accept", slots, specs.K, variant].compile(mesh)
+    module = hlo.read(compiled.as_text())
+    control = [*module.instructions("while"), *module.instructions("conditional")]
+    moved = traffic.count(module, 1).moved
+    return moved / (slots * (specs.K + 1) * vocab * 4), list(map(str, control))
+
+
+@pytest.mark.parametrize(
+    ("chip", "vocab", "variant"),
+    [
+        pytest.param(*each, marks=compiles, id=f"{each}")
+        for each in [
+            *(("h100", 128_256, variant) for variant in READS),
+            ("h100", 151_937, "truncated"),  # rows that are not aligned
+            ("h100", 262_144, "truncated"),
+            ("h200", 151_936, "truncated"),
+            ("b200", 151_936, "truncated"),
+        ]
+    ],
+)
+def test_kernels_of_verification_read_logits_a_few_times(chip, vocab, variant):
+    """Against 27 times for truncated rows in plain XLA; nothing waits for the host."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        reads, control = pool.submit(reads_of, chip, vocab, variant).result()
+    print(f"{chip}, {variant}: {reads:.2f} reads of the logits")
+    assert 1 <= reads < READS[variant]
+    assert control == []
 
 
 FLAWS = {
