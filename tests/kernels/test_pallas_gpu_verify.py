@@ -170,6 +170,21 @@ def test_a_law_that_is_reported_is_the_one_that_is_drawn_from():
     assert_laws_are_equal()
 
 
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.7}], ids=str)
+def test_thresholds_at_the_edges_of_tiles_and_parts(filters):
+    """The likeliest tokens, and equal ones at the threshold, are the last and first of tiles of 128
+    columns, the last of the row's own and the ones that the last tile shares with another."""
+    edges = [0, 127, 128, 171, 172, 255, 256, TOKENS - 1]
+    case = arguments(["smooth"] * 3, VOCAB, 5, width=WIDTH, settings=(filters,))
+    logits = np.full((1, WIDTH, VOCAB), -9.0, np.float32)
+    logits[..., edges] = 1.0
+    logits[0, range(WIDTH), [127, 256, TOKENS - 1]] = 2.0
+    case = (logits, *case[1:])
+    found = law_of(case, "pallas_gpu")
+    np.testing.assert_array_equal(found > 0, logits > 0)
+    np.testing.assert_allclose(found, law_of(case, "xla"), rtol=1e-6)
+
+
 class Moved:
     """Bytes that kernels read of logits and of q, and those that they tell XLA."""
 
