@@ -69,6 +69,7 @@ def _run_trees(draft: TreeBranchDraft) -> None:
         for slot in range(draft.slots):
             draft.open(SlotOpening(slot, _SETTINGS[variant], slot))
             draft.prefill(slot, [0], 0)
+        draft.record(RecordRequest(begin, np.full(draft.slots, draft.k, np.int32), lowered))
         for promotion in (begin, hit):
             draft.record(record_request(promotion))
             draft.expand(ExpansionRequest(counts, nowhere, lowered, forwards=2)).branches(2)

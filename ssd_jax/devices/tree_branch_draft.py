@@ -13,13 +13,14 @@ from typing_extensions import override
 
 from ssd_jax.devices import device
 from ssd_jax.devices.packed_branches import PackedBranches
-from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.program_spec import Program
 from ssd_jax.devices.tree_branching import TreeRecord
-from ssd_jax.devices.tree_draft_programs import as_log_rates
+from ssd_jax.devices.tree_draft_programs import TreeRequest, as_log_rates
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.devices.tree_records import DraftedTrees, TreeRecords
+from ssd_jax.devices.tree_role import TreeRole
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import BranchingDraft, RecordAnswer
+from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import (
     IDLE,
     BranchTokens,
@@ -64,7 +65,7 @@ def unpack(packed: Int32[np.ndarray, "B M+1 columns"], nodes: int) -> UnpackedBr
     return UnpackedBranches(gap_class, *heads, *trees)
 
 
-class TreeBranchDraft(PagedRole, BranchingDraft):
+class TreeBranchDraft(TreeRole, BranchingDraft):
     """A draft that branches off trees, on the devices of this process. Only what reads waits.
 
     Args:
@@ -84,7 +85,7 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
         rates: RankRates,
         temperature: float | None = None,
     ) -> None:
-        super().__init__(programs, parameters, temperature)
+        super().__init__(programs.base, parameters, temperature)
         self.k, self.branches, self.support = programs.shape.depth, programs.branches, 1
         self.nodes, self.variants = programs.shape.nodes, programs.variants
         self._programs, self._rates = programs, rates
@@ -95,6 +96,7 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
         self._start = np.full(self.slots, IDLE, np.int32)  # of the records
         self._answer: TreeBranches | None = None  # of the expansion of these records
         self._trees: dict[int, _KnownTree] = {}  # of the records that teach ranks, by slot
+        self._drafted: Sequence[int] = ()  # slots whose records' trees are to be read
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -109,7 +111,7 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
 
     @override
     def record(self, request: RecordRequest) -> TreeRecords:
-        """Dispatches the promotion. Nothing is drafted just in time."""
+        """Dispatches the promotion, then the trees that are drafted just in time."""
         promotion, width = request.promotion, self.k + 1
         assert promotion.node is not None
         branches = None if self._answer is None else self._answer.unpacked
@@ -127,7 +129,39 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
         self._record = self._promote(promotion._replace(committed=padded, node=node))
         self._trees = self._known_trees(promotion, branches)
         self._start, self._answer = promotion.position.copy(), None
-        return TreeRecords(promotion)
+        self._drafted = np.flatnonzero(request.drafts).tolist()
+        if not self._drafted:
+            return TreeRecords(promotion)
+        return DraftedTrees(promotion, request.drafts, *self._draft(promotion, request.drafts))
+
+    def _draft(self, promotion: Promotion, drafts: Row) -> tuple[Proposal, jax.Array]:
+        """Dispatches trees with paths of up to `drafts` tokens, which become the records.
+
+        Returns: what all slots propose, and its parents.
+        """
+        rows, nothing = drafts > 0, np.zeros(self.slots, np.int32)
+        self._grow_trees(
+            TreeRequest(
+                committed=np.full((self.slots, self.k + 1), -1, np.int32),
+                last=nothing,
+                pending=np.where(rows, promotion.pending, 0).astype(np.int32),
+                start=np.where(rows, promotion.position, IDLE).astype(np.int32),
+                node=nothing,
+                begins=np.ones(self.slots, np.int32),
+                limit=drafts.astype(np.int32),
+                log_rates=as_log_rates(self._rates.tables(self._hot)[:, : self.k]),
+            )
+        )
+        self._scratch, self._record, proposal, parents = device.run(
+            self._programs["adopt_tree",],
+            self._scratch,
+            self._record,
+            self._growth,
+            self._tree,
+            self._grown_keys,
+            drafts.astype(np.int32),
+        )
+        return proposal, parents
 
     @override
     def expand(self, request: ExpansionRequest) -> TreeBranches:
@@ -196,6 +230,11 @@ class TreeBranchDraft(PagedRole, BranchingDraft):
         branches there.
         """
         assert promotion.node is not None
+        if self._drafted:
+            parents, ranks, _ = self._read_learnable()
+            for slot in self._drafted:
+                if slot in self._trees:  # not opened since
+                    self._trees[slot] = _KnownTree(ranks[slot].tolist(), parents[slot].tolist())
         ended = (self._start != IDLE) & (promotion.position > self._start)
         for slot, tree in self._trees.items():
             if not ended[slot]:
@@ -234,31 +273,6 @@ class _KnownTree(NamedTuple):
 
     ranks: Sequence[int]
     parents: Sequence[int]
-
-
-class TreeRecords(RecordAnswer):
-    """Records whose tokens the host has: the draft makes none for them."""
-
-    def __init__(self, promotion: Promotion) -> None:
-        self._promotion = promotion
-
-    @override
-    def lengths(self) -> Row:
-        return np.zeros_like(self._promotion.limit)
-
-    @override
-    def tokens(self) -> Int32[np.ndarray, "B m"]:
-        return self._promotion.tokens
-
-    @override
-    def confidence(self) -> Int32[np.ndarray, "B m"]:
-        return np.full(self._promotion.tokens.shape, UNKNOWN, np.int32)
-
-    @override
-    def proposal(self) -> Proposal:
-        """The nodes as point masses, since the rule of their verification reads no q."""
-        tokens, length = self._promotion.tokens, self._promotion.limit
-        return Proposal(tokens, length, tokens[..., None], np.ones((*tokens.shape, 1), np.float32))
 
 
 class TreeBranches(PackedBranches):

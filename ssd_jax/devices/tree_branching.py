@@ -7,14 +7,14 @@ that are not in the tree, so the speculation cache is the frontier of the tree.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.devices import tree_growth
-from ssd_jax.devices.tree_growth import Growth
+from ssd_jax.devices.tree_growth import Growth, TreeProposal
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.roles.records import Promotion
 from ssd_jax.sampling import topology
@@ -228,11 +228,9 @@ def promoted(
     flat = jnp.arange(slots) * branches + jnp.maximum(winner, 0)
     growth: Growth = jax.tree.map(lambda array: array[flat], expansion.growth)
     tree = tree_growth.propose(growth, shape)
-    of_run = growth.tokens.reshape(slots, shape.runs + 1, shape.ranks)
-    index = jnp.maximum(tree.run, 0)
     rows = jnp.arange(shape.nodes + 1)
     has_run = hit[:, None] & (tree.run >= 0) & (rows <= limit[:, None])
-    candidates = jnp.take_along_axis(of_run, index[:, :, None], axis=1)
+    run = jnp.where(has_run, tree.run, -1)
     of_branch = hit[:, None]
     record = TreeRecord(
         start=jnp.asarray(promotion.position),
@@ -241,7 +239,43 @@ def promoted(
         parents=jnp.where(of_branch, tree.parents, promotion.parents),
         length=jnp.where(hit, jnp.minimum(tree.proposal.length, limit), limit),
         has_run=has_run,
-        candidates=jnp.where(has_run[:, :, None], candidates, -1),
+        candidates=_continuations(growth, run, shape),
         gap_class=jnp.where(has_run, tree.gap_class, -1),
     )
-    return record, jnp.where(has_run, tree.run, -1)[:, 1:]
+    return record, run[:, 1:]
+
+
+def with_trees(
+    record: TreeRecord,
+    growth: Growth,
+    tree: TreeProposal,
+    slots: Bool[Array, "B"],
+    shape: TreeShape,
+) -> TreeRecord:
+    """The records, with trees behind their pending tokens in some slots.
+
+    Args:
+      growth, tree: how the trees grew, and what they are.
+      shape: of the trees, which may have other runs than those of branches.
+    """
+
+    def chosen(of_tree: Any, of_record: Array) -> Array:
+        return jnp.where(jnp.expand_dims(slots, range(1, of_record.ndim)), of_tree, of_record)
+
+    return record._replace(
+        tokens=chosen(tree.proposal.tokens, record.tokens),
+        parents=chosen(tree.parents, record.parents),
+        length=chosen(tree.proposal.length, record.length),
+        has_run=chosen(tree.run >= 0, record.has_run),
+        candidates=chosen(_continuations(growth, tree.run, shape), record.candidates),
+        gap_class=chosen(tree.gap_class, record.gap_class),
+    )
+
+
+def _continuations(
+    growth: Growth, run: Int32[Array, "B m+1"], shape: TreeShape
+) -> Int32[Array, "B m+1 ranks"]:
+    """The ranked continuations of these runs, -1 where a row has none."""
+    of_run = growth.tokens.reshape(run.shape[0], -1, shape.ranks)
+    candidates = jnp.take_along_axis(of_run, jnp.maximum(run, 0)[:, :, None], axis=1)
+    return jnp.where(run[:, :, None] >= 0, candidates, -1)

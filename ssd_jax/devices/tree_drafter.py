@@ -9,10 +9,8 @@ import numpy as np
 from jaxtyping import Float32
 from typing_extensions import override
 
-from ssd_jax.devices import device
-from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms, TreeRequest, as_log_rates
-from ssd_jax.devices.tree_growth import Growth, TreeProposal
+from ssd_jax.devices.tree_role import TreeRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
@@ -20,10 +18,9 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.fixed_rates import fixed_rates
 from ssd_jax.speculation.rank_rates import RankRates, path_visits
-from ssd_jax.system.stored_jit import create_arrays
 
 
-class TreeDrafter(PagedRole, Drafter):
+class TreeDrafter(TreeRole, Drafter):
     """Proposes trees of tokens that a draft model ranks. Every call only dispatches.
 
     Args:
@@ -51,11 +48,7 @@ class TreeDrafter(PagedRole, Drafter):
         super().__init__(programs, parameters, temperature)
         self._depth = programs.shape.depth
         self.k = k or self._depth
-        self._programs, self._rates, self._send = programs, rates, send
-        place = programs.model.place
-        self._growth, self._tree = place(create_arrays(self._empty))
-        self._branches = programs.new_branches()
-        self._learnable: Any = None  # of the last trees
+        self._rates, self._send = rates, send
         self._start = np.full(self.slots, IDLE, np.int32)  # of the last tree of each slot
         self._counted = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Proposal | None = None
@@ -98,10 +91,9 @@ class TreeDrafter(PagedRole, Drafter):
             np.where(rows, batch.limit, 0).astype(np.int32),
             as_log_rates(self._tables()),
         )
-        device.run(self._grow, request)
+        self._grow_trees(request)
         self._start = request.start
         tree = self._tree
-        device.begin_read(self._learnable)
         sent = tree.proposal, tree.parents
         proposal, parents = sent if self._send is None else self._send(sent)
         self._proposal = proposal
@@ -111,10 +103,6 @@ class TreeDrafter(PagedRole, Drafter):
     @override
     def proposal(self) -> Any:
         return self._proposal
-
-    def _empty(self) -> tuple[Growth, TreeProposal]:
-        programs = self._programs
-        return programs.empty_growth(self.slots), programs.empty_proposal(self.slots)
 
     def _tables(self) -> Float32[np.ndarray, "B depths classes ranks"]:
         """The rates that shape each row's tree."""
@@ -133,8 +121,7 @@ class TreeDrafter(PagedRole, Drafter):
         ]
         if not judged:
             return
-        nodes = self._programs.shape.nodes
-        parents, ranks, classes = np.split(device.read(self._learnable), [nodes, 2 * nodes], axis=1)
+        parents, ranks, classes = self._read_learnable()
         for slot in judged:
             visits = path_visits(
                 parents[slot].tolist(),
@@ -143,27 +130,3 @@ class TreeDrafter(PagedRole, Drafter):
                 int(batch.node[slot]),
             )
             self._rates.observe(visits, hot=bool(self._hot[slot]))
-
-    def _grow(self, request: TreeRequest) -> None:
-        programs, sampling = self._programs, self._rows.on_device()
-
-        def needed():
-            return self._rows.needed(request.start)
-
-        end = int(request.start.max()) + self._depth + 1
-        begin, grow = (
-            programs.select(programs.select_reach((name,), end), needed)
-            for name in ("begin_tree", "grow_tree")
-        )
-        self._pages, self._history, self._growth, self._tree, self._learnable = begin(
-            *self._text(), self._growth, self._tree, self._branches, request, sampling
-        )
-        for index in range(1, int(request.limit.max())):
-            self._pages, self._branches, self._growth, self._tree, self._learnable = grow(
-                *self._text(),
-                self._growth,
-                self._branches,
-                np.int32(index),
-                request.log_rates,
-                sampling,
-            )

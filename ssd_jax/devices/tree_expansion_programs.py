@@ -7,7 +7,8 @@ verifies the records:
 continuations. The M likeliest continuations outside the tree are the bonus tokens of its branches,
 which a second forward runs. `grow_branches` adds a depth to the trees of all branches.
 `promote_tree` moves keys and values of the accepted path, and of the bonus token of the branch
-whose outcome came true, into the pages, and makes its tree the record.
+whose outcome came true, into the pages, and makes its tree the record. After a miss `adopt_tree`
+makes the tree the record that the programs of the base have drafted just in time.
 
 Keys and values of nodes lie apart from the pages, where siblings would have the same positions: as
 M branches, and the record as one more. A branch begins with copies of the record's path to it, its
@@ -19,26 +20,29 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
+from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, tree_branching, tree_growth
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.tree_branching import TreeExpansion, TreeRecord
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_steps import Keys, TreeContext, TreeExpansionSteps
 from ssd_jax.devices.tree_growth import Frontier
 from ssd_jax.models.decoder import AllBranches
-from ssd_jax.models.functional import FunctionalModel, zeros
+from ssd_jax.models.functional import zeros
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
 from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import penalties, topology
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
 from ssd_jax.system.stored_jit import create_arrays
 
 
 class TreeExpansionPrograms(PagedPrograms):
-    """The compiled programs of a draft that branches off trees, for one model, batch and context.
+    """The compiled programs of a draft that branches off trees, beside those that draft one.
 
     With B slots, M branches, m nodes, paths of K tokens:
     `promote_tree`: (pages, history, table, scratch, record, expansion, promotion) -> pages,
@@ -48,11 +52,14 @@ class TreeExpansionPrograms(PagedPrograms):
     `tree_branching.likeliest_outcomes` has them.
     `grow_branches`: (parameters, pages, history, table, scratch, record, expansion, depth [],
     log_rates, sampling) -> pages, scratch, expansion, packed.
-    All but `promote_tree` have variants (`sampling/variants.py`). `packed` is `unpack`'s.
+    `adopt_tree`: (scratch, record, growth, proposal, branches, drafts [B]) -> scratch, record, what
+    all slots propose, and its parents: the base's trees are adopted where `drafts` is not 0.
+    The first and the last have no variants (`sampling/variants.py`). `packed` is `unpack`'s.
 
     Args:
+      base: programs for the same slots and pages, whose trees have the same size.
       drafting: its trees, its rule, whose noise is of the position, its support, and M.
-      others: see `PagedPrograms`, `DraftPrograms`.
+      progress, compiler: see `DraftPrograms`.
 
     Attributes:
       shape: of the trees.
@@ -60,18 +67,15 @@ class TreeExpansionPrograms(PagedPrograms):
 
     def __init__(
         self,
-        model: FunctionalModel,
-        *,
-        slots: int,
-        context: int,
-        tokens: int,
+        base: TreeDraftPrograms,
         drafting: Drafting,
-        paging: Paging | None = None,
+        *,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        super().__init__(model, slots, context, paging, tokens, drafting)
-        shape = drafting.tree
+        model, slots, tokens = base.model, base.slots, base.tokens
+        super().__init__(model, slots, base.context, base.paging, tokens, drafting)
+        self.base, shape = base, drafting.tree
         assert shape is not None
         self.shape: TreeShape
         self.shape, self.drafting, self.tokens = shape, drafting, tokens
@@ -86,6 +90,7 @@ class TreeExpansionPrograms(PagedPrograms):
                     lambda: tree_branching.no_expansion(slots, self.branches, shape)
                 ),
                 "counts": program_spec.ints(slots, shape.depth + 1),
+                "drafts": program_spec.ints(slots),
                 "log_rates": jax.ShapeDtypeStruct(rates, jnp.float32),
                 "promotion": jax.eval_shape(
                     lambda: no_promotion(slots, shape.depth, nodes=shape.nodes)
@@ -96,7 +101,11 @@ class TreeExpansionPrograms(PagedPrograms):
             "scratch": model.branch_struct(slots, shape.entries, self.branches + 1),
             "depth": program_spec.ints(),
         }
-        specs: dict[Name, ProgramSpec] = {("promote_tree",): self._promote_spec()}
+        self.structs |= {name: base.structs[name] for name in ("growth", "proposal", "branches")}
+        specs: dict[Name, ProgramSpec] = {
+            ("promote_tree",): self._promote_spec(),
+            ("adopt_tree",): self._adopt_spec(),
+        }
         for variant in self.variants:
             parts = VARIANTS[variant]
             for reach in self.reaches:
@@ -105,9 +114,14 @@ class TreeExpansionPrograms(PagedPrograms):
                 )
                 specs[variant_name(expand, variant)] = self._expand_spec(parts, reach)
                 specs[variant_name(grow, variant)] = self._grow_spec(parts, reach)
-        specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
+
+    @property
+    @override
+    def working_memory(self) -> int:
+        """That of the base's programs, too."""
+        return max(super().working_memory, self.base.working_memory)
 
     def new_record(self) -> TreeRecord:
         """Idle slots, on the model's devices."""
@@ -162,6 +176,28 @@ class TreeExpansionPrograms(PagedPrograms):
             (*donated, "record"),
             host_args=("promotion",),
         )
+
+    def _adopt_spec(self) -> ProgramSpec:
+        shape, of_record = self.shape, self.branches
+
+        def adopt_tree(scratch, record, growth, proposal, branches, drafts):
+            slots = drafts > 0
+            record = tree_branching.with_trees(record, growth, proposal, slots, shape)
+            run = proposal.run[:, 1:]
+            entry = _column(jnp.maximum(run - 1, 0), axis=3)
+            of_runs = jnp.take_along_axis(branches, entry, axis=3)[..., 0, :]
+            before = scratch[:, :, :, : shape.nodes, of_record]
+            is_new = (slots[:, None] & (run > 0))[None, :, None, :, None]
+            nodes_kv = jnp.where(is_new, of_runs, before)
+            scratch = scratch.at[:, :, :, : shape.nodes, of_record].set(nodes_kv)
+            certain = jnp.ones((*record.tokens.shape, 1), jnp.float32)
+            tokens, length = record.tokens, record.length
+            proposed = Proposal(tokens, length, tokens[..., None], certain)
+            return scratch, record, proposed, record.parents
+
+        donated = ("scratch", "record")
+        results = (*donated, "slots", "slots")
+        return self.spec(adopt_tree, self.structs, donated, results, host_args=("drafts",))
 
     def _expand_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         steps, shape = self._steps, self.shape

@@ -250,16 +250,12 @@ def _inline(
         progress = _compile_progress("branches", status)
         if drafting.tree is None:
             return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress)
-        sizes, paging = _sizes(resolved), resolved.paging
-        return (
-            TreeExpansionPrograms(
-                draft.model, **sizes, paging=paging, drafting=drafting, progress=progress
-            ),
-        )
+        return (TreeExpansionPrograms(trees(), drafting, progress=progress),)
 
-    plain = dataclasses.replace(drafting, branches=0, saguaro_c=1.0)
+    plain = drafting.in_turn
     shape = plain.tree
 
+    @functools.cache
     def trees() -> TreeDraftPrograms:
         assert shape is not None
         return TreeDraftPrograms(
@@ -273,7 +269,7 @@ def _inline(
 
     return InlineDraft(
         parameters=functools.cache(weights),
-        plain=functools.cache(trees if shape else lambda: programs(plain)),
+        plain=trees if shape else functools.cache(lambda: programs(plain)),
         branching=functools.cache(branching_programs),
     )
 

@@ -106,10 +106,14 @@ class HostProposals:
 
 
 class HostRecords(RecordAnswer):
-    """Records of a draft that does not answer: point masses, and nothing drafted just in time."""
+    """Records of a draft that does not answer: point masses, and nothing drafted just in time.
 
-    def __init__(self, proposals: HostProposals) -> None:
-        self._proposals = proposals
+    Args:
+      parents: see `RecordAnswer.parents`.
+    """
+
+    def __init__(self, proposals: HostProposals, parents: np.ndarray | None) -> None:
+        self._proposals, self._parents = proposals, parents
 
     @override
     def lengths(self) -> Row:
@@ -118,6 +122,10 @@ class HostRecords(RecordAnswer):
     @override
     def tokens(self) -> np.ndarray:
         return self._proposals.tokens
+
+    @override
+    def parents(self) -> np.ndarray | None:
+        return self._parents
 
     @override
     def confidence(self) -> np.ndarray:

@@ -119,10 +119,11 @@ class SubmeshDraft(BranchingDraft):
             width = self.nodes or self.k
             proposals = HostProposals(self.slots, width, self._support, self._tokens)
             proposals.put(promotion.tokens, promotion.limit)
-            return HostRecords(proposals)
+            return HostRecords(proposals, promotion.parents)
         answer = self._draft.record(request._replace(promotion=promotion))
         # On its way before the draft is busy with branches.
-        self._records = SubmeshRecords(answer, self._send(answer.proposal()))
+        sent = self._send((answer.proposal(), answer.parents()))
+        self._records = SubmeshRecords(answer, *sent)
         return self._records
 
     @override
@@ -156,11 +157,13 @@ class SubmeshRecords(RecordAnswer):
 
     Args:
       answer: of the draft.
-      sent: its proposal, on the way to the target's devices.
+      sent, parents: its proposal, on the way to the target's devices.
     """
 
-    def __init__(self, answer: RecordAnswer, sent: ProposalHandle) -> None:
-        self._answer, self._sent = answer, sent
+    def __init__(
+        self, answer: RecordAnswer, sent: ProposalHandle, parents: TokenArray | None
+    ) -> None:
+        self._answer, self._sent, self._parents = answer, sent, parents
 
     @override
     def lengths(self) -> Row:
@@ -169,6 +172,10 @@ class SubmeshRecords(RecordAnswer):
     @override
     def tokens(self) -> TokenArray:
         return self._sent.tokens
+
+    @override
+    def parents(self) -> TokenArray | None:
+        return self._parents
 
     @override
     def confidence(self) -> np.ndarray:

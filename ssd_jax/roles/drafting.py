@@ -88,6 +88,11 @@ class Drafting:
     nodes: int = 0
 
     @property
+    def in_turn(self) -> Drafting:
+        """The same without branches, of a draft that proposes when the outcome is known."""
+        return dataclasses.replace(self, branches=0, saguaro_c=1.0)
+
+    @property
     def tree(self) -> TreeShape | None:
         """The size of its trees, whose paths have K tokens; None where proposals are chains."""
         ancestors = self.k if self.branches else 0

@@ -121,6 +121,10 @@ class RecordAnswer(Protocol):
         """Tokens of all records [B, K], known after `lengths` or on their way."""
         ...
 
+    def parents(self) -> TokenArray | None:
+        """The trees that the tokens are [B, m], known as these are; None where they are chains."""
+        return None
+
     def confidence(self) -> Int32[np.ndarray, "B K"]:
         """Waits for the draft's confidence in tokens drafted just in time; -1 means unknown."""
         ...

@@ -150,19 +150,25 @@ class Controller(Drafter):
         # Even if the draft fails, the branches are gone.
         self._cache.drop()
         self._recorded.clear()
-        tokens, forwards = request.promotion.tokens, int(request.drafts.max())
+        promotion, forwards = request.promotion, int(request.drafts.max())
+        tokens, parents = promotion.tokens, promotion.parents
         if forwards:
             began = self._waiting.clock()
             records = self._ask_records(request)
             this_round.lengths = np.where(request.drafts > 0, records.lengths(), this_round.lengths)
-            tokens, this_round.waited = records.tokens(), (forwards, self._waiting.clock() - began)
+            tokens, parents = records.tokens(), records.parents()
+            this_round.waited = forwards, self._waiting.clock() - began
         this_round.drafted = Drafted(
             this_round.lengths,
             tokens,
             this_round.sources,
             this_round.lookup,
-            parents=request.promotion.parents,
-            chains=[slot for slot, source in this_round.sources.items() if source != "hit"],
+            parents=parents,
+            chains=[
+                slot
+                for slot, source in this_round.sources.items()
+                if source != "hit" and not request.drafts[slot]
+            ],
         )
         return this_round.drafted
 
@@ -349,8 +355,7 @@ class Controller(Drafter):
     ) -> tuple[Row, Int32[np.ndarray, "B K"]]:
         """Number of tokens to draft and wait for in each row, and their D."""
         drafts = np.zeros(self._draft.slots, np.int32)
-        # A tree is not drafted just in time.
-        forwards, kind = 0, "none" if self._draft.nodes else self._policies.backup
+        forwards, kind = 0, self._policies.backup
         if missed and kind == "draft":
             forwards = int(this_round.limit[missed].max())
         elif missed and kind == "auto":

@@ -369,16 +369,23 @@ class RecordTokens(RoundAnswer, frozen=True):
 
     Attributes:
       lengths, tokens, confidence: as in `roles.BranchTokens`, but of records.
+      parents: of the nodes, as of a `RecordMessage`.
       sampled: those of `slots` whose q was asked for.
       support, q: see `speculation.proposal.Proposal`; checked row by row when used.
     """
 
-    lengths: Annotated[np.ndarray, Entries("R", 0, "K+1")]
-    tokens: Annotated[np.ndarray, Entries("R K", 0, "V")]
-    confidence: Annotated[np.ndarray, Entries("R K", UNKNOWN, _CLASSES)]
+    lengths: Annotated[np.ndarray, Entries("R", 0, "T+1")]
+    tokens: Annotated[np.ndarray, Entries("R T", 0, "V")]
+    parents: Annotated[np.ndarray, Entries("R nodes", 0, "T+1")]
+    confidence: Annotated[np.ndarray, Entries("R T", UNKNOWN, _CLASSES)]
     sampled: Annotated[np.ndarray, Entries("S", 0, "B")]
-    support: Annotated[np.ndarray, Entries("S K N", -_MAX_INT)]
-    q: Annotated[np.ndarray, Entries("S K N", dtype="f4")]
+    support: Annotated[np.ndarray, Entries("S T N", -_MAX_INT)]
+    q: Annotated[np.ndarray, Entries("S T N", dtype="f4")]
+
+    @override
+    def check(self, spec: DraftSpec) -> None:
+        super().check(spec)
+        _check_parents(self.parents)
 
 
 class BranchMessage(RoundAnswer, frozen=True):

@@ -159,14 +159,17 @@ def test_trees_are_made_from_their_size_and_their_draft():
 
 def test_branches_off_trees_are_made_from_their_draft():
     model, usual = FunctionalModel(**MODEL), dataclasses.replace(USUAL, nodes=7)
-    changes = {**OTHER_ROOM, "drafting": every(usual, DRAFTING)}
-    assert parameters(TreeExpansionPrograms) == {*changes, "model"}
-    settings = {**ROOM, "drafting": usual}
-    texts = [{*cache_keys(TreeExpansionPrograms, model, **settings).values()}]
-    for name, values in changes.items():
-        for value in values:
-            keys = cache_keys(TreeExpansionPrograms, model, **settings | {name: value})
-            texts.append({*keys.values()})
+    assert parameters(TreeExpansionPrograms) == {"base", "drafting"}
+
+    def base(**room):
+        shape = TreeShape(nodes=7, depth=usual.k)
+        settings = {**ROOM, "drafting": usual.in_turn, "shape": shape, **room}
+        return TreeDraftPrograms(model, **settings, compiler=lambda *_: {})
+
+    bases = [base(), *(base(**{name: value}) for name in OTHER_ROOM for value in OTHER_ROOM[name])]
+    pairs = [(made, usual) for made in bases]
+    pairs += [(bases[0], drafting) for drafting in every(usual, DRAFTING)]
+    texts = [{*cache_keys(TreeExpansionPrograms, *pair).values()} for pair in pairs]
     assert all(len(text) == 1 for text in texts)
     assert len(set.union(*texts)) == len(texts)
 

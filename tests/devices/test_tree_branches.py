@@ -23,10 +23,12 @@ from ssd_jax.roles.records import (
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.testing import tiny
+from tests.sampling.edits import Edit, edited
 from tests.sampling.trees import path_of
 
 SLOTS, NODES, K, M = 3, 7, 3, 5
 SHAPE = TreeShape(nodes=NODES, depth=K)
+DRAFTING = Drafting(k=K, support=64, rule="coupled", branches=M, nodes=NODES)
 PAGING = Paging(128, SLOTS)
 REQUESTS = (
     SamplingParams(),
@@ -43,15 +45,25 @@ class FixedRates(RankRates):
 
 
 @pytest.fixture(scope="module")
-def drafts(tmp_path_factory):
+def parts(tmp_path_factory):
+    """The draft, its weights, and the programs that draft in turn."""
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("trees") / "draft", "qwen3")
     opened = open_model(str(path), "float32")
     sizes = {"slots": SLOTS, "context": 100, "tokens": tiny.TOKENS, "paging": PAGING}
-    drafting = Drafting(k=K, support=64, rule="coupled", branches=M, nodes=NODES)
-    branching = TreeExpansionPrograms(opened.model, **sizes, drafting=drafting)
+    plain = TreeDraftPrograms(opened.model, **sizes, drafting=DRAFTING.in_turn, shape=SHAPE)
+    return plain, opened.load()
+
+
+@pytest.fixture(scope="module")
+def drafts(parts):
+    return drafts_of(parts)
+
+
+def drafts_of(parts):
+    """How a draft that branches is made, and one that drafts in turn."""
+    plain, weights = parts
+    branching = TreeExpansionPrograms(plain, DRAFTING)
     assert branching.shape.width == SHAPE.width
-    plain = TreeDraftPrograms(opened.model, **sizes, drafting=drafting, shape=SHAPE)
-    weights = opened.load()
     return (
         lambda: TreeBranchDraft(branching, weights, rates=FixedRates(branching.shape)),
         lambda: TreeDrafter(plain, weights, rates=FixedRates(SHAPE)),
@@ -81,7 +93,7 @@ def open_all(draft, texts):
         draft.open(opening)
 
 
-def trees_behind(new_drafter, texts):
+def trees_behind(new_drafter, texts, limit=K):
     """The trees [(tokens, parents)] that the drafter proposes behind a text of each slot."""
     drafter = new_drafter()
     open_all(drafter, texts)
@@ -90,10 +102,14 @@ def trees_behind(new_drafter, texts):
         drafter.prefill(slot, text.tokens[:-1], 0, last=True)
         batch.pending[slot], batch.position[slot] = text.tokens[-1], len(text.tokens) - 1
         batch.tokens[slot, 0], batch.counts[slot] = text.tokens[-1], 1
-        batch.limit[slot] = batch.room[slot] = K
+        batch.limit[slot] = batch.room[slot] = limit
     drafted = drafter.propose(batch)
-    tokens, parents = np.asarray(drafted.tokens), np.asarray(drafted.parents)
-    lengths = np.asarray(drafter.proposal().length)
+    return nodes_of(drafted.tokens, drafted.parents, drafter.proposal().length)
+
+
+def nodes_of(tokens, parents, lengths):
+    """The trees [(tokens, parents)] of all slots."""
+    tokens, parents, lengths = map(np.asarray, (tokens, parents, lengths))
     return [
         (tokens[slot, : lengths[slot]].tolist(), parents[slot, : lengths[slot]].tolist())
         for slot in range(SLOTS)
@@ -138,8 +154,11 @@ def children(text, row):
     return [token for token, parent in zip(tokens, parents, strict=True) if parent == row]
 
 
-def promote(draft, texts, branches, choose):
-    """Ends the round of every slot with an outcome: (row, t*, winner, tree) of `choose(slot)`."""
+def promote(draft, texts, choose, drafts=(0,) * SLOTS):
+    """Ends the round of every slot with an outcome: (row, t*, winner, tree) of `choose(slot)`.
+
+    Slots with `drafts` get a tree just in time.
+    """
     promotion = no_promotion(SLOTS, K, nodes=NODES)
     for slot, text in enumerate(texts):
         row, token, winner, (tokens, parents) = choose(slot)
@@ -152,7 +171,18 @@ def promote(draft, texts, branches, choose):
         promotion.node[slot] = row
         promotion.tokens[slot, : len(tokens)] = tokens
         promotion.parents[slot, : len(tokens)] = parents
-    draft.record(record_request(promotion))
+    request = record_request(promotion)._replace(drafts=np.array(drafts, np.int32))
+    records = draft.record(request)
+    if any(drafts):
+        assert records.lengths().tolist() == [*drafts]
+        found = nodes_of(records.tokens(), records.parents(), records.proposal().length)
+        for text, tree in zip(texts, found, strict=True):
+            text.tree = tree
+
+
+def missed(texts):
+    """Outcomes that no branch was prepared for, behind the last row of each slot's tree."""
+    return lambda slot: (len(texts[slot].tree[0]), 7, -1, ([], []))
 
 
 def won(branches, pick, limit=NODES):
@@ -175,8 +205,8 @@ def deepest(rows):
     return rows.index(max(rows))
 
 
-def test_branches_are_the_trees_behind_their_outcomes(drafts):
-    new_draft, new_drafter = drafts
+def begun(new_draft):
+    """A draft, the texts of its slots, and the branches behind their prompts."""
     draft, texts = new_draft(), prompts()
     open_all(draft, texts)
     promotion = no_promotion(SLOTS, K, nodes=NODES)
@@ -185,21 +215,59 @@ def test_branches_are_the_trees_behind_their_outcomes(drafts):
         promotion.position[slot] = len(text.tokens) - 1
         promotion.pending[slot] = text.tokens[-1]
     draft.record(record_request(promotion))
-    branches = expand(draft)
+    return draft, texts, expand(draft)
+
+
+def test_branches_are_the_trees_behind_their_outcomes(drafts):
+    new_draft, new_drafter = drafts
+    draft, texts, branches = begun(new_draft)
     check(new_drafter, texts, branches)
     picks = itertools.cycle([lambda rows: 0, deepest, lambda rows: M - 1])
     for round_index in range(5):
         limit = 4 if round_index == 3 else NODES  # a tree cut short
-        promote(draft, texts, branches, won(branches, next(picks), limit))
+        promote(draft, texts, won(branches, next(picks), limit))
         branches = expand(draft)
         check(new_drafter, texts, branches)
     # A miss behind a deep row, with nothing to verify but the token itself.
-    promote(draft, texts, branches, lambda slot: (len(texts[slot].tree[0]), 7, -1, ([], [])))
+    promote(draft, texts, missed(texts))
     branches = expand(draft)
     check(new_drafter, texts, branches)
     # A miss behind the pending token, with a chain that the draft did not make.
-    promote(draft, texts, branches, lambda slot: (0, 11, -1, ([5, 9], [0, 1])))
+    promote(draft, texts, lambda slot: (0, 11, -1, ([5, 9], [0, 1])))
     branches = expand(draft)
     check(new_drafter, texts, branches)
-    promote(draft, texts, branches, won(branches, deepest))
+    promote(draft, texts, won(branches, deepest))
     check(new_drafter, texts, expand(draft))
+
+
+def test_a_tree_drafted_after_a_miss_is_the_one_that_mode_sd_proposes(drafts):
+    new_draft, new_drafter = drafts
+    draft, texts, branches = begun(new_draft)
+    promote(draft, texts, won(branches, deepest))
+    expand(draft)
+    for limit in (K, 2):  # behind a branch's tree, and behind one that was drafted
+        promote(draft, texts, missed(texts), [limit] * SLOTS)
+        assert [text.tree for text in texts] == trees_behind(new_drafter, texts, limit)
+        branches = expand(draft)
+        check(new_drafter, texts, branches)
+    # One slot has a hit beside those that draft.
+    hit, miss = won(branches, deepest), missed(texts)
+    promote(draft, texts, lambda slot: (miss if slot else hit)(slot), [0, K, 1])
+    for slot, limit in ((0, K), (1, K), (2, 1)):
+        assert texts[slot].tree == trees_behind(new_drafter, texts, limit)[slot]
+    check(new_drafter, texts, expand(draft))
+
+
+FLAWS = {
+    "keys of other runs": ("jnp.maximum(run - 1, 0)", "jnp.maximum(run - 2, 0)"),
+    "the record keeps its keys": ("slots[:, None] & (run > 0)", "slots[:, None] & (run < 0)"),
+    "hits get the tree of another round": ("slots = drafts > 0", "slots = drafts >= 0"),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_fault_in_adopting_a_drafted_tree_is_caught(parts, flaw):
+    with edited([Edit(TreeExpansionPrograms, "_adopt_spec", *FLAWS[flaw])]):
+        drafts = drafts_of(parts)
+    with pytest.raises(AssertionError):
+        test_a_tree_drafted_after_a_miss_is_the_one_that_mode_sd_proposes(drafts)

@@ -54,6 +54,9 @@ class StepwiseRecords:
     def tokens(self):
         return self.draft.tokens()
 
+    def parents(self) -> None:
+        """Records are chains."""
+
     def confidence(self) -> np.ndarray:
         return self.draft.confidence()
 

@@ -15,10 +15,12 @@ from tests.llm.runs import PROMPTS, ids, outputs, requests
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 PROCESS = {"draft_placement": "process"}
 CASES = [
-    pytest.param("qwen3", "float32", 3, 8, {}),
+    pytest.param("qwen3", "float32", 3, 8, {"backup": "none"}),
+    pytest.param("qwen2", "float32", 4, 12, {"backup": "draft", "budget": 2}, marks=MORE),
     pytest.param("llama", "bfloat16", 4, 16, {"backup": "ngram"}, marks=MORE),
     pytest.param("qwen2", "float32", 1, 4, {"budget": 3}, marks=SLOW),
     pytest.param("llama", "float32", 2, 31, PROCESS, marks=SLOW),
+    pytest.param("llama", "bfloat16", 3, 12, PROCESS | {"backup": "draft"}, marks=SLOW),
     pytest.param("qwen3", "int8", 8, 24, PROCESS | {"backup": "random"}, marks=SLOW),
     pytest.param("qwen2", "bfloat16", 15, 16, {"slots": 1}, marks=SLOW),
 ]
@@ -77,6 +79,28 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
         assert max(len(each["acceptance_histogram"]) for each in metrics) > 1  # a node was taken
 
 
+JUST_IN_TIME = [
+    pytest.param({}, id="inline"),
+    pytest.param(PROCESS, marks=MORE, id="process"),
+    pytest.param(PROCESS | {"draft_workers": 2}, marks=SLOW, id="two processes"),
+    pytest.param(SUBMESH | {"target_devices": "1"}, marks=SLOW, id="submesh"),
+    pytest.param(SUBMESH | {"mesh": "data=2", "slots": 4}, marks=SLOW, id="groups"),
+]
+
+
+@pytest.mark.parametrize("where", JUST_IN_TIME)
+def test_a_miss_proposes_a_tree_where_the_draft_is_waited_for(checkpoints, where):
+    with opened(checkpoints["qwen3"], 3, 8, backup="draft", budget=2, **where) as llm:
+        wanted = requests(llm, "coupled")
+        found = outputs(llm, wanted, "ssd")
+        assert ids(found) == ids(outputs(llm, wanted, "ar"))
+    metrics = [output.metrics for output in found if output.metrics["tree_rounds"]]
+    rounds = sum(sum(request["acceptance_histogram"]) for request in metrics)
+    assert np.mean([request["hit_rate"] or 0 for request in metrics]) < 0.7
+    # The last token of a text has no proposal.
+    assert sum(request["tree_rounds"] for request in metrics) >= rounds - len(metrics)
+
+
 @pytest.mark.parametrize("where", PLACES)
 def test_trees_hit_wherever_the_draft_runs(checkpoints, where):
     with opened(checkpoints["qwen3"], 3, 8, **where) as llm:
@@ -105,11 +129,12 @@ def test_slots_that_share_pages_are_preempted_and_reuse_prefixes(checkpoints, wh
 
 @pytest.mark.slow
 def test_trees_under_ssd_accept_what_they_accept_in_turn(checkpoints):
-    """A miss proposes nothing; all other rounds have the trees of mode sd."""
+    """Where a miss proposes nothing, all other rounds have the trees of mode sd."""
     params = SamplingParams(max_tokens=60, temperature=0.7, seed=3, ignore_eos=True)
     lengths = {}
     for mode in ("sd", "ssd"):
-        settings = {"mode": mode} | ({"budget": 24} if mode == "ssd" else {"draft_placement": None})
+        of_mode = {"sd": {"draft_placement": None}, "ssd": {"budget": 24, "backup": "none"}}
+        settings = {"mode": mode} | of_mode[mode]
         with opened(checkpoints["qwen3"], 4, 12, **settings) as llm:
             found = [out.outputs[0].metrics for out in llm.generate(PROMPTS, params)]
         lengths[mode] = np.mean([metrics["acceptance_length"] for metrics in found])
@@ -123,7 +148,6 @@ REFUSED = [
     ({"verify": "ratio"}, "needs verify = 'coupled'"),
     ({"k": 16, "tree_nodes": 24}, "up to k = 15"),
     ({"fan_out": "measured"}, "fan_out = 'measured' is for chains"),
-    ({"backup": "draft"}, "backup = 'draft' is for chains"),
     ({"budget": "auto"}, "budget = 'auto' is for chains"),
     ({"predict": "plain"}, "predict = 'plain' is for chains"),
     ({"tree_nodes": "auto"}, "give a number of nodes"),

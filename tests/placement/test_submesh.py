@@ -419,9 +419,9 @@ FLAWS = {
     "the proposals of the round before": Edit(
         SubmeshDraft,
         "record",
-        "SubmeshRecords(answer, self._send(answer.proposal()))",
-        "SubmeshRecords(answer, self.__dict__.setdefault('_all', []).append("
-        "self._send(answer.proposal())) or self._all[max(len(self._all) - 2, 0)])",
+        "SubmeshRecords(answer, *sent)",
+        "SubmeshRecords(answer, *(self.__dict__.setdefault('_all', []).append(sent) or "
+        "self._all[max(len(self._all) - 2, 0)]))",
     ),
     "no catching up": Edit(DraftTexts, "record", "if not text.expanded:", "if False:"),
     "counts of what was missed": Edit(

@@ -28,6 +28,7 @@ WINNER = RecordTokens(
     sent=1.75,
     lengths=np.array([1, 2], np.int32),
     tokens=RNG.integers(0, 2**31 - 1, (2, 3), np.int32),
+    parents=np.empty((2, 0), np.int32),
     confidence=RNG.integers(-1, 8, (2, 3), np.int32),
     sampled=np.array([3], np.int32),
     support=RNG.integers(-1, 9, (1, 3, 4)).astype(np.int32),

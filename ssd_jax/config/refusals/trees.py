@@ -79,7 +79,6 @@ def _check_branching(settings: DerivedSettings) -> None:
     chains: dict[str, object] = {
         "fan_out": settings.fan_out,
         "predict": settings.predict,
-        "backup": settings.backup if settings.backup == "draft" else None,
         "budget": settings.budget if settings.budget == "auto" else None,
         "draft_split": settings.draft_split if settings.draft_split == "branches" else None,
     }

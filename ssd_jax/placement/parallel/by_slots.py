@@ -187,6 +187,12 @@ class RecordsBySlots(HostRecordAnswer):
         return self._all(lambda answer: answer.tokens())
 
     @override
+    def parents(self) -> np.ndarray | None:
+        of_parts = {part: answer.parents() for part, answer in self._answers.items()}
+        trees = {part: parents for part, parents in of_parts.items() if parents is not None}
+        return self._split.all_rows(trees) if trees else None
+
+    @override
     def confidence(self) -> np.ndarray:
         return self._all(lambda answer: answer.confidence())
 

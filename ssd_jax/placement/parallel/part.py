@@ -23,6 +23,10 @@ class HostRecordAnswer(RecordAnswer, Protocol):
         """Tokens of all records [B, K], int32, as `RecordAnswer.tokens`."""
         ...
 
+    def parents(self) -> np.ndarray | None:
+        """The trees that the tokens are, as `RecordAnswer.parents`."""
+        return None
+
     def proposal(self) -> Proposal:
         """The records' proposals, as `RecordAnswer.proposal`."""
         ...

@@ -32,6 +32,7 @@ from ssd_jax.roles.records import (
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.rules import RULES
+from ssd_jax.speculation.sequence_state import within_depth
 from ssd_jax.wire.messages import DraftSpec, ExpandMessage, RecordMessage
 
 PATIENCE = 1.0
@@ -113,7 +114,7 @@ class RemoteDraft(BranchingDraft):
         if link is None:
             self._records = None
             self._messages.texts.record(request.promotion, None)
-            return HostRecords(proposals)
+            return HostRecords(proposals, request.promotion.parents)
         with _close_if_interrupted(link):
             promotion = self._messages.promotion(request.promotion, link)
             fields = promotion._asdict()
@@ -198,6 +199,7 @@ class RemoteRecords(RecordAnswer):
         """Whether the worker has answered everything in time so far."""
         self._drafted: Row | None = None
         self._confidence = np.full(proposals.tokens.shape, UNKNOWN, np.int32)
+        self._parents = message.parents if draft.nodes else None
 
     @override
     def lengths(self) -> Row:
@@ -218,12 +220,18 @@ class RemoteRecords(RecordAnswer):
             self.in_time = False
             return drafted
         current = (limits[answer.slots] > 0) & (answer.epochs == draft.epochs[answer.slots])
-        slots = answer.slots[current]
-        drafted[slots] = np.minimum(answer.lengths[current], limits[slots])
-        proposals = self._proposals
-        tokens = proposals.tokens.copy()
-        tokens[slots] = answer.tokens[current]
-        proposals.put(tokens, np.where(limits > 0, drafted, proposals.lengths))
+        slots, proposals = answer.slots[current], self._proposals
+        tokens, counts = proposals.tokens.copy(), proposals.lengths.copy()
+        tokens[slots], counts[limits > 0] = answer.tokens[current], 0
+        if self._parents is None:
+            drafted[slots] = counts[slots] = np.minimum(answer.lengths[current], limits[slots])
+        else:
+            self._parents = self._parents.copy()
+            self._parents[slots] = answer.parents[current]
+            for slot, nodes in zip(slots.tolist(), answer.lengths[current].tolist(), strict=True):
+                tree = self._parents[slot, :nodes].tolist()
+                counts[slot], drafted[slot] = within_depth(tree, int(limits[slot]))
+        proposals.put(tokens, counts)
         self._confidence[slots] = answer.confidence[current]
         self._asked_q = np.union1d(self._asked_q, slots[self._sampled[slots]])
         self._take_q()
@@ -232,6 +240,10 @@ class RemoteRecords(RecordAnswer):
     @override
     def tokens(self) -> np.ndarray:
         return self._proposals.tokens
+
+    @override
+    def parents(self) -> np.ndarray | None:
+        return self._parents
 
     @override
     def confidence(self) -> np.ndarray:

@@ -20,6 +20,7 @@ from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.opened import OpenedModel, check_paging, open_model
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
+from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
@@ -104,7 +105,12 @@ def load_sessions(
             base = DraftPrograms(opened.model, **common, defer=urgent)
             menu = ExpansionPrograms.menu(base, [max_budget] if urgent else spec.budgets)
         else:
-            menu, urgent = (TreeExpansionPrograms(opened.model, **common),), False
+            in_turn = spec.drafting.in_turn
+            assert in_turn.tree is not None
+            trees = TreeDraftPrograms(
+                opened.model, **common | {"drafting": in_turn}, shape=in_turn.tree
+            )
+            menu, urgent = (TreeExpansionPrograms(trees, spec.drafting),), False
         check(programs=max(programs.working_memory for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, spec.draft_temperature)

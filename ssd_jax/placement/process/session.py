@@ -211,13 +211,16 @@ class DraftSession:
         if not answered.any():
             return
         tokens, lengths, support, q = map(np.asarray, answer.proposal())  # waits for the arrays
-        confidence = answer.confidence()
+        parents, confidence = answer.parents(), answer.confidence()
+        if parents is None:
+            parents = np.empty((len(tokens), 0), np.int32)
         self._end("draft" if drafts.any() else "promote")
         slots, of_q = np.flatnonzero(answered), np.flatnonzero(answered & sampled)
         yield RecordTokens(
             **self._header(message, slots),
             lengths=lengths[slots],
             tokens=tokens[slots],
+            parents=np.asarray(parents)[slots],
             confidence=confidence[slots],
             sampled=of_q,
             support=support[of_q],

@@ -73,9 +73,11 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
     if sizes.nodes:
         trees = Drafting(k=sizes.k, support=SUPPORT, rule=_TREE_RULE)
         compiler = _recorder(specs)
-        TreeDraftPrograms(model, drafting=trees, shape=sizes.tree, compiler=compiler, **common)
+        base = TreeDraftPrograms(
+            model, drafting=trees, shape=sizes.tree, compiler=compiler, **common
+        )
         trees = dataclasses.replace(trees, branches=sizes.branches, nodes=sizes.nodes)
-        TreeExpansionPrograms(model, drafting=trees, compiler=compiler, **common)
+        TreeExpansionPrograms(base, trees, compiler=compiler)
     drafting = Drafting(
         k=sizes.k,
         support=SUPPORT,

@@ -68,6 +68,9 @@ class RecordsForToys:
     def tokens(self) -> None:
         """See `ToyDraft.tokens`."""
 
+    def parents(self) -> None:
+        """Records are chains."""
+
     def proposal(self) -> dict[int, Any]:
         found = self._answer.proposal().q
         return {slot: each for slot, each in enumerate(found) if isinstance(each, Proposed)}

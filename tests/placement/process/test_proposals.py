@@ -25,6 +25,7 @@ def winner(q):
         epochs=np.array([1]),
         lengths=np.array([2]),
         tokens=np.array([TOKENS]),
+        parents=np.empty((1, 0), np.int32),
         confidence=np.zeros((1, 2), np.int32),
         sampled=np.array([0]),
         support=support,
