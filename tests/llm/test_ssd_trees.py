@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
+from tests.llm.bitwise import skip_unless_bitwise
 from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
 from tests.llm.runs import PROMPTS, ids, outputs, requests
@@ -60,11 +60,11 @@ def opened(pair, k, nodes, **settings):
     )
 
 
-@pytest.mark.skipif(why_missing() is not None, reason="attention of XLA is not bitwise for trees")
 @pytest.mark.parametrize(("family", "dtype", "k", "nodes", "settings"), CASES)
 def test_text_and_logprobs_equal_autoregressive_decoding(
     checkpoints, family, dtype, k, nodes, settings
 ):
+    skip_unless_bitwise(dtype)
     pair = checkpoints[family]
     with opened(pair, k, nodes, dtype=dtype, exact="bitwise", **settings) as llm:
         assert llm.loaded.exact == "bitwise"

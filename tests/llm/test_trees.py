@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import tree_choice, trees
 from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
 from tests.checkpoints import tiny_pair
+from tests.llm.bitwise import skip_unless_bitwise
 from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
 from tests.llm.runs import PROMPTS, ids, outputs, requests
@@ -48,11 +48,11 @@ def opened(pair, k, nodes, **settings):
     )
 
 
-@pytest.mark.skipif(why_missing() is not None, reason="attention of XLA is not bitwise for trees")
 @pytest.mark.parametrize(("family", "dtype", "verify", "k", "nodes"), CASES)
 def test_text_and_logprobs_of_trees_equal_autoregressive_decoding(
     checkpoints, family, dtype, verify, k, nodes
 ):
+    skip_unless_bitwise(dtype)
     with opened(checkpoints[family], k, nodes, dtype=dtype, verify=verify, exact="bitwise") as llm:
         assert llm.loaded.exact == "bitwise"
         asked = requests(llm, verify, logprobs=2)

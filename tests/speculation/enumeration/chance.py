@@ -31,6 +31,20 @@ class Key(NamedTuple):
     request: int = 0
 
 
+class _OneObject(tuple[Fraction, ...]):
+    """A law that no other object equals, so that comparing and hashing it takes no fractions."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+@functools.cache
+def one_object(law: Law) -> Law:
+    """The law as the object that stands for all that are equal."""
+    return _OneObject(law)
+
+
 # What each key's noise has shown so far: laws drawn from, with the token that came.
 Seen = frozenset[tuple[Key, tuple[tuple[Law, int], ...]]]
 
@@ -50,9 +64,9 @@ class Chance:
         """The token that the noise of `key` draws from `law`."""
         if not self._alive(key):
             raise ValueError(f"{key} belongs to a finished round, whose noise was forgotten")
-        seen = self._seen.get(key, ())
+        law, seen = one_object(law), self._seen.get(key, ())
         for earlier, token in seen:
-            if earlier == law:
+            if earlier is law:
                 return token
         token = self._choose(_answers(seen, law) if seen else law)
         self._seen[key] = (*seen, (law, token))
@@ -69,7 +83,7 @@ class Chance:
         return frozenset(self._seen.items())
 
     def _choose(self, probabilities: Law) -> int:
-        possible = [index for index, p in enumerate(probabilities) if p > 0]
+        possible = [index for index, p in enumerate(probabilities) if p.numerator > 0]
         at = len(self._answers)
         if at < len(self._script):
             answer = self._script[at]

@@ -7,11 +7,12 @@ target's token; greedy runs do without noise. Nothing here imports JAX.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.speculation.enumeration.chance import Chance, Key, Law
+from tests.speculation.enumeration.chance import Chance, Key, Law, one_object
 from tests.speculation.enumeration.filters import Model, Text, normalised, support
 from tests.speculation.enumeration.rounds import State
 from tests.speculation.enumeration.trees import children
@@ -134,9 +135,17 @@ class Ranking:
     def __getitem__(self, rank: int) -> int | None:
         """The continuation of a rank; None where no more are possible."""
         while len(self._best) <= rank:
-            left = [p * (token not in self._best) for token, p in enumerate(self._law)]
-            if not any(left):
+            law = without(self._law, frozenset(self._best), self._greedy)
+            if law is None:
                 return None
-            law = support(normalised(left), 1) if self._greedy else normalised(left)
             self._best.append(self._chance.token(law, self._key))
         return self._best[rank]
+
+
+@functools.cache
+def without(law: Law, tokens: frozenset[int], greedy: bool) -> Law | None:
+    """A law of the tokens but these, or of the likeliest of them; None where there are none."""
+    left = [p * (token not in tokens) for token, p in enumerate(law)]
+    if not any(left):
+        return None
+    return one_object(support(normalised(left), 1) if greedy else normalised(left))

@@ -5,7 +5,7 @@ Nothing here imports JAX.
 
 from __future__ import annotations
 
-from tests.speculation.enumeration.chance import Law
+from tests.speculation.enumeration.chance import Law, one_object
 from tests.speculation.enumeration.filters import Model, Text, normalised, point
 
 PROMPT: Text = (0,)
@@ -19,7 +19,7 @@ def iid(*weights: int) -> Model:
 
 def table(rows: tuple[tuple[int, ...], ...], *, memory: int = 1) -> Model:
     """The law depends on the last token, shifted by how often token 1 was said before it."""
-    laws = tuple(normalised(row) for row in rows)
+    laws = tuple(one_object(normalised(row)) for row in rows)
 
     def law(text: Text) -> Law:
         shift = text[:-1].count(1) * (memory - 1)
