@@ -11,7 +11,7 @@ WORKERS := $(shell $(PYTHON) -c 'from os import *; \
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 PYTEST_FLAGS :=
 
-.PHONY: demo wheel try-wheel test test-more test-fast check docs slow support aot aot-quick eval-draft clean
+.PHONY: demo wheel try-wheel test test-more test-ci test-fast check docs slow support aot aot-quick eval-draft clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ssd-jax demo
@@ -38,6 +38,10 @@ test: $(VENV)/.test
 # The rest of what CI runs: other whole engines and processes, wider matrices.
 test-more: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) -m 'more and not slow' $(PYTEST_FLAGS)
+
+# Both in one run, which collects the tests, and makes what those of a file share, once.
+test-ci: $(VENV)/.test
+	$(PYTEST) $(PARALLEL) -m 'not slow and not oracle and not gpu and not tpu and not aot' $(PYTEST_FLAGS)
 
 # Files that compile nothing and start nothing, by what they import: about a minute of two cores.
 test-fast: $(VENV)/.test

@@ -52,7 +52,9 @@ def test_outcomes_are_those_of_the_reference(program, rule, kinds, seed):
 
 @pytest.mark.more
 @every_program
-@pytest.mark.parametrize("vocab", [4097, 49_152, 128_256, 151_936])
+@pytest.mark.parametrize(
+    "vocab", [4097, 49_152, pytest.param(128_256, marks=pytest.mark.slow), 151_936]
+)
 def test_real_vocabularies_give_the_outcomes_of_the_reference(vocab, program):
     kinds = [kind for kind in KINDS for _ in range(2)]
     case = arguments(kinds, vocab, vocab, width=2, support=64)
