@@ -312,7 +312,8 @@ class EngineSettings:
         "auto",
         "attention kernel of target and draft (a draft process on another platform chooses its "
         "own, unless this is xla): cpu (for CPUs), pallas_tpu (for TPUs), pallas_gpu (for H100 and "
-        "H200), pallas_mma (for other GPUs from A100 to B200), xla; auto takes the platform's "
+        "H200), pallas_mma (for other GPUs from A100 to B200), xla (on accelerators without any "
+        "kernel by Pallas, for verification either); auto takes the platform's "
         "kernel, or xla if there is none or it cannot read the model's pages; a named kernel that "
         "cannot run is an error",
         get_args(AttentionKernel),

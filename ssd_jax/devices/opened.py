@@ -121,6 +121,8 @@ def execution_for(
       attention, page_size: see `Config`.
       vocab: number of logits of a position, of a model that verifies.
 
+    With `attention` "xla", an accelerator has no kernels by Pallas at all.
+
     Raises:
       InputError: attention that is asked for by name and is not possible.
     """
@@ -140,7 +142,9 @@ def execution_for(
     chosen = next((execution for execution in preferred if why_not(execution) is None), last)
     if vocab is None:
         return chosen
-    return dataclasses.replace(chosen, verify=backend_for(platform, vocab, device, devices))
+    plain = attention == "xla" and platform != "cpu"
+    verify = "xla" if plain else backend_for(platform, vocab, device, devices)
+    return dataclasses.replace(chosen, verify=verify)
 
 
 def why_unread(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from ssd_jax import compat
 from ssd_jax.kernels import noise
-from ssd_jax.kernels.verify import api
 from ssd_jax.sampling import verification
 from ssd_jax.sampling.variants import VARIANTS
 from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, outcomes, verify
@@ -264,24 +262,3 @@ def test_planted_faults_of_draws_are_caught(name):
         found = [interpreted(case, "truncated", "ratio") for case in cases]
     compiled.cache_clear()
     assert found != expected
-
-
-def test_gpus_without_clusters_and_rows_that_do_not_fit_are_named():
-    def why_not(capability, vocab=128_256):
-        return pallas_gpu.why_not(vocab, types.SimpleNamespace(compute_capability=capability))
-
-    assert why_not("9.0") is why_not("10.0", 262_144) is None
-    assert why_not("8.0") == (
-        "a device of compute capability 8.0: it needs 9.0 (H100, H200), 10.0 or 10.3 (B200)"
-    )
-    assert "rows of 500000 tokens: it needs 248 KiB of 200" in why_not("9.0", 500_000)
-
-
-def test_a_gpu_verifies_by_its_kernel_only_if_it_has_whole_rows():
-    device = types.SimpleNamespace(compute_capability="9.0")
-    assert api.backend_for("gpu", 128_256, device) == "pallas_gpu"
-    assert api.backend_for("gpu", 128_256, device, devices=8) == "xla"
-    assert api.choice_line("xla", "gpu", 128_256, device, 8) == (
-        "verification is xla; not pallas_gpu: 8 devices have parts of the logits, and it needs "
-        "whole rows"
-    )
