@@ -98,8 +98,7 @@ def _filter(p: Probs, applies: Bool[Array, "B 1"], find: Threshold) -> Probs:
     def keep(p: jax.Array) -> jax.Array:
         # The likeliest token always stays, whatever rounding does to the threshold.
         low = jnp.minimum(find(p), row_max(p))
-        kept = jnp.where(p >= low, p, 0.0)
-        kept = kept / row_sum(kept)
-        return jnp.where(applies, kept, p)
+        p_above = jnp.where(p >= low, p, 0.0)
+        return jnp.where(applies, p_above / row_sum(p_above), p)
 
     return jax.lax.cond(jnp.any(applies), keep, lambda p: p, p)

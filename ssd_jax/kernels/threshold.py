@@ -39,8 +39,8 @@ def threshold(p: Probs, least: Float32[Array, "B 1"], *, count: bool) -> Float32
     so keeps its threshold when other rows are searched further, since other sums round differently.
     """
 
-    def enough(kept: jax.Array) -> jax.Array:
-        return (truncation.count(kept) if count else row_sum(kept)) >= least
+    def enough(values: jax.Array) -> jax.Array:
+        return (truncation.count(values) if count else row_sum(values)) >= least
 
     blocks = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(p.shape[0], -1, _BLOCK)
     maxima = row_max(blocks)[..., 0]

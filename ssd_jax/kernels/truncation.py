@@ -21,7 +21,7 @@ _BITS = 30  # of a float32 in [0, 2), as an integer
 _DIGIT = 3  # bits found in one pass over the rows; passes and thresholds a pass then cost alike
 
 Enough = Callable[[Float32[Array, "n V"]], Bool[Array, "n 1"]]
-"""Whether the kept values, zero elsewhere, are enough: if they are not, fewer are not either."""
+"""Whether the values above a threshold, zero elsewhere, are enough: else fewer are not either."""
 
 
 class Filters(Protocol):
@@ -61,9 +61,9 @@ def cut(p: Float32[Array, "n V"], filters: Filters) -> Cut:
     Renormalising scales the rest of a row by one factor, so each threshold is one of p itself.
     """
     top_k, top_p, min_p = filters.top_k[:, None], filters.top_p[:, None], filters.min_p[:, None]
-    low = jnp.where(top_k > 0, _largest_threshold(p, lambda kept: count(kept) >= top_k), 0.0)
+    low = jnp.where(top_k > 0, _largest_threshold(p, lambda values: count(values) >= top_k), 0.0)
     mass = top_p * jnp.where(top_k > 0, _mass(p, low), 1.0)
-    threshold = _largest_threshold(p, lambda kept: row_sum(kept) >= mass)
+    threshold = _largest_threshold(p, lambda values: row_sum(values) >= mass)
     low = jnp.where(top_p < 1, jnp.maximum(low, threshold), low)
     best = jnp.max(p, axis=-1, keepdims=True)
     low = jnp.maximum(low, min_p * best)
@@ -98,6 +98,6 @@ def _mass(p: Float32[Array, "n V"], low: Float32[Array, "n 1"]) -> Float32[Array
     return row_sum(jnp.where(p >= low, p, 0.0))
 
 
-def count(kept: Float32[Array, "n V"]) -> Int32[Array, "n 1"]:
-    """Number of tokens kept of each row."""
-    return jnp.sum(kept > 0, axis=-1, keepdims=True, dtype=jnp.int32)
+def count(values: Float32[Array, "n V"]) -> Int32[Array, "n 1"]:
+    """Number of positive values of each row."""
+    return jnp.sum(values > 0, axis=-1, keepdims=True, dtype=jnp.int32)

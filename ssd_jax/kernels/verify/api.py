@@ -43,8 +43,8 @@ def backend_for(platform: str, vocab: int, device: Any, devices: int = 1) -> str
       devices: number of those devices.
     """
     names = "cpu", *_ROW_KERNELS
-    there = (name for name in names if why_not(name, platform, vocab, device, devices) is None)
-    return next(there, "xla")
+    usable = (name for name in names if why_not(name, platform, vocab, device, devices) is None)
+    return next(usable, "xla")
 
 
 def why_not(name: str, platform: str, vocab: int, device: Any, devices: int = 1) -> str | None:

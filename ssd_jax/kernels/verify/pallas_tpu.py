@@ -38,10 +38,10 @@ def why_not(vocab: int, device: Any) -> str | None:
     """Why a JAX device cannot hold the rows that a step of the kernels needs, in one line, or
     None."""
     kind = device.device_kind
-    needed, there = _bytes(vocab, _BUFFERS), _VMEM.get(kind, _OTHER_VMEM)
-    if needed <= there:
+    needed, capacity = _bytes(vocab, _BUFFERS), _VMEM.get(kind, _OTHER_VMEM)
+    if needed <= capacity:
         return None
-    return f"rows of {vocab} tokens take {needed >> 20} MiB of {there >> 20} on a {kind}"
+    return f"rows of {vocab} tokens take {needed >> 20} MiB of {capacity >> 20} on a {kind}"
 
 
 def _lanes(columns: dict[int, jax.Array], dtype: Any = jnp.float32) -> jax.Array:
@@ -59,11 +59,11 @@ def _bytes(size: int, buffers: int) -> int:
     return buffers * ROWS * (size + LANES) * 4 + _SPARE
 
 
-def _measure(measured_rows: MeasureRows, options: MeasureOptions) -> Measured:
-    scores, follower, _ = measured_rows
-    rows, size = scores.shape
+def _measure(rows: MeasureRows, options: MeasureOptions) -> Measured:
+    scores = rows.scores
+    count, size = scores.shape
     block = pl.BlockSpec((ROWS, LANES), lambda step: (step, 0))
-    steps = pl.cdiv(rows, ROWS)
+    steps = pl.cdiv(count, ROWS)
     call = pl.pallas_call(
         functools.partial(measure, options=options),
         grid=(steps,),
@@ -73,18 +73,18 @@ def _measure(measured_rows: MeasureRows, options: MeasureOptions) -> Measured:
         scratch_shapes=[pltpu.VMEM((ROWS, size), jnp.float32)] if options.truncated else [],
         compiler_params=_params(size, _BUFFERS if options.truncated else 2),
         cost_estimate=pl.CostEstimate(
-            flops=rows * size * (4 + 2 * options.sampled + 150 * options.truncated),
-            transcendentals=rows * size * options.sampled,
-            bytes_accessed=4 * (rows * size + 3 * steps * ROWS * LANES),
+            flops=count * size * (4 + 2 * options.sampled + 150 * options.truncated),
+            transcendentals=count * size * options.sampled,
+            bytes_accessed=4 * (count * size + 3 * steps * ROWS * LANES),
         ),
         name="verify_measure",
     )
-    columns = _lanes(measured_rows.columns()), _lanes({0: follower}, jnp.int32)
-    return measured_of(on_every_device(call)(scores, *columns)[:rows])
+    columns = _lanes(rows.columns()), _lanes({0: rows.follower}, jnp.int32)
+    return measured_of(on_every_device(call)(scores, *columns)[:count])
 
 
-def _draw(drawn: DrawRows, tokens: int) -> Int32[Array, "n"]:
-    scores, index, residual = drawn.scores, drawn.numbers, drawn.residual
+def _draw(rows: DrawRows, tokens: int) -> Int32[Array, "n"]:
+    scores, index, residual = rows.scores, rows.numbers, rows.residual
     draws, size = index.shape[0], scores.shape[1]
     steps = pl.cdiv(draws, ROWS)
     padding = steps * ROWS - draws
@@ -127,8 +127,8 @@ def _draw(drawn: DrawRows, tokens: int) -> Int32[Array, "n"]:
     out = on_every_device(draw_rows)(
         jnp.pad(index, (0, padding)),
         scores,
-        _lanes(drawn.columns()),
-        _lanes(dict(enumerate(drawn.words())), jnp.int32),
+        _lanes(rows.columns()),
+        _lanes(dict(enumerate(rows.words())), jnp.int32),
         *operands,
     )
     return out[:draws, 0]

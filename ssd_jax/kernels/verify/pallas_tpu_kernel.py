@@ -35,13 +35,13 @@ def _over_columns(
     size: int, step: Callable[[jax.Array | int, int, T], T], carry: T, width: int = _WIDTH
 ) -> T:
     """`step(first, width, carry)` for columns [first, first + width), from left to right."""
-    whole = size // width
+    steps = size // width
 
     def aligned(index: jax.Array, carry: T) -> T:
         return step(pl.multiple_of(index * width, width), width, carry)
 
-    carry = lax.fori_loop(0, whole, aligned, carry)
-    return step(whole * width, size % width, carry) if size % width else carry
+    carry = lax.fori_loop(0, steps, aligned, carry)
+    return step(steps * width, size % width, carry) if size % width else carry
 
 
 def _columns(first: jax.Array | int, width: int) -> jax.Array:
@@ -169,8 +169,8 @@ def _low(weights: Ref, settings: jax.Array, total: jax.Array) -> jax.Array:
 
     def where_any(applies: jax.Array, find: Callable[[], jax.Array]) -> jax.Array:
         nothing = jnp.zeros((ROWS, 1))
-        found = lax.cond(_any(applies), find, lambda: nothing)
-        return jnp.where(applies, found, 0.0)
+        low = lax.cond(_any(applies), find, lambda: nothing)
+        return jnp.where(applies, low, 0.0)
 
     low = where_any(top_k > 0, lambda: search(top_k, lambda w: jnp.where(w > 0, 1.0, 0.0)))
 
@@ -236,11 +236,11 @@ def draw(index: Ref, logits: Ref, rows: Ref, keys: Ref, *refs: Ref, tokens: int)
         return lax.cond(_any(p > 0), compare, lambda carry: carry, carry)
 
     begin = jnp.full((ROWS, 1), -jnp.inf), jnp.zeros((ROWS, 1), jnp.int32)
-    found = _over_columns(size, step, begin * (2 if q_rows else 1))
-    token = found[1]
+    best = _over_columns(size, step, begin * (2 if q_rows else 1))
+    token = best[1]
     if q_rows:
         # If rounding left nothing of the residual, p and q are equal in float32: draw from p.
-        token = jnp.where(applies & (found[2] > -jnp.inf), found[3], token)
+        token = jnp.where(applies & (best[2] > -jnp.inf), best[3], token)
     out[...] = jnp.broadcast_to(token, (ROWS, LANES))
 
 

@@ -79,5 +79,5 @@ def sampled_probs_reference(
 
 
 def _filter(p: jax.Array, applies: jax.Array, threshold: jax.Array) -> jax.Array:
-    kept = jnp.where(p >= jnp.minimum(threshold, jnp.max(p, axis=1, keepdims=True)), p, 0.0)
-    return jnp.where(applies[:, None], kept / jnp.sum(kept, axis=1, keepdims=True), p)
+    p_above = jnp.where(p >= jnp.minimum(threshold, jnp.max(p, axis=1, keepdims=True)), p, 0.0)
+    return jnp.where(applies[:, None], p_above / jnp.sum(p_above, axis=1, keepdims=True), p)
