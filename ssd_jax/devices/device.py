@@ -14,8 +14,8 @@ from ssd_jax.errors import DeviceError
 def run(program: Callable[..., Any], *arguments: Any) -> Any:
     """Dispatches a program.
 
-    A caller that donates an argument stores the result at once; interrupts wait for the round's end
-    (`interrupts.Deferred`), so that none comes in between.
+    A caller that donates an argument stores the result at once. Rounds run in a thread of their
+    own, which no interrupt reaches.
 
     Raises:
       DeviceError: the program cannot run.

@@ -7,8 +7,8 @@ is discarded before anything counts it.
 
 Whatever raises within a step, nothing is taken twice and no event is lost: an outcome counts once
 it is read whole, an event is made once and kept until it is handed out, and a role is asked again
-for what it has not confirmed. Interrupts wait until the step is over. After a `DeviceError` the
-roles cannot be asked again: every request ends with what it has.
+for what it has not confirmed. After a `DeviceError` the roles cannot be asked again: every request
+ends with what it has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
-from ssd_jax.system.interrupts import Deferred
 
 if TYPE_CHECKING:
     from ssd_jax.checkpoints.detokenizer import OpenStream
@@ -155,20 +154,15 @@ class Engine:
         Raises:
           DeviceError: the engine is broken; the model must be opened again.
         """
-        with Deferred() as interrupts:
-            if not self.has_work:
-                self._refuse_broken()
-            try:
-                if self.broken is None:
-                    self._round()
-            except DeviceError as error:
-                self._break(f"a device has failed: {error}")
-            except BaseException:
-                if interrupts.forced:
-                    self._break("a round was cut off by an interrupt")
-                raise
-            self._report()
-        # Deferred interrupts are raised here, while the events are still kept.
+        if not self.has_work:
+            self._refuse_broken()
+        try:
+            if self.broken is None:
+                self._round()
+        except DeviceError as error:
+            self.broken = f"a device has failed: {error}; open the model again"
+            _LOG.error(self.broken)
+        self._report()
         events, self._events = self._events, []
         return events
 
@@ -435,10 +429,6 @@ class Engine:
         """Ends a request by an error of its own, or (None) by one that ends all requests."""
         self._end(state, "error")
         self._cut_off.append((state, "error", error))
-
-    def _break(self, reason: str) -> None:
-        self.broken = f"{reason}; open the model again"
-        _LOG.error(self.broken)
 
     def _refuse_broken(self) -> None:
         if self.broken is not None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from ssd_jax.config.values import is_integer
 from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
+from ssd_jax.engine.round_thread import RoundThread, TaskCaller, ThreadCaller
 from ssd_jax.engine.sequence import check, require_one_text, stop_ids
-from ssd_jax.engine.sharing import Caller, Sharing
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompting import (
     Params,
@@ -47,7 +47,7 @@ class Calls(ABC):
     config: Config
     resolved: Resolved
     _default_params: SamplingParams
-    _sharing: Sharing
+    _rounds: RoundThread
 
     @property
     def context(self) -> int:
@@ -83,7 +83,7 @@ class Calls(ABC):
           InputError: no prompt, messages without a chat template, or malformed messages.
           SsdError: the model is closed.
         """
-        self._sharing.check()
+        self._rounds.check()
         return self._check_ids(encode_prompt(prompt, self.tokenizer, self.config))
 
     @check_keywords()
@@ -291,15 +291,15 @@ class Calls(ABC):
         self, requests: Sequence[Request], mode: str | None = None
     ) -> AsyncGenerator[TokenEvent]:
         """`run` for an event loop; `aclose` cancels the requests that have not ended."""
-        caller = Caller(await asyncio.to_thread(self._engine_for, requests, mode))
+        caller = TaskCaller(await asyncio.to_thread(self._engine_for, requests, mode))
         try:
             for first in range(0, len(requests), _BATCH):
-                self._sharing.add(caller, requests[first : first + _BATCH])
+                self._rounds.add(caller, requests[first : first + _BATCH])
                 await asyncio.sleep(0)
             while caller.open:
-                yield await self._sharing.next_async(caller)
+                yield await caller.next()
         finally:
-            self._sharing.leave(caller)
+            self._rounds.leave(caller)
         caller.check()
 
     def _engine_for(
@@ -334,8 +334,9 @@ class Calls(ABC):
     ) -> Generator[TokenEvent]:
         """Events of these requests until all have ended; see `stream` for leaving early.
 
-        `mode` and `k` choose an engine; see `engine_of`. An interrupt (Ctrl-C) is raised between
-        rounds, or ends a wait for another thread's round; it cancels these requests and no others.
+        `mode` and `k` choose an engine; see `engine_of`. They are decoded from the first event on,
+        whether or not the others are taken. An interrupt (Ctrl-C) is raised at once; it cancels
+        these requests and no others.
 
         Raises:
           InputError: not a list of requests, one for several texts, or a mode or K that was not
@@ -345,14 +346,27 @@ class Calls(ABC):
         """
         if not isinstance(requests, Sequence) or not all(isinstance(r, Request) for r in requests):
             raise InputError(f"requests = {shown(requests)}: give a list of what `request` makes")
-        caller = Caller(self._engine_for(requests, mode, k))
-        try:
-            self._sharing.add(caller, requests)
+        with self.started(requests, mode, k) as caller:
             while caller.open:
-                yield self._sharing.next(caller)
-        finally:
-            self._sharing.leave(caller)
+                yield caller.next()
         caller.check()
+
+    @contextlib.contextmanager
+    def started(
+        self, requests: Sequence[Request], mode: str | None = None, k: int | None = None
+    ) -> Iterator[ThreadCaller]:
+        """A context in which the requests of `run` are decoded, for a thread that takes their
+        events; those that are open where it is left are cancelled."""
+        caller = ThreadCaller(self._engine_for(requests, mode, k))
+        try:
+            self._rounds.add(caller, requests)
+            yield caller
+        finally:
+            self._rounds.leave(caller)
+
+    def stop(self, caller: ThreadCaller) -> None:
+        """Ends the caller's open requests with what they have; their last events are to come."""
+        self._rounds.stop(caller)
 
 
 def _with_n(request: Request, n: int) -> Request:

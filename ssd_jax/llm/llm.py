@@ -21,7 +21,7 @@ from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
-from ssd_jax.engine.sharing import Sharing
+from ssd_jax.engine.round_thread import RoundThread
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.arguments import (
     check_callable,
@@ -100,8 +100,8 @@ class LLM(Calls):
         check_callable(progress=progress, status=status)
         self._resources = ProcessResources(self.config, others)
         self._engines: dict[tuple[str, int], Engine] = {}
-        self._sharing = Sharing()
-        weakref.finalize(self, only_in_owner(self._sharing.freeze))
+        self._rounds = RoundThread()
+        weakref.finalize(self, only_in_owner(self._rounds.freeze))
         self._load_lock = threading.RLock()
         self._loaded: Loaded | None = None
         self._chooser: Chooser | None = None
@@ -160,12 +160,12 @@ class LLM(Calls):
         """
         check_callable(progress=progress, status=status)
         with self._load_lock:
-            self._sharing.check()
+            self._rounds.check()
             if self._loaded is None:
                 with self._resources.failing_together():
                     self._load(progress, status)
                 try:
-                    self._sharing.check()
+                    self._rounds.check()
                 except SsdError:  # closed meanwhile
                     self._end_loaded()
                     raise
@@ -230,7 +230,7 @@ class LLM(Calls):
                 ends.callback(self._end_chooser)
             ends.callback(self._end_loaded)
             ends.callback(self.tokenizer.close)
-            ends.callback(self._sharing.close)
+            ends.callback(self._rounds.close)
 
     def _end_loaded(self) -> None:
         loaded, self._loaded = self._loaded, None
@@ -243,7 +243,7 @@ class LLM(Calls):
         return f"LLM({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def __enter__(self) -> LLM:
-        self._sharing.check()
+        self._rounds.check()
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -255,7 +255,7 @@ class LLM(Calls):
         self.load()
         loaded = self._loaded
         if loaded is None:
-            self._sharing.check()  # closed meanwhile
+            self._rounds.check()  # closed meanwhile
         assert loaded is not None
         return loaded
 
@@ -328,7 +328,7 @@ class LLM(Calls):
           InputError: a mode or K that this model was not opened for.
           SsdError: the model is closed.
         """
-        self._sharing.check()
+        self._rounds.check()
         if mode is None or mode == self.config.mode == "auto":
             mode = self.mode
         if mode not in self.modes:

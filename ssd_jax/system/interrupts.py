@@ -1,5 +1,4 @@
-"""Deferred interrupts: Ctrl-C amid a round would leave an engine between two states, and devices
-without the memory that a program has taken for its results."""
+"""Deferred interrupts: Ctrl-C amid a change of what threads share would leave it half done."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 """Signals that may raise in running code: Ctrl-C, a request to end, a time limit."""
 PATIENCE = 2.0
-"""Seconds that a repeated interrupt waits: a round is shorter, unless something hangs."""
+"""Seconds that a repeated interrupt waits: a change is shorter, unless something hangs."""
 _INSISTENT_COUNT = 3  # times
 
 
@@ -29,9 +28,6 @@ class Deferred:
     Args:
       numbers: the signals; all of `SIGNALS` if none is given.
       clock: seconds, monotonic.
-
-    Attributes:
-      forced: whether a handler has run within the context.
     """
 
     def __init__(
@@ -42,7 +38,6 @@ class Deferred:
         self._pending: dict[int, FrameType | None] = {}
         self._count, self._first = 0, 0.0
         self._run_at_once = False  # signals to their handlers, at once
-        self.forced = False
 
     def __enter__(self) -> Deferred:
         """Returns: this object, or the one that it is within."""
@@ -79,7 +74,6 @@ class Deferred:
         self._count += 1
         self._pending[number] = frame
         if self._count >= _INSISTENT_COUNT and now > self._first + PATIENCE:
-            self.forced = True
             self._deliver()
 
     @property
@@ -90,7 +84,7 @@ class Deferred:
     def clear(self) -> None:
         """Drops the noted signals, which have been handled."""
         self._pending.clear()
-        self._count, self.forced = 0, False
+        self._count = 0
 
     @contextlib.contextmanager
     def immediate(self) -> Iterator[None]:

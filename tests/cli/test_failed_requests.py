@@ -30,9 +30,18 @@ def event(index, reason, **found):
 class Engine:
     """Ends its requests for the reasons given, in turn."""
 
+    broken = None
+
     def __init__(self, reasons):
         self.reasons = iter(reasons)
         self.added = []
+
+    @property
+    def has_work(self):
+        return bool(self.added)
+
+    def prepare(self, params):
+        pass
 
     def add(self, request):
         self.added.append(request.index)

@@ -1,13 +1,11 @@
-"""Errors and interrupts at every place of a step: nothing is taken twice, lost, or waited for."""
+"""Errors at every place of a step: nothing is taken twice, lost, or waited for."""
 
 import itertools
-import signal
 
 import pytest
 
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import DeviceError
-from ssd_jax.system import interrupts
 from ssd_jax.testing.fakes import Clock, Letters
 from tests.engine.letters import EOS, LONG, drain, outputs, request, spell
 from tests.fakes.instrument import At, instrument
@@ -17,10 +15,6 @@ ASKED = [request([65] * size, max_tokens=tokens) for size, tokens in ((3, 5), (9
 
 
 ERROR = RuntimeError("out of order")
-
-
-def press():
-    signal.raise_signal(signal.SIGINT)
 
 
 def made(who, call, at, fault, *, after=False, drafts=True, asks_first=False, decoder=Letters):
@@ -45,7 +39,7 @@ def run(engine, asked=ASKED):
             break
         try:
             events += engine.step()
-        except (RuntimeError, KeyboardInterrupt):
+        except RuntimeError:
             raised += 1
     assert not engine.has_work
     return [[e for e in events if e.request_id == number] for number in ids], raised
@@ -66,26 +60,22 @@ CALLS = [
 
 
 OPENS = [("target", "open"), ("drafter", "open")]
-FAULTS = [*((*each, ERROR) for each in CALLS), *((*each, press) for each in [*CALLS, *OPENS])]
-"""An error of `open` is another test's."""
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    ("who", "call", "fault", "drafts", "asks_first"),
+    ("who", "call", "drafts", "asks_first"),
     [
         (*each, *drafter)
-        for each in FAULTS
+        for each in CALLS
         for drafter in [(False, False), (True, False), (True, True)]
         if drafter[0] or each[0] == "target"
     ],
 )
-def test_after_an_error_or_interrupt_no_token_comes_twice_and_none_is_lost(
-    who, call, fault, after, drafts, asks_first
-):
+def test_after_an_error_no_token_comes_twice_and_none_is_lost(who, call, after, drafts, asks_first):
     for at in itertools.count(1):
         settings = {"after": after, "drafts": drafts, "asks_first": asks_first}
-        engine, planted = made(who, call, at, fault, **settings)
+        engine, planted = made(who, call, at, ERROR, **settings)
         found, raised = run(engine)
         for events, asked in zip(found, ASKED, strict=True):
             assert_whole(events, LONG[: asked.params.max_tokens])
@@ -166,31 +156,6 @@ def test_a_stop_string_cannot_end_a_request_twice():
     engine.cancel(number)
     events += drain(engine)
     assert [event.output.text for event in events if event.output] == ["the q"]
-
-
-def test_events_kept_back_by_an_interrupt_count_as_work():
-    """The last event of the last request."""
-    engine, _ = made("target", "read", 1, press)
-    number = engine.add(request(max_tokens=1))
-    engine.step()
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert engine.has_work
-    (event,) = engine.step()
-    assert event.output.text == "t"
-    assert number == event.request_id
-    assert not engine.has_work
-
-
-def test_an_interrupt_pressed_again_breaks_the_round_and_the_engine(monkeypatch):
-    monkeypatch.setattr(interrupts, "PATIENCE", -1.0)
-    engine, _ = made("target", "forward", 2, lambda: [press() for _ in range(3)])
-    number = engine.add(request())
-    with pytest.raises(KeyboardInterrupt):
-        drain(engine)
-    assert outputs(drain(engine))[number].finish_reason == "error"
-    with pytest.raises(DeviceError, match="cut off by an interrupt; open the model again"):
-        engine.add(request())
 
 
 def test_a_request_may_end_silently():

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
@@ -20,6 +19,8 @@ from ssd_jax.tools.chat.conversation import Conversation
 from ssd_jax.tools.chat.entry import COMMANDS, Command, parse
 from ssd_jax.tools.chat.figures import Answer, stats_table, summary
 from ssd_jax.tools.chat.screen import Screen
+
+_POLL = 0.05  # seconds between looks for a stop
 
 
 class ChatSession:
@@ -107,9 +108,8 @@ class ChatSession:
                 f"first {first_message} messages; /save writes all of them, /reset starts afresh]"
             )
         self._load_model()
-        engine = self._llm.engine_of(self._mode)
         with self._screen.answer(f"reading {len(ids)} tokens"):
-            output = self._run(engine, request)
+            output = self._run(request)
         self.failed += output.finish_reason == "error"
         answer = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
         if output.finish_reason in ("cancelled", "error") and not output.text:
@@ -121,21 +121,20 @@ class ChatSession:
         self.conversation = question.with_message("assistant", output.text, stopped=answer.stopped)
         self._screen.note(summary(answer, self._llm.context))
 
-    def _run(self, engine: Engine, request: Request) -> RequestOutput:
-        """Runs a request to its end, alone in the engine, or until it is stopped.
-
-        The engine is stepped here, not through `LLM.run`, to look for a stop between the chunks of
-        a long prefill, which have no event, and to have the output of a stopped request too.
-        """
-        request_id = engine.add(request)
-        while True:
-            if self._should_stop():
-                engine.cancel(request_id)
-            for event in engine.step():
-                if event.text:
-                    self._screen.write_answer(event.text)
-                if event.output is not None:
-                    return event.output
+    def _run(self, request: Request) -> RequestOutput:
+        """Runs a request to its end, or until it is stopped, amid its prompt too."""
+        stopped, output = False, None
+        with self._llm.started([request], self._mode) as caller:
+            while output is None:
+                if not stopped and self._should_stop():
+                    self._llm.stop(caller)
+                    stopped = True
+                event = caller.poll(_POLL)
+                if event is not None:
+                    if event.text:
+                        self._screen.write_answer(event.text)
+                    output = event.output
+        return output
 
     def _fit_prompt(self, question: Conversation) -> tuple[int, list[int]]:
         """Where the prompt starts, to leave room for an answer, and the prompt's ids."""

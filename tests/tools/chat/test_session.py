@@ -1,8 +1,10 @@
 """The session on a tiny model: what entries do, and what is said about it."""
 
+import dataclasses
 import io
 import itertools
 import json
+import threading
 
 import pytest
 from rich.console import Console
@@ -186,9 +188,10 @@ def pressed(*, after):
 
 
 def test_a_stopped_answer_is_kept_as_far_as_it_came(llm):
-    chat = Chat(llm, should_stop=pressed(after=4))
+    params = dataclasses.replace(GREEDY, max_tokens=100)
+    chat = Chat(llm, params, should_stop=pressed(after=4))
     assert chat("hello").rstrip().endswith(", stopped]")
-    (whole,) = llm.generate([chat.talk[:1]], GREEDY)
+    (whole,) = llm.generate([chat.talk[:1]], params)
     (message,) = chat.session.conversation.messages[1:]
     assert message.stopped
     assert whole.text.startswith(message.content)
@@ -232,11 +235,21 @@ def scripted(llm, monkeypatch):
 def test_an_answer_stopped_inside_a_character_is_kept_without_it(scripted, llm):
     """And so are its ids; a character that means "unknown" is one like others."""
     text = "né → 🎉\ufffd ✓"
-    scripted(text)
-    kept = set()
-    for after in range(2, len(text.encode()) + 4):
-        chat = Chat(llm, SamplingParams(max_tokens=100), should_stop=pressed(after=after))
+    kept, turns = set(), threading.Semaphore(0)
+    scripted(text, fail={"forward": lambda *_: turns.acquire(timeout=30)})
+    for after in range(len(text.encode()) + 4):
+        press = pressed(after=after)
+
+        def stop(press=press):
+            """Asked between events: each round waits for that."""
+            stops = press()
+            turns.release(100 if stops else 1)
+            return stops
+
+        chat = Chat(llm, SamplingParams(max_tokens=100), should_stop=stop)
         chat("hello")
+        while turns.acquire(blocking=False):
+            pass
         if chat.talk:
             (answer,) = chat.session._answers
             content = chat.talk[-1]["content"]

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.sharing import Caller
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.llm import llm as llm_module
 from ssd_jax.llm.llm import LLM
@@ -47,12 +46,14 @@ def text(llm, size=40, mode="ar"):
     return output.text
 
 
-def test_after_the_last_round_of_a_process_nothing_waits(shared):
-    shared._sharing.freeze()
+def test_no_round_follows_once_a_process_ends(shared):
+    stream = shared.run([request(max_tokens=60)], "ar")
+    next(stream)
+    thread = shared._rounds._thread
+    shared._rounds.freeze()
+    assert not thread.is_alive()
     with pytest.raises(SsdError, match="this model is closed"):
-        shared._sharing.check()
-    shared._sharing.close()
-    assert shared._sharing._round.locked()  # it did not wait for a round
+        shared._rounds.check()
 
 
 def together(*calls):
@@ -62,11 +63,14 @@ def together(*calls):
 
 
 def idle(llm):
-    """Whether nothing is left of any request."""
-    engines = llm._engines.values()
-    sharing = llm._sharing
-    left = sharing._callers or sharing._waiting or sharing._departed or sharing._leader
-    return not left and not any(engine._running or engine._seats.waiting for engine in engines)
+    """Whether soon nothing is left of any request."""
+    rounds, engines, end = llm._rounds, llm._engines.values(), time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        busy = any(engine._running or engine._seats.waiting for engine in engines)
+        if not busy and not rounds._callers:
+            return True
+        time.sleep(1e-3)
+    return False
 
 
 def test_requests_of_several_threads_are_one_batch(shared):
@@ -84,14 +88,28 @@ def test_engines_take_turns(shared):
     assert idle(shared)
 
 
-def test_a_stream_that_nobody_reads_keeps_its_events(shared):
+def test_a_stream_that_nobody_reads_goes_on_and_keeps_its_events(shared):
     stream = shared.run([request(max_tokens=9)], "ar")
     first = next(stream)
-    assert together(functools.partial(text, shared)) == [LONG[:40]]
+    assert idle(shared)
     before = shared._engines["ar", 0].target.calls.count("forward")
     rest = list(stream)
     assert first.text + "".join(event.text for event in rest) == LONG[:9]
     assert shared._engines["ar", 0].target.calls.count("forward") == before
+
+
+def test_a_stopped_request_ends_with_what_it_has(shared):
+    with shared.started([request(max_tokens=60)], "ar") as caller:
+        events = [caller.next(), caller.poll(PATIENCE)]
+        assert caller.poll(0) is None
+        shared.stop(caller)
+        while caller.open:
+            events.append(caller.next())
+    output = events[-1].output
+    assert output.finish_reason == "cancelled"
+    assert 0 < len(output.text) < 60
+    assert "".join(event.text for event in events) == output.text
+    assert idle(shared)
 
 
 def test_requests_before_one_that_is_refused_are_taken_back(shared):
@@ -139,41 +157,7 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
     assert idle(shared)
 
 
-def test_events_are_fetched_under_the_lock(shared, monkeypatch):
-    """Else requests of a task that is cancelled in the event loop's thread change amid the look."""
-    usual, held = Caller.fetch, []
-
-    def fetch(self):
-        held.append(shared._sharing._lock.locked())
-        return usual(self)
-
-    monkeypatch.setattr(Caller, "fetch", fetch)
-    assert text(shared) == LONG[:40]
-    assert held
-    assert all(held)
-
-
-def test_a_caller_that_is_interrupted_in_its_round_hands_over(shared):
-    target, main = shared._engines["ar", 0].target, threading.main_thread()
-    pressed = threading.Event()
-
-    def press():
-        if threading.current_thread() is main and not pressed.is_set():
-            pressed.set()
-            signal.raise_signal(signal.SIGINT)
-
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(text, shared) for _ in range(3)]
-        target.fault = press
-        with pytest.raises(KeyboardInterrupt):
-            list(iter(lambda: text(shared), ""))
-        assert [each.result(PATIENCE) for each in others] == [LONG[:40]] * 3
-    assert pressed.is_set()
-    assert text(shared) == LONG[:40]
-    assert idle(shared)
-
-
-def test_a_wait_for_another_threads_round_can_be_interrupted(shared):
+def test_a_wait_for_a_round_can_be_interrupted(shared):
     """At once: the round goes on."""
     target, going, over = shared._engines["ar", 0].target, threading.Event(), threading.Event()
 
@@ -196,8 +180,7 @@ def test_a_wait_for_another_threads_round_can_be_interrupted(shared):
     assert idle(shared)
 
 
-def test_an_error_in_one_callers_round_leaves_the_others_alone(shared):
-    """It is raised where it came up, and they go on."""
+def test_an_error_of_a_round_leaves_all_but_the_oldest_request_alone(shared):
     target, left = shared._engines["ar", 0].target, [3]
 
     def fail():
@@ -275,13 +258,17 @@ def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
     assert idle(shared)
 
 
-def test_a_stream_whose_events_another_took_raises_an_error_that_says_so(shared):
-    stream = shared.run([request()], "ar")
-    next(stream)
-    while shared._engines["ar", 0].has_work:
-        shared._engines["ar", 0].step()
+def test_a_stream_whose_events_another_took_raises_an_error_that_says_so(shared, monkeypatch):
+    engine = shared._engines["ar", 0]
+
+    def take_all():
+        while engine.has_work:
+            Engine.step(engine)
+        return []
+
+    monkeypatch.setattr(engine, "step", take_all)
     with pytest.raises(SsdError, match="was run by another"):
-        list(stream)
+        list(shared.run([request()], "ar"))
 
 
 def loads_of(monkeypatch):
