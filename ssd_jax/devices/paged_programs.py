@@ -54,9 +54,9 @@ class PagedPrograms:
     `prefill` of [1, width] tokens -> pages, history, logits, hidden states. `span` is [slot,
     offset, number of tokens that are not padding]; the logits [1, V] are of the last token, the
     hidden states [groups, width, hidden] of all in the slot's group of devices and garbage in
-    others; both are None without `with_logits`. Where slots share pages, `remember` and `recall`
-    run no tokens: they record them as prompt, or count them as output -> history. Both have only
-    the widest width.
+    others; both are None without `with_logits`. `remember`, where slots share pages, and `recall`,
+    there and in drafts, run no tokens: they record them as prompt, or count them as output ->
+    history. Both have only the widest width.
 
     Args:
       model: static description.
@@ -191,7 +191,7 @@ class PagedPrograms:
         return ProgramSpec(function, arguments, donated, *layout, options, cache_key)
 
     def prompt_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
-        """`prefill` of every width; `remember` and `recall` where slots share pages."""
+        """`prefill` of every width, `remember` and `recall`; drafts' are those without logits."""
         widths = self.model.execution.prefill_chunks
         specs: dict[Name, ProgramSpec] = {
             self.with_reach(("prefill", width), reach): self._prefill_spec(
@@ -202,6 +202,7 @@ class PagedPrograms:
         }
         if self.paging is not None:
             specs["remember", max(widths)] = self._record_spec(max(widths), output=False)
+        if self.paging is not None or not with_logits:
             specs["recall", max(widths)] = self._record_spec(max(widths), output=True)
         return specs
 

@@ -108,6 +108,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         self._run_prefill(slot, tokens, offset)
+        self._start[slot] = IDLE
 
     @override
     def record(self, request: RecordRequest) -> TreeRecords:

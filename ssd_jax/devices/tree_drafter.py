@@ -68,6 +68,7 @@ class TreeDrafter(TreeRole, Drafter):
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         self._run_prefill(slot, tokens, offset)
         self._counted[slot] = offset + len(tokens)
+        self._start[slot] = IDLE
 
     @override
     def propose(self, batch: DraftBatch) -> Drafted:

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssd_jax.engine.draft_text import DraftText
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.planner import Planner
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_batches import RoundBatches
@@ -35,7 +37,7 @@ from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence, check, require_one_text
 from ssd_jax.engine.stop_strings import open_text
 from ssd_jax.engine.trace import EngineTrace
-from ssd_jax.errors import DeviceError, SsdError
+from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
@@ -59,11 +61,13 @@ class Engine:
       drafter: proposes tokens for the target to verify; None decodes one token a round.
       clock: seconds, monotonic.
       trace: records when things happen; None records nothing.
+      plain_trace: records it of requests without a draft; None is `trace`.
       occurrences: shared by all engines that share a clock; None counts this engine's own.
       setup: metrics that are the same for every request.
       pages: the stock of pages that slots share; None where each slot has its own.
       timer: reports what rounds take; None reports nothing.
       prepare: loads the programs that a request's parameters need, if need be.
+      planner: decides when rounds do without the drafter; None never does.
     """
 
     def __init__(
@@ -75,20 +79,25 @@ class Engine:
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: EngineTrace | None = None,
+        plain_trace: EngineTrace | None = None,
         occurrences: Occurrences | None = None,
         setup: Mapping[str, Any] | None = None,
         pages: PageStock | None = None,
         timer: RoundTimer | None = None,
         prepare: Callable[[SamplingParams], None] = lambda _params: None,
+        planner: Planner | None = None,
     ) -> None:
         self._target, self._drafter = target, drafter
         self._roles: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
         self._decoder, self._eos_ids = decoder, eos_ids
-        self._clock, self._log = clock, RoundLog(clock, trace, timer)
+        self._clock, self._log = clock, RoundLog(clock, trace, timer, plain_trace)
         self._occurrences, self._setup = occurrences or Occurrences(), setup or {}
         self.prepare, self._seats = prepare, Seats(target.slots, pages)
         self._running = self._seats.running
         self._k = 0 if drafter is None else drafter.k
+        self._planner, self._most_proposed = planner, self._k
+        self._timed = any(chooser is not None and chooser.timed for chooser in (drafter, planner))
+        self._draft_text = None if drafter is None else DraftText(drafter, target.max_chunk)
         self._batches = RoundBatches(target.slots, self._k)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
@@ -109,14 +118,18 @@ class Engine:
 
         Raises:
           InputError: an empty prompt, a prompt that leaves no room in the context, too many stop
-            ids, or several texts.
+            ids, several texts, or more proposed tokens than the engine has.
           DeviceError: the engine is broken.
         """
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
         require_one_text(request)
+        if request.k is not None and not 0 <= request.k <= self._k:
+            raise InputError(f"k = {request.k} is out of range; this engine has 0 to {self._k}")
         self.prepare(request.params)
-        names = self._seats.names(request)
+        most_proposed = self._k if request.k is None else request.k
+        proposes = most_proposed > 0 or self._drafter is None
+        names = self._seats.names(request, drafted=most_proposed > 0)
         state = RequestState(
             request_id=next(self._ids),
             request=request,
@@ -124,11 +137,12 @@ class Engine:
             text=open_text(request, self._decoder),
             times=RequestTimes(
                 arrived=self._clock(),
-                speculative=self._drafter is not None,
-                shared_device=self._drafter is not None and self._drafter.on_device,
-                setup=self._setup,
+                speculative=most_proposed > 0,
+                shared_device=bool(most_proposed and self._drafter and self._drafter.on_device),
+                setup=self._setup if proposes else {**self._setup, "mode": "ar"},
             ),
             page_names=names,
+            most_proposed=most_proposed,
         )
         self._seats.waiting.append(state)
         return state.request_id
@@ -168,15 +182,16 @@ class Engine:
 
     def _round(self) -> None:
         """Reads the outcome of the round in flight and dispatches the next round."""
-        target, drafter = self._target, self._drafter
+        target = self._target
+        self._plan()
         if not self._running:
             self._in_flight.clear()  # belongs to no request
         self._log.begin(self._in_flight)
         ahead = self._look_ahead()
         while len(self._in_flight) > ahead:
             flight = self._in_flight[0]
-            if drafter is not None:
-                drafter.gather(flight.pending.ready)
+            if self._drafter is not None and self._speculates:
+                self._drafter.gather(flight.pending.ready)
             outcomes = flight.pending.read()
             flight.read_prompts()
             self._commit(outcomes)
@@ -187,12 +202,17 @@ class Engine:
         self._read_prompts()
         self._log.mark("admit")
 
+        drafter = self._drafter if self._speculates else None
         rows = self._decoding_rows()
         if rows:
+            if self._draft_text is not None:
+                self._draft_text.catch_up(state for _, state in rows)
             pending_tokens, lengths, batch = self._batches.make(rows)
             drafted = None
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
+                for slot in batch.slots:
+                    self._running[slot].drafted = self._running[slot].sequence.size
             self._log.mark("propose")
             asks_first = drafter is not None and drafter.asks_first
             if drafter is not None and asks_first:
@@ -208,16 +228,31 @@ class Engine:
             drafter.speculate()
         self._log.mark("dispatch")
 
+    @property
+    def _speculates(self) -> bool:
+        """Whether rounds propose tokens for a request that runs."""
+        return any(state.k for state in self._running.values())
+
+    def _plan(self) -> None:
+        """Decides how many tokens rounds propose from now on."""
+        if self._planner is not None:
+            rows = min(len(self._running) + len(self._seats.waiting), self._target.slots)
+            self._most_proposed = self._planner.most_proposed(rows)
+        for state in self._running.values():
+            state.k = min(state.most_proposed, self._most_proposed)
+
     def _look_ahead(self) -> bool:
         """Dispatches the round after the one in flight, whose tokens are not known yet.
 
-        The row of a request that ends in the round in flight is discarded. Only without a drafter,
-        and while no request is to be admitted.
+        The row of a request that ends in the round in flight is discarded. Only while no request is
+        drafted for, or is to be admitted.
 
         Returns: whether such a round was dispatched.
         """
-        if self._drafter is not None or len(self._in_flight) != 1 or self._in_flight[0].prompt:
+        if self._speculates or len(self._in_flight) != 1:
             return False
+        if self._in_flight[0].prompt or self._in_flight[0].drafted is not None:
+            return False  # it commits a number of tokens that is not known
         admits = self._seats.waiting and len(self._running) < self._target.slots
         if admits or not self._seats.prefilled or not self._grow(puts_off=False):
             return False
@@ -309,7 +344,7 @@ class Engine:
             self._log.idle()
         while (seat := self._seats.offer()) is not None:
             state, request = seat.state, seat.state.request
-            params = state.params = state.params or self._sampling_of(request)
+            params = state.params = state.params or self._sampling_of(state)
             banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
             prompt = len(request.prompt_ids)
             ban_before = min(prompt + params.min_tokens, self._target.context)
@@ -326,14 +361,16 @@ class Engine:
                 self._fail(state, error)
                 continue
             self._seats.enter(seat)
+            state.k = min(state.most_proposed, self._most_proposed)
 
-    def _sampling_of(self, request: Request) -> SamplingParams:
+    def _sampling_of(self, state: RequestState) -> SamplingParams:
         """Sampling of a request that begins: with its own noise where lengths depend on time."""
+        request = state.request
         params = request.params
         if params.temperature == 0:
             return params
         seed = self._occurrences.seed(params.seed_of_request, request.index)
-        timed = self._drafter is not None and self._drafter.timed
+        timed = state.most_proposed > 0 and self._timed
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _read_prompts(self) -> None:
@@ -343,7 +380,8 @@ class Engine:
         while True:
             self._admit()
             tokens = self._prefill(budget)
-            self._prompt_drafter()
+            if self._draft_text is not None:
+                self._draft_text.follow_prompts(self._running.values())
             self._seats.share()
             if not tokens:
                 return
@@ -389,18 +427,6 @@ class Engine:
         except Exception as error:
             self._fail(state, error)
         return end - begin
-
-    def _prompt_drafter(self) -> None:
-        """Prefills the drafter with the tokens that the target was given."""
-        if self._drafter is None:
-            return
-        for slot, state in self._running.items():
-            sequence, chunk = state.sequence, self._target.max_chunk
-            for begin in range(state.prompted, sequence.given, chunk):
-                end = min(begin + chunk, sequence.given)
-                last = end == sequence.to_prefill
-                self._drafter.prefill(slot, sequence.text[begin:end], begin, last=last)
-                state.prompted = end
 
     def _decoding_rows(self) -> list[tuple[int, RequestState]]:
         """Slots whose pending token is known and whose pages hold all tokens before it."""

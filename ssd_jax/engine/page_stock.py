@@ -131,14 +131,14 @@ class PageStock:
         limit = -(-self._context // self._size)
         return min(-(-(min(tokens, self._context) + self._beyond) // self._size), limit)
 
-    def names(self, prompt: Sequence[int]) -> tuple[Digest, ...]:
-        """Names of the pages of a prompt that may be shared: a digest of all tokens up to the end
-        of each page."""
+    def names(self, prompt: Sequence[int], kind: bytes = b"") -> tuple[Digest, ...]:
+        """Names of the pages of a prompt that may be shared, among requests of a kind: a digest of
+        all tokens up to the end of each page."""
         if not self._grain:
             return ()
         count = (len(prompt) - 1) // (self._grain * self._size) * self._grain
         ids = np.asarray(prompt[: count * self._size], "<i8").reshape(count, self._size)
-        names, name = [], b""
+        names, name = [], kind
         for page in ids:
             name = hashlib.blake2b(name + page.tobytes(), digest_size=32).digest()
             names.append(name)

@@ -28,6 +28,8 @@ class Request:
         Where lengths of proposals depend on time, they give texts of the same distribution, each
         with noise of its own (`occurrences`).
       bad_word_ids: token ids of `params.bad_words`, see `bad_words.encoded`.
+      k: most tokens that a round proposes for it, at most the engine's K, which None takes; 0
+        decodes it without a draft.
     """
 
     prompt_ids: Sequence[int]
@@ -35,6 +37,7 @@ class Request:
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     index: int = 0
     bad_word_ids: Sequence[Sequence[int]] = ()
+    k: int | None = None
 
     def __post_init__(self) -> None:
         if self.params.seed is None:

@@ -38,7 +38,9 @@ class RequestState:
       reused: positions whose keys and values its pages held when it began.
       pages: number of its pages that the roles know of, where slots share them.
       params: how it is sampled; set once it has entered a slot.
-      prompted: tokens given to the drafter, of those given to the target.
+      most_proposed: most tokens that a round may propose for it; 0 without a draft.
+      k: most tokens that rounds propose for it now, by the engine's planner.
+      drafted: first tokens of its text that the drafter was given.
       last: tokens that its last round committed.
       node: where in its tree of proposed tokens that round ended; see `Outcomes`.
       logprobs: of the committed tokens, if asked for.
@@ -57,7 +59,9 @@ class RequestState:
     reused: int = 0
     pages: int = 0
     params: SamplingParams | None = None
-    prompted: int = 0
+    most_proposed: int = 0
+    k: int = 0
+    drafted: int = 0
     last: list[int] = dataclasses.field(default_factory=list)
     node: int = 0
     logprobs: list[TokenLogprobs] | None = None
@@ -78,13 +82,24 @@ class RequestState:
         return self.sequence.finish_reason is not None
 
     @property
+    def follows(self) -> bool:
+        """Whether the drafter was given the text up to the last round, whose tokens a proposal
+        brings."""
+        return self.drafted >= self.sequence.size - len(self.last)
+
+    @property
+    def limit(self) -> int:
+        """Most tokens that the next round proposes for it."""
+        return max(min(self.k, self.sequence.room - 1), 0) if self.follows else 0
+
+    @property
     def reuses(self) -> bool:
         """Whether it may take keys and values of others: such positions give no logits."""
         return self.prompt_logprobs is None or self.prompt_logprobs.complete
 
     def put_off(self) -> None:
         """Preempts it: it leaves its slot and waits for another."""
-        self.slot, self.reused, self.pages, self.prompted = -1, 0, 0, 0
+        self.slot, self.reused, self.pages, self.drafted = -1, 0, 0, 0
         self.last = self.last[-1:]  # the drafter is given the others with the text
         self.sequence.rewind()
         self.times.preemptions = (self.times.preemptions or 0) + 1

@@ -42,7 +42,6 @@ class RoundBatches:
     """
 
     def __init__(self, slots: int, k: int) -> None:
-        self._k = k
         self._idle = np.full((_COUNT + k + 1, slots), -1, np.int32)
         for field, row in zip(_Fields._fields, self._idle[:_COUNT], strict=True):
             row[:] = _IDLE[field]
@@ -56,7 +55,7 @@ class RoundBatches:
         pending, lengths, position, counts, limit, room, node = fields
         for slot, state in rows:
             sequence, committed = state.sequence, state.last
-            proposed = max(min(self._k, sequence.room - 1), 0)
+            proposed = state.limit
             pending[slot], lengths[slot] = sequence.pending, sequence.cached
             position[slot] = sequence.cached if proposed else IDLE
             limit[slot], room[slot] = proposed, sequence.room

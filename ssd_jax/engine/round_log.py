@@ -66,6 +66,7 @@ class RoundLog:
     Args:
       clock: seconds, monotonic.
       trace: None records no trace.
+      plain_trace: has the rounds of requests without a draft; None is `trace`.
       timer: None reports no rounds.
     """
 
@@ -74,8 +75,10 @@ class RoundLog:
         clock: Callable[[], float],
         trace: EngineTrace | None,
         timer: RoundTimer | None = None,
+        plain_trace: EngineTrace | None = None,
     ) -> None:
-        self._clock, self._trace, self._timer = clock, trace, timer
+        self._clock, self._timer = clock, timer
+        self._trace, self._plain_trace = trace, plain_trace or trace
         self._times, self._until = TargetTimes(), 0.0
         self._marks: list[tuple[str | None, float]] = []
         self._read: deque[tuple[InFlight, Outcomes, tuple[float, float]]] = deque()
@@ -111,17 +114,20 @@ class RoundLog:
         """Takes the outcome of a program, read at `now`; `in_flight` if another is in flight."""
         self._read.append((flight, outcomes, self._times.read(now, in_flight=more)))
         if self._timer is not None:
-            requests = () if flight.prompt else [state.request_id for _, state in flight.rows]
-            self._timer.read(requests, flight.drafted, now)
+            states = () if flight.prompt else [state for _, state in flight.rows]
+            requests = [state.request_id for state in states]
+            speculates = any(state.k for state in states)
+            self._timer.read(requests, flight.drafted, now, speculates=speculates)
 
     def evaluate(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
         """Evaluates the outcomes that were read, and charges the draft's work.
 
         The work is charged to the rounds that it was for, or to requests that are still prefilling.
         """
-        if self._trace is not None:
+        trace = self._trace_of(running.values())
+        if trace is not None:
             for name, now in self._marks:
-                self._trace.host(name, now)
+                trace.host(name, now)
         self._marks.clear()
         while self._read:
             self._record(*self._read.popleft())
@@ -141,8 +147,14 @@ class RoundLog:
 
     def text(self, event: TokenEvent) -> None:
         """Adds text to the trace, in the request's last round."""
-        if self._trace is not None:
-            self._trace.text(event.request_id, event.spans, last=event.output is not None)
+        for trace in dict.fromkeys((self._trace, self._plain_trace)):
+            if trace is not None:
+                trace.text(event.request_id, event.spans, last=event.output is not None)
+
+    def _trace_of(self, states: Iterable[RequestState]) -> EngineTrace | None:
+        """The lanes of rounds with these requests."""
+        drafts = any(state.most_proposed for state in states)
+        return self._trace if drafts else self._plain_trace
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
         traced, drafted, (began, now) = [], flight.drafted, span
@@ -166,9 +178,10 @@ class RoundLog:
                 prepared = prepared_bonus(drafted.lookup, row)
                 traced[-1] = traced[-1]._replace(prepared=prepared)
             state.record(outcomes, row, tokens, record)
-        if self._trace is None:
+        trace = self._trace_of(state for _, state in flight.rows)
+        if trace is None:
             return
         if flight.prompt:
-            self._trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
+            trace.prefill(span, flight.rows[0][1].request_id, flight.prompt)
         else:
-            self._trace.round(span, traced)
+            trace.round(span, traced)

@@ -15,11 +15,13 @@ class TimedRound(NamedTuple):
       proposed: L, the most of all rows.
       missed: whether a row was given a backup, since no branch was ready for it.
       seconds: from the outcome before until its own.
+      speculates: whether rounds propose tokens for one of its requests.
     """
 
     proposed: int
     missed: bool
     seconds: float
+    speculates: bool = True
 
 
 class RoundTimer:
@@ -42,11 +44,19 @@ class RoundTimer:
         """Marks that the round under way also waits for something else: a prompt, or the caller."""
         self._apart = True
 
-    def read(self, requests: Sequence[int], drafted: Drafted | None, now: float) -> None:
+    def read(
+        self,
+        requests: Sequence[int],
+        drafted: Drafted | None,
+        now: float,
+        *,
+        speculates: bool = True,
+    ) -> None:
         """Takes an outcome that was read at `now`.
 
         Args:
           requests: ids of a round's requests; none of a prompt.
+          speculates: whether rounds propose tokens for one of them.
           drafted: the proposal that the round verified.
         """
         rows = tuple(requests)
@@ -54,5 +64,5 @@ class RoundTimer:
             proposed = 0 if drafted is None else int(drafted.lengths.max())
             sources = () if drafted is None else drafted.sources.values()
             missed = any(source != "hit" for source in sources)
-            self._report(TimedRound(proposed, missed, now - self._since))
+            self._report(TimedRound(proposed, missed, now - self._since, speculates))
         self._rows, self._since, self._apart = rows, now, False

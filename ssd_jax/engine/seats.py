@@ -49,9 +49,14 @@ class Seats:
         """Whether all requests in slots are prefilled."""
         return all(state.sequence.prefilled for state in self.running.values())
 
-    def names(self, request: Request) -> tuple[bytes, ...]:
-        """Names of its prompt's pages; see `PageStock.names`."""
-        return () if self._pages is None else self._pages.names(request.prompt_ids)
+    def names(self, request: Request, *, drafted: bool) -> tuple[bytes, ...]:
+        """Names of its prompt's pages; see `PageStock.names`.
+
+        Args:
+          drafted: whether the draft's pages are filled, too.
+        """
+        kind = b"" if drafted else b"target"
+        return () if self._pages is None else self._pages.names(request.prompt_ids, kind)
 
     def offer(self) -> Seat | None:
         """A free slot for the first waiting request; None without a request, slot or pages."""
@@ -96,7 +101,9 @@ class Seats:
         """Lets other requests reuse the pages that both roles were asked to fill."""
         if self._pages is not None:
             for slot, state in self.running.items():
-                self._pages.fill(slot, state.sequence.cached)
+                end = state.sequence.cached
+                drafted = min(end, state.drafted) if state.most_proposed else end
+                self._pages.fill(slot, drafted)
 
     def grow(self, *, puts_off: bool) -> bool:
         """Gives running requests the pages that the next round writes to, the oldest first.

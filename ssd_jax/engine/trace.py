@@ -119,7 +119,10 @@ class Trace:
             _LOG.warning("%s: %s", error.filename, error.strerror)
 
     def _chrome_events(self) -> Iterator[dict[str, Any]]:
+        used = {event.engine for event in self._events}
         for number, (name, shared) in enumerate(self._engines, start=1):
+            if number not in used:
+                continue
             yield _metadata("process_name", number, 0, name)
             for lane, thread in LANES.items():
                 title = "target and draft (one device)" if shared and lane == "target" else lane

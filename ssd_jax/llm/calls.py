@@ -291,7 +291,8 @@ class Calls(ABC):
         self, requests: Sequence[Request], mode: str | None = None
     ) -> AsyncGenerator[TokenEvent]:
         """`run` for an event loop; `aclose` cancels the requests that have not ended."""
-        caller = TaskCaller(await asyncio.to_thread(self._engine_for, requests, mode))
+        engine, requests = await asyncio.to_thread(self._prepared, requests, mode)
+        caller = TaskCaller(engine)
         try:
             for first in range(0, len(requests), _BATCH):
                 self._rounds.add(caller, requests[first : first + _BATCH])
@@ -302,14 +303,17 @@ class Calls(ABC):
             self._rounds.leave(caller)
         caller.check()
 
-    def _engine_for(
+    def _prepared(
         self, requests: Sequence[Request], mode: str | None, k: int | None = None
-    ) -> Engine:
-        """`engine_of`, with all programs that requests need: none is queued before."""
+    ) -> tuple[Engine, Sequence[Request]]:
+        """`engine_of`, with all programs that requests need, and the requests for it: none is
+        queued before."""
         engine = self.engine_of(mode, k)
         for request in requests:
             engine.prepare(request.params)
-        return engine
+        if mode == "ar":
+            requests = [dataclasses.replace(request, k=0) for request in requests]
+        return engine, requests
 
     @check_keywords()
     def stream(
@@ -357,7 +361,8 @@ class Calls(ABC):
     ) -> Iterator[ThreadCaller]:
         """A context in which the requests of `run` are decoded, for a thread that takes their
         events; those that are open where it is left are cancelled."""
-        caller = ThreadCaller(self._engine_for(requests, mode, k))
+        engine, requests = self._prepared(requests, mode, k)
+        caller = ThreadCaller(engine)
         try:
             self._rounds.add(caller, requests)
             yield caller

@@ -320,6 +320,8 @@ class LLM(Calls):
     def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
         """The engine of a mode; engines share programs and parameters, each has its own slots.
 
+        The engine of the configured mode also decodes the requests of mode ar.
+
         Args:
           mode: one of `modes`, or auto where that is configured; None is the configured one.
           k: most proposed tokens a round, 0 in mode ar; None is the configured K.
@@ -343,6 +345,8 @@ class LLM(Calls):
             remedy = f"; open with ks=[{k}]" if default_k and is_integer(k) and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         k = int(k)
+        if mode == "ar" != self.mode:
+            mode, k = self.mode, self.config.speculated
         engine = self._engines.get((mode, k))
         if engine is None:
             with self._load_lock:
@@ -358,9 +362,10 @@ class LLM(Calls):
             self._resources.store
         )  # some programs are compiled when they are first asked for
         roles = self.loaded.roles(mode, k)
-        trace = None
+        trace = plain_trace = None
         if self._resources.trace is not None:
             on_target_device = roles.drafter is not None and roles.drafter.on_device
+            plain_trace = None if mode == "ar" else self._resources.trace.engine("ar")
             trace = self._resources.trace.engine(
                 f"{mode} k={k}" if k else mode, shared_device=on_target_device
             )
@@ -370,6 +375,7 @@ class LLM(Calls):
             self.tokenizer.eos_ids,
             drafter=roles.drafter,
             trace=trace,
+            plain_trace=plain_trace,
             occurrences=self._occurrences,
             setup={"mode": mode, **self.loaded.fallbacks.metrics},
             pages=self.loaded.new_stock(),

@@ -78,7 +78,10 @@ class Drafter(Protocol):
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         """Takes tokens of the text so far, at most the target's `max_chunk` at a time.
 
-        Which of them need no run, and which are output, is in `SlotOpening.reused` and `prompt`.
+        Which of them need no run, and which are output, is in `SlotOpening.reused` and `prompt`. It
+        is called again, for tokens behind the last proposal, before the proposal of a round that
+        follows rounds without the drafter. `last` ends a text: its last token is the prompt's, or
+        the pending one.
         """
 
     def gather(self, until: Callable[[], bool]) -> None:

@@ -131,6 +131,7 @@ class Controller(Drafter):
         self._draft.prefill(slot, tokens, offset)
         state = self._states[slot]
         state.backup.extend(tokens)
+        self._learning.forget(slot)
         if last:
             state.known_position, state.last_prompt_token = offset + len(tokens) - 1, tokens[-1]
 

@@ -26,6 +26,10 @@ class Learning:
         self._began = 0.0
         self.next_plan: SpeculationPlan = tuner.plan(rows=1, steps=waiting.steps)
 
+    def forget(self, slot: int) -> None:
+        """A row's next round does not follow its last one."""
+        self._last.pop(slot, None)
+
     def plan(self, rows: int) -> None:
         """Plans the next round of so many rows, by all that was learned."""
         for verified in self._unobserved:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import DraftBatch, Drafted, SlotOpening
@@ -11,7 +14,7 @@ from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import Tuner, teaches
 
 
-class TunedDrafter:
+class TunedDrafter(Drafter):
     """Lets another drafter propose, at most as many tokens as the tuner says.
 
     A round without a proposal counts as one whose first token was rejected: so the acceptance of a
@@ -31,18 +34,24 @@ class TunedDrafter:
         self.timed = RULES[rule].timed and not fixed
         self.asks_first = drafter.asks_first
         self.set_pages = drafter.set_pages
-        self.prefill, self.gather = drafter.prefill, drafter.gather
+        self.gather = drafter.gather
         self.speculate, self.proposal = drafter.speculate, drafter.proposal
         self._drafter, self._tuner, self._rule = drafter, tuner, rule
         self._teaching: dict[int, bool] = {}  # by slot
         self._lengths: dict[int, int] = {}  # L by slot, where a verification is under way
 
+    @override
     def open(self, opening: SlotOpening) -> None:
-        """Empties a slot, also for the tuner."""
         self._lengths.pop(opening.slot, None)
         self._teaching[opening.slot] = teaches(opening.params.temperature, self._rule)
         self._drafter.open(opening)
 
+    @override
+    def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
+        self._lengths.pop(slot, None)  # what follows is no outcome of a proposal
+        self._drafter.prefill(slot, tokens, offset, last=last)
+
+    @override
     def propose(self, batch: DraftBatch) -> Drafted:
         """Proposes at most as many tokens as the tuner's plan has."""
         for slot in batch.slots:

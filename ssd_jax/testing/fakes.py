@@ -169,6 +169,7 @@ class FakeDrafter:
         self._script, self._wrong, self._length = script, wrong, length
         self._texts: list[list[int]] = [[] for _ in range(slots)]
         self._prompts, self._most = [0] * slots, [0] * slots
+        self._ended = [False] * slots  # whether the text was said to end where it does
         self.limits: list[int] = []
         self.speculated = 0
 
@@ -181,7 +182,7 @@ class FakeDrafter:
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
-        self._prompts[slot] = min(len(self._texts[slot]), self._most[slot])
+        self._prompts[slot], self._ended[slot] = min(len(self._texts[slot]), self._most[slot]), last
         if last and len(self._texts[slot]) > self._most[slot]:
             del self._texts[slot][-1]  # the first round repeats the pending token
 
@@ -200,6 +201,7 @@ class FakeDrafter:
         tokens = np.zeros((self._slots, self.k), np.int32)
         for row in rows_of(batch):
             text = self._texts[row.slot]
+            assert self._ended[row.slot]
             text += row.committed
             assert row.position == len(text) - 1
             assert batch.pending[row.slot] == text[-1]

@@ -166,9 +166,9 @@ class Chooser:
         tuner = self._tuners.get((mode, k))
 
         def observe_round(round_: TimedRound) -> None:
-            expected = None
-            if mode == "ar":
-                expected = self.costs.ar_round
+            expected, name = None, mode
+            if mode == "ar" or not round_.speculates:
+                expected, name = self.costs.ar_round, "ar"
             elif self._tree is not None and self._tree.nodes:
                 expected = self.costs.trees[self._tree.nodes]
             elif tuner is not None:
@@ -177,7 +177,7 @@ class Chooser:
             if self._tree is not None and RULES[self._config.verify].timed:
                 expected = None
             if expected is not None:
-                self._times.observe(mode, round_.seconds, expected)
+                self._times.observe(name, round_.seconds, expected)
 
         return RoundTimer(self._config.slots, observe_round)
 

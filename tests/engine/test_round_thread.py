@@ -25,12 +25,11 @@ PATIENCE = 30  # seconds; only a failing test waits so long
 
 @pytest.fixture
 def shared(tiny_checkpoint):
-    """An LLM that was not loaded, with scripted engines of modes ar and sd: every round takes a
-    while, and calls the `fault` of its target."""
-    llm = LLM(
-        str(tiny_checkpoint), mode="sd", draft="ngram", k="2", load=False, compile_cache="off"
-    )
-    for key in (("ar", 0), ("sd", 2)):
+    """An LLM that was not loaded, with scripted engines of K = 2 and 3: every round takes a while,
+    and calls the `fault` of its target."""
+    settings = {"mode": "sd", "draft": "ngram", "k": "2", "compile_cache": "off"}
+    llm = LLM(str(tiny_checkpoint), load=False, ks=[3], **settings)
+    for key in (("sd", 2), ("sd", 3)):
         target = FakeTarget(spell(LONG), slots=4)
         target.fault = lambda: None
         instrument(
@@ -41,13 +40,13 @@ def shared(tiny_checkpoint):
     return llm
 
 
-def text(llm, size=40, mode="ar"):
-    (output,) = [e.output for e in llm.run([request(max_tokens=size)], mode) if e.output]
+def text(llm, size=40, k=2):
+    (output,) = [e.output for e in llm.run([request(max_tokens=size)], "sd", k) if e.output]
     return output.text
 
 
 def test_no_round_follows_once_a_process_ends(shared):
-    stream = shared.run([request(max_tokens=60)], "ar")
+    stream = shared.run([request(max_tokens=60)])
     next(stream)
     thread = shared._rounds._thread
     shared._rounds.freeze()
@@ -77,29 +76,29 @@ def test_requests_of_several_threads_are_one_batch(shared):
     sizes = [5 + 3 * n for n in range(12)]
     found = together(*[functools.partial(text, shared, size) for size in sizes])
     assert found == [LONG[:size] for size in sizes]
-    rounds = shared._engines["ar", 0].target.calls.count("forward")
+    rounds = shared._engines["sd", 2].target.calls.count("forward")
     assert rounds < 0.6 * sum(sizes)  # of 4 slots
     assert idle(shared)
 
 
 def test_engines_take_turns(shared):
-    calls = [functools.partial(text, shared, 40, mode) for mode in ("ar", "sd") * 3]
+    calls = [functools.partial(text, shared, 40, k) for k in (2, 3) * 3]
     assert together(*calls) == [LONG[:40]] * 6
     assert idle(shared)
 
 
 def test_a_stream_that_nobody_reads_goes_on_and_keeps_its_events(shared):
-    stream = shared.run([request(max_tokens=9)], "ar")
+    stream = shared.run([request(max_tokens=9)])
     first = next(stream)
     assert idle(shared)
-    before = shared._engines["ar", 0].target.calls.count("forward")
+    before = shared._engines["sd", 2].target.calls.count("forward")
     rest = list(stream)
     assert first.text + "".join(event.text for event in rest) == LONG[:9]
-    assert shared._engines["ar", 0].target.calls.count("forward") == before
+    assert shared._engines["sd", 2].target.calls.count("forward") == before
 
 
 def test_a_stopped_request_ends_with_what_it_has(shared):
-    with shared.started([request(max_tokens=60)], "ar") as caller:
+    with shared.started([request(max_tokens=60)]) as caller:
         events = [caller.next(), caller.poll(PATIENCE)]
         assert caller.poll(0) is None
         shared.stop(caller)
@@ -114,12 +113,12 @@ def test_a_stopped_request_ends_with_what_it_has(shared):
 
 def test_requests_before_one_that_is_refused_are_taken_back(shared):
     with pytest.raises(InputError, match="the prompt is empty"):
-        list(shared.run([request(), request(), request(prompt=[])], "ar"))
+        list(shared.run([request(), request(), request(prompt=[])]))
     assert idle(shared)
 
 
 def test_requests_before_an_interrupt_are_taken_back(shared, monkeypatch):
-    engine = shared._engines["ar", 0]
+    engine = shared._engines["sd", 2]
     adds = engine.add
 
     def add(asked):
@@ -128,13 +127,13 @@ def test_requests_before_an_interrupt_are_taken_back(shared, monkeypatch):
 
     monkeypatch.setattr(engine, "add", add)
     with pytest.raises(KeyboardInterrupt):
-        list(shared.run([request(), request()], "ar"))
+        list(shared.run([request(), request()]))
     assert idle(shared)
 
 
 @pytest.mark.parametrize("read", [0, 1, 3])
 def test_a_stream_that_is_dropped_leaves_nothing_behind(shared, read):
-    stream = shared.run([request(), request()], "ar")
+    stream = shared.run([request(), request()])
     for _ in range(read):
         next(stream)
     del stream
@@ -146,9 +145,9 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
     class Cycle:
         pass
 
-    target = shared._engines["ar", 0].target
+    target = shared._engines["sd", 2].target
     kept = Cycle()
-    kept.self, kept.stream = kept, shared.run([request()], "ar")
+    kept.self, kept.stream = kept, shared.run([request()])
     next(kept.stream)
     del kept
     collected = []
@@ -159,7 +158,7 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
 
 def test_a_wait_for_a_round_can_be_interrupted(shared):
     """At once: the round goes on."""
-    target, going, over = shared._engines["ar", 0].target, threading.Event(), threading.Event()
+    target, going, over = shared._engines["sd", 2].target, threading.Event(), threading.Event()
 
     def hang():
         going.set()
@@ -181,7 +180,7 @@ def test_a_wait_for_a_round_can_be_interrupted(shared):
 
 
 def test_an_error_of_a_round_leaves_all_but_the_oldest_request_alone(shared):
-    target, left = shared._engines["ar", 0].target, [3]
+    target, left = shared._engines["sd", 2].target, [3]
 
     def fail():
         left[0] -= 1
@@ -197,7 +196,7 @@ def test_an_error_of_a_round_leaves_all_but_the_oldest_request_alone(shared):
 
 
 def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(shared):
-    engine, left = shared._engines["ar", 0], [9]
+    engine, left = shared._engines["sd", 2], [9]
     target = engine.target
 
     def fail():
@@ -209,7 +208,7 @@ def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(share
             raise DeviceError("out of memory")
 
     target.fault = fail
-    streams = [shared.run([request(max_tokens=40)], "ar") for _ in range(6)]
+    streams = [shared.run([request(max_tokens=40)]) for _ in range(6)]
 
     def read(stream):
         found = []
@@ -225,16 +224,16 @@ def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(share
     with pytest.raises(DeviceError, match="open the model again"):
         text(shared)
     assert idle(shared)
-    assert text(shared, mode="sd") == LONG[:40]  # an engine of its own
+    assert text(shared, k=3) == LONG[:40]  # an engine of its own
 
 
 def test_an_event_loop_is_told_of_a_device_that_fails(shared):
     def fail():
         raise DeviceError("out of memory")
 
-    shared._engines["ar", 0].target.fault = fail
+    shared._engines["sd", 2].target.fault = fail
     with pytest.raises(DeviceError, match="out of memory; open the model again"):
-        asyncio.run(shared.generate_async("ab", mode="ar"))
+        asyncio.run(shared.generate_async("ab"))
 
 
 def test_outputs_are_in_the_order_of_the_prompts_whichever_ends_first(shared):
@@ -244,7 +243,7 @@ def test_outputs_are_in_the_order_of_the_prompts_whichever_ends_first(shared):
 
 
 def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
-    target, going = shared._engines["ar", 0].target, threading.Event()
+    target, going = shared._engines["sd", 2].target, threading.Event()
     target.fault = going.set
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(text, shared) for _ in range(5)]
@@ -259,7 +258,7 @@ def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
 
 
 def test_a_stream_whose_events_another_took_raises_an_error_that_says_so(shared, monkeypatch):
-    engine = shared._engines["ar", 0]
+    engine = shared._engines["sd", 2]
 
     def take_all():
         while engine.has_work:
@@ -268,7 +267,7 @@ def test_a_stream_whose_events_another_took_raises_an_error_that_says_so(shared,
 
     monkeypatch.setattr(engine, "step", take_all)
     with pytest.raises(SsdError, match="was run by another"):
-        list(shared.run([request()], "ar"))
+        list(shared.run([request()]))
 
 
 def loads_of(monkeypatch):

@@ -30,6 +30,7 @@ from ssd_jax.engine.request_metrics import RequestMetrics
 from ssd_jax.engine.round_thread import RoundThread
 from ssd_jax.errors import SsdError
 from ssd_jax.sampling.params import SamplingFields
+from tests.idle import wait_until_idle
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 OF_SSD = {"mode": "ssd", "draft": "d"}
@@ -402,15 +403,7 @@ def test_a_stream_that_is_kept_is_cancelled_when_it_is_closed(llm):
         break
     assert llm.engine.has_work
     events.close()
-    assert_idle(llm)
-
-
-def assert_idle(llm):
-    """Soon: what was cancelled ends with the round under way."""
-    end = time.monotonic() + 30
-    while llm.engine.has_work:
-        assert time.monotonic() < end
-        time.sleep(1e-3)
+    wait_until_idle(llm.engine)
 
 
 async def streamed(llm):
@@ -460,7 +453,7 @@ def test_a_cancelled_task_is_told_so_and_cancels_what_it_asked_for(llm, monkeypa
 
     monkeypatch.setattr(Engine, "step", held)
     assert asyncio.run(cancel())
-    assert_idle(llm)
+    wait_until_idle(llm.engine)
     assert len(rounds) == 1
 
 

@@ -1,0 +1,97 @@
+"""Engines whose rounds do with and without their draft by turns say what decoding alone says."""
+
+import random
+
+import pytest
+
+from ssd_jax.llm.llm import LLM
+from tests.checkpoints import tiny_pair
+from tests.llm.paged import SHAPE
+from tests.llm.preempted import FEW, asked, put_off
+from tests.llm.runs import ids, outputs, requests
+
+MORE, SLOW = pytest.mark.more, pytest.mark.slow
+INLINE = {"mode": "ssd", "draft_placement": "inline", "budget": 6}
+CASES = [
+    pytest.param({"mode": "sd"}, id="sd"),
+    pytest.param({"mode": "sd", "k": "auto"}, marks=MORE, id="sd, k auto"),
+    pytest.param({"mode": "sd", "draft": "ngram"}, id="ngram"),
+    pytest.param({"mode": "sd", "tree_nodes": 6}, marks=MORE, id="sd, trees"),
+    pytest.param(INLINE, id="ssd"),
+    pytest.param(INLINE | {"tree_nodes": 6, "budget": 4}, marks=MORE, id="ssd, trees"),
+    pytest.param(INLINE | {"backup": "draft"}, marks=SLOW, id="ssd, just in time"),
+    pytest.param({"mode": "ssd", "draft_placement": "process"}, marks=MORE, id="process"),
+    pytest.param(
+        {"mode": "ssd", "draft_placement": "process", "draft_workers": 2}, marks=SLOW, id="two"
+    ),
+    pytest.param(
+        {"mode": "ssd", "draft_placement": "submesh", "draft_devices": "2", "target_devices": "1"},
+        marks=SLOW,
+        id="submesh",
+    ),
+]
+
+
+class Whimsical:
+    """A planner that changes its mind every few rounds."""
+
+    timed = False
+
+    def __init__(self, seed):
+        self._draw, self._left, self._k = random.Random(seed), 0, 0
+
+    def most_proposed(self, rows):
+        if not self._left:
+            self._left = self._draw.randrange(1, 5)
+            self._k = self._draw.choice([0, 0, 1, 9])
+        self._left -= 1
+        return self._k
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return tiny_pair.write(tmp_path_factory.mktemp("switches"), "qwen3", **SHAPE)
+
+
+def opened(pair, settings):
+    defaults = {"draft": pair[1], "k": 3, "context": 320, "slots": 3, "dtype": "float32"}
+    return LLM(pair[0], verify="coupled", compile_cache="off", **defaults | settings)
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_texts_are_those_of_decoding_alone(pair, settings):
+    with opened(pair, settings) as llm:
+        wanted = requests(llm, "coupled")
+        alone = ids(outputs(llm, wanted, "ar"))
+        accepted = []
+        for seed in range(3):
+            llm.engine._planner = Whimsical(seed)
+            found = outputs(llm, wanted, None)
+            assert ids(found) == alone
+            accepted += [output.metrics["acceptance_length"] for output in found]
+        assert max(length for length in accepted if length is not None) > 1
+
+
+@pytest.mark.more
+def test_pages_that_are_shared_and_taken_away_say_the_same(pair):
+    with opened(pair, INLINE | FEW) as llm:
+        wanted = asked(llm)
+        alone = ids(outputs(llm, wanted, "ar"))
+        llm.engine._planner = Whimsical(7)
+        found = outputs(llm, wanted, None)
+        assert ids(found) == alone
+        assert put_off(found) >= 1
+
+
+def test_requests_with_and_without_a_draft_in_one_batch_say_the_same(pair):
+    with opened(pair, INLINE) as llm:
+        wanted = requests(llm, "coupled")
+        alone = ids(outputs(llm, wanted, "ar"))
+        both = [
+            request if place % 2 else type(request)(**vars(request) | {"k": 0})
+            for place, request in enumerate(wanted)
+        ]
+        found = outputs(llm, both, None)
+        assert ids(found) == alone
+        modes = [output.metrics["mode"] for output in found]
+        assert modes == ["ssd" if place % 2 else "ar" for place in range(len(wanted))]
