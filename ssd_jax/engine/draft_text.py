@@ -6,7 +6,7 @@ Pure host code.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.roles.protocols import Drafter
@@ -24,6 +24,15 @@ class DraftText:
     def __init__(self, drafter: Drafter, chunk: int) -> None:
         self._drafter, self._chunk = drafter, chunk
 
+    @staticmethod
+    def proposes(rows: Iterable[tuple[int, RequestState]], slots: Collection[int]) -> None:
+        """Takes which of a round's rows the drafter proposes for: it was given their whole text,
+        and lacks the tokens of the others from now on."""
+        for slot, state in rows:
+            state.follows = slot in slots
+            if state.follows:
+                state.drafted = state.sequence.size
+
     def follow_prompts(self, states: Iterable[RequestState]) -> None:
         """Gives it the next tokens of prompts that the target was given."""
         for state in states:
@@ -40,10 +49,8 @@ class DraftText:
             sequence = state.sequence
             if budget <= 0 or not state.k or sequence.room <= 1 or state.follows:
                 continue
-            end = max(state.drafted, state.reused) + budget
-            # A proposal must not follow a text that was not said to have ended.
-            last = end >= sequence.size - len(state.last)
-            budget -= self._prefill(state, sequence.size if last else end, last=last)
+            end = min(max(state.drafted, state.reused) + budget, sequence.size)
+            budget -= self._prefill(state, end, last=end == sequence.size)
             state.node = 0
 
     def _prefill(self, state: RequestState, end: int, *, last: bool) -> int:
@@ -56,4 +63,5 @@ class DraftText:
             stop = min(offset + self._chunk, end)
             self._drafter.prefill(state.slot, text[offset:stop], offset, last=last and stop == end)
             state.drafted = stop
+        state.follows = last
         return max(end - max(begin, state.reused), 0)

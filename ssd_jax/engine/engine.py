@@ -211,8 +211,7 @@ class Engine:
             drafted = None
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
-                for slot in batch.slots:
-                    self._running[slot].drafted = self._running[slot].sequence.size
+            DraftText.proposes(rows, () if drafted is None else batch.slots)
             self._log.mark("propose")
             asks_first = drafter is not None and drafter.asks_first
             if drafter is not None and asks_first:
@@ -223,7 +222,10 @@ class Engine:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
             outcome = target.accept(logits, proposal)
-            self._in_flight.append(InFlight(outcome, rows, dispatched=dispatched, drafted=drafted))
+            dispatch = {"dispatched": dispatched, "drafted": drafted}
+            self._in_flight.append(
+                InFlight(outcome, rows, speculates=drafter is not None, **dispatch)
+            )
         elif drafter is not None:
             drafter.speculate()
         self._log.mark("dispatch")
@@ -264,6 +266,7 @@ class Engine:
         for slot, state in rows:
             lengths[slot] = state.sequence.cached + 1
         if rows:
+            DraftText.proposes(rows, ())
             logits = self._target.forward(flight.pending.bonus, lengths)
             self._in_flight.append(InFlight(self._target.accept(logits), rows))
             self._log.mark("dispatch")

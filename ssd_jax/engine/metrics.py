@@ -80,6 +80,7 @@ class RoundRecord:
       cost: of the proposal, where the draft has devices of its own.
       alone: whether the draft was idle meanwhile; None where that is not known.
       tree: whether a tree was verified; None where only chains are proposed.
+      plain: whether the engine did without the draft.
     """
 
     proposed: int = 0
@@ -92,6 +93,7 @@ class RoundRecord:
     cost: DraftCost | None = None
     alone: bool | None = None
     tree: bool | None = None
+    plain: bool = False
 
     def truncate(self, committed: int) -> None:
         """Keeps the first `committed` tokens; tokens behind an end count as never proposed."""
@@ -197,6 +199,7 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
         "acceptance_histogram": histogram.tolist(),
         "acceptance_by_position": [(counted.accepted[i], counted.judged[i]) for i in positions],
         "tree_rounds": sum(trees) if trees else None,
+        "plain_rounds": sum(verified.plain for verified in rounds),
     }
 
 

@@ -31,6 +31,9 @@ class RequestMetrics(TypedDict):
     tree_rounds: Annotated[
         int | None, "rounds that verified a tree of proposed tokens; the others had chains"
     ]
+    plain_rounds: Annotated[
+        int | None, "rounds that did without the draft, since mode auto found that faster"
+    ]
     acceptance_length_on_hit: Annotated[
         float | None, "`acceptance_length` where the proposal was a prepared branch"
     ]

@@ -41,6 +41,8 @@ class RequestState:
       most_proposed: most tokens that a round may propose for it; 0 without a draft.
       k: most tokens that rounds propose for it now, by the engine's planner.
       drafted: first tokens of its text that the drafter was given.
+      follows: whether it was given all of them, but those of the last round, which it is given with
+        the batch of the next one.
       last: tokens that its last round committed.
       node: where in its tree of proposed tokens that round ended; see `Outcomes`.
       logprobs: of the committed tokens, if asked for.
@@ -62,6 +64,7 @@ class RequestState:
     most_proposed: int = 0
     k: int = 0
     drafted: int = 0
+    follows: bool = False
     last: list[int] = dataclasses.field(default_factory=list)
     node: int = 0
     logprobs: list[TokenLogprobs] | None = None
@@ -82,12 +85,6 @@ class RequestState:
         return self.sequence.finish_reason is not None
 
     @property
-    def follows(self) -> bool:
-        """Whether the drafter was given the text up to the last round, whose tokens a proposal
-        brings."""
-        return self.drafted >= self.sequence.size - len(self.last)
-
-    @property
     def limit(self) -> int:
         """Most tokens that the next round proposes for it."""
         return max(min(self.k, self.sequence.room - 1), 0) if self.follows else 0
@@ -99,7 +96,7 @@ class RequestState:
 
     def put_off(self) -> None:
         """Preempts it: it leaves its slot and waits for another."""
-        self.slot, self.reused, self.pages, self.drafted = -1, 0, 0, 0
+        self.slot, self.reused, self.pages, self.drafted, self.follows = -1, 0, 0, 0, False
         self.last = self.last[-1:]  # the drafter is given the others with the text
         self.sequence.rewind()
         self.times.preemptions = (self.times.preemptions or 0) + 1

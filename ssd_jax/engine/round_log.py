@@ -41,6 +41,7 @@ class InFlight:
       dispatched: when its forward was dispatched, in seconds; 0 where an earlier outcome is read
         after that.
       drafted: the proposal that the round verifies.
+      speculates: whether rounds propose tokens for one of its requests.
       costs: cost of the proposal to a draft with devices of its own, by slot.
       committed: its committed rows, once the outcome was read.
     """
@@ -50,6 +51,7 @@ class InFlight:
     prompt: int = 0
     dispatched: float = 0.0
     drafted: Drafted | None = None
+    speculates: bool = False
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
     committed: list[CommittedRow] = dataclasses.field(default_factory=list)
 
@@ -116,8 +118,14 @@ class RoundLog:
         if self._timer is not None:
             states = () if flight.prompt else [state for _, state in flight.rows]
             requests = [state.request_id for state in states]
-            speculates = any(state.k for state in states)
-            self._timer.read(requests, flight.drafted, now, speculates=speculates)
+            rows = [row for row, _ in flight.rows]
+            self._timer.read(
+                requests,
+                flight.drafted,
+                now,
+                tokens=len(rows) + int(outcomes.accepted[rows].sum()),
+                speculates=flight.speculates,
+            )
 
     def evaluate(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
         """Evaluates the outcomes that were read, and charges the draft's work.
@@ -153,8 +161,8 @@ class RoundLog:
 
     def _trace_of(self, states: Iterable[RequestState]) -> EngineTrace | None:
         """The lanes of rounds with these requests."""
-        drafts = any(state.most_proposed for state in states)
-        return self._trace if drafts else self._plain_trace
+        proposed = [state.most_proposed for state in states]
+        return self._trace if any(proposed) or not proposed else self._plain_trace
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
         traced, drafted, (began, now) = [], flight.drafted, span
@@ -167,6 +175,7 @@ class RoundLog:
                 seconds=now - max(began, flight.dispatched),
                 read=now,
                 cost=flight.costs.get(row),
+                plain=not flight.speculates,
             )
             if drafted is not None:
                 record.proposed, record.source = int(drafted.lengths[row]), drafted.sources.get(row)

@@ -9,34 +9,38 @@ from ssd_jax.roles.records import Drafted
 
 
 class TimedRound(NamedTuple):
-    """A round with all slots busy.
+    """A round that followed one of the same requests.
 
     Attributes:
       proposed: L, the most of all rows.
       missed: whether a row was given a backup, since no branch was ready for it.
       seconds: from the outcome before until its own.
       speculates: whether rounds propose tokens for one of its requests.
+      rows: number of requests.
+      tokens: number of tokens that it emitted.
     """
 
     proposed: int
     missed: bool
     seconds: float
     speculates: bool = True
+    rows: int = 1
+    tokens: int = 1
 
 
 class RoundTimer:
     """Reports the rounds that show what a round takes: those that follow a round of the same rows.
 
-    Left out are rounds with a slot free, with a prompt between, and those whose outcome was there
-    before the step that reads it: the caller, who came late, decided how long they took.
+    Left out are rounds with a prompt between, and those whose outcome was there before the step
+    that reads it: the caller, who came late, decided how long they took.
 
     Args:
-      slots: number of slots of the engine.
       report: takes each of those rounds.
+      least: number of requests; rounds of fewer are left out.
     """
 
-    def __init__(self, slots: int, report: Callable[[TimedRound], None]) -> None:
-        self._slots, self._report = slots, report
+    def __init__(self, report: Callable[[TimedRound], None], *, least: int = 1) -> None:
+        self._report, self._least = report, least
         self._rows: tuple[int, ...] = ()  # of the outcome before
         self._since, self._apart = 0.0, False
 
@@ -50,19 +54,23 @@ class RoundTimer:
         drafted: Drafted | None,
         now: float,
         *,
+        tokens: int = 1,
         speculates: bool = True,
     ) -> None:
         """Takes an outcome that was read at `now`.
 
         Args:
           requests: ids of a round's requests; none of a prompt.
-          speculates: whether rounds propose tokens for one of them.
+          tokens: number of tokens that it emitted.
+          speculates: whether rounds propose tokens for one of its requests.
           drafted: the proposal that the round verified.
         """
         rows = tuple(requests)
-        if rows == self._rows and len(rows) == self._slots and not self._apart:
+        if rows == self._rows and len(rows) >= self._least and not self._apart:
             proposed = 0 if drafted is None else int(drafted.lengths.max())
             sources = () if drafted is None else drafted.sources.values()
             missed = any(source != "hit" for source in sources)
-            self._report(TimedRound(proposed, missed, now - self._since, speculates))
+            seconds = now - self._since
+            facts = speculates, len(rows), tokens
+            self._report(TimedRound(proposed, missed, seconds, *facts))
         self._rows, self._since, self._apart = rows, now, False

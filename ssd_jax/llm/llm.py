@@ -369,6 +369,8 @@ class LLM(Calls):
             trace = self._resources.trace.engine(
                 f"{mode} k={k}" if k else mode, shared_device=on_target_device
             )
+        chooser = self._chooser
+        planner = None if chooser is None else chooser.planner(mode, k)
         return Engine(
             roles.target,
             self.tokenizer.open_stream,
@@ -379,6 +381,7 @@ class LLM(Calls):
             occurrences=self._occurrences,
             setup={"mode": mode, **self.loaded.fallbacks.metrics},
             pages=self.loaded.new_stock(),
-            timer=None if self._chooser is None else self._chooser.timer(mode, k),
+            timer=None if chooser is None else chooser.timer(mode, k),
             prepare=self.loaded.prepare,
+            planner=planner,
         )

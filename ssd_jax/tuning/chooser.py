@@ -26,6 +26,7 @@ from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.goodput import GoodputPlanner
 from ssd_jax.tuning.measuring import measure, measure_draft, measure_target
 from ssd_jax.tuning.review import RoundTimes, correct_costs, review_costs
 from ssd_jax.tuning.throughput import MIN_SPEED_UP, Costs, Guess, Prediction, ar
@@ -75,6 +76,7 @@ class Chooser:
         self._observations, self._times = UpdatedGuess(known.guess), RoundTimes()
         self._final: tuple[Guess, dict[str, float]] | None = None
         self._tuners: dict[tuple[str, int], FastestTuner] = {}
+        self._planners: dict[tuple[str, int], GoodputPlanner] = {}
         self._tree: TreeChoice | None = None
         self.predicted = {
             "ar": Prediction(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))
@@ -163,9 +165,13 @@ class Chooser:
 
     def timer(self, mode: str, k: int) -> RoundTimer:
         """Compares the rounds of an engine, whose roles are made, with its costs."""
-        tuner = self._tuners.get((mode, k))
+        tuner, planner = self._tuners.get((mode, k)), self._planners.get((mode, k))
 
         def observe_round(round_: TimedRound) -> None:
+            if planner is not None:
+                planner.observe(round_)
+            if round_.rows < self._config.slots:
+                return
             expected, name = None, mode
             if mode == "ar" or not round_.speculates:
                 expected, name = self.costs.ar_round, "ar"
@@ -179,7 +185,15 @@ class Chooser:
             if expected is not None:
                 self._times.observe(name, round_.seconds, expected)
 
-        return RoundTimer(self._config.slots, observe_round)
+        return RoundTimer(observe_round)
+
+    def planner(self, mode: str, k: int) -> GoodputPlanner | None:
+        """Decides which rounds of an engine use the draft; None where that was not left open."""
+        if self._config.mode != "auto" or mode == "ar":
+            return None
+        planner = GoodputPlanner(k, timed=RULES[self._config.verify].timed)
+        self._planners[mode, k] = planner
+        return planner
 
     def freeze_observations(self) -> None:
         """Excludes later observations from what is kept for the next start.

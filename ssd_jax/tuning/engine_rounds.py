@@ -117,7 +117,7 @@ class EngineRounds:
             drafter=self._drafter,
             pages=pages,
             clock=clock,
-            timer=RoundTimer(target.slots, lambda timed: seconds.append(timed.seconds)),
+            timer=RoundTimer(lambda timed: seconds.append(timed.seconds), least=target.slots),
         )
         self._slots, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
         self._max_tokens = min(_MAX_TEXT, target.context - len(prompt))

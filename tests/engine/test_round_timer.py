@@ -31,7 +31,7 @@ def started(k, requests, tokens=20):
         frozenset(),
         drafter=drafter,
         clock=watch,
-        timer=RoundTimer(SLOTS, seen.append),
+        timer=RoundTimer(seen.append, least=SLOTS),
     )
     for index in range(requests):
         engine.add(request(index, tokens))
@@ -91,7 +91,7 @@ def test_rounds_with_a_prompt_between_are_left_out():
 def test_only_a_round_that_follows_one_of_the_same_rows_is_timed():
     """Else it began with something else: the first rounds of a text wait for others."""
     seen = []
-    timer = RoundTimer(SLOTS, seen.append)
+    timer = RoundTimer(seen.append, least=SLOTS)
     for now, requests in enumerate([(0, 1), (0, 2), (0, 2), (), (0, 2)]):
         timer.read(requests, None, float(now))
     assert [each.seconds for each in seen] == [1.0]

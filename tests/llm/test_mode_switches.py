@@ -5,6 +5,7 @@ import random
 import pytest
 
 from ssd_jax.llm.llm import LLM
+from ssd_jax.tuning import goodput
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
@@ -95,3 +96,17 @@ def test_requests_with_and_without_a_draft_in_one_batch_say_the_same(pair):
         assert ids(found) == alone
         modes = [output.metrics["mode"] for output in found]
         assert modes == ["ssd" if place % 2 else "ar" for place in range(len(wanted))]
+
+
+def test_mode_auto_does_without_the_draft_where_that_is_faster_and_says_so(pair, monkeypatch):
+    monkeypatch.setattr(goodput, "INTERVALS", (4, 8))
+    with opened(pair, {"mode": "auto"}) as llm:
+        llm.load()
+        llm._chooser.mode = "sd"  # whatever this machine prefers
+        wanted = requests(llm, "coupled")
+        alone = ids(outputs(llm, wanted, "ar"))
+        for _ in range(3):
+            found = outputs(llm, wanted, None)
+            assert ids(found) == alone
+        plain = [output.metrics["plain_rounds"] for output in found]
+        assert sum(rounds for rounds in plain if rounds) > 0

@@ -149,7 +149,7 @@ def test_prefix_caching_can_be_turned_off_and_needs_pages(pair):
 class Alike(PageStock):
     """Takes all prompts for the same."""
 
-    def names(self, prompt):
+    def names(self, prompt, kind=b""):
         return tuple(bytes([page]) for page in range((len(prompt) - 1) // 128))
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax.config import config
+from ssd_jax.config import config, derived
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import SsdError
@@ -268,7 +268,7 @@ def loaded(**parts):
 
 
 def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_same(monkeypatch):
-    monkeypatch.setattr(config, "AUTO_BUDGETS", (4, 16))
+    monkeypatch.setattr(derived, "AUTO_BUDGETS", (4, 16))
     monkeypatch.setattr(measuring, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
     monkeypatch.setattr(measuring, "_MAX_SECONDS", 0.0)
     closed = []

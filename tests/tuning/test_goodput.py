@@ -1,0 +1,94 @@
+"""The choice between rounds with and without the draft, on a made-up clock."""
+
+import random
+
+import pytest
+
+from ssd_jax.engine.round_timer import TimedRound
+from ssd_jax.tuning.goodput import INTERVALS, TRIAL, GoodputPlanner
+
+K = 4
+
+
+class Machine:
+    """Rounds of an engine that a planner decides about.
+
+    Args:
+      plain, drafted: tokens per second of a round of one request, by the round's number.
+      noise: most relative error of a round's time.
+    """
+
+    def __init__(self, plain, drafted, *, noise=0.0, late=0):
+        self.planner = GoodputPlanner(K, timed=False)
+        self._plain, self._drafted = plain, drafted
+        self._draw, self._noise = random.Random(0), noise
+        self._late, self._behind = late, 0  # rounds until the draft has caught up
+        self.count = 0
+        self.seconds = self.tokens = 0.0
+
+    def run(self, rounds, rows=1):
+        """Which rounds used the draft."""
+        used = []
+        for _ in range(rounds):
+            k = self.planner.most_proposed(rows)
+            self._behind = self._late if not k else max(self._behind - 1, 0)
+            drafts = bool(k) and not self._behind
+            rate = (self._drafted if drafts else self._plain)(self.count)
+            tokens = 3 if drafts else 1
+            seconds = tokens / rate * (1 + self._noise * self._draw.uniform(-1, 1))
+            facts = bool(k), rows, tokens * rows
+            self.planner.observe(TimedRound(K if drafts else 0, False, seconds, *facts))
+            self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
+            self.count += 1
+            used.append(drafts)
+        return used
+
+
+def always(rate):
+    return lambda _round: rate
+
+
+def test_it_begins_with_the_draft_and_tries_without_for_a_few_rounds():
+    used = Machine(always(10.0), always(20.0)).run(INTERVALS[0] + TRIAL + 50)
+    assert used.index(False) == INTERVALS[0]
+    assert used.count(False) == TRIAL
+    assert used[-50:] == [True] * 50
+
+
+def test_trials_become_rare_where_they_change_nothing():
+    used = Machine(always(10.0), always(20.0)).run(8 * INTERVALS[1])
+    assert used[-4 * INTERVALS[1] :].count(False) <= 5 * TRIAL
+
+
+@pytest.mark.parametrize("late", [0, 5])
+def test_a_draft_that_slows_decoding_is_left_out(late):
+    machine = Machine(always(20.0), always(10.0), late=late)
+    used = machine.run(2 * INTERVALS[0])
+    assert used[-20:] == [False] * 20
+    used = machine.run(4 * INTERVALS[1])
+    assert TRIAL <= used.count(True) <= 20 * TRIAL  # it is tried again
+
+
+def test_it_changes_with_the_text():
+    machine = Machine(always(15.0), lambda n: 30.0 if n < 3000 or n > 12000 else 10.0)
+    used = machine.run(20000)
+    assert used[2500:3000].count(True) > 480
+    assert used[10000:12000].count(True) < 50
+    assert used[-1000:].count(True) > 950
+
+
+def test_each_size_of_a_batch_has_its_own_choice():
+    machine = Machine(always(15.0), always(30.0))
+    machine.run(300, rows=1)
+    machine._drafted = always(10.0)  # with many requests
+    assert machine.run(300, rows=30)[-100:].count(True) <= TRIAL
+    machine._drafted = always(30.0)
+    assert machine.run(40, rows=1).count(True) >= 40 - TRIAL
+    assert machine.run(40, rows=17).count(True) <= TRIAL  # the size of 30
+
+
+@pytest.mark.parametrize(("plain", "drafted"), [(10, 20), (20, 10), (10, 11), (11, 10)])
+def test_its_goodput_is_near_that_of_the_better_way(plain, drafted):
+    machine = Machine(always(plain), always(drafted), noise=0.1)
+    machine.run(10000)
+    assert machine.tokens / machine.seconds > 0.97 * max(plain, drafted)
