@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssd_jax.config import derived
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
@@ -206,13 +207,14 @@ def test_the_tree_or_chain_that_is_chosen_says_what_plain_decoding_says(
 
 @pytest.mark.more
 def test_a_choice_by_measured_times_does_not_show_in_sampled_text(checkpoints, monkeypatch):
+    monkeypatch.setattr(derived, "AUTO_NODES", (7,))
     monkeypatch.setattr(trees, "measure_tree", lambda chain, tree: 1.0)
     monkeypatch.setattr(tree_choice, "tree_round", lambda costs, k, m: costs.trees.get(m, 1e-9))
     params, texts = SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True), []
     for nodes in (0, "auto"):
         with opened(checkpoints["qwen3"], 3, nodes, verify="ratio") as llm:
             texts.append([out.outputs[0].token_ids for out in llm.generate(PROMPTS[1:4], params)])
-            assert llm.resolved.nodes == (31 if nodes else 0)
+            assert llm.resolved.nodes == (7 if nodes else 0)
     assert texts[0] == texts[1]
 
 
