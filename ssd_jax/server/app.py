@@ -26,6 +26,7 @@ from ssd_jax.server.completions import (
 )
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.fields import CHAT, COMPLETION
+from ssd_jax.server.openapi import document
 from ssd_jax.server.posts import Handler, Post
 from ssd_jax.server.state import ServerState
 from ssd_jax.server.streaming import EventStream, as_json
@@ -56,6 +57,9 @@ def make_app(state: ServerState) -> Starlette:
     async def metrics(_: Request) -> Response:
         return Response(state.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
+    async def openapi(_: Request) -> Response:
+        return _json(document(state.model))
+
     def post(path: str, handle: Handler) -> Route:
         return Route(path, Post(state, handle), methods=["POST"])
 
@@ -72,6 +76,7 @@ def make_app(state: ServerState) -> Starlette:
             Route("/health/ready", ready),
             Route("/version", version),
             Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
         ],
         exception_handlers={ApiError: _of_api, HTTPException: _of_http},
     )
@@ -113,13 +118,13 @@ async def _complete(
 async def _tokenize(
     state: ServerState, body: dict[str, Any], _stack: contextlib.ExitStack
 ) -> Response:
-    return _json(await tokenize(state, body))
+    return _json_text(as_json(await tokenize(state, body)))
 
 
 async def _detokenize(
     state: ServerState, body: dict[str, Any], _stack: contextlib.ExitStack
 ) -> Response:
-    return _json(await detokenize(state, body))
+    return _json_text(as_json(await detokenize(state, body)))
 
 
 def _model(state: ServerState) -> dict[str, Any]:

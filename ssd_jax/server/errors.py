@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from ssd_jax.errors import InputError
 
 _KINDS = {
-    400: "invalid_request_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
@@ -28,6 +22,21 @@ _UNIONS = {
     "stop": "a string or a list of strings",
 }
 """What fields of several types take."""
+
+
+class ErrorObject(BaseModel):
+    """What is wrong with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Refusal(BaseModel):
+    """The body of a response to a request that is not answered, also an event of a stream."""
+
+    error: ErrorObject
 
 
 @dataclasses.dataclass
@@ -49,21 +58,21 @@ class ApiError(Exception):
     retry_after: int | None = None
 
     @property
-    def body(self) -> dict[str, Any]:
-        """The JSON object of the response, also of an event of a stream."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": _KINDS[self.status],
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+    def body(self) -> Refusal:
+        """The body of the response, also of an event of a stream."""
+        return Refusal(
+            error=ErrorObject(
+                message=self.message,
+                type=_KINDS.get(self.status, "invalid_request_error"),
+                param=self.param,
+                code=self.code,
+            )
+        )
 
     def response(self) -> Response:
         """The response."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        content = json.dumps(self.body, ensure_ascii=True)
+        content = self.body.model_dump_json()
         return Response(content, self.status, headers, media_type="application/json")
 
 

@@ -38,6 +38,7 @@ _SAMPLING: dict[str, Any] = {
 
 _COMMON: dict[str, Any] = {
     **_SAMPLING,
+    "model": str,
     "max_tokens": int,
     "n": int,
     "return_token_ids": bool,
@@ -65,8 +66,9 @@ _COMPLETION: dict[str, Any] = {
     "logprobs": int,
     "prompt": str | list[str] | list[int] | list[list[int]],
 }
-_AS_OPENAI = ("model", "stream_options")
-"""Fields whose types are those of the `openai` package; the engine checks values of the others."""
+_AS_OPENAI = ("stream_options",)
+"""Fields whose types are those of the `openai` package; others of its types have limits of its own
+service, or can be read once only."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -177,7 +179,7 @@ def _form(name: str, openai_fields: type, own: dict[str, Any], **names: str) -> 
 
 def _model(name: str, types: dict[str, Any], required: Container[str] = ()) -> type[BaseModel]:
     fields: dict[str, Any] = {
-        field: (kind, ... if field in required else Field(default=None))
+        field: (kind, ...) if field in required else (kind | None, Field(default=None))
         for field, kind in types.items()
     }
     return create_model(name, __config__=_CONFIG, **fields)

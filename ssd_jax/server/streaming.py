@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncGenerator
 
 from pydantic import BaseModel
@@ -41,7 +40,7 @@ class EventStream:
                 async for chunk in chunks:
                     await _send(send, as_json(chunk))
             except ApiError as error:
-                await _send(send, json.dumps(error.body))
+                await _send(send, as_json(error.body))
         await _send(send, "[DONE]")
         await send({"type": "http.response.body", "body": b""})
 

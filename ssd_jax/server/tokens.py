@@ -6,13 +6,29 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from ssd_jax.server.chat import chat_prompt
 from ssd_jax.server.errors import invalid
 from ssd_jax.server.fields import DETOKENIZE, TOKENIZE
 from ssd_jax.server.state import ServerState
 
 
-async def tokenize(state: ServerState, body: Mapping[str, Any]) -> dict[str, Any]:
+class Tokenized(BaseModel):
+    """Ids, their number, and most tokens of the model's context."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(BaseModel):
+    """A text."""
+
+    prompt: str
+
+
+async def tokenize(state: ServerState, body: Mapping[str, Any]) -> Tokenized:
     """The ids of a text, or of messages in the chat template.
 
     Raises:
@@ -28,10 +44,10 @@ async def tokenize(state: ServerState, body: Mapping[str, Any]) -> dict[str, Any
         else:
             special = fields.get("add_special_tokens", True)
             tokens = await state.engine.prompt_ids(fields["prompt"], add_special_tokens=special)
-    return {"count": len(tokens), "max_model_len": state.engine.context, "tokens": tokens}
+    return Tokenized(count=len(tokens), max_model_len=state.engine.context, tokens=tokens)
 
 
-async def detokenize(state: ServerState, body: Mapping[str, Any]) -> dict[str, Any]:
+async def detokenize(state: ServerState, body: Mapping[str, Any]) -> Detokenized:
     """The text of ids, control tokens included.
 
     Raises:
@@ -46,4 +62,4 @@ async def detokenize(state: ServerState, body: Mapping[str, Any]) -> dict[str, A
                 f"tokens: id {token} is not in the vocabulary; ids are 0 to {tokenizer.size - 1}",
                 "tokens",
             )
-    return {"prompt": await asyncio.to_thread(tokenizer.decode, tokens)}
+    return Detokenized(prompt=await asyncio.to_thread(tokenizer.decode, tokens))

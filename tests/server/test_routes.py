@@ -5,6 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ssd_jax
 from ssd_jax.errors import DeviceError, SsdError
+from ssd_jax.server import fields
+from ssd_jax.server.app import make_app
 from tests.server.http_calls import call, error_of, post, stream
 from tests.server.scripted import ScriptedEngine, served
 from tests.waiting import eventually
@@ -160,3 +162,15 @@ def test_metrics_count_requests_tokens_and_refusals():
     assert values["vllm:request_success_total", "length", "m"] == 1
     assert values["vllm:num_requests_running", "m"] == 0
     assert values["ssd_jax:refused_total", "400", "m"] == 1
+
+
+def test_the_openapi_document_has_all_routes_and_supported_fields(server):
+    _, _, document = call(server.port, "GET", "/openapi.json")
+    served = {route.path for route in make_app(server.state).routes}
+    assert {*document["paths"]} == served - {"/v1/models/{name:path}"}
+    schemas = document["components"]["schemas"]
+    for form in (fields.CHAT, fields.COMPLETION):
+        schema = schemas[form.model.__name__]
+        assert {*schema["properties"]} == {*form.model.model_fields}
+        assert schema["additionalProperties"] is False
+        assert schema["properties"]["model"]["enum"] == ["m"]
