@@ -57,6 +57,11 @@ def make_app(state: ServerState) -> Starlette:
     async def metrics(_: Request) -> Response:
         return Response(state.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
+    async def tokenizer_info(_: Request) -> Response:
+        tokenizer = state.engine.tokenizer
+        names = ("bos_token", "eos_token", "chat_template")
+        return _json({name: getattr(tokenizer, name) for name in names})
+
     async def openapi(_: Request) -> Response:
         return _json(document(state.model))
 
@@ -69,6 +74,7 @@ def make_app(state: ServerState) -> Starlette:
             post("/v1/completions", _complete),
             post("/tokenize", _tokenize),
             post("/detokenize", _detokenize),
+            Route("/tokenizer_info", tokenizer_info),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", ready),

@@ -68,6 +68,7 @@ def _post(path: str) -> dict[str, Any]:
 def _gets() -> dict[str, Any]:
     """Paths without a body, with what their status 200 says."""
     described = {
+        "/tokenizer_info": "the tokenizer's control tokens and chat template",
         "/v1/models": "the model, in a list",
         "/health": "requests are taken",
         "/health/live": "no device has failed",

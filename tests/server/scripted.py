@@ -20,6 +20,7 @@ class Letters:
     """A tokenizer: the id of a character is its code."""
 
     size = 0x110000
+    bos_token, eos_token, chat_template = "<bos>", "<eos>", None
 
     def encode(self, text):
         return [ord(letter) for letter in text]

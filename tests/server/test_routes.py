@@ -1,5 +1,7 @@
 """What the routes answer, by an engine that follows a script."""
 
+import socket
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -7,7 +9,8 @@ import ssd_jax
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.server import fields
 from ssd_jax.server.app import make_app
-from tests.server.http_calls import call, error_of, post, stream
+from ssd_jax.server.lifecycle import listen
+from tests.server.http_calls import call, error_of, post, raw, stream
 from tests.server.scripted import ScriptedEngine, served
 from tests.waiting import eventually
 
@@ -146,6 +149,11 @@ def test_texts_are_tokenized_and_ids_detokenized(server):
     assert error_of(server.port, "/tokenize", {})[0] == 400
 
 
+def test_the_tokenizer_is_described(server):
+    _, _, value = call(server.port, "GET", "/tokenizer_info")
+    assert value == {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": None}
+
+
 def test_metrics_count_requests_tokens_and_refusals():
     with served(ScriptedEngine()) as server:
         post(server.port, "/v1/completions", COMPLETION)
@@ -174,3 +182,10 @@ def test_the_openapi_document_has_all_routes_and_supported_fields(server):
         assert {*schema["properties"]} == {*form.model.model_fields}
         assert schema["additionalProperties"] is False
         assert schema["properties"]["model"]["enum"] == ["m"]
+
+
+def test_the_parts_of_a_response_do_not_wait_for_the_client():
+    with listen("127.0.0.1", 0) as listener, raw(listener.getsockname()[1], b""):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
