@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import queue
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _REPORTS = ("logprobs", "prompt_logprobs", "seed")
 """Settings of `SamplingParams` that only a request can ask for."""
 _PACKAGES = ("openai", "prometheus_client", "pydantic", "starlette", "uvicorn")
+_SECONDS = 0.2  # until a signal is noticed
 _FLAGS: settings.FlagSpecs = {
     "host": ("str", "127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine"),
     "port": ("int", 8000, "port to listen on; 0 is any free port"),
@@ -119,7 +121,9 @@ class _Signals:
 
     def wait(self) -> int:
         """Waits for the first; returns the exit status that it stands for."""
-        return self._ends.get()
+        while True:  # a signal that another thread receives does not wake this one
+            with contextlib.suppress(queue.Empty):
+                return self._ends.get(timeout=_SECONDS)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         status = 0 if number == signal.SIGTERM else 128 + number

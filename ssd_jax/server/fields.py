@@ -112,11 +112,10 @@ class Form:
         Raises:
           ApiError: one that is unknown, not supported or of the wrong type.
         """
-        values = {name: value for name, value in body.items() if value is not None}
-        for name in [*values]:
+        values: dict[str, Any] = {}
+        for name, value in body.items():
             if name in self.unsupported:
-                value = values.pop(name)
-                if value not in _NEUTRAL.get(name, ()):
+                if value is not None and value not in _NEUTRAL.get(name, ()):
                     raise invalid(
                         f"{shown(name)} is not supported; leave it out",
                         name,
@@ -128,6 +127,8 @@ class Form:
                 raise invalid(
                     f"{shown(name)}: there is no such field; {hint}", name, "unknown_parameter"
                 )
+            elif value is not None:
+                values[name] = value
         try:
             read = self.model.model_validate(values)
         except ValidationError as error:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -69,6 +70,18 @@ def test_sigterm_under_load_finishes_what_runs_and_ends_with_status_0(long_check
         assert server.wait(60) == 0
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
     assert reasons == ["length", "length"]
+
+
+def test_a_signal_that_another_thread_receives_ends_the_wait():
+    def send():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    with serve._Signals() as signals:
+        signals.loaded = True
+        sender = threading.Timer(0.2, send)
+        sender.start()
+        assert signals.wait() == 0
+        sender.join()
 
 
 @pytest.mark.more
