@@ -74,7 +74,7 @@ def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
     [("greedy", "ratio"), ("sampled", "ratio"), ("sampled", "coupled"), ("truncated", "coupled"),
      ("truncated", "block"), ("full", "ratio")],
 )  # fmt: skip
-@settings(FIXED, max_examples=20)
+@settings(FIXED, max_examples=5)
 @given(kinds_of_rows, st.integers(0, 10**6))
 def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule, kinds, seed):
     case = case_of(kinds, seed, variant)
