@@ -18,6 +18,7 @@ from ssd_jax.placement.process.client import RemoteDraft, RemoteRecords
 from ssd_jax.speculation.sequence_state import RoundState
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_drafts, tiny_pair
+from tests.fakes.whimsical import Whimsical
 from tests.llm.martingale import ALPHA, FEW_IDS, lose_q, say, sums
 from tests.loading.variation import varied
 from tests.sampling.edits import Edit, edited
@@ -246,6 +247,40 @@ def test_acceptance_is_a_martingale_in_longer_runs_of_sd(checkpoints, draft):
     own = {"draft": "ngram", "proposal_support": None} if draft == "ngram" else {}
     llm = opened(checkpoints, mode="sd", **own)
     assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after no look-up",))
+
+
+BY_TURNS = {
+    "sd": {"mode": "sd"},
+    "ssd": {"fan_out": "confidence", "backup": "draft"},
+    "block": {"mode": "sd", "verify": "block", "k": "3"},
+    "trees": {"mode": "sd", "tree_nodes": 7},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BY_TURNS)
+def test_acceptance_is_a_martingale_where_rounds_do_without_the_draft_by_turns(checkpoints, case):
+    with opened(checkpoints, **BY_TURNS[case]) as llm:
+        llm.engine._planner = Whimsical(5)
+        said = say(llm, 2 * COUNT)
+    assert_lawful(sums(said, *checkpoints), ("nothing proposed", "k = L"))
+
+
+@pytest.mark.slow  # `test_planned_rounds.py` has when the planner is asked
+def test_rounds_that_do_without_the_draft_because_of_what_it_proposed_are_caught(checkpoints):
+    with opened(checkpoints, mode="sd") as llm:
+        drafter = llm.engine._drafter
+        usual = drafter.propose
+
+        def propose(batch):
+            drafted = usual(batch)
+            likes = np.asarray(drafted.tokens)[:, 0] % 2 == 0
+            drafted.lengths = np.where(likes, drafted.lengths, 0).astype(np.int32)
+            return drafted
+
+        drafter.propose = propose
+        said = say(llm, COUNT, names=FEW_IDS)
+    assert_caught(sums(said, *checkpoints), 5)
 
 
 @pytest.mark.slow  # `enumeration/test_trees.py` and `test_coupled_trees.py` work it out

@@ -1,12 +1,11 @@
 """Engines whose rounds do with and without their draft by turns say what decoding alone says."""
 
-import random
-
 import pytest
 
 from ssd_jax.llm.llm import LLM
 from ssd_jax.tuning import goodput
 from tests.checkpoints import tiny_pair
+from tests.fakes.whimsical import Whimsical
 from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
 from tests.llm.runs import ids, outputs, requests
@@ -31,22 +30,6 @@ CASES = [
         id="submesh",
     ),
 ]
-
-
-class Whimsical:
-    """A planner that changes its mind every few rounds."""
-
-    timed = False
-
-    def __init__(self, seed):
-        self._draw, self._left, self._k = random.Random(seed), 0, 0
-
-    def most_proposed(self, rows):
-        if not self._left:
-            self._left = self._draw.randrange(1, 5)
-            self._k = self._draw.choice([0, 0, 1, 9])
-        self._left -= 1
-        return self._k
 
 
 @pytest.fixture(scope="module")
