@@ -164,7 +164,7 @@ class EngineSettings:
         f"propose a tree of so many tokens instead of a chain of k, up to {MAX_NODES}, "
         "more than k, which is then the longest path; its shape is chosen in every round, "
         "but fixed for sampled requests under verify = ratio; under verify = block these have "
-        "a chain, and mode ssd needs verify = coupled; auto (mode sd) takes the chain or a tree of "
+        "a chain, and mode ssd has no trees; auto (mode sd) takes the chain or a tree of "
         f"{', '.join(map(str, AUTO_NODES))} tokens at the start, by measured costs and acceptance; "
         "default 0, the chain",
         within=(0, MAX_NODES),

@@ -56,6 +56,7 @@ def branch_structs(
         return [
             opened.model.branch_struct(slots, tree.entries, max(budgets) + 1),
             jax.ShapeDtypeStruct((rows, opened.model.config.outputs), np.float32),
+            jax.eval_shape(lambda: tree_growth.empty(slots * max(budgets), tree, support)),
         ]
     branches, outputs = sum(budgets), opened.model.config.outputs
     rows = slots * branches

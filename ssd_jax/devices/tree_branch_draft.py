@@ -14,7 +14,6 @@ from typing_extensions import override
 from ssd_jax.devices import device
 from ssd_jax.devices.packed_branches import PackedBranches
 from ssd_jax.devices.program_spec import Program
-from ssd_jax.devices.tree_branching import TreeRecord
 from ssd_jax.devices.tree_draft_programs import TreeRequest, as_log_rates
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.devices.tree_records import DraftedTrees, TreeRecords
@@ -34,6 +33,8 @@ from ssd_jax.roles.records import (
 )
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.sampling.rules import RULES
+from ssd_jax.speculation.fixed_rates import fixed_rates
 from ssd_jax.speculation.rank_rates import RankRates, Visit, path_visits
 
 
@@ -70,7 +71,8 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
 
     Args:
       programs, parameters, temperature: see `PagedRole`.
-      rates: how often a target's token has a rank, by depths 0 to K; learned from the outcomes.
+      rates: how often a target's token has a rank, by depths 0 to K; learned from the outcomes. The
+        trees of sampled rows have a fixed shape where the rule compares p with q.
 
     Attributes:
       variants: of the programs.
@@ -86,12 +88,14 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         temperature: float | None = None,
     ) -> None:
         super().__init__(programs.base, parameters, temperature)
-        self.k, self.branches, self.support = programs.shape.depth, programs.branches, 1
+        self.k, self.branches = programs.shape.depth, programs.branches
+        self.support = programs.support
         self.nodes, self.variants = programs.shape.nodes, programs.variants
         self._programs, self._rates = programs, rates
         self._scratch = programs.new_scratch()
         self._record = programs.new_record()
         self._expansion = programs.new_expansion()
+        self._rule = RULES[programs.drafting.rule]
         self._hot = np.zeros(self.slots, bool)
         self._start = np.full(self.slots, IDLE, np.int32)  # of the records
         self._answer: TreeBranches | None = None  # of the expansion of these records
@@ -127,16 +131,22 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         padded[:, : committed.shape[1]] = committed
         # A slot that was opened since has no tree whose keys could be moved.
         node = np.where(self._start == IDLE, 0, promotion.node).astype(np.int32)
-        self._record = self._promote(promotion._replace(committed=padded, node=node))
+        proposal = self._promote(promotion._replace(committed=padded, node=node))
         self._trees = self._known_trees(promotion, branches)
         self._start, self._answer = promotion.position.copy(), None
         self._drafted = np.flatnonzero(request.drafts).tolist()
         if not self._drafted:
-            return TreeRecords(promotion)
-        return DraftedTrees(promotion, request.drafts, *self._draft(promotion, request.drafts))
+            return TreeRecords(promotion, proposal if self._rule.ships_q else None)
+        drafted = self._draft(promotion, request.drafts, proposal)
+        return DraftedTrees(promotion, request.drafts, *drafted)
 
-    def _draft(self, promotion: Promotion, drafts: Row) -> tuple[Proposal, jax.Array]:
+    def _draft(
+        self, promotion: Promotion, drafts: Row, proposal: Proposal
+    ) -> tuple[Proposal, jax.Array]:
         """Dispatches trees with paths of up to `drafts` tokens, which become the records.
+
+        Args:
+          proposal: of the records that are there.
 
         Returns: what all slots propose, and its parents.
         """
@@ -150,7 +160,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
                 node=nothing,
                 begins=np.ones(self.slots, np.int32),
                 limit=drafts.astype(np.int32),
-                log_rates=as_log_rates(self._rates.tables(self._hot)[:, : self.k]),
+                log_rates=as_log_rates(self._tables()[:, : self.k]),
             )
         )
         self._scratch, self._record, proposal, parents = device.run(
@@ -160,13 +170,21 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
             self._growth,
             self._tree,
             self._grown_keys,
+            proposal,
             drafts.astype(np.int32),
         )
         return proposal, parents
 
+    def _tables(self) -> Float32[np.ndarray, "B depths classes ranks"]:
+        """The rates that shape each row's trees."""
+        rates = self._rates.tables(self._hot)
+        if not self._rule.keyed_by_position:
+            rates[self._hot] = fixed_rates(self._programs.shape, trees=self._rule.judges_trees)[0]
+        return rates
+
     @override
     def expand(self, request: ExpansionRequest) -> TreeBranches:
-        log_rates = as_log_rates(self._rates.tables(self._hot))
+        log_rates = as_log_rates(self._tables())
         self._pages, self._scratch, self._record, self._expansion, packed = device.run(
             self._select("expand_tree"),
             *self._text(),
@@ -212,9 +230,9 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         needed = partial(self._rows.needed, self._start)
         return programs.select(programs.select_reach((name,), end), needed)
 
-    def _promote(self, promotion: Promotion) -> TreeRecord:
-        """Dispatches a promotion; returns the new records."""
-        self._pages, self._history, self._scratch, record = device.run(
+    def _promote(self, promotion: Promotion) -> Proposal:
+        """Dispatches a promotion; returns the proposal of the new records."""
+        self._pages, self._history, self._scratch, self._record, proposal = device.run(
             self._programs["promote_tree",],
             *self._text()[1:],
             self._scratch,
@@ -222,7 +240,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
             self._expansion,
             promotion,
         )
-        return record
+        return proposal
 
     def _learn(self, promotion: Promotion, branches: UnpackedBranches) -> None:
         """Counts the ranks of the target's tokens in the trees that were verified.
@@ -238,7 +256,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
                     self._trees[slot] = _KnownTree(ranks[slot].tolist(), parents[slot].tolist())
         ended = (self._start != IDLE) & (promotion.position > self._start)
         for slot, tree in self._trees.items():
-            if not ended[slot]:
+            if not ended[slot] or (self._hot[slot] and not self._rule.keyed_by_position):
                 continue
             node, gap_class = int(promotion.node[slot]), branches.gap_class[slot, -1].tolist()
             visits = path_visits(tree.parents, tree.ranks, gap_class, node)

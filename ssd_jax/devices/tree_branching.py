@@ -18,6 +18,7 @@ from ssd_jax.devices.tree_growth import Growth, TreeProposal
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.roles.records import Promotion
 from ssd_jax.sampling import topology
+from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.ranking import Ranking
 
 _NONE = -jnp.inf  # score of a continuation that is no outcome
@@ -33,7 +34,8 @@ class TreeRecord(NamedTuple):
       length: number of nodes; others do not count.
       has_run: whether the draft has run each row, so that its key and value are there.
       candidates: the ranked continuations of each row that has run, -1 where there are none.
-      gap_class: of each row; -1 where it has not run.
+      gap_class: of each row; -1 where it has not run. Where a rule compares p with q, both are of
+        other things in sampled rows; see `tree_residuals`.
     """
 
     start: Int32[Array, "B"]
@@ -97,13 +99,13 @@ def no_record(slots: int, shape: TreeShape) -> TreeRecord:
     )
 
 
-def no_expansion(slots: int, branches: int, shape: TreeShape) -> TreeExpansion:
-    """No branches in any slot."""
+def no_expansion(slots: int, branches: int, shape: TreeShape, support: int = 1) -> TreeExpansion:
+    """No branches in any slot; q has N = `support` ids."""
     nothing = jnp.full((slots, branches), -1, jnp.int32)
     return TreeExpansion(
         TreeOutcomes(nothing, nothing, nothing),
         jnp.full((slots * branches, shape.depth + 1), -1, jnp.int32),
-        tree_growth.empty(slots * branches, shape),
+        tree_growth.empty(slots * branches, shape, support),
     )
 
 
@@ -119,6 +121,12 @@ def add_ranking(record: TreeRecord, ranking: Ranking, ran: Bool[Array, "B m+1"])
         candidates=jnp.where(ran[:, :, None], candidates, record.candidates),
         gap_class=jnp.where(ran, ranking.gap_class.reshape(ran.shape), record.gap_class),
     )
+
+
+def are_children(record: TreeRecord) -> Bool[Array, "B m+1 m"]:
+    """Whether each node is a child of each row."""
+    rows = jnp.arange(record.has_run.shape[1])
+    return (record.parents[:, None] == rows[:, None]) & record.exists[:, None, 1:]
 
 
 def likeliest_outcomes(
@@ -151,10 +159,7 @@ def likeliest_outcomes(
     rate_of_node = jnp.take_along_axis(rate_of_parent, rank[:, :, None], axis=2)[:, :, 0]
     score = jnp.sum(jnp.where(topology.on_path(path, nodes), rate_of_node[:, None], 0.0), axis=2)
     # A continuation that is a child is in the tree.
-    rows = jnp.arange(nodes + 1)
-    is_child = record.parents[:, None] == rows[:, None]  # [B, m + 1, m]
-    is_child &= record.exists[:, None, 1:]
-    is_child = is_child[:, :, None] & (
+    is_child = are_children(record)[:, :, None] & (
         record.tokens[:, None, None] == record.candidates[:, :, :, None]
     )
     has_room = jnp.take_along_axis(counts, depth, axis=1) > 0
@@ -199,12 +204,16 @@ def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> Tr
 
 
 def begun(
-    record: TreeRecord, outcomes: TreeOutcomes, forks: TreeForks, shape: TreeShape
+    record: TreeRecord,
+    outcomes: TreeOutcomes,
+    forks: TreeForks,
+    shape: TreeShape,
+    support: int = 1,
 ) -> TreeExpansion:
-    """Branches whose trees have not grown yet."""
+    """Branches whose trees have not grown yet; q has N = `support` ids."""
     exists = outcomes.bonus.reshape(-1) >= 0
     slot = jnp.repeat(jnp.arange(record.start.shape[0]), outcomes.row.shape[1])
-    growth = tree_growth.empty(exists.shape[0], shape)
+    growth = tree_growth.empty(exists.shape[0], shape, support)
     growth = growth._replace(
         start=jnp.where(exists, record.start[slot] + 1 + forks.depth, -1),
         limit=jnp.where(exists, shape.depth, 0),
@@ -212,13 +221,25 @@ def begun(
     return TreeExpansion(outcomes, forks.path, growth)
 
 
-def promoted(
-    expansion: TreeExpansion, promotion: Promotion, shape: TreeShape
-) -> tuple[TreeRecord, Int32[Array, "B m"]]:
-    """New records: of the branches that came true, and of given tokens.
+class Promoted(NamedTuple):
+    """New records of B slots.
 
-    Returns: the records, and the run of each node in its branch (see `tree_growth.Runs`); -1 where
-      it has not run.
+    Attributes:
+      run: of each node in its branch (see `tree_growth.Runs`); -1 where it has not run.
+      proposal: the records' nodes, with the q that they were drawn from; see
+        `tree_growth.Continuations`.
+    """
+
+    record: TreeRecord
+    run: Int32[Array, "B m"]
+    proposal: Proposal
+
+
+def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -> Promoted:
+    """New records: of the branches that came true, and of given tokens, which are point masses.
+
+    The tokens are those of the promotion in either case: a branch may have grown since it was read,
+    and its best nodes may be others.
     """
     assert promotion.parents is not None
     winner, limit = jnp.asarray(promotion.winner), jnp.asarray(promotion.limit)
@@ -227,22 +248,34 @@ def promoted(
     hit = winner >= 0
     flat = jnp.arange(slots) * branches + jnp.maximum(winner, 0)
     growth: Growth = jax.tree.map(lambda array: array[flat], expansion.growth)
-    tree = tree_growth.propose(growth, shape)
+    tokens, parents = jnp.asarray(promotion.tokens), jnp.asarray(promotion.parents)
+    runs = tree_growth.runs_of(growth, tokens, parents, shape)
     rows = jnp.arange(shape.nodes + 1)
-    has_run = hit[:, None] & (tree.run >= 0) & (rows <= limit[:, None])
-    run = jnp.where(has_run, tree.run, -1)
-    of_branch = hit[:, None]
+    run = jnp.where(hit[:, None] & (rows <= limit[:, None]), runs, -1)
+    has_run = run >= 0
+    gap_class = jnp.take_along_axis(growth.runs.gap_class, jnp.maximum(run, 0), axis=1)
     record = TreeRecord(
         start=jnp.asarray(promotion.position),
         pending=jnp.asarray(promotion.pending),
-        tokens=jnp.where(of_branch, tree.proposal.tokens, promotion.tokens),
-        parents=jnp.where(of_branch, tree.parents, promotion.parents),
-        length=jnp.where(hit, jnp.minimum(tree.proposal.length, limit), limit),
+        tokens=tokens,
+        parents=parents,
+        length=limit,
         has_run=has_run,
         candidates=_continuations(growth, run, shape),
-        gap_class=jnp.where(has_run, tree.gap_class, -1),
+        gap_class=jnp.where(has_run, gap_class, -1),
     )
-    return record, run[:, 1:]
+    drawn_from = jnp.maximum(jnp.take_along_axis(runs, parents, axis=1), 0)[:, :, None]
+    is_first = jnp.arange(growth.q.shape[2]) == 0
+    given, of_branch = jnp.where(is_first, tokens[:, :, None], -1), hit[:, None, None]
+    support = jnp.take_along_axis(growth.support, drawn_from, axis=1)
+    q = jnp.take_along_axis(growth.q, drawn_from, axis=1)
+    proposal = Proposal(
+        tokens,
+        limit,
+        jnp.where(of_branch, support, given),
+        jnp.where(of_branch, q, is_first.astype(jnp.float32)),
+    )
+    return Promoted(record, run[:, 1:], proposal)
 
 
 def with_trees(

@@ -20,6 +20,11 @@ from ssd_jax.sampling.siblings import Place, draw_siblings
 from ssd_jax.sampling.variants import ON_DEVICE, Parts
 
 
+def support_of(drafting: Drafting, outputs: int) -> int:
+    """N of the q that trees keep, of a model with so many outputs."""
+    return min(drafting.support, outputs) if RULES[drafting.rule].ships_q else 1
+
+
 def places(
     start: Int32[Array, "B"], depth: Int32[Array, ""], width: int, shape: TreeShape
 ) -> Place:
@@ -52,8 +57,9 @@ def continuations(
     """The continuations of n nodes.
 
     Where q has fewer than `count` tokens, a sampled row gets any others behind them, so that the
-    shape of its tree does not depend on what was drawn: they are judged as tokens that q cannot
-    draw. A row that is greedy in the draft alone has a q of its best token.
+    shape of its tree does not depend on what was drawn: they repeat the first, and are judged as
+    tokens that q can no longer draw. A row that is greedy in the draft alone has a q of its best
+    token.
 
     Args:
       drafting: rule and support.
@@ -76,8 +82,10 @@ def continuations(
     )
     hot = (sampling.temperature > 0)[:, None]
     first = jnp.arange(drawn.q.shape[1]) == 0
+    repeated = jnp.maximum(drawn.tokens[:, :1], 0)
+    siblings = jnp.where(drawn.tokens >= 0, drawn.tokens, repeated)
     return Continuations(
-        ranking._replace(tokens=jnp.where(hot, jnp.maximum(drawn.tokens, 0), ranking.tokens)),
+        ranking._replace(tokens=jnp.where(hot, siblings, ranking.tokens)),
         jnp.where(hot, drawn.support, jnp.where(first, ranking.tokens[:, :1], -1)),
         jnp.where(hot, drawn.q, first.astype(jnp.float32)),
     )

@@ -18,13 +18,12 @@ from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, tree_growth
 from ssd_jax.devices.paged_programs import PagedPrograms, Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
-from ssd_jax.devices.tree_continuations import continuations, places
+from ssd_jax.devices.tree_continuations import continuations, places, support_of
 from ssd_jax.devices.tree_growth import Frontier, Growth, TreeProposal
 from ssd_jax.models.decoder import Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
 from ssd_jax.sampling import penalties, topology
-from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
 from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
 
@@ -117,8 +116,7 @@ class TreeDraftPrograms(PagedPrograms):
 
     def empty_growth(self, rows: int) -> Growth:
         """Idle rows."""
-        ships_q, outputs = RULES[self.drafting.rule].ships_q, self.model.config.outputs
-        support = min(self.drafting.support, outputs) if ships_q else 1
+        support = support_of(self.drafting, self.model.config.outputs)
         return tree_growth.empty(rows, self.shape, support)
 
     def empty_proposal(self, rows: int) -> TreeProposal:

@@ -27,6 +27,7 @@ from ssd_jax.devices import passes, program_spec, tree_branching, tree_growth
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.tree_branching import TreeExpansion, TreeRecord
+from ssd_jax.devices.tree_continuations import support_of
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_steps import Keys, TreeContext, TreeExpansionSteps
 from ssd_jax.devices.tree_growth import Frontier
@@ -46,7 +47,7 @@ class TreeExpansionPrograms(PagedPrograms):
 
     With B slots, M branches, m nodes, paths of K tokens:
     `promote_tree`: (pages, history, table, scratch, record, expansion, promotion) -> pages,
-    history, scratch, record.
+    history, scratch, record, proposal.
     `expand_tree`: (parameters, pages, history, table, scratch, record, counts, log_rates, sampling)
     -> pages, scratch, record, expansion, packed; `counts` [B, K + 1] and `log_rates` as
     `tree_branching.likeliest_outcomes` has them.
@@ -63,6 +64,7 @@ class TreeExpansionPrograms(PagedPrograms):
 
     Attributes:
       shape: of the trees.
+      support: N, number of ids that a proposal's q is kept for; 1 where its rule needs none.
     """
 
     def __init__(
@@ -82,15 +84,23 @@ class TreeExpansionPrograms(PagedPrograms):
         self.branches = drafting.branches
         self.variants = model.execution.variants
         self._steps = TreeExpansionSteps(self, drafting, shape, tokens)
+        self.support = support_of(drafting, model.config.outputs)
         rates = (slots, shape.depth + 1, GAP_CLASSES, shape.ranks)
         self.structs |= self.by_slots(
             {
                 "record": jax.eval_shape(lambda: tree_branching.no_record(slots, shape)),
                 "expansion": jax.eval_shape(
-                    lambda: tree_branching.no_expansion(slots, self.branches, shape)
+                    lambda: tree_branching.no_expansion(slots, self.branches, shape, self.support)
                 ),
                 "counts": program_spec.ints(slots, shape.depth + 1),
                 "drafts": program_spec.ints(slots),
+                "served": jax.eval_shape(
+                    lambda: (
+                        tree_growth.propose(
+                            tree_growth.empty(slots, shape, self.support), shape
+                        ).proposal
+                    )
+                ),
                 "log_rates": jax.ShapeDtypeStruct(rates, jnp.float32),
                 "promotion": jax.eval_shape(
                     lambda: no_promotion(slots, shape.depth, nodes=shape.nodes)
@@ -130,7 +140,7 @@ class TreeExpansionPrograms(PagedPrograms):
 
     def new_expansion(self) -> TreeExpansion:
         """No branches in any slot, on the model's devices."""
-        sizes = self.slots, self.branches, self.shape
+        sizes = self.slots, self.branches, self.shape, self.support
         return self.model.place(create_arrays(lambda: tree_branching.no_expansion(*sizes)))
 
     def new_scratch(self) -> AllBranches:
@@ -160,27 +170,27 @@ class TreeExpansionPrograms(PagedPrograms):
             pages = passes.promote(
                 self.model, pages, self.table(table), scratch, source, positions, entries
             )
-            record, run = tree_branching.promoted(expansion, promotion, shape)
+            record, run, proposal = tree_branching.promoted(expansion, promotion, shape)
             won = jnp.take_along_axis(scratch, _column(source), axis=4)
             own_entry = jnp.broadcast_to(jnp.arange(shape.nodes), run.shape)
             entry = jnp.where(run > 0, shape.stem + run - 1, own_entry)
             nodes_kv = jnp.take_along_axis(won, _column(entry, axis=3), axis=3)
             scratch = scratch.at[:, :, :, : shape.nodes, self.branches].set(nodes_kv[..., 0, :])
-            return pages, history, scratch, record
+            return pages, history, scratch, record, proposal
 
         donated = ("pages", "history", "scratch")
         return self.spec(
             promote_tree,
             self.structs,
             donated,
-            (*donated, "record"),
+            (*donated, "record", "slots"),
             host_args=("promotion",),
         )
 
     def _adopt_spec(self) -> ProgramSpec:
         shape, of_record = self.shape, self.branches
 
-        def adopt_tree(scratch, record, growth, proposal, branches, drafts):
+        def adopt_tree(scratch, record, growth, proposal, branches, served, drafts):
             slots = drafts > 0
             record = tree_branching.with_trees(record, growth, proposal, slots, shape)
             run = proposal.run[:, 1:]
@@ -190,9 +200,13 @@ class TreeExpansionPrograms(PagedPrograms):
             is_new = (slots[:, None] & (run > 0))[None, :, None, :, None]
             nodes_kv = jnp.where(is_new, of_runs, before)
             scratch = scratch.at[:, :, :, : shape.nodes, of_record].set(nodes_kv)
-            certain = jnp.ones((*record.tokens.shape, 1), jnp.float32)
-            tokens, length = record.tokens, record.length
-            proposed = Proposal(tokens, length, tokens[..., None], certain)
+            drafted, is_drafted = proposal.proposal, slots[:, None, None]
+            proposed = Proposal(
+                record.tokens,
+                record.length,
+                jnp.where(is_drafted, drafted.support, served.support),
+                jnp.where(is_drafted, drafted.q, served.q),
+            )
             return scratch, record, proposed, record.parents
 
         donated = ("scratch", "record")
@@ -211,12 +225,10 @@ class TreeExpansionPrograms(PagedPrograms):
                 parameters, self.table(table, reach), history, sampling, log_rates, parts
             )
             record, keys = steps.run_nodes(context, Keys(pages, scratch), record, live)
-            outcomes = tree_branching.likeliest_outcomes(
-                record, log_rates, jnp.where(live[:, None], counts, 0), self.branches
-            )
+            outcomes = steps.outcomes(context, record, jnp.where(live[:, None], counts, 0))
             forks = tree_branching.forks_of(record, outcomes, shape)
             keys = steps.copy_stems(keys, forks)
-            expansion = tree_branching.begun(record, outcomes, forks, shape)
+            expansion = tree_branching.begun(record, outcomes, forks, shape, self.support)
             bonus = outcomes.bonus.reshape(-1, 1)
             root = Frontier(bonus, jnp.full_like(bonus, -1), jnp.zeros_like(bonus))
             expansion, keys = steps.run_branches(

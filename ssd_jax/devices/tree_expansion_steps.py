@@ -8,20 +8,24 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.devices import passes, tree_branching, tree_growth
+from ssd_jax.devices import passes, tree_branching, tree_growth, tree_residuals
 from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.devices.tree_branching import TreeExpansion, TreeForks, TreeRecord
+from ssd_jax.devices.tree_branching import TreeExpansion, TreeForks, TreeOutcomes, TreeRecord
+from ssd_jax.devices.tree_continuations import continuations, places
+from ssd_jax.devices.tree_draft_programs import as_log_rates
 from ssd_jax.devices.tree_growth import Continuations, Frontier
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
 from ssd_jax.kernels.rows import map_row_blocks
 from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.drafting import Drafting, TreeShape
-from ssd_jax.sampling import penalties, topology
+from ssd_jax.sampling import penalties, prediction, topology
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.ranking import Ranking, rank
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling, sampling_of
-from ssd_jax.sampling.variants import Parts
+from ssd_jax.sampling.siblings import Place
+from ssd_jax.sampling.variants import Parts, when
 
 
 class TreeContext(NamedTuple):
@@ -70,6 +74,7 @@ class TreeExpansionSteps:
         self._drafting, self._branches = drafting, drafting.branches
         self._model, self._capacity = programs.model, programs.capacity
         self._slots = programs.local_slots
+        self._draws_from_q = not RULES[drafting.rule].keyed_by_position
 
     @property
     def slot_of_branches(self) -> Int32[Array, "branches"]:
@@ -79,8 +84,12 @@ class TreeExpansionSteps:
     def run_nodes(
         self, context: TreeContext, keys: Keys, record: TreeRecord, live: Bool[Array, "B"]
     ) -> tuple[TreeRecord, Keys]:
-        """Runs the rows of live records that have not run, and ranks their continuations."""
-        run = record.exists & ~record.has_run & live[:, None]
+        """Runs the rows of live records that have not run, and ranks their continuations.
+
+        Sampled rows that compare p with q run all: what they expect is not what was drawn there.
+        """
+        hot = (context.sampling.temperature > 0) & self._draws_from_q
+        run = record.exists & (~record.has_run | hot[:, None]) & live[:, None]
         path, start = topology.paths(record.parents), record.start[:, None]
         depth = topology.depth_of(path)
         is_root = jnp.arange(path.shape[1]) == 0
@@ -101,9 +110,28 @@ class TreeExpansionSteps:
             outputs = self._model.output_ids
             return penalties.in_flight(context.history, record.tokens, slot, path, outputs)
 
-        position = record.start[slot] + 1 + depth.reshape(-1)
-        ranking = self._rank(context, hidden, history, slot, position, flat)
+        ranking = self._expect(
+            context, hidden, history, slot, record.start[slot], depth.reshape(-1), flat
+        )
+        if self._draws_from_q:
+            bonus = ranking.tokens.reshape(record.candidates.shape)
+            of_residual, rows = tree_residuals.continuations(record, bonus), hot[slot]
+            ranking = Ranking(
+                jnp.where(rows[:, None], of_residual.tokens, ranking.tokens),
+                jnp.where(rows, of_residual.gap_class, ranking.gap_class),
+            )
         return tree_branching.add_ranking(record, ranking, run), keys
+
+    def outcomes(
+        self, context: TreeContext, record: TreeRecord, counts: Int32[Array, "B depths"]
+    ) -> TreeOutcomes:
+        """The outcomes that get branches; see `tree_branching.likeliest_outcomes`."""
+        log_rates = context.log_rates
+        if self._draws_from_q:
+            rates = tree_residuals.outcome_rates(self._shape, self._drafting.predict)
+            hot = (context.sampling.temperature > 0)[:, None, None, None]
+            log_rates = jnp.where(hot, as_log_rates(rates), log_rates)
+        return tree_branching.likeliest_outcomes(record, log_rates, counts, self._branches)
 
     def copy_stems(self, keys: Keys, forks: TreeForks) -> Keys:
         """Copies keys and values of the record's paths to the front of the branches."""
@@ -157,12 +185,10 @@ class TreeExpansionSteps:
             committed = penalties.history_of(context.history, slot, outputs)
             return penalties.add_output(committed, jnp.where(precedes, drafted, -1), outputs)
 
-        position = growth.start[row] + 1 + depth
-        ranking = self._rank(context, hidden, history, slot, position, path.reshape(-1), row)
-        token = ranking.tokens[:, :1]
-        continuations = Continuations(ranking, token, jnp.ones(token.shape, jnp.float32))
+        at = places(growth.start, depth, path.shape[1], shape)
+        behind = self._continue(context, hidden, history, slot, at, path.reshape(-1), row)
         log_rates = context.log_rates[self.slot_of_branches]
-        growth = tree_growth.add_run(growth, nodes, continuations, depth, log_rates, shape)
+        growth = tree_growth.add_run(growth, nodes, behind, depth, log_rates, shape)
         return expansion._replace(growth=growth), keys
 
     def pack(self, record: TreeRecord, expansion: TreeExpansion) -> Int32[Array, "B M+1 columns"]:
@@ -196,33 +222,88 @@ class TreeExpansionSteps:
         assert scratch is not None
         return hidden, Keys(pages, scratch)
 
-    def _rank(
+    def _continue(
         self,
         context: TreeContext,
         hidden: Float32[Array, "B R hidden"],
         history: Callable[..., History],
         slot: Int32[Array, "n"],
-        position: Int32[Array, "n"],
+        place: Place,
         *of_history: Int32[Array, "n"],
-    ) -> Ranking:
-        """Ranks the continuations of n = B * R rows, of which `history` gives the history of some.
+    ) -> Continuations:
+        """What follows n = B * R nodes, of which `history` gives the history of some.
 
         Its arguments are their slots and `of_history`.
         """
-        logits = passes.logits(self._model, context.parameters, hidden)
 
-        def ranked(logits, slot, position, *of_history) -> Ranking:
-            return rank(
+        def of_rows(logits, slot, place, *of_history) -> Continuations:
+            return continuations(
                 logits,
                 sampling_of(context.sampling, slot),
-                position,
+                place,
                 lambda: history(slot, *of_history),
-                tokens=self._tokens,
+                drafting=self._drafting,
                 count=self._shape.ranks,
-                support=min(self._drafting.support, logits.shape[1]),
+                tokens=self._tokens,
                 outputs=self._model.output_ids,
                 parts=context.parts,
             )
 
-        rows = logits.reshape(position.shape[0], -1)
-        return map_row_blocks(ranked, rows, slot, position, *of_history)
+        logits = passes.logits(self._model, context.parameters, hidden)
+        rows = logits.reshape(slot.shape[0], -1)
+        return map_row_blocks(of_rows, rows, slot, place, *of_history)
+
+    def _expect(
+        self,
+        context: TreeContext,
+        hidden: Float32[Array, "B R hidden"],
+        history: Callable[..., History],
+        slot: Int32[Array, "n"],
+        start: Int32[Array, "n"],
+        depth: Int32[Array, "n"],
+        *of_history: Int32[Array, "n"],
+    ) -> Ranking:
+        """Ranks the tokens that a target may draw behind n = B * R rows; see `_continue`.
+
+        By q, and by the noise that draws them, unless bonus tokens are predicted without it.
+        """
+        drafting, parts = self._drafting, context.parts
+        by_q = parts._replace(sampled=False, truncated=False) if self._draws_from_q else parts
+        common = {
+            "tokens": self._tokens,
+            "count": self._shape.ranks,
+            "outputs": self._model.output_ids,
+        }
+
+        def of_rows(logits, slot, start, depth, *of_history) -> Ranking:
+            sampling = sampling_of(context.sampling, slot)
+
+            def get_history() -> History:
+                return history(slot, *of_history)
+
+            ranking = rank(
+                logits,
+                sampling,
+                start + 1 + depth,
+                get_history,
+                support=min(drafting.support, logits.shape[1]),
+                parts=by_q,
+                **common,
+            )
+            if not self._draws_from_q or drafting.predict == "plain":
+                return ranking
+            hot = sampling.temperature > 0
+
+            def by_noise() -> Int32[Array, "n ranks"]:
+                bonus = prediction.predict_bonus(
+                    logits, sampling, start, depth, get_history, rule=drafting.rule, parts=parts,
+                    **common,
+                )  # fmt: skip
+                return jnp.where(hot[:, None], bonus, ranking.tokens)
+
+            tokens = when(parts.sampled, jnp.any(hot), by_noise, lambda: ranking.tokens)
+            return ranking._replace(tokens=tokens)
+
+        logits = passes.logits(self._model, context.parameters, hidden)
+        rows = logits.reshape(slot.shape[0], -1)
+        return map_row_blocks(of_rows, rows, slot, start, depth, *of_history)

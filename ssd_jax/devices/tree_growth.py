@@ -221,6 +221,29 @@ def propose(growth: Growth, shape: TreeShape) -> TreeProposal:
     )
 
 
+def runs_of(
+    growth: Growth, tokens: Int32[Array, "B m"], parents: Int32[Array, "B m"], shape: TreeShape
+) -> Int32[Array, "B m+1"]:
+    """The runs of a tree's rows, which was proposed from these candidates; -1 where none has run.
+
+    It may have been proposed when there were fewer.
+    """
+    of_run = growth.tokens.reshape(tokens.shape[0], -1, shape.ranks)
+
+    def add_row(node: Int32[Array, ""], runs: Int32[Array, "B m+1"]) -> Int32[Array, "B m+1"]:
+        parent = jnp.take_along_axis(runs, parents[:, node][:, None], axis=1)  # [B, 1]
+        siblings = jnp.take_along_axis(of_run, jnp.maximum(parent, 0)[:, :, None], axis=1)[:, 0]
+        is_node = siblings == tokens[:, node][:, None]
+        candidate = parent * shape.ranks + jnp.argmax(is_node, axis=1)[:, None]
+        is_run = growth.runs.candidate == candidate
+        has_run = (parent[:, 0] >= 0) & is_node.any(axis=1) & is_run.any(axis=1)
+        run = jnp.where(has_run, jnp.argmax(is_run, axis=1), -1).astype(jnp.int32)
+        return runs.at[:, node + 1].set(run)
+
+    rows = jnp.pad(jnp.full(tokens.shape, -1, jnp.int32), ((0, 0), (1, 0)))
+    return jax.lax.fori_loop(0, tokens.shape[1], add_row, rows)
+
+
 def learnable(proposal: TreeProposal) -> Int32[Array, "B 3*m+1"]:
     """What hosts learn rates from: parents, rank and gap class, side by side."""
     return jnp.concatenate([proposal.parents, proposal.rank, proposal.gap_class], axis=1)

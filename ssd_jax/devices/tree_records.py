@@ -15,10 +15,14 @@ from ssd_jax.sampling.proposal import Proposal
 
 
 class TreeRecords(RecordAnswer):
-    """Records whose tokens the host has."""
+    """Records whose tokens the host has.
 
-    def __init__(self, promotion: Promotion) -> None:
-        self._promotion = promotion
+    Args:
+      drawn: their proposal on the draft's devices; None where the rule reads no q.
+    """
+
+    def __init__(self, promotion: Promotion, drawn: Proposal | None = None) -> None:
+        self._promotion, self._drawn = promotion, drawn
 
     @override
     def lengths(self) -> Row:
@@ -38,7 +42,9 @@ class TreeRecords(RecordAnswer):
 
     @override
     def proposal(self) -> Proposal:
-        """The nodes as point masses, since the rule of their verification reads no q."""
+        """The nodes as point masses where the rule of their verification reads no q."""
+        if self._drawn is not None:
+            return self._drawn
         tokens, length = self._promotion.tokens, self._promotion.limit
         return Proposal(tokens, length, tokens[..., None], np.ones((*tokens.shape, 1), np.float32))
 

@@ -174,7 +174,7 @@ def _branch_parts(
         slots=resolved.config.slots,
         k=max(ks),
         budgets=resolved.budgets,
-        support=resolved.support,
+        support=_support(resolved),
         tree=resolved.tree(max(ks)),
     )
     return {"branches": len(ks) * size_of(structs)}
@@ -187,9 +187,14 @@ def _tree_parts(
     shape, count = resolved.tree(max(resolved.ks)), sum(mode == "sd" for mode, _ in engines)
     if shape is None or not count:
         return {}
-    support = resolved.support if RULES[resolved.config.verify].ships_q else 1
-    structs = tree_structs(draft, slots=resolved.config.slots, shape=shape, support=support)
+    slots, support = resolved.config.slots, _support(resolved)
+    structs = tree_structs(draft, slots=slots, shape=shape, support=support)
     return {"trees": count * size_of(structs)}
+
+
+def _support(resolved: Resolved) -> int:
+    """Ids of a q, of which there is one where the rule reads none."""
+    return resolved.support if RULES[resolved.config.verify].ships_q else 1
 
 
 def _check(resolved: Resolved, need: Need) -> None:

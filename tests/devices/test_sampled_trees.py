@@ -83,8 +83,8 @@ FAULTS = {
     "a child removed after it was sampled": Edit(
         tree_continuations,
         "continuations",
-        "jnp.maximum(drawn.tokens, 0)",
-        "jnp.where(drawn.tokens == 0, -1, drawn.tokens)",
+        "jnp.where(hot, siblings,",
+        "jnp.where(hot, jnp.where(drawn.tokens == 0, -1, drawn.tokens),",
     ),
     "siblings sorted after they were sampled": Edit(
         siblings,

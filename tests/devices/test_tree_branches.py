@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,21 +22,28 @@ from ssd_jax.roles.records import (
     no_promotion,
     record_request,
 )
+from ssd_jax.sampling import penalties
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.prediction import predict_bonus
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.testing import tiny
+from tests.models.golden import our_logits
 from tests.sampling.edits import Edit, edited
+from tests.sampling.rows import rows
 from tests.sampling.trees import path_of
 
 SLOTS, NODES, K, M = 3, 7, 3, 5
 SHAPE = TreeShape(nodes=NODES, depth=K)
-DRAFTING = Drafting(k=K, support=64, rule="coupled", branches=M, nodes=NODES)
 PAGING = Paging(128, SLOTS)
 REQUESTS = (
     SamplingParams(),
     SamplingParams(temperature=0.9, seed=5),
     SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.6, presence_penalty=0.5),
 )
+
+
+def drafting(rule):
+    return Drafting(k=K, support=64, rule=rule, branches=M, nodes=NODES, predict="noise")
 
 
 class FixedRates(RankRates):
@@ -44,14 +53,16 @@ class FixedRates(RankRates):
         pass
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """The draft, its weights, and the programs that draft in turn."""
+@pytest.fixture(scope="module", params=["coupled", "ratio"])
+def parts(tmp_path_factory, request):
+    """The programs that draft in turn, the draft's weights, its rule, and its checkpoint."""
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("trees") / "draft", "qwen3")
     opened = open_model(str(path), "float32")
     sizes = {"slots": SLOTS, "context": 100, "tokens": tiny.TOKENS, "paging": PAGING}
-    plain = TreeDraftPrograms(opened.model, **sizes, drafting=DRAFTING.in_turn, shape=SHAPE)
-    return plain, opened.load()
+    plain = TreeDraftPrograms(
+        opened.model, **sizes, drafting=drafting(request.param).in_turn, shape=SHAPE
+    )
+    return plain, opened.load(), request.param, path
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +71,14 @@ def drafts(parts):
 
 
 def drafts_of(parts):
-    """How a draft that branches is made, and one that drafts in turn."""
-    plain, weights = parts
-    branching = TreeExpansionPrograms(plain, DRAFTING)
+    """How a draft that branches is made, and one that drafts in turn; and their checkpoint."""
+    plain, weights, rule, path = parts
+    branching = TreeExpansionPrograms(plain, drafting(rule))
     assert branching.shape.width == SHAPE.width
     return (
         lambda: TreeBranchDraft(branching, weights, rates=FixedRates(branching.shape)),
         lambda: TreeDrafter(plain, weights, rates=FixedRates(SHAPE)),
+        path,
     )
 
 
@@ -93,8 +105,8 @@ def open_all(draft, texts):
         draft.open(opening)
 
 
-def trees_behind(new_drafter, texts, limit=K):
-    """The trees [(tokens, parents)] that the drafter proposes behind a text of each slot."""
+def proposed_behind(new_drafter, texts, limit=K):
+    """What the drafter proposes behind a text of each slot: parents, and tokens with their q."""
     drafter = new_drafter()
     open_all(drafter, texts)
     batch = draft_batch(SLOTS, 1)
@@ -103,8 +115,14 @@ def trees_behind(new_drafter, texts, limit=K):
         batch.pending[slot], batch.position[slot] = text.tokens[-1], len(text.tokens) - 1
         batch.tokens[slot, 0], batch.counts[slot] = text.tokens[-1], 1
         batch.limit[slot] = batch.room[slot] = limit
-    drafted = drafter.propose(batch)
-    return nodes_of(drafted.tokens, drafted.parents, drafter.proposal().length)
+    parents = np.asarray(drafter.propose(batch).parents)
+    return parents, jax.tree.map(np.asarray, drafter.proposal())
+
+
+def trees_behind(new_drafter, texts, limit=K):
+    """The trees [(tokens, parents)] that the drafter proposes behind a text of each slot."""
+    parents, (tokens, lengths, *_) = proposed_behind(new_drafter, texts, limit)
+    return nodes_of(tokens, parents, lengths)
 
 
 def nodes_of(tokens, parents, lengths):
@@ -178,11 +196,52 @@ def promote(draft, texts, choose, drafts=(0,) * SLOTS):
         found = nodes_of(records.tokens(), records.parents(), records.proposal().length)
         for text, tree in zip(texts, found, strict=True):
             text.tree = tree
+    return records
 
 
 def missed(texts):
     """Outcomes that no branch was prepared for, behind the last row of each slot's tree."""
     return lambda slot: (len(texts[slot].tree[0]), 7, -1, ([], []))
+
+
+def check_q(new_drafter, texts, records, limit=K):
+    """Records keep the q that the drafter draws their first nodes from."""
+    kept = jax.tree.map(np.asarray, records.proposal())
+    wanted = proposed_behind(new_drafter, texts, limit)[1]
+    for slot in range(SLOTS):
+        if REQUESTS[slot].temperature == 0:
+            continue
+        for node in range(kept.length[slot]):
+            assert kept.tokens[slot, node] == wanted.tokens[slot, node]
+            order = [np.argsort(each.support[slot, node]) for each in (kept, wanted)]
+            for name in ("support", "q"):
+                both = (getattr(each, name)[slot, node] for each in (kept, wanted))
+                one, other = (each[at] for each, at in zip(both, order, strict=True))
+                np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def check_bonus(path, text, node, bonus):
+    """Outcomes of a sampled row are ranked by q and the noise of its bonus, without its children.
+
+    Args:
+      node, bonus: of the branches of slot 1.
+    """
+    for row in set(node.tolist()):
+        accepted = path_tokens(text, row)
+        logits = our_logits(path, np.array([[*text.tokens, *accepted]]))[:, -1]
+        ranked = predict_bonus(
+            jnp.asarray(logits),
+            rows({"temperature": REQUESTS[1].temperature, "seed": (5, 0), "request": 1}),
+            jnp.array([len(text.tokens) - 1]),
+            jnp.array([len(accepted)]),
+            lambda size=logits.shape[1]: penalties.empty(1, size),
+            tokens=tiny.TOKENS,
+            count=SHAPE.ranks,
+            rule="ratio",
+        )
+        others = [token for token in ranked[0].tolist() if token not in children(text, row)]
+        found = bonus[node == row].tolist()
+        assert found == others[: len(found)]
 
 
 def won(branches, pick, limit=NODES):
@@ -219,21 +278,29 @@ def begun(new_draft):
 
 
 def test_branches_are_the_trees_behind_their_outcomes(drafts):
-    new_draft, new_drafter = drafts
+    new_draft, new_drafter, path = drafts
     draft, texts, branches = begun(new_draft)
     check(new_drafter, texts, branches)
     picks = itertools.cycle([lambda rows: 0, deepest, lambda rows: M - 1])
     for round_index in range(5):
         limit = 4 if round_index == 3 else NODES  # a tree cut short
-        promote(draft, texts, won(branches, next(picks), limit))
+        records = promote(draft, texts, won(branches, next(picks), limit))
+        if draft.support > 1:
+            check_q(new_drafter, texts, records)
         branches = expand(draft)
         check(new_drafter, texts, branches)
+        if draft.support > 1 and round_index == 2:
+            check_bonus(path, texts[1], branches.trees.node[1], branches.bonus[1])
     # A miss behind a deep row, with nothing to verify but the token itself.
     promote(draft, texts, missed(texts))
     branches = expand(draft)
     check(new_drafter, texts, branches)
     # A miss behind the pending token, with a chain that the draft did not make.
-    promote(draft, texts, lambda slot: (0, 11, -1, ([5, 9], [0, 1])))
+    records = promote(draft, texts, lambda slot: (0, 11, -1, ([5, 9], [0, 1])))
+    given = jax.tree.map(np.asarray, records.proposal())
+    assert (given.support[:, :2] == given.tokens[:, :2, None])[..., 0].all()
+    assert (given.q[:, :2, 0] == 1).all()
+    assert (given.support[:, :2, 1:] == -1).all()
     branches = expand(draft)
     check(new_drafter, texts, branches)
     promote(draft, texts, won(branches, deepest))
@@ -241,12 +308,14 @@ def test_branches_are_the_trees_behind_their_outcomes(drafts):
 
 
 def test_a_tree_drafted_after_a_miss_is_the_one_that_mode_sd_proposes(drafts):
-    new_draft, new_drafter = drafts
+    new_draft, new_drafter, _ = drafts
     draft, texts, branches = begun(new_draft)
     promote(draft, texts, won(branches, deepest))
     expand(draft)
     for limit in (K, 2):  # behind a branch's tree, and behind one that was drafted
-        promote(draft, texts, missed(texts), [limit] * SLOTS)
+        records = promote(draft, texts, missed(texts), [limit] * SLOTS)
+        if draft.support > 1:
+            check_q(new_drafter, texts, records, limit)
         assert [text.tree for text in texts] == trees_behind(new_drafter, texts, limit)
         branches = expand(draft)
         check(new_drafter, texts, branches)
@@ -258,6 +327,23 @@ def test_a_tree_drafted_after_a_miss_is_the_one_that_mode_sd_proposes(drafts):
     check(new_drafter, texts, expand(draft))
 
 
+def test_a_branch_that_has_grown_since_it_was_read_becomes_the_tree_that_was_read(drafts):
+    new_draft, new_drafter, _ = drafts
+    draft, texts, branches = begun(new_draft)
+    for _ in range(2):
+        promote(draft, texts, won(branches, deepest))
+        counts = np.full((SLOTS, K + 1), M, np.int32)
+        nothing = np.zeros(SLOTS, bool), np.zeros((SLOTS, K), np.int32)
+        answer = draft.expand(ExpansionRequest(counts, *nothing, forwards=1))
+        branches = answer.branches(1)
+        answer.grow()
+        records = promote(draft, texts, won(branches, deepest))
+        if draft.support > 1:
+            check_q(new_drafter, texts, records, 1)
+        branches = expand(draft)
+        check(new_drafter, texts, branches)
+
+
 FLAWS = {
     "keys of other runs": ("jnp.maximum(run - 1, 0)", "jnp.maximum(run - 2, 0)"),
     "the record keeps its keys": ("slots[:, None] & (run > 0)", "slots[:, None] & (run < 0)"),
@@ -265,6 +351,7 @@ FLAWS = {
 }
 
 
+@pytest.mark.parametrize("parts", ["coupled"], indirect=True)
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_fault_in_adopting_a_drafted_tree_is_caught(parts, flaw):
     with edited([Edit(TreeExpansionPrograms, "_adopt_spec", *FLAWS[flaw])]):

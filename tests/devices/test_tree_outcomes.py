@@ -102,7 +102,8 @@ FLAWS = {
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_planted_flaws_of_the_choice_are_caught(flaw):
-    edit = Edit(tree_branching, "likeliest_outcomes", *FLAWS[flaw])
+    function = "are_children" if flaw == "nodes that are none" else "likeliest_outcomes"
+    edit = Edit(tree_branching, function, *FLAWS[flaw])
     with edited([edit]), pytest.raises(AssertionError):  # noqa: PT012 (any of the seeds)
         for seed in range(6):
             check(seed)

@@ -92,6 +92,14 @@ def test_texts_of_sampled_trees_follow_the_law_beside_greedy_ones(checkpoints, l
     assert_sd_lawful(llm, laws)
 
 
+TREES = {"tree_nodes": 5, "budget": "3"}
+
+
+@pytest.mark.more
+def test_texts_of_sampled_trees_under_ssd_follow_the_law_beside_greedy_ones(checkpoints, laws):
+    assert_ssd_lawful(open_llm(checkpoints, "ssd", **TREES), laws)
+
+
 SD = {
     "trees of a greedy draft": {"tree_nodes": 7, "draft_temperature": 0.0},
     "trees of a q of two": {"tree_nodes": 9, "proposal_support": "2"},
@@ -111,6 +119,9 @@ def test_more_texts_of_sd_follow_the_law(checkpoints, laws, case):
 SSD = {
     "few branches by confidence": FEW_BRANCHES,
     "block verification": FEW_BRANCHES | {"verify": "block"},
+    "trees, n-grams after a miss": TREES | {"backup": "ngram"},
+    "trees of a q of two, outcomes by q": TREES | {"proposal_support": "2", "predict": "plain"},
+    "trees of a greedy draft": TREES | {"draft_temperature": 0.0},
     "C = 0, n-grams after a miss": {
         "budget": "4",
         "saguaro_c": 0.0,

@@ -283,12 +283,16 @@ def test_rounds_that_do_without_the_draft_because_of_what_it_proposed_are_caught
     assert_caught(sums(said, *checkpoints), 5)
 
 
-@pytest.mark.slow  # `enumeration/test_trees.py` and `test_coupled_trees.py` work it out
-@pytest.mark.parametrize("verify", ["coupled", "ratio"])
-def test_acceptance_is_a_martingale_with_token_trees(checkpoints, verify):
-    with opened(checkpoints, mode="sd", verify=verify, tree_nodes=7) as llm:
+TREES = [("sd", "coupled"), ("sd", "ratio"), ("ssd", "ratio")]
+
+
+@pytest.mark.slow  # `enumeration/test_trees.py`, `test_coupled_trees.py`, `test_tree_host.py`
+@pytest.mark.parametrize(("mode", "verify"), TREES)
+def test_acceptance_is_a_martingale_with_token_trees(checkpoints, mode, verify):
+    with opened(checkpoints, mode=mode, verify=verify, tree_nodes=7) as llm:
         said = say(llm, 4 * COUNT)
-    assert_lawful(sums(said, *checkpoints), ("first after no look-up", "k = L"))
+    first = "first after hit" if mode == "ssd" else "first after no look-up"
+    assert_lawful(sums(said, *checkpoints), (first, "k = L"))
 
 
 @pytest.mark.slow

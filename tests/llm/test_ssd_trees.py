@@ -110,6 +110,22 @@ def test_trees_hit_wherever_the_draft_runs(checkpoints, where):
         assert sum(output.metrics["tree_rounds"] or 0 for output in found) > 8
 
 
+@pytest.mark.parametrize("where", [pytest.param({}, id="inline"), *PLACES])
+def test_sampled_trees_of_the_target_itself_are_accepted_and_their_outcomes_foreseen(
+    checkpoints, where
+):
+    """p / q is 1, and the noise of the bonus token is known: no q and no outcome may get lost."""
+    same = checkpoints["qwen3"][0], checkpoints["qwen3"][0]
+    with opened(same, 3, 6, verify="ratio", proposal_support="full", **where) as llm:
+        params = SamplingParams(max_tokens=30, temperature=0.8, seed=3, ignore_eos=True)
+        found = [out.outputs[0].metrics for out in llm.generate(PROMPTS, params)]
+    for metrics in found:
+        assert metrics["hit_rate"] > 0.5
+        assert (metrics["miss_causes"] or {}).get("miss", 0) <= 1  # others came late
+        accepted, judged = np.sum(metrics["acceptance_by_position"], axis=0)
+        assert accepted > 0.9 * judged  # of what was proposed in time
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -145,7 +161,8 @@ def test_trees_under_ssd_accept_what_they_accept_in_turn(checkpoints):
 
 
 REFUSED = [
-    ({"verify": "ratio"}, "needs verify = 'coupled'"),
+    ({"verify": "block"}, "needs verify = 'ratio' or 'coupled'"),
+    ({"verify": "ratio", "saguaro_c": 0.5}, "saguaro_c = 0.5 is for chains"),
     ({"k": 16, "tree_nodes": 24}, "up to k = 15"),
     ({"fan_out": "measured"}, "fan_out = 'measured' is for chains"),
     ({"budget": "auto"}, "budget = 'auto' is for chains"),

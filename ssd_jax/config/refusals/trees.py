@@ -66,9 +66,11 @@ def _check_branching(settings: DerivedSettings) -> None:
     tree = f"tree_nodes = {settings.tree_nodes!r} in mode = 'ssd'"
     if settings.chooses_tree:
         raise InputError(f"{tree} is for mode = 'sd'; give a number of nodes")
-    if not RULES[settings.verify].keyed_by_position:
+    rule = RULES[settings.verify]
+    if not rule.judges_trees:
+        names = " or ".join(repr(name) for name, other in RULES.items() if other.judges_trees)
         raise InputError(
-            f"{tree} needs verify = 'coupled', and this is {settings.verify!r}; give it, or leave "
+            f"{tree} needs verify = {names}, and this is {settings.verify!r}; give one, or leave "
             "tree_nodes out"
         )
     if settings.speculated > MAX_BRANCHING_DEPTH:
@@ -78,7 +80,8 @@ def _check_branching(settings: DerivedSettings) -> None:
         )
     chains: dict[str, object] = {
         "fan_out": settings.fan_out,
-        "predict": settings.predict,
+        "predict": settings.predict if rule.keyed_by_position else None,
+        "saguaro_c": settings.saguaro_c if settings.saguaro_c != 1 else None,
         "budget": settings.budget if settings.budget == "auto" else None,
         "draft_split": settings.draft_split if settings.draft_split == "branches" else None,
     }
