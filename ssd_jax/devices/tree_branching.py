@@ -221,7 +221,7 @@ def begun(
     return TreeExpansion(outcomes, forks.path, growth)
 
 
-class Promoted(NamedTuple):
+class PromotedTrees(NamedTuple):
     """New records of B slots.
 
     Attributes:
@@ -235,7 +235,7 @@ class Promoted(NamedTuple):
     proposal: Proposal
 
 
-def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -> Promoted:
+def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -> PromotedTrees:
     """New records: of the branches that came true, and of given tokens, which are point masses.
 
     The tokens are those of the promotion in either case: a branch may have grown since it was read,
@@ -275,7 +275,7 @@ def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -
         jnp.where(of_branch, support, given),
         jnp.where(of_branch, q, is_first.astype(jnp.float32)),
     )
-    return Promoted(record, run[:, 1:], proposal)
+    return PromotedTrees(record, run[:, 1:], proposal)
 
 
 def with_trees(

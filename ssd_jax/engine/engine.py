@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssd_jax.engine.draft_text import DraftText
+from ssd_jax.engine.draft_prefill import DraftPrefill
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.page_stock import PageStock
@@ -97,7 +97,7 @@ class Engine:
         self._k = 0 if drafter is None else drafter.k
         self._planner, self._most_proposed = planner, self._k
         self._timed = any(chooser is not None and chooser.timed for chooser in (drafter, planner))
-        self._draft_text = None if drafter is None else DraftText(drafter, target.max_chunk)
+        self._draft_prefill = None if drafter is None else DraftPrefill(drafter, target.max_chunk)
         self._batches = RoundBatches(target.slots, self._k)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
@@ -205,13 +205,13 @@ class Engine:
         drafter = self._drafter if self._speculates else None
         rows = self._decoding_rows()
         if rows:
-            if self._draft_text is not None:
-                self._draft_text.catch_up(state for _, state in rows)
+            if self._draft_prefill is not None:
+                self._draft_prefill.catch_up(state for _, state in rows)
             pending_tokens, lengths, batch = self._batches.make(rows)
             drafted = None
             if drafter is not None and batch.limit.any():
                 drafted = drafter.propose(batch)
-            DraftText.proposes(rows, () if drafted is None else batch.slots)
+            DraftPrefill.proposes(rows, () if drafted is None else batch.slots)
             self._log.mark("propose")
             asks_first = drafter is not None and drafter.asks_first
             if drafter is not None and asks_first:
@@ -266,7 +266,7 @@ class Engine:
         for slot, state in rows:
             lengths[slot] = state.sequence.cached + 1
         if rows:
-            DraftText.proposes(rows, ())
+            DraftPrefill.proposes(rows, ())
             logits = self._target.forward(flight.pending.bonus, lengths)
             self._in_flight.append(InFlight(self._target.accept(logits), rows))
             self._log.mark("dispatch")
@@ -383,8 +383,8 @@ class Engine:
         while True:
             self._admit()
             tokens = self._prefill(budget)
-            if self._draft_text is not None:
-                self._draft_text.follow_prompts(self._running.values())
+            if self._draft_prefill is not None:
+                self._draft_prefill.follow_prompts(self._running.values())
             self._seats.share()
             if not tokens:
                 return

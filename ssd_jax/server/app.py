@@ -15,7 +15,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ssd_jax import __version__
-from ssd_jax.server.answers import open_answer
 from ssd_jax.server.chat import chat_chunks, chat_params, chat_prompt, chat_response
 from ssd_jax.server.completions import (
     completion_chunks,
@@ -26,6 +25,7 @@ from ssd_jax.server.completions import (
 )
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.fields import CHAT, COMPLETION
+from ssd_jax.server.generation import open_answer
 from ssd_jax.server.openapi import document
 from ssd_jax.server.posts import Handler, Post
 from ssd_jax.server.state import ServerState

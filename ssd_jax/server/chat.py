@@ -9,9 +9,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from ssd_jax.engine.request import RequestOutput
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.server.answers import Answer
 from ssd_jax.server.errors import invalid
 from ssd_jax.server.fields import CHAT, TEMPLATE_FIELDS, includes_usage
+from ssd_jax.server.generation import Generation
 from ssd_jax.server.logprobs import LogprobsWriter
 
 
@@ -42,23 +42,23 @@ def chat_params(fields: Mapping[str, Any], defaults: SamplingParams) -> Sampling
     return CHAT.params(fields, defaults, n=fields.get("n", 1), **more)
 
 
-async def chat_response(answer: Answer, fields: Mapping[str, Any]) -> ChatCompletion:
+async def chat_response(generation: Generation, fields: Mapping[str, Any]) -> ChatCompletion:
     """The response in one piece."""
-    outputs = await answer.finish()
+    outputs = await generation.finish()
     return ChatCompletion.model_validate(
         {
-            **answer.identity,
+            **generation.identity,
             "object": "chat.completion",
             "choices": [
-                _choice(answer, fields, index, output) for index, output in enumerate(outputs)
+                _choice(generation, fields, index, output) for index, output in enumerate(outputs)
             ],
-            "usage": answer.usage,
+            "usage": generation.usage,
         }
     )
 
 
 def _choice(
-    answer: Answer, fields: Mapping[str, Any], index: int, output: RequestOutput
+    generation: Generation, fields: Mapping[str, Any], index: int, output: RequestOutput
 ) -> dict[str, Any]:
     text = output.outputs[0]
     choice = {
@@ -68,7 +68,7 @@ def _choice(
         "logprobs": None,
     }
     if text.logprobs is not None:
-        writer = LogprobsWriter(answer.engine.tokenizer, output.prompt_token_ids[-1])
+        writer = LogprobsWriter(generation.engine.tokenizer, output.prompt_token_ids[-1])
         choice["logprobs"] = writer.chat(text.logprobs)
     if text.stop_reason is not None:
         choice["stop_reason"] = text.stop_reason
@@ -78,21 +78,21 @@ def _choice(
 
 
 async def chat_chunks(
-    answer: Answer, fields: Mapping[str, Any]
+    generation: Generation, fields: Mapping[str, Any]
 ) -> AsyncGenerator[ChatCompletionChunk]:
     """The response as a stream: the role of each choice, its text, why it ended."""
     usage = {"usage": None} if includes_usage(fields) else {}
 
     def chunk(*choices: dict[str, Any], **more: Any) -> ChatCompletionChunk:
         values = {"object": "chat.completion.chunk", "choices": list(choices), **usage, **more}
-        return ChatCompletionChunk.model_validate({**answer.identity, **values})
+        return ChatCompletionChunk.model_validate({**generation.identity, **values})
 
     writers: dict[int, LogprobsWriter] = {}
-    async for index, event in answer.events():
+    async for index, event in generation.events():
         new: dict[str, Any] = {"index": index, "finish_reason": None}
         if index not in writers:
-            prompt_ids = answer.requests[0].prompt_ids
-            writers[index] = LogprobsWriter(answer.engine.tokenizer, prompt_ids[-1])
+            prompt_ids = generation.requests[0].prompt_ids
+            writers[index] = LogprobsWriter(generation.engine.tokenizer, prompt_ids[-1])
             role = {"role": "assistant", "content": "", "refusal": None}
             first = {"prompt_token_ids": prompt_ids} if fields.get("return_token_ids") else {}
             yield chunk({**new, **first, "delta": role, "logprobs": None})
@@ -107,4 +107,4 @@ async def chat_chunks(
                 end["stop_reason"] = text.stop_reason
             yield chunk(end)
     if usage:
-        yield chunk(usage=answer.usage)
+        yield chunk(usage=generation.usage)

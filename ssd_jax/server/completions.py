@@ -10,8 +10,8 @@ from openai.types import Completion
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.engine.request import RequestOutput, TokenLogprobs
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.server.answers import Answer
 from ssd_jax.server.fields import COMPLETION, COMPLETION_TOKENS, includes_usage
+from ssd_jax.server.generation import Generation
 from ssd_jax.server.logprobs import LogprobsWriter
 
 
@@ -45,7 +45,7 @@ def echoes_alone(fields: Mapping[str, Any]) -> bool:
 
 
 async def completion_response(
-    answer: Answer, fields: Mapping[str, Any], echoes: Sequence[str]
+    generation: Generation, fields: Mapping[str, Any], echoes: Sequence[str]
 ) -> Completion:
     """The response in one piece.
 
@@ -53,15 +53,15 @@ async def completion_response(
       echoes: the text of each prompt, if prompts are to come back.
     """
     choices = []
-    for index, output in enumerate(await answer.finish()):
+    for index, output in enumerate(await generation.finish()):
         text = output.outputs[0]
-        writer = _ChoiceWriter(answer, fields, index, echoes)
+        writer = _ChoiceWriter(generation, fields, index, echoes)
         choices.append(writer.write(text.token_ids, text.text, text.logprobs, output))
-    return _completion(answer, choices, usage=answer.usage)
+    return _completion(generation, choices, usage=generation.usage)
 
 
 async def completion_chunks(
-    answer: Answer, fields: Mapping[str, Any], echoes: Sequence[str]
+    generation: Generation, fields: Mapping[str, Any], echoes: Sequence[str]
 ) -> AsyncGenerator[Completion]:
     """The response as a stream; arguments as of `completion_response`.
 
@@ -70,9 +70,9 @@ async def completion_chunks(
     usage = {"usage": None} if includes_usage(fields) else {}
     whole = bool(echoes) and "logprobs" in fields
     writers: dict[int, _ChoiceWriter] = {}
-    async for index, event in answer.events():
+    async for index, event in generation.events():
         if index not in writers:
-            writers[index] = _ChoiceWriter(answer, fields, index, echoes)
+            writers[index] = _ChoiceWriter(generation, fields, index, echoes)
         writer, output = writers[index], event.output
         if whole and output is not None:
             text = output.outputs[0]
@@ -81,9 +81,9 @@ async def completion_chunks(
             continue
         else:
             choice = writer.write(event.token_ids, event.text, event.logprobs, output)
-        yield _completion(answer, [choice], **usage)
+        yield _completion(generation, [choice], **usage)
     if usage:
-        yield _completion(answer, [], usage=answer.usage)
+        yield _completion(generation, [], usage=generation.usage)
 
 
 def echoed(prompts: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[str]:
@@ -95,16 +95,16 @@ class _ChoiceWriter:
     """Writes one choice, in one piece or chunk by chunk."""
 
     def __init__(
-        self, answer: Answer, fields: Mapping[str, Any], index: int, echoes: Sequence[str]
+        self, generation: Generation, fields: Mapping[str, Any], index: int, echoes: Sequence[str]
     ) -> None:
-        prompt = index // answer.texts
+        prompt = index // generation.texts
         self._index = index
-        self._prompt_ids = answer.requests[prompt].prompt_ids
+        self._prompt_ids = generation.requests[prompt].prompt_ids
         self._echo = echoes[prompt] if echoes else None  # until it is written
         self.shows_ids = bool(fields.get("return_token_ids"))
         self._echoes_alone = echoes_alone(fields)
         before = self._prompt_ids[-1] if self._echo is None else None
-        self._logprobs = LogprobsWriter(answer.engine.tokenizer, before)
+        self._logprobs = LogprobsWriter(generation.engine.tokenizer, before)
         self._begun = False
 
     def write(
@@ -137,8 +137,10 @@ class _ChoiceWriter:
         return choice | {"text": text}
 
 
-def _completion(answer: Answer, choices: Sequence[dict[str, Any]], **more: Any) -> Completion:
+def _completion(
+    generation: Generation, choices: Sequence[dict[str, Any]], **more: Any
+) -> Completion:
     """A response or a chunk, unchecked: OpenAI's have nulls that the type lacks."""
     return Completion.construct(
-        **answer.identity, object="text_completion", choices=list(choices), **more
+        **generation.identity, object="text_completion", choices=list(choices), **more
     )

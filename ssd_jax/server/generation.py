@@ -22,7 +22,7 @@ from ssd_jax.server.state import ServerState
 
 
 @dataclasses.dataclass(kw_only=True)
-class Answer:
+class Generation:
     """The texts of a request.
 
     Attributes:
@@ -105,7 +105,7 @@ async def open_answer(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     fields: Mapping[str, Any],
-) -> Answer:
+) -> Generation:
     """The answer to a request, whose texts are not queued yet.
 
     Args:
@@ -115,7 +115,7 @@ async def open_answer(
       InputError: a prompt or a setting that cannot run.
     """
     mode = state.engine.mode_of(fields.get("speculation", "auto"))
-    return Answer(
+    return Generation(
         engine=state.engine,
         metrics=state.metrics,
         requests=await state.engine.requests(prompts, params),

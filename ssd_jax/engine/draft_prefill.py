@@ -14,7 +14,7 @@ from ssd_jax.roles.protocols import Drafter
 _AGE = operator.attrgetter("request_id")
 
 
-class DraftText:
+class DraftPrefill:
     """Prefills a drafter for the requests that rounds propose for.
 
     Args:
