@@ -3,14 +3,18 @@
 Every factor below meets every other one in some case; all combinations would say no more.
 """
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
+from ssd_jax.devices import draft_programs
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
+from ssd_jax.loading import load
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.rules import RULES
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
 from tests.llm.runs import outputs, requests
@@ -100,6 +104,22 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
     if drafter == "model":  # both ways out of a round were taken
         assert rounds[1:].sum() > 0
         assert rounds[:k].sum() > 0
+
+
+@pytest.mark.parametrize("flawed", [False, True])
+def test_a_draft_that_is_the_target_is_accepted_always_under_block_and_not_without_its_q(
+    checkpoints, monkeypatch, flawed
+):
+    if flawed:
+        silent = dataclasses.replace(RULES["block"], ships_q=False)
+        for module in (draft_programs, load):
+            monkeypatch.setattr(module, "RULES", {**RULES, "block": silent})
+    target, _ = checkpoints["qwen3"]
+    llm = speculative((target, target), "model", 3, dtype="float32", verify="block", slots=1)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, top_k=40, seed=3)
+    (output,) = outputs(llm, [llm.request("0101010101", params)], "sd")
+    accepted, judged = np.array(output.metrics["acceptance_by_position"]).T
+    assert (accepted == judged).all() != flawed
 
 
 def refused(message, checkpoint, draft="ngram", **settings):
