@@ -139,11 +139,12 @@ def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
     monkeypatch.setattr(pallas_gpu, "why_not_on", lambda *_about: None)
     programs = FakePrograms("bfloat16", head_dim=64)
     programs.model.execution = Execution.for_platform("gpu", "bfloat16")
-    (line,) = found("distribution", programs).lines
+    line, verification = found("distribution", programs).lines
+    assert verification.startswith("verification is xla; not pallas_gpu: ")
     asked = "another was asked for"
     assert line.endswith(f"not pallas_gpu: {asked}; not pallas_mma: {asked}")
     programs.paging = Paging(size=48, total=4)
-    (line,) = found("distribution", programs, draft=programs.model).lines
+    line, _ = found("distribution", programs, draft=programs.model).lines
     size = "page_size = 48: it needs a multiple of 64"
     assert line.endswith(f"not pallas_gpu: {size}; not pallas_mma: {size}")
 

@@ -100,15 +100,26 @@ def test_a_stream_that_nobody_reads_goes_on_and_keeps_its_events(shared):
 def test_a_stopped_request_ends_with_what_it_has(shared):
     with shared.started([request(max_tokens=60)]) as caller:
         events = [caller.next(), caller.poll(PATIENCE)]
-        assert caller.poll(0) is None
         shared.stop(caller)
         while caller.open:
             events.append(caller.next())
     output = events[-1].output
     assert output.finish_reason == "cancelled"
-    assert 0 < len(output.text) < 60
+    assert 0 < len(output.text) < len(LONG)
     assert "".join(event.text for event in events) == output.text
     assert idle(shared)
+
+
+def test_a_look_for_an_event_does_not_wait_for_one(shared):
+    over, target = threading.Event(), shared._engines["sd", 2].target
+    target.fault = lambda: over.wait(PATIENCE)
+    with shared.started([request(max_tokens=3)]) as caller:
+        events = [event for event in [caller.poll(0.01)] if event]
+        assert caller.poll(0.01) is None
+        over.set()
+        while caller.open:
+            events.append(caller.next())
+    assert events[-1].output.text == LONG[:3]
 
 
 def test_requests_before_one_that_is_refused_are_taken_back(shared):
