@@ -81,6 +81,7 @@ class RoundLog:
     ) -> None:
         self._clock, self._timer = clock, timer
         self._trace, self._plain_trace = trace, plain_trace or trace
+        self._host_trace = trace  # has the host's lane of the last step
         self._times, self._until = TargetTimes(), 0.0
         self._marks: list[tuple[str | None, float]] = []
         self._read: deque[tuple[InFlight, Outcomes, tuple[float, float]]] = deque()
@@ -132,10 +133,11 @@ class RoundLog:
 
         The work is charged to the rounds that it was for, or to requests that are still prefilling.
         """
-        trace = self._trace_of(running.values())
-        if trace is not None:
-            for name, now in self._marks:
-                trace.host(name, now)
+        for name, now in self._marks:
+            if name is None:  # a step begins; the marks before are of the one before
+                self._host_trace = self._trace_of(running.values())
+            if self._host_trace is not None:
+                self._host_trace.host(name, now)
         self._marks.clear()
         while self._read:
             self._record(*self._read.popleft())

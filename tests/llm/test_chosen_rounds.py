@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.config import config
+from ssd_jax.config import derived
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
@@ -26,7 +26,7 @@ def auto(tmp_path_factory):
     """Everything is chosen but the most K; coupled, so that sampled text is that of every mode."""
     target, draft = tiny_pair.write(tmp_path_factory.mktemp("auto"), "qwen3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "AUTO_BUDGETS", BUDGETS)
+        patch.setattr(derived, "AUTO_BUDGETS", BUDGETS)
         llm = LLM(
             target,
             mode="auto",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.config import config
+from ssd_jax.config import derived
 from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.fakes.instrument import changing_proposals
 from tests.fakes.tuners import Restless
@@ -77,7 +77,7 @@ def test_a_draft_that_ships_another_q_is_caught(laws, branching, mode):
 @pytest.mark.slow
 def test_texts_follow_the_law_while_k_and_budget_change_every_round(checkpoints, laws, monkeypatch):
     """With programs of two budgets, and Saguaro sampling, whose sets depend on them."""
-    monkeypatch.setattr(config, "AUTO_BUDGETS", (2, 4))
+    monkeypatch.setattr(derived, "AUTO_BUDGETS", (2, 4))
     settings = FEW_BRANCHES | {"budget": "auto", "saguaro_c": 0.5}
     llm = open_llm(checkpoints, "ssd", **settings)
     tuner = Restless((1, 2), (2, 3, 4), seed=5)

@@ -180,18 +180,18 @@ def test_a_batch_beyond_the_memory_is_refused_before_weights_load(tiny_checkpoin
 
 
 @pytest.mark.more
-def test_an_engine_of_another_mode_is_refused_where_it_does_not_fit_beside(
+def test_an_engine_of_another_k_is_refused_where_it_does_not_fit_beside(
     tiny_checkpoint, monkeypatch
 ):
-    llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", **SMALL)
+    llm = LLM(str(tiny_checkpoint), mode="sd", draft="ngram", k="1", ks=[2], **SMALL)
     programs = {"target": llm.loaded.programs.working_memory}
-    both = sum(parts(llm, [("sd", 1), ("ar", 0)], programs=programs).values())
+    both = sum(parts(llm, [("sd", 1), ("sd", 2)], programs=programs).values())
     monkeypatch.setattr(memory, "memory_limit", lambda: (both - 1, "this machine"))
-    assert llm.engine_of("sd")
+    assert llm.engine_of("sd") is llm.engine_of("ar")  # which needs no pages of its own
     with pytest.raises(InputError, match=r"slots = 2 .* of memory"):
-        llm.engine_of("ar")
+        llm.engine_of("sd", 2)
     monkeypatch.setattr(memory, "memory_limit", lambda: (both, "this machine"))
-    assert llm.engine_of("ar")
+    assert llm.engine_of("sd", 2)
 
 
 def test_each_device_holds_its_role(ssd, accelerators):

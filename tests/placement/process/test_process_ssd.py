@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.config import config
+from ssd_jax.config import derived
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
@@ -145,7 +145,7 @@ def test_text_does_not_depend_on_what_is_waited_for(many, pace):
 @pytest.mark.slow
 def test_a_worker_has_programs_of_every_budget_and_is_measured(made, monkeypatch):
     """The text stays while plans change every round; one draft is left for each engine."""
-    monkeypatch.setattr(config, "AUTO_BUDGETS", (3, 8))
+    monkeypatch.setattr(derived, "AUTO_BUDGETS", (3, 8))
     settings = {"verify": "coupled", "draft_placement": "process"}
     with opened(made, budget=None, **settings) as llm:
         assert llm.resolved.budgets == (3, 8)

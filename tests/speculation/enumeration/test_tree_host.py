@@ -66,12 +66,12 @@ SETTINGS = {
     "three ids": (TreeHost(game=THREE, budget=ALL), 3, HITS),
     "three ids, few outcomes": (TreeHost(game=THREE, width=1, budget=2), 3, BOTH),
     "three ids, three siblings": (
-        TreeHost(game=THREE, nodes=6, shape=always(0, 0, 0, 1, 1, 2), budget=4),
+        TreeHost(game=THREE, nodes=6, shape=always(0, 0, 0, 1, 1, 2), budget=2),
         3,
         BOTH,
     ),
     "three ids and zeros": (
-        TreeHost(game=replace(THREE, draft=toys.DRAFT3), budget=4, backup="ngram"),
+        TreeHost(game=replace(THREE, draft=toys.DRAFT3), budget=2, backup="ngram"),
         3,
         BOTH,
     ),
