@@ -177,7 +177,7 @@ def test_columns_taken_for_ids_are_caught(programs, edit, expected):
     ("old", "new"),
     [
         ("penalties.add_output(rows, output, self._outputs)", "rows"),
-        ("penalties.add_output(rows, output, self._outputs)", "penalties.add_output(rows, both)"),
+        ("penalties.add_output(rows, output, self._outputs)", "penalties.add_output(rows, output)"),
         ("[path, drafted]", "[path]"),
         ("[path, drafted]", "[drafted]"),
     ],
