@@ -78,7 +78,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     status = 0
     try:
-        stop.wait()
+        while not stop.wait(1.0):  # a signal that another thread receives wakes no plain wait
+            pass
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -67,7 +67,8 @@ class Engine:
       pages: the stock of pages that slots share; None where each slot has its own.
       timer: reports what rounds take; None reports nothing.
       prepare: loads the programs that a request's parameters need, if need be.
-      planner: decides when rounds do without the drafter; None never does.
+      planner: decides when rounds do without the drafter, for requests that give no K of their own;
+        None never does.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class Engine:
         self._occurrences, self._setup = occurrences or Occurrences(), setup or {}
         self.prepare, self._seats = prepare, Seats(target.slots, pages)
         self._running = self._seats.running
-        self._k = 0 if drafter is None else drafter.k
-        self._planner, self._most_proposed = planner, self._k
+        self.k = 0 if drafter is None else drafter.k
+        """Most tokens that a round proposes for a row."""
+        self._planner, self._most_proposed = planner, self.k
         self._timed = any(chooser is not None and chooser.timed for chooser in (drafter, planner))
         self._draft_prefill = None if drafter is None else DraftPrefill(drafter, target.max_chunk)
-        self._batches = RoundBatches(target.slots, self._k)
+        self._batches = RoundBatches(target.slots, self.k)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
         self._committed: deque[CommittedRow] = deque()  # not yet events
@@ -124,10 +126,10 @@ class Engine:
         self._refuse_broken()
         check(request, self._eos_ids, self._target.context)
         require_one_text(request)
-        if request.k is not None and not 0 <= request.k <= self._k:
-            raise InputError(f"k = {request.k} is out of range; this engine has 0 to {self._k}")
+        if request.k is not None and not 0 <= request.k <= self.k:
+            raise InputError(f"k = {request.k} is out of range; this engine has 0 to {self.k}")
         self.prepare(request.params)
-        most_proposed = self._k if request.k is None else request.k
+        most_proposed = self.k if request.k is None else request.k
         proposes = most_proposed > 0 or self._drafter is None
         names = self._seats.names(request, drafted=most_proposed > 0)
         state = RequestState(
@@ -239,9 +241,13 @@ class Engine:
         """Decides how many tokens rounds propose from now on."""
         if self._planner is not None:
             rows = min(len(self._running) + len(self._seats.waiting), self._target.slots)
-            self._most_proposed = self._planner.most_proposed(rows)
+            self._most_proposed = min(self._planner.most_proposed(rows), self.k)
         for state in self._running.values():
-            state.k = min(state.most_proposed, self._most_proposed)
+            state.k = self._k_of(state.request)
+
+    def _k_of(self, request: Request) -> int:
+        """Most tokens that rounds propose for a request now."""
+        return self._most_proposed if request.k is None else request.k
 
     def _look_ahead(self) -> bool:
         """Dispatches the round after the one in flight, whose tokens are not known yet.
@@ -364,7 +370,7 @@ class Engine:
                 self._fail(state, error)
                 continue
             self._seats.enter(seat)
-            state.k = min(state.most_proposed, self._most_proposed)
+            state.k = self._k_of(request)
 
     def _sampling_of(self, state: RequestState) -> SamplingParams:
         """Sampling of a request that begins: with its own noise where lengths depend on time."""

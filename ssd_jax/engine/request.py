@@ -28,8 +28,8 @@ class Request:
         Where lengths of proposals depend on time, they give texts of the same distribution, each
         with noise of its own (`occurrences`).
       bad_word_ids: token ids of `params.bad_words`, see `bad_words.encoded`.
-      k: most tokens that a round proposes for it, at most the engine's K, which None takes; 0
-        decodes it without a draft.
+      k: most tokens that a round proposes for it, at most the engine's K; 0 decodes it without a
+        draft. None is the engine's K, or fewer while that is faster (mode auto).
     """
 
     prompt_ids: Sequence[int]

@@ -313,6 +313,11 @@ class Calls(ABC):
             engine.prepare(request.params)
         if mode == "ar":
             requests = [dataclasses.replace(request, k=0) for request in requests]
+        elif mode in ("sd", "ssd"):  # by name: what mode auto finds faster does not count
+            requests = [
+                dataclasses.replace(request, k=engine.k if request.k is None else request.k)
+                for request in requests
+            ]
         return engine, requests
 
     @check_keywords()

@@ -68,16 +68,16 @@ async def completion_chunks(
     Log-probabilities of prompts are known when a text ends: with them a choice is one chunk.
     """
     usage = {"usage": None} if includes_usage(fields) else {}
-    whole = bool(echoes) and "logprobs" in fields
+    one_chunk = bool(echoes) and "logprobs" in fields
     writers: dict[int, _ChoiceWriter] = {}
     async for index, event in generation.events():
         if index not in writers:
             writers[index] = _ChoiceWriter(generation, fields, index, echoes)
         writer, output = writers[index], event.output
-        if whole and output is not None:
+        if one_chunk and output is not None:
             text = output.outputs[0]
             choice = writer.write(text.token_ids, text.text, text.logprobs, output)
-        elif whole or not (event.text or event.logprobs or output or writer.shows_ids):
+        elif one_chunk or not (event.text or event.logprobs or output or writer.shows_ids):
             continue
         else:
             choice = writer.write(event.token_ids, event.text, event.logprobs, output)

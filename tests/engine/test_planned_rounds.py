@@ -113,6 +113,14 @@ def test_rounds_look_ahead_while_the_planner_does_without_the_draft():
     assert target.drafted == []
 
 
+def test_a_request_with_a_k_of_its_own_has_it_whatever_the_planner_says():
+    _, drafter, engine = make(Scripted(0))
+    engine.add(asked(3, max_tokens=20))
+    output = outputs(drain(engine))[0]
+    assert (output.text, output.metrics["plain_rounds"]) == (LONG[:20], 0)
+    assert max(drafter.limits) == 3
+
+
 def test_a_drafter_catches_up_a_chunk_a_round_and_holds_up_none():
     target, drafter, engine = make(Scripted(*[0] * 14, 3), slots=1)
     engine.add(request(max_tokens=40))
