@@ -42,6 +42,9 @@ def pytest_addoption(parser):
     )
     parser.addoption("--slowest", type=Path, metavar="FILE", help="gets the 50 slowest tests")
     parser.addoption("--part", type=Part.parse, metavar="3/8", help="only this part of the tests")
+    parser.addoption(
+        "--more", type=Part.parse, metavar="1/2", help="of tests marked more only this part"
+    )
     parser.addoption("--seconds", type=float, help="later no test begins: the others are skipped")
 
 
@@ -53,11 +56,18 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(trylast=True)  # of the tests that markers leave
 def pytest_collection_modifyitems(config, items):
-    part = config.getoption("part")
-    if part is not None:
-        chosen = part.of(items)
-        config.hook.pytest_deselected(items=items[: chosen.start] + items[chosen.stop :])
-        items[:] = items[chosen]
+    part, more = config.getoption("part"), config.getoption("more")
+    chosen = items if part is None else items[part.of(items)]
+    if more is not None:
+        chosen = [
+            item
+            for item in chosen
+            if item.get_closest_marker("more") is None or more.has(item.nodeid)
+        ]
+    if len(chosen) < len(items):
+        names = {item.nodeid for item in chosen}
+        config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in names])
+        items[:] = chosen
 
 
 def pytest_terminal_summary(terminalreporter, config):

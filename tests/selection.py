@@ -4,7 +4,8 @@
 A file is not if it, or a helper of the tests that it imports, imports one of `HEAVY`. So a new file
 needs no marker, and one that begins to build models leaves `make test-fast` by itself.
 
-`make slow PART=3/8` has the third of eight parts of the slow suite.
+`make slow PART=3/8` has the third of eight parts of the slow suite, `make test-ci MORE=1/2` the
+first of two parts of the tests marked `more`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ast
 import dataclasses
 import functools
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,7 @@ def _is_heavy(path: Path, seen: frozenset[Path]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One of `parts` pieces of a list, by its number from 1 on.
-
-    Pieces are neighbours in the list, so that tests of one file share its fixtures.
-    """
+    """One of `parts` pieces of some tests, by its number from 1 on."""
 
     number: int
     parts: int
@@ -93,9 +92,17 @@ class Part:
         return part
 
     def of(self, items: Sequence[Any]) -> slice:
-        """Where the piece lies; those of a list differ by one in length at most."""
+        """Where the piece lies in a list, whose pieces differ by one in length at most.
+
+        Tests of a piece are neighbours, so that those of one file share its fixtures.
+        """
         first, end = (len(items) * n // self.parts for n in (self.number - 1, self.number))
         return slice(first, end)
+
+    def has(self, name: str) -> bool:
+        """Whether a test is in the piece, by its name alone: cases of a matrix are spread evenly,
+        and stay in their piece where tests come and go."""
+        return zlib.crc32(name.encode()) % self.parts == self.number - 1
 
 
 def cases(values: Iterable[Any], *default: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The slow suite is run in parts, each test in one of them."""
+"""Suites that are run in parts have each test in one of them."""
 
 import argparse
 
@@ -13,6 +13,13 @@ def test_parts_have_each_test_once_and_in_order(tests):
     parts = [items[Part(number, 8).of(items)] for number in range(1, 9)]
     assert [item for part in parts for item in part] == items
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_each_test_is_in_one_part_by_its_name_and_cases_of_a_matrix_in_both():
+    names = [f"tests/test_a.py::test_b[{case}-True]" for case in range(40)]
+    parts = [[name for name in names if Part(number, 2).has(name)] for number in (1, 2)]
+    assert sorted(parts[0] + parts[1]) == sorted(names)
+    assert min(map(len, parts)) >= 10
 
 
 def test_a_part_is_parsed():
