@@ -116,9 +116,11 @@ class Host:
         }
 
 
-def outputs(engine: Engine, names: Sequence[Name], length: int) -> list[RequestOutput]:
-    """Of requests with these seeds and indices, which come all at once."""
-    params = {"temperature": 1.0, "max_tokens": length}
+def outputs(
+    engine: Engine, names: Sequence[Name], length: int, stop: Sequence[int] = ()
+) -> list[RequestOutput]:
+    """Of requests with these seeds and indices, which come all at once; ids of `stop` end them."""
+    params = {"temperature": 1.0, "max_tokens": length, "stop_token_ids": tuple(stop)}
     ids = [
         engine.add(Request(prompt_ids=PROMPT, params=SamplingParams(seed=seed, **params), index=i))
         for seed, i in names

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.speculation.cache import SpeculationCache
 from ssd_jax.speculation.controller import Controller
@@ -97,18 +98,18 @@ class Found:
     short: int = 0
 
 
-def run(host: TreeHost, length: int) -> Found:
-    """Every run of a request of so many tokens."""
+def run(host: TreeHost, length: int, stop: Text = ()) -> Found:
+    """Every run of a request of so many tokens, which an id of `stop` ends."""
     found = Found(defaultdict(Fraction), Counter())
 
     def play(chance) -> Text:
         engine = host.engine(chance, Occurrences())
-        (output,) = outputs(engine, [(0, 0)], length)
+        (output,) = outputs(engine, [(0, 0)], length, stop)
         found.seen.update(output.metrics["miss_causes"] or {})
         found.seen["hit"] += bool(output.metrics["hit_rate"])
         text = tuple(output.token_ids)
         if host.game.verify is coupled:
-            found.differs |= text != one_by_one(host.game.target, length, chance)
+            found.differs |= text != ended(one_by_one(host.game.target, length, chance), stop)
         for tree, accepted in engine._target.trees:
             found.short += accepted < tree.depth
         return text
@@ -126,8 +127,16 @@ def one_by_one(target: Model, length: int, chance: Chance) -> Text:
     return text[len(PROMPT) :]
 
 
-def expected(host: TreeHost, length: int) -> dict[Text, Fraction]:
-    return autoregressive(host.game.target, PROMPT, length)
+def ended(text: Text, stop: Text) -> Text:
+    """The text up to its first id of `stop`."""
+    return text[: next((i + 1 for i, token in enumerate(text) if token in stop), len(text))]
+
+
+def expected(host: TreeHost, length: int, stop: Text = ()) -> dict[Text, Fraction]:
+    law: dict[Text, Fraction] = defaultdict(Fraction)
+    for text, mass in autoregressive(host.game.target, PROMPT, length).items():
+        law[ended(text, stop)] += mass
+    return law
 
 
 def of(name: str, rule) -> tuple[TreeHost, int]:
@@ -144,6 +153,37 @@ def test_the_host_keeps_the_law_with_trees(name, rule):
     assert found.law == expected(host, length)
     assert {source for source in found.seen if isinstance(source, str)} >= SETTINGS[name][2]
     assert rule is not coupled or not found.differs
+
+
+STOP = (1,)
+
+
+@pytest.mark.parametrize("rule", [coupled, ratio])
+def test_an_end_inside_one_path_ends_no_other(rule):
+    host = TreeHost(game=replace(TWO, verify=rule), budget=ALL)
+    found = run(host, 5, STOP)
+    assert found.law == expected(host, 5, STOP)
+    assert not found.differs
+
+
+ANY_PATH = Edit(
+    Engine,
+    "_commit",
+    "row_tokens, state.node = emitted[row][: accepted[row] + 1], nodes[row]",
+    "row_tokens, state.node = emitted[row][: accepted[row] + 1], nodes[row]\n"
+    "        if flight.drafted and 1 in map(int, flight.drafted.tokens[row]):\n"
+    "            state.sequence.stop_ids = frozenset((0, 1))",
+)
+"""A text ends at the next token where any path of its tree has an end."""
+
+
+@pytest.mark.parametrize("rule", [coupled, ratio])
+def test_an_end_inside_a_path_that_ends_others_changes_the_law(rule):
+    host = TreeHost(game=replace(TWO, verify=rule), budget=ALL)
+    with edited([ANY_PATH]):
+        found = run(host, 5, STOP)
+    assert found.law != expected(host, 5, STOP)
+    assert rule is not coupled or found.differs
 
 
 PERFECT = Game(target=toys.TARGET3, draft=toys.TARGET3, k=2, verify=coupled)
