@@ -12,9 +12,8 @@ from typing import NamedTuple
 from ssd_jax.devices.fit import Need
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.speculation.fan_out import FanOut
-from ssd_jax.speculation.rank_rates import RankRates
-from ssd_jax.speculation.tree_tokens import hit_rates, tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
+from ssd_jax.tools.aot import tree_rates
 from ssd_jax.tools.aot.chips import Chip
 from ssd_jax.tools.aot.parts import ModelPart
 from ssd_jax.tools.aot.programs import Sizes
@@ -105,8 +104,14 @@ class Mode:
         costs = self.costs(sizes)
         if self.name == "ar":
             return throughput.ar(costs, rows=rows)
+        if self.nodes and self.name == "sd":
+            return tree_rates.sd(costs, acceptance, sizes)
         if self.nodes:
-            return self._tree_rate(acceptance, sizes, costs)
+            assert self.draft is not None
+            seconds = tree_rates.seconds_of(self.target, self.draft, sizes)
+            return max(
+                tree_rates.ssd(seconds, acceptance, sizes, waits=waits) for waits in (True, False)
+            )
         if self.name == "sd":
             return throughput.sd(costs, guess, SpeculationPlan(k=k), rows=rows)
         best = throughput.best_ssd(
@@ -119,25 +124,6 @@ class Mode:
             rows=rows,
         )
         return best.rate
-
-    def _tree_rate(self, acceptance: float, sizes: Sizes, costs: Costs) -> float:
-        """`rate` with trees; under SSD a round that misses draws one token."""
-        shape, rows, target = sizes.tree, sizes.slots, self.target
-        if self.name == "ssd":
-            shape = dataclasses.replace(shape, ancestors=sizes.k)
-        rates = RankRates(shape).by_class
-        tokens = tree_tokens(rates, acceptance, shape)
-        if self.name == "sd":
-            return rows * tokens / costs.trees[self.nodes]
-        assert self.draft is not None
-        behind_tree, behind_token = hit_rates(rates, acceptance, shape, sizes.branches)
-        trees = behind_token / (1 - behind_tree + behind_token)  # of the rounds of a row
-        seconds = self.draft.seconds("promote_tree") + self.draft.seconds("expand_tree")
-        seconds += (sizes.k - 1) * self.draft.seconds("grow_branches")
-        verify = target.seconds("forward_tree") + target.seconds("accept_tree")
-        alone = (1 - trees) ** rows  # rounds without a tree
-        period = (1 - alone) * max(verify, seconds) + alone * max(costs.verify[0], seconds)
-        return rows * (trees * tokens + 1 - trees) / period
 
     def costs(self, sizes: Sizes) -> Costs:
         """Lower bounds of the seconds of the parts of a round.

@@ -97,14 +97,14 @@ def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
 def draft_names(sizes: Sizes, *, branches: bool) -> list[Name]:
     """Programs of a draft: those that SD runs or, with `branches`, all that SSD does."""
     names: list[Name] = [variant_name((name, sizes.k), VARIANT) for name in ("start", "step")]
-    if sizes.nodes and not branches:
+    if sizes.nodes:
         names += [variant_name((name,), VARIANT) for name in ("begin_tree", "grow_tree")]
     if branches:
         names += [variant_name((name, sizes.k), VARIANT) for name in ("expand", "grow")]
         names.append(("promote", sizes.k))
     if sizes.nodes and branches:
         names += [variant_name((name,), VARIANT) for name in ("expand_tree", "grow_branches")]
-        names.append(("promote_tree",))
+        names += [("promote_tree",), ("adopt_tree",)]
     return names
 
 

@@ -14,6 +14,7 @@ TREES = {"forward_tree": 9.5, "accept_tree sampled": 1.25}
 GROWTH = {"begin_tree sampled": 1.75, "grow_tree sampled": 1.1}
 TREE_BRANCHES = {
     "promote_tree": 0.3,
+    "adopt_tree": 0.2,
     "expand_tree sampled": 2.4,
     "grow_branches sampled": 1.3,
 }

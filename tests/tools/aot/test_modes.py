@@ -57,17 +57,41 @@ def test_trees_take_their_own_programs_and_commit_what_a_tree_is_expected_to():
     shape = TreeShape(nodes=nodes, depth=4)
     expected = tree_tokens(RankRates(shape).by_class, 0.8, shape)
     assert trees.rate(0.8, sizes, UniformFanOut()) == pytest.approx(2 * expected / seconds)
-    ahead = dataclasses.replace(trees, name="ssd", draft=part("draft", 4, DRAFT | TREE_BRANCHES))
-    behind_tree, behind_token = hit_rates(
-        RankRates(shape).by_class, 0.8, dataclasses.replace(shape, ancestors=4), 16
-    )
-    share = behind_token / (1 - behind_tree + behind_token)
-    tokens, alone = share * expected + 1 - share, (1 - share) ** 2
-    period = (1 - alone) * max(9.5 + 1.25, 0.3 + 2.4 + 3 * 1.3) + alone * 8.5
-    found = ahead.rate(0.8, sizes, UniformFanOut())
-    assert found == pytest.approx(2 * tokens / period)
     chain = dataclasses.replace(trees, nodes=0)
     assert chain.rate(0.8, sizes, UniformFanOut()) == SD.rate(0.8, SIZES, UniformFanOut())
+
+
+def _ssd_with_trees(draft_seconds, acceptance):
+    """Tokens/s of two rows, the share of outcomes that branches have, and tokens of a tree."""
+    sizes = dataclasses.replace(SIZES, nodes=16)
+    mode = Mode(
+        name="ssd",
+        target=part("target", 4, TARGET | TREES),
+        draft=part("draft", 4, DRAFT | GROWTH | TREE_BRANCHES | draft_seconds),
+        nodes=16,
+    )
+    shape = TreeShape(nodes=16, depth=4, ancestors=4)
+    rates = RankRates(shape).by_class
+    return (
+        mode.rate(acceptance, sizes, UniformFanOut()),
+        hit_rates(rates, acceptance, shape, 16),
+        tree_tokens(rates, acceptance, shape),
+    )
+
+
+def test_trees_of_ssd_wait_for_a_tree_after_a_miss_where_that_is_fast():
+    found, (behind_tree, _), tokens = _ssd_with_trees({"grow_tree sampled": 0.1}, 0.8)
+    backup = 1.75 + 3 * 0.1 + 0.2
+    period = 9.5 + 1.25 + (1 - behind_tree**2) * backup
+    assert found == pytest.approx(2 * tokens / period)
+
+
+def test_trees_of_ssd_draw_one_token_after_a_miss_where_a_tree_takes_long():
+    found, (behind_tree, behind_token), tokens = _ssd_with_trees({"begin_tree sampled": 99.0}, 0.8)
+    share = behind_token / (1 - behind_tree + behind_token)
+    alone = (1 - share) ** 2
+    period = (1 - alone) * (9.5 + 1.25) + alone * 8.5
+    assert found == pytest.approx(2 * (share * tokens + 1 - share) / period)
 
 
 def test_one_token_takes_a_forward_of_the_branches_more():
