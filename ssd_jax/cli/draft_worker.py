@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     address = Address.parse(options["listen"], "listen", any_port=True)
     files = Files(*(options[name] for name in WORKER_SETTINGS))
     files.check(address, serves=True)
-    token, tls = files.read_token(WORKER_SETTINGS.token), files.worker_context()
+    token, tls = files.read_token(WORKER_SETTINGS.token), files.serving_context()
     cores = Cores.parse(None, options["draft_cores"]).draft
     if cores is not None:
         require_usable("draft_cores", cores)

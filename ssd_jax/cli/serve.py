@@ -18,9 +18,12 @@ from ssd_jax.cli.loading import load, open_llm, short
 from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.wire.address import Address
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
+    from ssd_jax.server.options import ServerOptions
+    from ssd_jax.server.state import ServerState
 
 _REPORTS = ("logprobs", "prompt_logprobs", "seed")
 """Settings of `SamplingParams` that only a request can ask for."""
@@ -32,6 +35,23 @@ _FLAGS: settings.FlagSpecs = {
     "served_model_name": "name of the model in requests; default: the target",
     "max_queue": ("int", 256, "texts that may wait for a slot; further requests get status 429"),
     "max_body": ("int", 8 << 20, "most bytes of a request's body"),
+    "limit_concurrency": (
+        "int or none",
+        1024,
+        "connections at a time; requests on further ones get status 503; none is any number",
+    ),
+    "api_key_file": "file with the keys that clients may send, one a line; only its owner may read "
+    "it. Without one everybody may ask",
+    "ssl_certfile": "PEM file of a certificate; turns TLS on",
+    "ssl_keyfile": "PEM file of its private key",
+    "allowed_origins": (
+        "list",
+        [],
+        "origins of web pages that may ask from a browser, such as https://example.org; * is any",
+    ),
+    "access_log": "file that gets a line of JSON for each request, without prompts and texts; - is "
+    "standard output",
+    "access_log_texts": ("bool", False, "whether these lines have prompts and texts, too"),
     "drain_seconds": ("int", 30, "seconds that requests have to end after SIGTERM or Ctrl-C"),
 }
 _DEFAULTS = {
@@ -49,7 +69,9 @@ def run(arguments: Sequence[str]) -> int:
     """Serves until SIGTERM or an interrupt; returns the exit status."""
     values = settings.new_flags(_FLAGS, **_DEFAULTS)
     options = settings.parse(values, "serve", arguments, hidden=_REPORTS)
-    settings.at_least(options, port=0, max_queue=0, max_body=1, drain_seconds=0)
+    settings.at_least(
+        options, port=0, max_queue=0, max_body=1, limit_concurrency=1, drain_seconds=0
+    )
     if options["port"] > 65535:
         raise InputError(f"port = {options['port']} is out of range; give 0 to 65535")
     for name in _REPORTS:
@@ -58,36 +80,58 @@ def run(arguments: Sequence[str]) -> int:
     config, params = settings.config_of(options), settings.params_of(options)
     check_temperature(config, params.temperature)
     _require_packages()
+    server_options = _server_options(options, config.target)
 
     from ssd_jax.server.lifecycle import listen
+    from ssd_jax.server.state import new_state
 
     with listen(options["host"], options["port"]) as listener, open_llm(config) as llm:
-        return _serve(llm, _defaults(llm, params, values), options, listener)
+        state = new_state(llm, _defaults(llm, params, values), server_options)
+        return _serve(llm, state, options, listener)
+
+
+def _server_options(options: Mapping[str, Any], target: str) -> ServerOptions:
+    """The settings of the server, with the files that they name read or tried."""
+    from ssd_jax.server.options import (
+        ServerOptions,
+        check_access_log,
+        check_origins,
+        read_keys,
+        read_tls,
+    )
+
+    return ServerOptions(
+        model=options["served_model_name"] or short(target),
+        queue=options["max_queue"],
+        max_body=options["max_body"],
+        most_connections=options["limit_concurrency"],
+        keys=read_keys(options["api_key_file"]),
+        origins=check_origins(options["allowed_origins"]),
+        access_log=check_access_log(options["access_log"], logs_texts=options["access_log_texts"]),
+        logs_texts=options["access_log_texts"],
+        tls=read_tls(options["ssl_certfile"], options["ssl_keyfile"]),
+    )
 
 
 def _serve(
-    llm: LLM, defaults: SamplingParams, options: Mapping[str, Any], listener: socket.socket
+    llm: LLM, state: ServerState, options: Mapping[str, Any], listener: socket.socket
 ) -> int:
     from ssd_jax.server.lifecycle import HttpServer
-    from ssd_jax.server.state import new_state
 
-    state = new_state(
-        llm,
-        defaults,
-        model=options["served_model_name"] or short(llm.config.target),
-        queue=options["max_queue"],
-        max_body=options["max_body"],
-    )
     server = HttpServer(state, listener)
     with _Signals() as signals:
         server.start()
         try:
             load(llm)
             signals.loaded = state.loaded = True
-            where = f"http://{options['host']}:{server.port}"
+            where = f"{server.scheme}://{options['host']}:{server.port}"
             print(
                 f"serving {state.model} at {where} (mode {llm.mode})", file=sys.stderr, flush=True
             )
+            if not state.options.keys and not Address(options["host"], server.port).loopback:
+                print(
+                    "whoever reaches it may use it; --api_key_file asks for keys", file=sys.stderr
+                )
             status = signals.wait()
             if not server.drain(options["drain_seconds"]):
                 llm.close()  # ends with an error what still runs

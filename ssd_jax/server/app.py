@@ -9,12 +9,15 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ssd_jax import __version__
+from ssd_jax.server.access_log import AccessLog, open_log, record_error
 from ssd_jax.server.chat import chat_chunks, chat_params, chat_prompt, chat_response
 from ssd_jax.server.completions import (
     completion_chunks,
@@ -25,6 +28,7 @@ from ssd_jax.server.completions import (
 )
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.fields import CHAT, COMPLETION
+from ssd_jax.server.gates import ConnectionGate, KeyGate
 from ssd_jax.server.generation import open_answer
 from ssd_jax.server.openapi import document
 from ssd_jax.server.posts import Handler, Post
@@ -85,7 +89,31 @@ def make_app(state: ServerState) -> Starlette:
             Route("/openapi.json", openapi),
         ],
         exception_handlers={ApiError: _of_api, HTTPException: _of_http},
+        middleware=_middleware(state),
     )
+
+
+def _middleware(state: ServerState) -> list[Middleware]:
+    """What requests pass on their way to a route, outermost first."""
+    options, chosen = state.options, []
+    if options.access_log is not None:
+        handler = open_log(options.access_log)
+        chosen.append(Middleware(AccessLog, handler, texts=options.logs_texts))
+    if options.origins:
+        chosen.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["Retry-After"],
+            )
+        )
+    if options.most_connections is not None:
+        chosen.append(Middleware(ConnectionGate, state, options.most_connections))
+    if options.keys:
+        chosen.append(Middleware(KeyGate, state))
+    return chosen
 
 
 async def _chat(state: ServerState, body: dict[str, Any], stack: contextlib.ExitStack) -> ASGIApp:
@@ -153,6 +181,7 @@ def _json_text(text: str) -> Response:
 
 async def _of_api(_: Request, error: Any) -> Response:
     """The response to an `ApiError`."""
+    record_error(error.code or error.message)
     return error.response()
 
 

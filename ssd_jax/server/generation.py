@@ -15,6 +15,7 @@ from ssd_jax.engine.request import CompletionOutput, Request, RequestOutput, Tok
 from ssd_jax.errors import SsdError
 from ssd_jax.llm.prompting import Prompt
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.server.access_log import record_facts
 from ssd_jax.server.engine_access import EngineAccess
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.metrics import Metrics
@@ -29,8 +30,11 @@ class Generation:
       requests: one for each text; text s of prompt p of P has the index p + s P.
       prompts: P.
       mode: see `EngineAccess.mode_of`.
+      speculation: as the request says it.
       identity: `id`, `created` and `model` of the response and of its chunks.
       outputs: those of the texts that have ended, by choice.
+      tokens: number of tokens that came, of all texts.
+      first_token: seconds until the first of them; None before.
     """
 
     engine: EngineAccess
@@ -38,8 +42,11 @@ class Generation:
     requests: Sequence[Request]
     prompts: int
     mode: str | None
+    speculation: str
     identity: Mapping[str, Any]
     outputs: dict[int, RequestOutput] = dataclasses.field(default_factory=dict)
+    tokens: int = 0
+    first_token: float | None = None
 
     @property
     def texts(self) -> int:
@@ -62,6 +69,9 @@ class Generation:
             async with contextlib.aclosing(self.engine.events(self.requests, self.mode)) as events:
                 async for event in events:
                     choice = self.choice(event.prompt_index)
+                    self.tokens += len(event.token_ids)
+                    if self.first_token is None and event.token_ids:
+                        self.first_token = time.monotonic() - started
                     self.metrics.note_tokens(event, started)
                     if event.output is not None:
                         self.outputs[choice] = event.output
@@ -93,6 +103,32 @@ class Generation:
             }
         )
 
+    def facts(self, with_texts: bool) -> dict[str, Any]:
+        """What the access log says; see `AccessRecord`."""
+        outputs = [self.outputs.get(choice) for choice in range(len(self.requests))]
+        ended = [output.metrics for output in outputs if output is not None]
+        rates = [metrics["hit_rate"] for metrics in ended if metrics["hit_rate"] is not None]
+        facts = {
+            "id": self.identity["id"],
+            "model": self.identity["model"],
+            "prompt_tokens": sum(len(r.prompt_ids) for r in self.requests[: self.prompts]),
+            "output_tokens": self.tokens,
+            "time_to_first_token": self.first_token and round(self.first_token, 6),
+            "finish_reasons": [
+                "cancelled" if output is None else output.finish_reason for output in outputs
+            ],
+            "speculation": self.speculation,
+            "modes": sorted({metrics["mode"] for metrics in ended if metrics["mode"] is not None}),
+            "hit_rate": sum(rates) / len(rates) if rates else None,
+        }
+        if with_texts:
+            decode = self.engine.tokenizer.decode
+            facts |= {
+                "prompts": [decode(list(r.prompt_ids)) for r in self.requests[: self.prompts]],
+                "texts": [None if output is None else output.text for output in outputs],
+            }
+        return facts
+
 
 def _check_ended(output: CompletionOutput) -> None:
     if output.finish_reason not in ("stop", "length"):
@@ -114,16 +150,20 @@ async def open_answer(
     Raises:
       InputError: a prompt or a setting that cannot run.
     """
-    mode = state.engine.mode_of(fields.get("speculation", "auto"))
-    return Generation(
+    speculation = fields.get("speculation", "auto")
+    mode = state.engine.mode_of(speculation)
+    generation = Generation(
         engine=state.engine,
         metrics=state.metrics,
         requests=await state.engine.requests(prompts, params),
         prompts=len(prompts),
         mode=mode,
+        speculation=speculation,
         identity={
             "id": f"{kind}-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": state.model,
         },
     )
+    record_facts(generation.facts)
+    return generation

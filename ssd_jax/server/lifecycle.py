@@ -49,6 +49,7 @@ class HttpServer:
 
     def __init__(self, state: ServerState, listener: socket.socket) -> None:
         self._state, self._listener = state, listener
+        tls = state.options.tls
         config = uvicorn.Config(
             make_app(state),
             log_config=None,
@@ -56,14 +57,21 @@ class HttpServer:
             lifespan="off",
             timeout_graceful_shutdown=_CLOSE_SECONDS,
             server_header=False,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
         self._server = uvicorn.Server(config)
+        state.connections = lambda: len(self._server.server_state.connections)
         self._thread = threading.Thread(target=self._run, name="ssd_jax http", daemon=True)
 
     @property
     def port(self) -> int:
         """Where it listens."""
         return self._listener.getsockname()[1]
+
+    @property
+    def scheme(self) -> str:
+        """Of its addresses."""
+        return "http" if self._state.options.tls is None else "https"
 
     def start(self) -> None:
         """Answers from now on.

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ssd_jax.errors import InputError
+from ssd_jax.server.access_log import record_error
 from ssd_jax.server.bodies import disconnected, json_object, read_body
 from ssd_jax.server.errors import ApiError, invalid, of_input
 from ssd_jax.server.state import ServerState
@@ -35,12 +36,11 @@ class Post:
         """Reads the body and answers."""
         request = Request(scope, receive)
         try:
-            body = await read_body(request, self._state.max_body)
+            body = await read_body(request, self._state.options.max_body)
         except ClientDisconnect:
             return
         except ApiError as error:
-            self._state.metrics.note_refusal(error.status)
-            response = error.response()
+            response = self._refused(error).response()
             response.headers["Connection"] = "close"  # the rest of the body is not read
             await response(scope, receive, send)
             return
@@ -70,5 +70,10 @@ class Post:
         if not isinstance(error, ApiError):
             _LOG.error("a request failed", exc_info=error)
             error = ApiError(500, "the server has failed at this request; its log says more")
+        return self._refused(error)
+
+    def _refused(self, error: ApiError) -> ApiError:
+        """The error, counted and logged."""
         self._state.metrics.note_refusal(error.status)
+        record_error(error.code or error.message)
         return error

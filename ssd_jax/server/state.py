@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ssd_jax.sampling.params import SamplingParams
@@ -11,6 +12,7 @@ from ssd_jax.server.admission import Admission
 from ssd_jax.server.engine_access import EngineAccess
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.metrics import Metrics
+from ssd_jax.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
@@ -23,20 +25,24 @@ class ServerState:
     """One server.
 
     Attributes:
-      model: the name that requests give.
-      max_body: bytes of a body.
       loaded: whether the model can decode.
       draining: whether the server is about to end, and takes no more requests.
+      connections: gives the number of those that are open.
     """
 
-    model: str
+    options: ServerOptions
     engine: EngineAccess
     admission: Admission
     metrics: Metrics
-    max_body: int
     loaded: bool = False
     draining: bool = False
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    connections: Callable[[], int] = lambda: 0
+
+    @property
+    def model(self) -> str:
+        """The name that requests give."""
+        return self.options.model
 
     @property
     def why_not_ready(self) -> str | None:
@@ -73,23 +79,13 @@ class ServerState:
             )
 
 
-def new_state(
-    llm: LLM, defaults: SamplingParams, *, model: str, queue: int, max_body: int
-) -> ServerState:
+def new_state(llm: LLM, defaults: SamplingParams, options: ServerOptions) -> ServerState:
     """The state of a server for a model, which may load later.
 
     Args:
       defaults: sampling parameters of requests that give none.
-      model: the name that requests give.
-      queue: texts that may wait for a slot.
-      max_body: bytes of a body.
     """
     engine = EngineAccess(llm, defaults)
-    admission = Admission(engine.slots, queue)
-    return ServerState(
-        model=model,
-        engine=engine,
-        admission=admission,
-        metrics=Metrics(admission, model),
-        max_body=max_body,
-    )
+    admission = Admission(engine.slots, options.queue)
+    metrics = Metrics(admission, options.model)
+    return ServerState(options=options, engine=engine, admission=admission, metrics=metrics)

@@ -93,8 +93,8 @@ class Files(NamedTuple):
         self._load(context, ENGINE_SETTINGS)
         return context
 
-    def worker_context(self) -> ssl.SSLContext | None:
-        """A worker's certificate; None without TLS. With a `ca`, engines need certificates.
+    def serving_context(self, names: Names = WORKER_SETTINGS) -> ssl.SSLContext | None:
+        """A server's certificate; None without TLS. With a `ca`, clients need certificates.
 
         Raises:
           InputError: a file cannot be read, or is none of PEM.
@@ -105,7 +105,7 @@ class Files(NamedTuple):
         context.num_tickets = 0  # no session is resumed
         if self.ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-        self._load(context, WORKER_SETTINGS)
+        self._load(context, names)
         return context
 
     def _load(self, context: ssl.SSLContext, names: Names) -> None:

@@ -6,6 +6,7 @@ import contextlib
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.server.lifecycle import HttpServer, listen
+from ssd_jax.server.options import ServerOptions
 from ssd_jax.server.state import new_state
 
 MODES = {"off": "ar", "sd": "sd", "ssd": "ssd"}
@@ -33,7 +34,8 @@ def opened(pair):
 @contextlib.contextmanager
 def served(llm, *, queue=16):
     """A server for a model named "tiny"."""
-    state = new_state(llm, DEFAULTS, model="tiny", queue=queue, max_body=1 << 20)
+    options = ServerOptions(model="tiny", queue=queue, max_body=1 << 20)
+    state = new_state(llm, DEFAULTS, options)
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(state, listener)
         server.start()

@@ -13,6 +13,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.server.admission import Admission
 from ssd_jax.server.lifecycle import HttpServer, listen
 from ssd_jax.server.metrics import Metrics
+from ssd_jax.server.options import ServerOptions
 from ssd_jax.server.state import ServerState
 
 
@@ -117,15 +118,15 @@ class ScriptedEngine:
 
 
 @contextlib.contextmanager
-def served(engine, *, queue=4, max_body=100_000, model="m", loaded=True):
+def served(engine, *, loaded=True, **options):
     """A server for an engine, on a free port of this machine."""
-    admission = Admission(engine.slots, queue)
+    settings = ServerOptions(**{"model": "m", "queue": 4, "max_body": 100_000, **options})
+    admission = Admission(engine.slots, settings.queue)
     state = ServerState(
-        model=model,
+        options=settings,
         engine=engine,
         admission=admission,
-        metrics=Metrics(admission, model),
-        max_body=max_body,
+        metrics=Metrics(admission, settings.model),
         loaded=loaded,
     )
     with listen("127.0.0.1", 0) as listener:

@@ -92,7 +92,7 @@ def serving(
         assert files is not None
         pair = {"cert": files["worker.cert"], "key": files["worker.key"]}
         of_worker, of_engine = (
-            Files(**pair).worker_context(),
+            Files(**pair).serving_context(),
             Files(ca=files["ca"]).engine_context(),
         )
     server = StreamServer(

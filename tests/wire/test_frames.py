@@ -152,7 +152,7 @@ def test_an_end_that_closes_hears_of_no_loss(pair):
 def test_both_ends_may_send_at_once_what_is_encrypted(files):
     """OpenSSL allows one thread at a time for a connection."""
     ends = socket.socketpair()
-    of_worker = Files(cert=files["worker.cert"], key=files["worker.key"]).worker_context()
+    of_worker = Files(cert=files["worker.cert"], key=files["worker.key"]).serving_context()
     of_engine = Files(ca=files["ca"]).engine_context()
     server = Tls(of_worker)
     client = Frames(ends[0], 20)

@@ -22,7 +22,7 @@ def worker(files):
     started = []
 
     def start(**about):
-        tls = Files(**about).worker_context()
+        tls = Files(**about).serving_context()
         listening = listen("127.0.0.1", 0)
         started.append(StreamServer(echo, listening, TOKEN, SIZE, Refusals(), tls=tls))
         return started[-1].address
@@ -95,10 +95,10 @@ def test_files_that_are_no_pem_are_named(files, tmp_path):
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no certificate")
     own = pair(files, "worker")
-    assert Files(**own).worker_context() is not None
+    assert Files(**own).serving_context() is not None
     for wrong in ({"cert": str(nonsense)}, {"key": files["engine.key"]}):
         with pytest.raises(InputError, match=r"tls_cert = .* does not hold certificates in PEM"):
-            Files(**own | wrong).worker_context()
+            Files(**own | wrong).serving_context()
     with pytest.raises(InputError, match=r"draft_tls_ca = .* does not hold certificates in PEM"):
         Files(ca=str(nonsense)).engine_context()
     with pytest.raises(InputError, match=r"draft_tls_ca = .* cannot be read"):
