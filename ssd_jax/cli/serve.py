@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import queue
 import signal
 import socket
@@ -35,6 +36,11 @@ _FLAGS: settings.FlagSpecs = {
     "served_model_name": "name of the model in requests; default: the target",
     "max_queue": ("int", 256, "texts that may wait for a slot; further requests get status 429"),
     "max_body": ("int", 8 << 20, "most bytes of a request's body"),
+    "request_timeout": (
+        "float",
+        None,
+        "most seconds that a request may take; default: any number",
+    ),
     "limit_concurrency": (
         "int or none",
         1024,
@@ -74,6 +80,9 @@ def run(arguments: Sequence[str]) -> int:
     )
     if options["port"] > 65535:
         raise InputError(f"port = {options['port']} is out of range; give 0 to 65535")
+    seconds = options["request_timeout"]
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise InputError(f"request_timeout = {seconds:g} is out of range; give seconds above 0")
     for name in _REPORTS:
         if options[name] is not None:
             raise InputError(f"{name} is for a request; leave out --{name}")
@@ -105,6 +114,7 @@ def _server_options(options: Mapping[str, Any], target: str) -> ServerOptions:
         queue=options["max_queue"],
         max_body=options["max_body"],
         most_connections=options["limit_concurrency"],
+        request_timeout=options["request_timeout"],
         keys=read_keys(options["api_key_file"]),
         origins=check_origins(options["allowed_origins"]),
         access_log=check_access_log(options["access_log"], logs_texts=options["access_log_texts"]),

@@ -32,11 +32,13 @@ from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_batches import RoundBatches
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
+from ssd_jax.engine.round_monitor import RoundMonitor
 from ssd_jax.engine.round_timer import RoundTimer
-from ssd_jax.engine.seats import Seats
+from ssd_jax.engine.seats import EngineLoad, Seats
 from ssd_jax.engine.sequence import Sequence, check, require_one_text
 from ssd_jax.engine.stop_strings import open_text
 from ssd_jax.engine.trace import EngineTrace
+from ssd_jax.engine.waiting_queue import rank
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening
@@ -115,6 +117,17 @@ class Engine:
         unreported = self._committed or self._cut_off or self._events
         return bool(self._seats.waiting or self._running or unreported)
 
+    @property
+    def monitor(self) -> RoundMonitor:
+        """What its rounds have done; any thread may ask it."""
+        return self._log.monitor
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy it is now; any thread may ask."""
+        used, pages = self._seats.pages
+        return EngineLoad(len(self._running), len(self._seats.waiting), used, pages)
+
     def add(self, request: Request) -> int:
         """Queues a request; it enters a free slot between rounds.
 
@@ -146,7 +159,7 @@ class Engine:
             page_names=names,
             most_proposed=most_proposed,
         )
-        self._seats.waiting.append(state)
+        self._seats.waiting.add(state)
         return state.request_id
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
@@ -383,7 +396,7 @@ class Engine:
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _read_prompts(self) -> None:
-        """Admits requests and reads their prompts, oldest first: one whole chunk, or a few short
+        """Admits requests and reads their prompts, by rank: one whole chunk, or a few short
         prompts that fit into one, so as not to hold up running requests."""
         budget = chunk = self._target.max_chunk
         while True:
@@ -397,7 +410,7 @@ class Engine:
             budget -= max(tokens, chunk // _SHORT_PROMPTS)
 
     def _prefill(self, budget: int) -> int:
-        """Prefills the next chunk of the oldest request whose prompt is not read.
+        """Prefills the next chunk of the first request, in rank, whose prompt is not read.
 
         The first chunk also covers the positions whose keys and values the pages hold already.
 
@@ -407,7 +420,7 @@ class Engine:
         Returns: number of tokens that are run; 0 if there are more than `budget`, or none.
         """
         unfinished = [
-            (state.request_id, slot)
+            (rank(state), slot)
             for slot, state in self._running.items()
             if not state.sequence.prefilled
         ]

@@ -198,6 +198,7 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
         "acceptance_length": float(np.mean([verified.committed for verified in rounds])),
         "acceptance_histogram": histogram.tolist(),
         "acceptance_by_position": [(counted.accepted[i], counted.judged[i]) for i in positions],
+        "draft_tokens": sum(verified.proposed for verified in rounds),
         "tree_rounds": sum(trees) if trees else None,
         "plain_rounds": sum(verified.plain for verified in rounds),
     }

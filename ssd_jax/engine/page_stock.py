@@ -122,6 +122,16 @@ class PageStock:
         self._by_slot: dict[int, _SlotPages] = {}
 
     @property
+    def count(self) -> int:
+        """Number of pages."""
+        return self._group_pages * len(self._groups)
+
+    @property
+    def used(self) -> int:
+        """Number of pages that requests hold."""
+        return self.count - sum(len(group.free) + len(group.cached) for group in self._groups)
+
+    @property
     def shares(self) -> bool:
         """Whether requests whose prompts have a common prefix share its pages."""
         return self._grain > 0

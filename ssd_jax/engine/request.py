@@ -30,6 +30,7 @@ class Request:
       bad_word_ids: token ids of `params.bad_words`, see `bad_words.encoded`.
       k: most tokens that a round proposes for it, at most the engine's K; 0 decodes it without a
         draft. None is the engine's K, or fewer while that is faster (mode auto).
+      priority: requests of a lower one enter slots first; see `waiting_queue.rank`.
     """
 
     prompt_ids: Sequence[int]
@@ -38,6 +39,7 @@ class Request:
     index: int = 0
     bad_word_ids: Sequence[Sequence[int]] = ()
     k: int | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if self.params.seed is None:

@@ -28,6 +28,9 @@ class RequestMetrics(TypedDict):
     acceptance_by_position: Annotated[
         list[tuple[int, int]] | None, "(accepted, judged) by position in the proposal"
     ]
+    draft_tokens: Annotated[
+        int | None, "proposed tokens that were verified; of a tree those of its longest path"
+    ]
     tree_rounds: Annotated[
         int | None, "rounds that verified a tree of proposed tokens; the others had chains"
     ]

@@ -48,6 +48,7 @@ class RequestState:
       logprobs: of the committed tokens, if asked for.
       prompt_logprobs: of the prompt's tokens, if asked for.
       origins: of the committed tokens.
+      overtaken: number of younger requests that entered slots while it waited for one.
       ended: whether its last event was made.
     """
 
@@ -70,6 +71,7 @@ class RequestState:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     origins: list[Origin] = dataclasses.field(default_factory=list)
+    overtaken: int = 0
     ended: bool = False
 
     def __post_init__(self) -> None:

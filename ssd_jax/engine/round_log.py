@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ssd_jax.engine.metrics import RoundRecord, prepared_bonus, row_lookup
 from ssd_jax.engine.request import FinishReason, TokenEvent
 from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.round_monitor import RoundMonitor
 from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.trace import EngineTrace, RowTrace
 from ssd_jax.roles.activity import DraftCost, TargetTimes
@@ -70,6 +71,9 @@ class RoundLog:
       trace: None records no trace.
       plain_trace: has the rounds of requests without a draft; None is `trace`.
       timer: None reports no rounds.
+
+    Attributes:
+      monitor: what the rounds have done, for other threads.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class RoundLog:
         timer: RoundTimer | None = None,
         plain_trace: EngineTrace | None = None,
     ) -> None:
-        self._clock, self._timer = clock, timer
+        self._clock, self._timer, self.monitor = clock, timer, RoundMonitor()
         self._trace, self._plain_trace = trace, plain_trace or trace
         self._host_trace = trace  # has the host's lane of the last step
         self._times, self._until = TargetTimes(), 0.0
@@ -152,8 +156,11 @@ class RoundLog:
             for slot, state in running.items():
                 if slot not in flight.costs:
                     state.times.prefills.append(self._times.cost(slot, drafted.activity))
+            spans = drafted.activity.spans
+            if spans:
+                self.monitor.draft(spans, self._times.hidden(spans))
             if self._trace is not None:
-                self._trace.draft(drafted.activity.spans)
+                self._trace.draft(spans)
 
     def text(self, event: TokenEvent) -> None:
         """Adds text to the trace, in the request's last round."""
@@ -167,7 +174,7 @@ class RoundLog:
         return self._trace if any(proposed) or not proposed else self._plain_trace
 
     def _record(self, flight: InFlight, outcomes: Outcomes, span: tuple[float, float]) -> None:
-        traced, drafted, (began, now) = [], flight.drafted, span
+        traced, records, drafted, (began, now) = [], [], flight.drafted, span
         self._until = now
         for row, state, tokens, _ in flight.committed:
             accepted = int(outcomes.accepted[row])
@@ -189,6 +196,11 @@ class RoundLog:
                 prepared = prepared_bonus(drafted.lookup, row)
                 traced[-1] = traced[-1]._replace(prepared=prepared)
             state.record(outcomes, row, tokens, record)
+            records.append(record)
+        if flight.prompt:
+            self.monitor.prefill(span, flight.prompt, len(records))
+        else:
+            self.monitor.round(span, records, plain=not flight.speculates)
         trace = self._trace_of(state for _, state in flight.rows)
         if trace is None:
             return

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
-from collections import deque
 from typing import NamedTuple
 
 from ssd_jax.engine.page_stock import PageGrant, PageStock
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.request_state import RequestState
-
-_AGE = operator.attrgetter("request_id")
+from ssd_jax.engine.waiting_queue import WaitingQueue, rank
 
 
 class Seat(NamedTuple):
@@ -22,8 +18,23 @@ class Seat(NamedTuple):
     pages: PageGrant
 
 
+class EngineLoad(NamedTuple):
+    """How busy an engine is.
+
+    Attributes:
+      running, waiting: requests in slots, and without one.
+      used_pages, pages: of keys and values: those that requests hold, and all; 0 where each slot
+        has its own.
+    """
+
+    running: int
+    waiting: int
+    used_pages: int
+    pages: int
+
+
 class Seats:
-    """Requests enter free slots in order; a preempted request goes to the front of the queue.
+    """Requests enter free slots in order; a preempted request returns to its place in the queue.
 
     Args:
       slots: number of slots of the engine.
@@ -35,7 +46,7 @@ class Seats:
     """
 
     def __init__(self, slots: int, pages: PageStock | None) -> None:
-        self.waiting: deque[RequestState] = deque()
+        self.waiting = WaitingQueue()
         self.running: dict[int, RequestState] = {}
         self._slots, self._pages = slots, pages
 
@@ -49,6 +60,11 @@ class Seats:
         """Whether all requests in slots are prefilled."""
         return all(state.sequence.prefilled for state in self.running.values())
 
+    @property
+    def pages(self) -> tuple[int, int]:
+        """Pages that requests hold, and all pages; see `EngineLoad`."""
+        return (0, 0) if self._pages is None else (self._pages.used, self._pages.count)
+
     def names(self, request: Request, *, drafted: bool) -> tuple[bytes, ...]:
         """Names of its prompt's pages; see `PageStock.names`.
 
@@ -61,9 +77,9 @@ class Seats:
     def offer(self) -> Seat | None:
         """A free slot for the first waiting request; None without a request, slot or pages."""
         free, pages = self._free(), self._pages
-        if not self.waiting or not free:
+        state = self.waiting.first
+        if state is None or not free:
             return None
-        state = self.waiting[0]
         if pages is None:
             return Seat(free[0], state, PageGrant((), 0))
         if pages.shares and not self.prefilled:
@@ -80,7 +96,7 @@ class Seats:
     def enter(self, seat: Seat) -> None:
         """Puts the request in the slot."""
         slot, state, grant = seat
-        self.waiting.remove(state)
+        self.waiting.enter(state)
         self.running[slot] = state
         state.slot, state.reused, state.pages = slot, grant.reused, len(grant.pages)
         if self._pages is not None:
@@ -92,8 +108,7 @@ class Seats:
     def leave(self, state: RequestState) -> None:
         """Removes a request that has ended, running or waiting, if it has not left already."""
         if state.slot < 0:
-            with contextlib.suppress(ValueError):
-                self.waiting.remove(state)
+            self.waiting.remove(state)
         elif self.running.get(state.slot) is state:
             del self.running[state.slot]
 
@@ -106,10 +121,10 @@ class Seats:
                 self._pages.fill(slot, drafted)
 
     def grow(self, *, puts_off: bool) -> bool:
-        """Gives running requests the pages that the next round writes to, the oldest first.
+        """Gives running requests the pages that the next round writes to, by rank.
 
         Args:
-          puts_off: when pages run out, preempts the youngest request of the same group of pages.
+          puts_off: when pages run out, preempts the last in rank of the same group of pages.
 
         Returns: whether all running requests have their pages.
         """
@@ -117,11 +132,11 @@ class Seats:
         if pages is None or not pages.grows:
             return True
         self._free()
-        for state in sorted(self.running.values(), key=_AGE):
+        for state in sorted(self.running.values(), key=rank):
             while state.slot >= 0 and not pages.grow(state.slot, state.sequence.size):
                 if not puts_off:
                     return False
-                self._put_off(max(self._neighbours(state.slot), key=_AGE))
+                self._put_off(max(self._neighbours(state.slot), key=rank))
         return True
 
     def grown(self) -> list[tuple[RequestState, tuple[int, ...]]]:
@@ -151,7 +166,7 @@ class Seats:
         del self.running[state.slot]
         self._pages.give_back(state.slot)
         state.put_off()
-        self.waiting.appendleft(state)
+        self.waiting.add(state)
 
 
 def _most_tokens(request: Request) -> int:

@@ -100,11 +100,13 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
 
     Raises:
       InputError: an empty prompt, a prompt that leaves no room in the context, too many stop ids,
-        bad words without token ids, or an index out of range.
+        bad words without token ids, an index out of range, or a priority that is no number.
     """
     is_integer = isinstance(request.index, Integral) and not isinstance(request.index, bool)
     if not is_integer or not 0 <= request.index < 2**32:
         raise InputError(f"index = {request.index!r} is out of range; give 0 to {2**32 - 1}")
+    if not isinstance(request.priority, int):
+        raise InputError(f"priority = {request.priority!r} is no integer; give one, such as 0")
     size = len(request.prompt_ids)
     if size == 0:
         raise InputError("the prompt is empty; give at least one token")

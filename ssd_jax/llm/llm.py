@@ -276,6 +276,11 @@ class LLM(Calls):
         return self.engine_of(None)
 
     @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines that were used; any thread may ask."""
+        return tuple(self._engines.values())
+
+    @property
     def mode(self) -> str:
         """The configured mode; with auto, the chosen one, for which the model is loaded."""
         if self.config.mode != "auto":

@@ -97,12 +97,16 @@ class TargetTimes:
         self._spans.append((begin, now))
         return begin, now
 
+    def hidden(self, spans: Collection[Busy]) -> float:
+        """Seconds of a draft's work during which the target was busy."""
+        return sum(overlap(span.begin, span.end, self._spans) for span in spans)
+
     def cost(self, slot: int, activity: Activity) -> DraftCost:
         """The cost of the draft's work for a slot."""
         spans = [span for span in activity.spans if slot in span.slots]
         return DraftCost(
             busy=sum(span.end - span.begin for span in spans),
-            hidden=sum(overlap(span.begin, span.end, self._spans) for span in spans),
+            hidden=self.hidden(spans),
             steps=tuple(span.end - span.begin for span in spans if span.kind in FORWARDS),
             bytes=activity.bytes,
             round_trip=activity.round_trip,

@@ -53,6 +53,7 @@ async def chat_response(generation: Generation, fields: Mapping[str, Any]) -> Ch
                 _choice(generation, fields, index, output) for index, output in enumerate(outputs)
             ],
             "usage": generation.usage,
+            "metrics": generation.response_metrics,
         }
     )
 
@@ -107,4 +108,4 @@ async def chat_chunks(
                 end["stop_reason"] = text.stop_reason
             yield chunk(end)
     if usage:
-        yield chunk(usage=generation.usage)
+        yield chunk(usage=generation.usage, metrics=generation.response_metrics)

@@ -57,7 +57,7 @@ async def completion_response(
         text = output.outputs[0]
         writer = _ChoiceWriter(generation, fields, index, echoes)
         choices.append(writer.write(text.token_ids, text.text, text.logprobs, output))
-    return _completion(generation, choices, usage=generation.usage)
+    return _completion(generation, choices, **_end(generation))
 
 
 async def completion_chunks(
@@ -83,7 +83,7 @@ async def completion_chunks(
             choice = writer.write(event.token_ids, event.text, event.logprobs, output)
         yield _completion(generation, [choice], **usage)
     if usage:
-        yield _completion(generation, [], usage=generation.usage)
+        yield _completion(generation, [], **_end(generation))
 
 
 def echoed(prompts: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[str]:
@@ -135,6 +135,11 @@ class _ChoiceWriter:
                 choice["stop_reason"] = output.outputs[0].stop_reason
         self._begun = True
         return choice | {"text": text}
+
+
+def _end(generation: Generation) -> dict[str, Any]:
+    """What is known once all texts have ended."""
+    return {"usage": generation.usage, "metrics": generation.response_metrics}
 
 
 def _completion(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ssd_jax.engine.request import Request, TokenEvent
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.llm.prompting import Prompt
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.server.activity import EngineActivity, activity_of
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
@@ -45,6 +47,14 @@ class EngineAccess:
         """The mode that decodes."""
         return self._llm.mode
 
+    def activity(self) -> EngineActivity:
+        """What the engines do; it never waits for them."""
+        llm = self._llm
+        chooses = llm.config.mode == "auto"
+        if chooses and llm.choice is None:
+            return EngineActivity(mode=None)
+        return activity_of(llm.engines, llm.mode, chooses=chooses)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
@@ -73,17 +83,24 @@ class EngineAccess:
         """
         return await asyncio.to_thread(self._llm.encode, prompt)
 
-    async def requests(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
+    async def requests(
+        self, prompts: Sequence[Prompt], params: SamplingParams, priority: int = 0
+    ) -> list[Request]:
         """Checked requests for the `params.n` texts of each prompt; text s of prompt p of P has the
         index p + s P.
 
         Raises:
           InputError: a prompt or parameters that cannot run.
         """
-        return await asyncio.to_thread(self._requests, prompts, params)
+        return await asyncio.to_thread(self._requests, prompts, params, priority)
 
-    def _requests(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
-        checked = [self._llm.request(prompt, params, index) for index, prompt in enumerate(prompts)]
+    def _requests(
+        self, prompts: Sequence[Prompt], params: SamplingParams, priority: int
+    ) -> list[Request]:
+        checked = [
+            dataclasses.replace(self._llm.request(prompt, params, index), priority=priority)
+            for index, prompt in enumerate(prompts)
+        ]
         return [text for request in checked for text in request.split(len(prompts))]
 
     def mode_of(self, speculation: str) -> str | None:

@@ -16,6 +16,7 @@ _KINDS = {
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 _UNIONS = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",

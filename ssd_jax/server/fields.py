@@ -41,10 +41,12 @@ _COMMON: dict[str, Any] = {
     "model": str,
     "max_tokens": int,
     "n": int,
+    "priority": int,
     "return_token_ids": bool,
     "seed": int,
     "speculation": Literal["off", "sd", "ssd", "auto"],
     "stream": bool,
+    "timeout": float,
     "user": str,
 }
 _CHAT: dict[str, Any] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,9 +18,11 @@ from ssd_jax.errors import SsdError
 from ssd_jax.llm.prompting import Prompt
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.server.access_log import record_facts
+from ssd_jax.server.deadlines import before
 from ssd_jax.server.engine_access import EngineAccess
-from ssd_jax.server.errors import ApiError
-from ssd_jax.server.metrics import Metrics
+from ssd_jax.server.errors import ApiError, invalid
+from ssd_jax.server.metrics import Meter
+from ssd_jax.server.speculation_report import speculation_report
 from ssd_jax.server.state import ServerState
 
 
@@ -31,22 +35,22 @@ class Generation:
       prompts: P.
       mode: see `EngineAccess.mode_of`.
       speculation: as the request says it.
+      timeout: seconds until the texts must have ended; None is never.
+      deadline: that time, of the running event loop.
       identity: `id`, `created` and `model` of the response and of its chunks.
       outputs: those of the texts that have ended, by choice.
-      tokens: number of tokens that came, of all texts.
-      first_token: seconds until the first of them; None before.
     """
 
     engine: EngineAccess
-    metrics: Metrics
+    meter: Meter
     requests: Sequence[Request]
     prompts: int
     mode: str | None
     speculation: str
+    timeout: float | None
+    deadline: float | None
     identity: Mapping[str, Any]
     outputs: dict[int, RequestOutput] = dataclasses.field(default_factory=dict)
-    tokens: int = 0
-    first_token: float | None = None
 
     @property
     def texts(self) -> int:
@@ -64,21 +68,28 @@ class Generation:
         Raises:
           ApiError: a text cannot be finished.
         """
-        started = time.monotonic()
+        source = self.engine.events(self.requests, self.mode)
         try:
-            async with contextlib.aclosing(self.engine.events(self.requests, self.mode)) as events:
+            async with contextlib.aclosing(before(self.deadline, source)) as events:
                 async for event in events:
                     choice = self.choice(event.prompt_index)
-                    self.tokens += len(event.token_ids)
-                    if self.first_token is None and event.token_ids:
-                        self.first_token = time.monotonic() - started
-                    self.metrics.note_tokens(event, started)
+                    self.meter.note(event)
                     if event.output is not None:
                         self.outputs[choice] = event.output
                         _check_ended(event.output.outputs[0])
                     yield choice, event
+        except TimeoutError:
+            raise ApiError(
+                504,
+                f"the request has not ended within {self.timeout:g} seconds, after "
+                f"{self.meter.tokens} tokens; ask for fewer tokens, or give it more time",
+                code="timeout",
+            ) from None
         except SsdError as error:
             raise ApiError(503, f"the text could not be finished: {error}") from error
+        finally:
+            for _ in range(len(self.requests) - len(self.outputs)):
+                self.meter.note_aborted()
 
     async def finish(self) -> list[RequestOutput]:
         """The outputs in the order of the choices."""
@@ -103,17 +114,23 @@ class Generation:
             }
         )
 
+    @property
+    def response_metrics(self) -> dict[str, Any]:
+        """How the texts were decoded; see `speculation_report`."""
+        return speculation_report([output.metrics for output in self.outputs.values()])
+
     def facts(self, with_texts: bool) -> dict[str, Any]:
         """What the access log says; see `AccessRecord`."""
         outputs = [self.outputs.get(choice) for choice in range(len(self.requests))]
         ended = [output.metrics for output in outputs if output is not None]
         rates = [metrics["hit_rate"] for metrics in ended if metrics["hit_rate"] is not None]
+        first = self.meter.first_token
         facts = {
             "id": self.identity["id"],
             "model": self.identity["model"],
             "prompt_tokens": sum(len(r.prompt_ids) for r in self.requests[: self.prompts]),
-            "output_tokens": self.tokens,
-            "time_to_first_token": self.first_token and round(self.first_token, 6),
+            "output_tokens": self.meter.tokens,
+            "time_to_first_token": first and round(first, 6),
             "finish_reasons": [
                 "cancelled" if output is None else output.finish_reason for output in outputs
             ],
@@ -149,16 +166,21 @@ async def open_answer(
 
     Raises:
       InputError: a prompt or a setting that cannot run.
+      ApiError: a time-out that the server does not give.
     """
     speculation = fields.get("speculation", "auto")
     mode = state.engine.mode_of(speculation)
+    timeout = _timeout(fields, state.options.request_timeout)
+    deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
     generation = Generation(
         engine=state.engine,
-        metrics=state.metrics,
-        requests=await state.engine.requests(prompts, params),
+        meter=state.metrics.meter(),
+        requests=await state.engine.requests(prompts, params, fields.get("priority", 0)),
         prompts=len(prompts),
         mode=mode,
         speculation=speculation,
+        timeout=timeout,
+        deadline=deadline,
         identity={
             "id": f"{kind}-{secrets.token_hex(16)}",
             "created": int(time.time()),
@@ -167,3 +189,19 @@ async def open_answer(
     )
     record_facts(generation.facts)
     return generation
+
+
+def _timeout(fields: Mapping[str, Any], most: float | None) -> float | None:
+    """Seconds that a request may take."""
+    timeout = fields.get("timeout", most)
+    if timeout is None:
+        return None
+    if not 0 < timeout < math.inf:
+        raise invalid(f"timeout = {timeout:g} is out of range; give seconds above 0", "timeout")
+    if most is not None and timeout > most:
+        raise invalid(
+            f"timeout = {timeout:g} is more than {most:g} seconds, the limit of this server; give "
+            "less, or leave it out",
+            "timeout",
+        )
+    return timeout

@@ -24,12 +24,14 @@ _POSTS: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
 _STREAMED = ("/v1/chat/completions", "/v1/completions")
 _REFUSALS = {
     "400": "the request is wrong; `param` names the field",
+    "401": "no key, or none of the server's",
     "404": "another model",
     "408": "the body did not arrive",
     "413": "the body is too large",
     "429": "too many texts run or wait",
     "500": "the server has failed",
-    "503": "the server is not ready, or about to end",
+    "503": "the server is not ready, about to end, or has too many connections",
+    "504": "the texts have not ended in time",
 }
 
 

@@ -29,6 +29,7 @@ class ServerOptions:
       queue: texts that may wait for a slot.
       max_body: most bytes of a request's body.
       most_connections: open at a time; requests on further ones are refused. None is any number.
+      request_timeout: most seconds that a request may take; None is any number.
       keys: one of them must come with a request; with none everybody may ask.
       origins: of web pages that may ask from a browser; "*" is any.
       access_log: file that gets a line a request, or `STANDARD_OUTPUT`; None is no log.
@@ -40,6 +41,7 @@ class ServerOptions:
     queue: int = 256
     max_body: int = 8 << 20
     most_connections: int | None = None
+    request_timeout: float | None = None
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     access_log: str | None = None

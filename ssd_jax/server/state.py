@@ -87,5 +87,5 @@ def new_state(llm: LLM, defaults: SamplingParams, options: ServerOptions) -> Ser
     """
     engine = EngineAccess(llm, defaults)
     admission = Admission(engine.slots, options.queue)
-    metrics = Metrics(admission, options.model)
+    metrics = Metrics(admission, options.model, engine.activity)
     return ServerState(options=options, engine=engine, admission=admission, metrics=metrics)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from ssd_jax.server.access_log import record_error
 from ssd_jax.server.errors import ApiError
 
 _HEADERS = [
@@ -40,6 +41,7 @@ class EventStream:
                 async for chunk in chunks:
                     await _send(send, as_json(chunk))
             except ApiError as error:
+                record_error(error.code or error.message)
                 await _send(send, as_json(error.body))
         await _send(send, "[DONE]")
         await send({"type": "http.response.body", "body": b""})

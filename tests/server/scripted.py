@@ -10,6 +10,7 @@ from ssd_jax.engine.request import CompletionOutput, Request, RequestOutput, Tok
 from ssd_jax.engine.request_metrics import REQUEST_KEYS
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.server.activity import EngineActivity
 from ssd_jax.server.admission import Admission
 from ssd_jax.server.lifecycle import HttpServer, listen
 from ssd_jax.server.metrics import Metrics
@@ -38,9 +39,12 @@ class ScriptedEngine:
     """Says "a" until it may say no more, and 50 times where nothing limits it.
 
     Attributes:
+      most: how often it says that where nothing limits it.
       running: requests that have not ended.
       held: whether no tokens come.
       error: what the next token raises.
+      seen: what `activity` says.
+      asked: all requests that have begun.
     """
 
     slots, context, failure = 2, 100, None
@@ -50,8 +54,14 @@ class ScriptedEngine:
         self.tokenizer = Letters()
         self.defaults = SamplingParams(max_tokens=None, seed=None)
         self.running = 0
+        self.most = 50
         self.held = False
         self.error = None
+        self.seen = None
+        self.asked = []
+
+    def activity(self):
+        return self.seen or EngineActivity(mode=self.mode, running=min(self.running, self.slots))
 
     def mode_of(self, speculation):
         if speculation in ("sd", "ssd"):
@@ -65,21 +75,22 @@ class ScriptedEngine:
     async def encode_chat(self, prompt):
         return self.tokenizer.encode(prompt["messages"][-1]["content"])
 
-    async def requests(self, prompts, params):
+    async def requests(self, prompts, params, priority=0):
         made = []
         for index, prompt in enumerate(prompts):
             ids = prompt.get("prompt_token_ids") or await self.encode_chat(prompt)
             if len(ids) >= self.context:
                 raise InputError(f"the prompt has {len(ids)} tokens; the context is {self.context}")
-            made.append(Request(prompt_ids=ids, params=params, index=index))
+            made.append(Request(prompt_ids=ids, params=params, index=index, priority=priority))
         return [text for request in made for text in request.split(len(prompts))]
 
     async def events(self, requests, mode=None):
         del mode
+        self.asked += requests
         self.running += len(requests)
         try:
             for request in requests:
-                for number in range(min(request.params.most_tokens, 50)):
+                for number in range(min(request.params.most_tokens, self.most)):
                     while self.held:
                         await asyncio.sleep(0.005)
                     if self.error is not None:
@@ -90,7 +101,7 @@ class ScriptedEngine:
             self.running -= len(requests)
 
     def _event(self, request, number):
-        count = min(request.params.most_tokens, 50)
+        count = min(request.params.most_tokens, self.most)
         output = None
         if number == count - 1:
             text = CompletionOutput(
@@ -126,7 +137,7 @@ def served(engine, *, loaded=True, **options):
         options=settings,
         engine=engine,
         admission=admission,
-        metrics=Metrics(admission, settings.model),
+        metrics=Metrics(admission, settings.model, engine.activity),
         loaded=loaded,
     )
     with listen("127.0.0.1", 0) as listener:

@@ -110,6 +110,7 @@ def test_a_port_in_use_is_one_line_and_status_2(tiny_checkpoint, capsys):
         (["--port=-1"], "port = -1 is out of range"),
         (["--max_queue=-1"], "max_queue = -1 is out of range"),
         (["--max_body=0"], "max_body = 0 is out of range"),
+        (["--request_timeout=0"], "request_timeout = 0 is out of range; give seconds above 0"),
         (["--limit_concurrency=0"], "limit_concurrency = 0 is out of range"),
         (["--api_key_file=/none/keys"], "api_key_file = '/none/keys' cannot be read"),
         (["--ssl_certfile=a"], "ssl_certfile and ssl_keyfile go together"),

@@ -1,0 +1,87 @@
+"""What a monitor counts of rounds, and what it remembers."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from ssd_jax.engine.metrics import RoundRecord
+from ssd_jax.engine.round_monitor import RoundCounts, RoundMonitor
+from ssd_jax.roles.activity import Busy
+
+
+def record(proposed, accepted, source=None):
+    return RoundRecord(
+        proposed=proposed, accepted=accepted, committed=accepted + 1, seconds=1.0, source=source
+    )
+
+
+def test_rounds_are_counted_by_what_their_rows_committed():
+    monitor = RoundMonitor()
+    monitor.prefill((0.0, 1.0), 12, 1)
+    monitor.round((1.0, 2.0), [record(3, 2, "hit"), record(3, 0, "late")], plain=False)
+    monitor.round((2.0, 3.0), [record(0, 0)], plain=True)
+    counts, target, _ = monitor.view()
+    assert counts == RoundCounts(
+        rounds=2,
+        plain=1,
+        tokens=1 + 4 + 1,
+        drafts=2,
+        draft_tokens=6,
+        accepted=2,
+        accepted_at={0: 1, 1: 1},
+        hits=1,
+        misses={"late": 1},
+    )
+    assert [span.prompt for span in target] == [12, 0, 0]
+    seen = target[1]
+    assert (seen.rows, seen.tokens, seen.proposed, seen.accepted) == (2, 4, 6, 2)
+    assert (seen.hits, seen.lookups, seen.misses) == (1, 2, ("late",))
+    assert target[2].plain
+
+
+def test_hidden_work_of_the_draft_is_summed():
+    monitor = RoundMonitor()
+    monitor.draft([Busy("expand", 0.0, 2.0), Busy("grow", 2.0, 3.0)], hidden=1.5)
+    counts, _, draft = monitor.view()
+    assert (counts.draft_seconds, counts.hidden_seconds) == (pytest.approx(3.0), 1.5)
+    assert [span.kind for span in draft] == ["expand", "grow"]
+
+
+def test_only_the_last_rounds_are_remembered():
+    monitor = RoundMonitor()
+    for number in range(1000):
+        monitor.round((number, number + 1), [record(1, 1)], plain=False)
+        monitor.draft([Busy("grow", number, number + 1)], hidden=0.0)
+    counts, target, draft = monitor.view()
+    assert counts.rounds == 1000
+    assert (len(target), len(draft)) == (64, 512)
+    assert target[-1].end == 1000
+
+
+def test_counts_of_engines_add_up():
+    total = RoundCounts()
+    for _ in range(2):
+        misses, places = Counter({"late": 2}), Counter({0: 1})
+        total.add(RoundCounts(rounds=1, misses=misses, accepted_at=places, draft_seconds=0.5))
+    assert (total.rounds, total.misses, total.accepted_at) == (2, {"late": 4}, {0: 2})
+    assert total.draft_seconds == 1.0
+
+
+def test_another_thread_sees_whole_rounds():
+    monitor, done = RoundMonitor(), threading.Event()
+
+    def watch():
+        while not done.is_set():
+            counts = monitor.view().counts
+            views.append(counts.tokens == 2 * counts.rounds == 2 * counts.accepted)
+
+    views = []
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(2000):
+        monitor.round((0.0, 1.0), [record(2, 1)], plain=False)
+    done.set()
+    watcher.join()
+    assert views
+    assert all(views)
