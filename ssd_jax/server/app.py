@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ssd_jax import __version__
+from ssd_jax.server import status
 from ssd_jax.server.access_log import AccessLog, open_log, record_error
 from ssd_jax.server.chat import chat_chunks, chat_params, chat_prompt, chat_response
 from ssd_jax.server.completions import (
@@ -39,6 +40,8 @@ from ssd_jax.server.tokens import detokenize, tokenize
 
 def make_app(state: ServerState) -> Starlette:
     """The ASGI application of a server."""
+
+    page = status.page()
 
     async def models(_: Request) -> Response:
         return _json({"object": "list", "data": [_model(state)]})
@@ -66,6 +69,12 @@ def make_app(state: ServerState) -> Starlette:
         names = ("bos_token", "eos_token", "chat_template")
         return _json({name: getattr(tokenizer, name) for name in names})
 
+    async def status_page(_: Request) -> Response:
+        return HTMLResponse(page, headers=status.HEADERS)
+
+    async def status_figures(_: Request) -> Response:
+        return _json(status.figures(state))
+
     async def openapi(_: Request) -> Response:
         return _json(document(state.model))
 
@@ -87,6 +96,8 @@ def make_app(state: ServerState) -> Starlette:
             Route("/version", version),
             Route("/metrics", metrics),
             Route("/openapi.json", openapi),
+            Route("/", status_page),
+            Route("/status.json", status_figures),
         ],
         exception_handlers={ApiError: _of_api, HTTPException: _of_http},
         middleware=_middleware(state),

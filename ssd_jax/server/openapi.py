@@ -78,6 +78,8 @@ def _gets() -> dict[str, Any]:
         "/metrics": "counters for Prometheus",
         "/version": "the version of the package",
         "/openapi.json": "this document",
+        "/": "a page that shows how the server is",
+        "/status.json": "the figures of this page",
     }
     paths: dict[str, Any] = {}
     for path, text in described.items():
