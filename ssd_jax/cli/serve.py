@@ -19,6 +19,7 @@ from ssd_jax.cli.loading import load, open_llm, short
 from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.system.open_files import allow_most_files
 from ssd_jax.wire.address import Address
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssd_jax.server.lifecycle import listen
     from ssd_jax.server.state import new_state
 
+    allow_most_files()
     with listen(options["host"], options["port"]) as listener, open_llm(config) as llm:
         state = new_state(llm, _defaults(llm, params, values), server_options)
         return _serve(llm, state, options, listener)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Send
 
 from ssd_jax.server.errors import ApiError, invalid
 
 _SECONDS = 30.0  # that a body may take to arrive
+_REST_SECONDS = 5.0  # that the rest of a refused body is read for
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -39,6 +43,22 @@ async def read_body(request: Request, limit: int) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {_SECONDS:g} seconds") from None
     return b"".join(chunks)
+
+
+async def refuse_body(request: Request, send: Send, response: Response) -> None:
+    """Sends the response to a request whose body is not read, and closes the connection.
+
+    The rest of the body is read for a while, and dropped: a client that still sends when its
+    connection is closed might never see the response.
+    """
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(_REST_SECONDS):
+            async for _ in request.stream():
+                pass
+    await send({"type": "http.response.body", "body": b""})
 
 
 def json_object(body: bytes) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from ssd_jax.server.app import make_app
 from ssd_jax.server.state import ServerState
 
 _CLOSE_SECONDS = 5  # that clients have to take the ends of their responses
+STALL_SECONDS = 60
+"""After which a connection whose client takes nothing of what is sent is closed, as if it had left:
+until then what was decoded for it waits in memory, the text of a request at most."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,7 +40,14 @@ def listen(host: str, port: int) -> socket.socket:
     # Connections inherit it. Without it the body of a response waits 40 ms for the client to
     # acknowledge the headers; asyncio sets it only where a socket names its protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    close_stalled(listener, STALL_SECONDS)
     return listener
+
+
+def close_stalled(listener: socket.socket, seconds: float) -> None:
+    """Has connections closed whose clients take nothing for so long; Linux alone can do that."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
 class HttpServer:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ssd_jax.errors import InputError
 from ssd_jax.server.access_log import record_error
-from ssd_jax.server.bodies import disconnected, json_object, read_body
+from ssd_jax.server.bodies import disconnected, json_object, read_body, refuse_body
 from ssd_jax.server.errors import ApiError, invalid, of_input
 from ssd_jax.server.state import ServerState
 
@@ -40,9 +40,7 @@ class Post:
         except ClientDisconnect:
             return
         except ApiError as error:
-            response = self._refused(error).response()
-            response.headers["Connection"] = "close"  # the rest of the body is not read
-            await response(scope, receive, send)
+            await refuse_body(request, send, self._refused(error).response())
             return
         answering = asyncio.create_task(self._answer(body, scope, receive, send))
         leaving = asyncio.create_task(disconnected(request))

@@ -32,9 +32,9 @@ def opened(pair):
 
 
 @contextlib.contextmanager
-def served(llm, *, queue=16):
+def served(llm, *, queue=16, max_body=1 << 20):
     """A server for a model named "tiny"."""
-    options = ServerOptions(model="tiny", queue=queue, max_body=1 << 20)
+    options = ServerOptions(model="tiny", queue=queue, max_body=max_body)
     state = new_state(llm, DEFAULTS, options)
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(state, listener)

@@ -143,7 +143,7 @@ def served(engine, *, loaded=True, **options):
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(state, listener)
         server.start()
-        server.state = state
+        server.state, server.listener = state, listener
         try:
             yield server
         finally:

@@ -62,14 +62,28 @@ def long_checkpoint(tmp_path_factory):
     return tiny.write_checkpoint(directory, max_position_embeddings=50_000)
 
 
-def test_sigterm_under_load_finishes_what_runs_and_ends_with_status_0(long_checkpoint):
+def test_sigterm_under_load_answers_each_request_whole_or_refuses_it_and_ends_with_status_0(
+    long_checkpoint,
+):
     flags = ("--served_model_name=tiny", "--context=2048")
-    with process(long_checkpoint, *flags) as (server, port), begun(port, 1500) as connection:
+    body = {"model": "tiny", "prompt": "b", "max_tokens": 20, "ignore_eos": True}
+    with (
+        process(long_checkpoint, *flags) as (server, port),
+        begun(port, 1500) as connection,
+        contextlib.ExitStack() as others,
+    ):
+        waiting = [others.enter_context(raw(port, request_text(body))) for _ in range(5)]
         server.send_signal(signal.SIGTERM)
         choices = [choice for event in rest_of(connection) for choice in event["choices"]]
+        answers = [b"".join(iter(lambda other=other: other.recv(65536), b"")) for other in waiting]
         assert server.wait(60) == 0
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
     assert reasons == ["length", "length"]
+    for answer in answers:
+        head, text = answer.split(b"\r\n\r\n")
+        if b" 503 " not in head.splitlines()[0]:
+            (choice,) = json.loads(text)["choices"]
+            assert choice["finish_reason"] == "length"
 
 
 def test_a_signal_that_another_thread_receives_ends_the_wait():

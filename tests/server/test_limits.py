@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from ssd_jax.server import bodies
+from ssd_jax.system.open_files import allow_most_files
 from tests.server.http_calls import call, error_of, post, raw, request_text
 from tests.server.scripted import ScriptedEngine, served
 from tests.waiting import eventually
@@ -15,12 +17,28 @@ from tests.waiting import eventually
 COMPLETION = {"model": "m", "prompt": "hi", "max_tokens": 3}
 
 
-def test_a_body_that_is_declared_too_large_is_refused_unread(server):
+def test_a_body_that_is_declared_too_large_is_refused_unread(server, monkeypatch):
+    monkeypatch.setattr(bodies, "_REST_SECONDS", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
     with raw(server.port, head) as connection:
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"100000 bytes" in answer
+
+
+def test_a_client_that_sends_100_megabytes_all_the_same_sees_the_error(server):
+    status, _, value = call(server.port, "POST", "/v1/completions", bytes(100_000_000))
+    assert (status, value["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_body_that_never_ends_is_read_for_a_while_and_its_connection_closed(server, monkeypatch):
+    monkeypatch.setattr(bodies, "_REST_SECONDS", 0.2)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    with raw(server.port, head) as connection, pytest.raises(OSError, match="reset|pipe"):
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            connection.sendall(chunk)
 
 
 def test_a_body_of_unknown_size_is_cut_off_at_the_limit(server):
@@ -131,11 +149,12 @@ def test_clients_that_leave_at_random_moments_leave_nothing_behind():
     eventually(lambda: threading.active_count() <= before + 1)
 
 
-def test_idle_connections_stop_no_one(server):
-    idle = [raw(server.port, b"") for _ in range(200)]
-    assert post(server.port, "/v1/completions", COMPLETION)[0] == 200
-    for connection in idle:
-        connection.close()
+def test_a_thousand_idle_connections_stop_no_one(server):
+    allow_most_files()
+    with contextlib.ExitStack() as idle:
+        for _ in range(1000):
+            idle.enter_context(raw(server.port, b""))
+        assert post(server.port, "/v1/completions", COMPLETION)[0] == 200
 
 
 def test_draining_refuses_new_requests_and_finishes_old_ones(server, engine):
