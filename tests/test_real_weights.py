@@ -129,12 +129,12 @@ def equal_in_all_modes(llm, prompts, max_tokens):
     ]
     texts = {}
     for mode in llm.modes:
-        k = 0 if mode == "ar" else None
-        asked = [dataclasses.replace(request, k=k) for request in requests]
-        ids = {llm.engine_of(mode).add(request): place for place, request in enumerate(asked)}
+        how = {"ar": {"k": 0}, "sd": {"branches": False}}.get(mode, {})
+        asked = [dataclasses.replace(request, **how) for request in requests]
+        ids = {llm.engine.add(request): place for place, request in enumerate(asked)}
         texts[mode] = [None] * len(requests)
-        while llm.engine_of(mode).has_work:
-            for event in llm.engine_of(mode).step():
+        while llm.engine.has_work:
+            for event in llm.engine.step():
                 if event.output is not None:
                     texts[mode][ids[event.request_id]] = event.output
     assert llm.loaded.exact == "bitwise"

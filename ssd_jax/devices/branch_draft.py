@@ -74,6 +74,9 @@ class BranchDraft(PagedRole, BranchingDraft):
         self._menu = [_MenuEntry(programs) for programs in menu]
         self._active = self._menu[-1]  # with the branches of the last expansion
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
+        self._last_drafted = np.full(self.slots, IDLE, np.int32)
+        """Position of the last token of a record that was drafted just in time, if no expansion has
+        run it."""
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -88,12 +91,13 @@ class BranchDraft(PagedRole, BranchingDraft):
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         self._run_prefill(slot, tokens, offset)
+        self._last_drafted[slot] = IDLE
 
     @override
     def record(self, request: RecordRequest) -> DeviceRecords:
         """Dispatches the promotion, then the draft just in time, if its programs are there."""
         promotion, width = request.promotion, self.k + 1
-        committed = promotion.committed
+        committed, last = promotion.committed, promotion.before_pending
         while committed.shape[1] > width:  # too many: count the first ones beforehand
             no_promotions = no_promotion(self.slots, self.k)
             self._promote(no_promotions._replace(committed=committed[:, :width]))
@@ -104,7 +108,7 @@ class BranchDraft(PagedRole, BranchingDraft):
         self._promote(promotion._replace(committed=padded))
         drafts = request.drafts if self._base.drafts else np.zeros_like(request.drafts)
         if drafts.any():
-            self._draft(drafts, request.lowered)
+            self._draft(drafts, last, request.lowered)
         return DeviceRecords(self, drafts)
 
     def _promote(self, promotion: Promotion) -> None:
@@ -117,16 +121,19 @@ class BranchDraft(PagedRole, BranchingDraft):
             promotion,
         )
 
-    def _draft(self, limits: Row, lowered: Int32[np.ndarray, "B K"]) -> None:
-        unseen = np.zeros((self.slots, UNSEEN), np.int32)
-        unseen[:, 0] = self._pending
+    def _draft(self, limits: Row, last: Row, lowered: Int32[np.ndarray, "B K"]) -> None:
+        """Drafts `limits` tokens; `last` are the tokens before the pending ones."""
+        rows, pending = limits > 0, self._pending
+        lacks_last = rows & (self._last_drafted >= 0) & (self._last_drafted == self._position - 1)
+        pair = np.where(lacks_last, last, pending), np.where(lacks_last, pending, 0)
         request = DraftRequest(
             committed=np.full((self.slots, self.k + 1), -1, np.int32),
-            unseen=unseen,
-            counts=np.ones(self.slots, np.int32),
-            lengths=np.where(limits > 0, self._position, IDLE).astype(np.int32),
+            unseen=np.stack(pair, axis=1).astype(np.int32),
+            counts=np.where(lacks_last, UNSEEN, 1).astype(np.int32),
+            lengths=np.where(rows, self._position - lacks_last, IDLE).astype(np.int32),
             limits=limits.astype(np.int32),
         )
+        self._last_drafted = np.where(rows, self._position + limits, IDLE).astype(np.int32)
         self._record, self._pages, self._history = device.run(
             self._base.draft,
             *self._text(),
@@ -153,6 +160,7 @@ class BranchDraft(PagedRole, BranchingDraft):
         needed_branches = counts.sum(axis=1).max()
         active = next(entry for entry in self._menu if entry.programs.branches >= needed_branches)
         self._active = active
+        self._last_drafted[counts.any(axis=1)] = IDLE
         if request.follow.any():
             self._pages, self._record = device.run(
                 active.programs.select("follow", self._position, needed),

@@ -101,6 +101,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         self._answer: TreeBranches | None = None  # of the expansion of these records
         self._trees: dict[int, _KnownTree] = {}  # of the records that teach ranks, by slot
         self._drafted: Sequence[int] = ()  # slots whose records' trees are to be read
+        self._unexpanded = np.zeros(self.slots, bool)  # those of them that no expansion has run
 
     @override
     def open(self, opening: SlotOpening) -> None:
@@ -113,6 +114,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         self._run_prefill(slot, tokens, offset)
         self._start[slot] = IDLE
+        self._unexpanded[slot] = False
 
     @override
     def record(self, request: RecordRequest) -> TreeRecords:
@@ -120,8 +122,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         promotion, width = request.promotion, self.k + 1
         assert promotion.node is not None
         branches = None if self._answer is None else self._answer.unpacked
-        if branches is not None:
-            self._learn(promotion, branches)
+        self._learn(promotion, branches)
         committed = promotion.committed
         while committed.shape[1] > width:  # too many: count the first ones beforehand
             none = no_promotion(self.slots, self.k, nodes=self.nodes)
@@ -136,6 +137,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         self._start, self._answer = promotion.position.copy(), None
         self._drafted = np.flatnonzero(request.drafts).tolist()
         if not self._drafted:
+            self._unexpanded[:] = False
             return TreeRecords(promotion, proposal if self._rule.ships_q else None)
         drafted = self._draft(promotion, request.drafts, proposal)
         return DraftedTrees(promotion, request.drafts, *drafted)
@@ -150,15 +152,17 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
 
         Returns: what all slots propose, and its parents.
         """
-        rows, nothing = drafts > 0, np.zeros(self.slots, np.int32)
+        assert promotion.node is not None
+        rows, again = drafts > 0, self._unexpanded & (drafts > 0)
+        self._unexpanded = rows
         self._grow_trees(
             TreeRequest(
                 committed=np.full((self.slots, self.k + 1), -1, np.int32),
-                last=nothing,
+                last=promotion.before_pending,
                 pending=np.where(rows, promotion.pending, 0).astype(np.int32),
                 start=np.where(rows, promotion.position, IDLE).astype(np.int32),
-                node=nothing,
-                begins=np.ones(self.slots, np.int32),
+                node=np.where(again, promotion.node, 0).astype(np.int32),
+                begins=(~again).astype(np.int32),
                 limit=drafts.astype(np.int32),
                 log_rates=as_log_rates(self._tables()[:, : self.k]),
             )
@@ -185,6 +189,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
     @override
     def expand(self, request: ExpansionRequest) -> TreeBranches:
         log_rates = as_log_rates(self._tables())
+        self._unexpanded &= ~request.counts.any(axis=1)
         self._pages, self._scratch, self._record, self._expansion, packed = device.run(
             self._select("expand_tree"),
             *self._text(),
@@ -242,32 +247,29 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         )
         return proposal
 
-    def _learn(self, promotion: Promotion, branches: UnpackedBranches) -> None:
-        """Counts the ranks of the target's tokens in the trees that were verified.
-
-        Behind the last accepted row the draft knows, too, whether t* was a bonus token of the
-        branches there.
-        """
+    def _learn(self, promotion: Promotion, branches: UnpackedBranches | None) -> None:
+        """Counts the ranks of the target's tokens in the trees that were verified."""
         assert promotion.node is not None
+        classes = None if branches is None else branches.gap_class[:, -1]
         if self._drafted:
-            parents, ranks, _ = self._read_learnable()
+            parents, ranks, known = self._read_learnable()
             for slot in self._drafted:
                 if slot in self._trees:  # not opened since
                     self._trees[slot] = _KnownTree(ranks[slot].tolist(), parents[slot].tolist())
+            if classes is None:
+                classes = known
+            classes = np.where(self._unexpanded[:, None], known, classes)
         ended = (self._start != IDLE) & (promotion.position > self._start)
         for slot, tree in self._trees.items():
-            if not ended[slot] or (self._hot[slot] and not self._rule.keyed_by_position):
+            is_known = branches is not None or self._unexpanded[slot]
+            if classes is None or not is_known or not ended[slot]:
                 continue
-            node, gap_class = int(promotion.node[slot]), branches.gap_class[slot, -1].tolist()
+            if self._hot[slot] and not self._rule.keyed_by_position:
+                continue
+            node, gap_class = int(promotion.node[slot]), classes[slot].tolist()
             visits = path_visits(tree.parents, tree.ranks, gap_class, node)
-            there = np.flatnonzero(branches.row[slot, :-1] == node)
-            if gap_class[node] >= 0 and there.size:
-                is_bonus = branches.bonus[slot, there] == promotion.pending[slot]
-                ranks = branches.rank[slot, there]
-                taken = int(ranks[is_bonus.argmax()]) if is_bonus.any() else None
-                last = visits[-1]
-                children = sorted({*last.children, *ranks.tolist()})
-                visits[-1] = Visit(last.gap_class, children, taken)
+            if branches is not None and not self._unexpanded[slot] and gap_class[node] >= 0:
+                visits[-1] = _with_outcomes(visits[-1], branches, slot, node, promotion)
             self._rates.observe(visits, hot=bool(self._hot[slot]))
 
     def _known_trees(
@@ -285,6 +287,20 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
                 continue
             trees[slot] = _KnownTree(ranks, parents)
         return trees
+
+
+def _with_outcomes(
+    visit: Visit, branches: UnpackedBranches, slot: int, node: int, promotion: Promotion
+) -> Visit:
+    """A visit of the last accepted row, behind which the draft also knows whether t* was a bonus
+    token of the branches there."""
+    there = np.flatnonzero(branches.row[slot, :-1] == node)
+    if not there.size:
+        return visit
+    is_bonus = branches.bonus[slot, there] == promotion.pending[slot]
+    ranks = branches.rank[slot, there]
+    taken = int(ranks[is_bonus.argmax()]) if is_bonus.any() else None
+    return Visit(visit.gap_class, sorted({*visit.children, *ranks.tolist()}), taken)
 
 
 class _KnownTree(NamedTuple):

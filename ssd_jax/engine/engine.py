@@ -27,7 +27,7 @@ from ssd_jax.engine.draft_prefill import DraftPrefill
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.page_stock import PageStock
-from ssd_jax.engine.planner import Planner
+from ssd_jax.engine.planner import Planner, RoundPlan
 from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_batches import RoundBatches
@@ -99,7 +99,9 @@ class Engine:
         self._running = self._seats.running
         self.k = 0 if drafter is None else drafter.k
         """Most tokens that a round proposes for a row."""
-        self._planner, self._most_proposed = planner, self.k
+        self.branches = drafter is not None and drafter.branches
+        """Whether its draft prepares branches, as mode ssd does."""
+        self._planner, self._plan = planner, RoundPlan(self.k)
         self._timed = any(chooser is not None and chooser.timed for chooser in (drafter, planner))
         self._draft_prefill = None if drafter is None else DraftPrefill(drafter, target.max_chunk)
         self._batches = RoundBatches(target.slots, self.k)
@@ -141,9 +143,12 @@ class Engine:
         require_one_text(request)
         if request.k is not None and not 0 <= request.k <= self.k:
             raise InputError(f"k = {request.k} is out of range; this engine has 0 to {self.k}")
+        if request.branches and not self.branches:
+            raise InputError(
+                "branches = True: the draft of this engine prepares none; leave it out"
+            )
         self.prepare(request.params)
         most_proposed = self.k if request.k is None else request.k
-        proposes = most_proposed > 0 or self._drafter is None
         names = self._seats.names(request, drafted=most_proposed > 0)
         state = RequestState(
             request_id=next(self._ids),
@@ -154,13 +159,20 @@ class Engine:
                 arrived=self._clock(),
                 speculative=most_proposed > 0,
                 shared_device=bool(most_proposed and self._drafter and self._drafter.on_device),
-                setup=self._setup if proposes else {**self._setup, "mode": "ar"},
+                setup={**self._setup, **self._mode_of(request)},
+                planned=self._planner is not None and request.k is None,
             ),
             page_names=names,
             most_proposed=most_proposed,
         )
         self._seats.waiting.add(state)
         return state.request_id
+
+    def _mode_of(self, request: Request) -> dict[str, str]:
+        """The metric `mode` of a request that has another than the engine's."""
+        if self._drafter is not None and request.k == 0:
+            return {"mode": "ar"}
+        return {"mode": "sd"} if request.branches is False else {}
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
         """Ends a request; unless `silent`, `step` returns its last event.
@@ -198,7 +210,7 @@ class Engine:
     def _round(self) -> None:
         """Reads the outcome of the round in flight and dispatches the next round."""
         target = self._target
-        self._plan()
+        self._plan_round()
         if not self._running:
             self._in_flight.clear()  # belongs to no request
         self._log.begin(self._in_flight)
@@ -239,28 +251,30 @@ class Engine:
             outcome = target.accept(logits, proposal)
             dispatch = {"dispatched": dispatched, "drafted": drafted}
             self._in_flight.append(
-                InFlight(outcome, rows, speculates=drafter is not None, **dispatch)
+                InFlight(outcome, rows, mode="ar" if drafter is None else self._mode, **dispatch)
             )
         elif drafter is not None:
             drafter.speculate()
         self._log.mark("dispatch")
 
     @property
+    def _mode(self) -> str:
+        """The mode that rounds with the draft are of now."""
+        branching = any(state.k and state.branches for state in self._running.values())
+        return "ssd" if branching and self.branches else "sd"
+
+    @property
     def _speculates(self) -> bool:
         """Whether rounds propose tokens for a request that runs."""
         return any(state.k for state in self._running.values())
 
-    def _plan(self) -> None:
-        """Decides how many tokens rounds propose from now on."""
+    def _plan_round(self) -> None:
+        """Decides how rounds speculate from now on."""
         if self._planner is not None:
             rows = min(len(self._running) + len(self._seats.waiting), self._target.slots)
-            self._most_proposed = min(self._planner.most_proposed(rows), self.k)
+            self._plan = self._planner.plan(rows)
         for state in self._running.values():
-            state.k = self._k_of(state.request)
-
-    def _k_of(self, request: Request) -> int:
-        """Most tokens that rounds propose for a request now."""
-        return self._most_proposed if request.k is None else request.k
+            state.follow(self._plan)
 
     def _look_ahead(self) -> bool:
         """Dispatches the round after the one in flight, whose tokens are not known yet.
@@ -371,8 +385,9 @@ class Engine:
             prompt = len(request.prompt_ids)
             ban_before = min(prompt + params.min_tokens, self._target.context)
             bans, words = (banned, ban_before), request.bad_word_ids
+            state.follow(self._plan)
             opening = SlotOpening(
-                seat.slot, params, request.index, *bans, *seat.pages, prompt, words
+                seat.slot, params, request.index, *bans, *seat.pages, prompt, words, state.branches
             )
             try:
                 for role in self._roles:
@@ -383,7 +398,6 @@ class Engine:
                 self._fail(state, error)
                 continue
             self._seats.enter(seat)
-            state.k = self._k_of(request)
 
     def _sampling_of(self, state: RequestState) -> SamplingParams:
         """Sampling of a request that begins: with its own noise where lengths depend on time."""
@@ -393,6 +407,8 @@ class Engine:
             return params
         seed = self._occurrences.seed(params.seed_of_request, request.index)
         timed = state.most_proposed > 0 and self._timed
+        if request.branches is False and self.branches and self._drafter is not None:
+            timed = self._drafter.timed_in_turn
         return dataclasses.replace(params, seed=seed) if timed else params
 
     def _read_prompts(self) -> None:

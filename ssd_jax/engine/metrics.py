@@ -80,7 +80,7 @@ class RoundRecord:
       cost: of the proposal, where the draft has devices of its own.
       alone: whether the draft was idle meanwhile; None where that is not known.
       tree: whether a tree was verified; None where only chains are proposed.
-      plain: whether the engine did without the draft.
+      mode: ar, where the engine did without the draft, sd or ssd.
     """
 
     proposed: int = 0
@@ -93,7 +93,7 @@ class RoundRecord:
     cost: DraftCost | None = None
     alone: bool | None = None
     tree: bool | None = None
-    plain: bool = False
+    mode: str = "sd"
 
     def truncate(self, committed: int) -> None:
         """Keeps the first `committed` tokens; tokens behind an end count as never proposed."""
@@ -111,6 +111,7 @@ class RequestTimes:
       shared_device: the drafter keeps the target's device busy, so that the time from dispatch to
         outcome is not the verification's alone.
       setup: metrics that are the same for every request.
+      planned: whether the engine decides in which mode its rounds are.
       kv_pages: pages that it holds, where slots share them.
       cached_tokens: tokens of its prompt whose keys and values its pages held when it began.
       preemptions: times that it was preempted for want of pages.
@@ -121,6 +122,7 @@ class RequestTimes:
     speculative: bool = False
     shared_device: bool = False
     setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    planned: bool = False
     kv_pages: int | None = None
     cached_tokens: int | None = None
     preemptions: int | None = None
@@ -163,6 +165,9 @@ class RequestTimes:
             if self.speculative and self.rounds:
                 metrics |= _acceptance(self.rounds) | _cache(self.rounds)
                 metrics |= _draft(self.rounds, self.prefills)
+                if self.planned:
+                    modes = Counter(verified.mode for verified in self.rounds)
+                    metrics["mode"] = modes.most_common(1)[0][0]
         return cast("RequestMetrics", metrics)
 
     def _times(self) -> dict[str, Any]:
@@ -200,7 +205,7 @@ def _acceptance(rounds: list[RoundRecord]) -> dict[str, Any]:
         "acceptance_by_position": [(counted.accepted[i], counted.judged[i]) for i in positions],
         "draft_tokens": sum(verified.proposed for verified in rounds),
         "tree_rounds": sum(trees) if trees else None,
-        "plain_rounds": sum(verified.plain for verified in rounds),
+        "plain_rounds": sum(verified.mode == "ar" for verified in rounds),
     }
 
 

@@ -1,12 +1,30 @@
-"""What decides, from round to round, whether an engine's rounds use its draft."""
+"""What decides, from round to round, whether an engine's rounds use its draft, and how."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class RoundPlan(NamedTuple):
+    """How rounds speculate.
+
+    Attributes:
+      k: most tokens that a round proposes for a row; 0 does without the draft (mode ar).
+      branches: whether a draft of mode ssd prepares branches beside the verification; without them
+        it drafts just in time (mode sd).
+    """
+
+    k: int
+    branches: bool = True
+
+    @property
+    def mode(self) -> str:
+        """The mode that such rounds are of, in an engine of mode ssd."""
+        return "ar" if self.k == 0 else "ssd" if self.branches else "sd"
 
 
 class Planner(Protocol):
-    """Decides most tokens that rounds propose. Pure host code.
+    """Decides how rounds speculate. Pure host code.
 
     A decision may follow from times, lengths and past outcomes, never from noise, nor from a token
     that was drafted and then dropped.
@@ -18,10 +36,8 @@ class Planner(Protocol):
 
     timed: bool
 
-    def most_proposed(self, rows: int) -> int:
-        """Most tokens that the next round proposes for a row; 0 does without the draft.
-
-        Called once a round.
+    def plan(self, rows: int) -> RoundPlan:
+        """The plan of the next round, for requests that ask for nothing else. Called once a round.
 
         Args:
           rows: requests that are decoded now, or enter a slot.

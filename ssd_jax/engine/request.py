@@ -30,6 +30,8 @@ class Request:
       bad_word_ids: token ids of `params.bad_words`, see `bad_words.encoded`.
       k: most tokens that a round proposes for it, at most the engine's K; 0 decodes it without a
         draft. None is the engine's K, or fewer while that is faster (mode auto).
+      branches: whether the draft of an engine of mode ssd prepares branches for it; without them it
+        drafts just in time, as in mode sd. None does, or does not while that is faster (mode auto).
       priority: requests of a lower one enter slots first; see `waiting_queue.rank`.
     """
 
@@ -39,6 +41,7 @@ class Request:
     index: int = 0
     bad_word_ids: Sequence[Sequence[int]] = ()
     k: int | None = None
+    branches: bool | None = None
     priority: int = 0
 
     def __post_init__(self) -> None:

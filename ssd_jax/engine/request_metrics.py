@@ -13,7 +13,9 @@ class RequestMetrics(TypedDict):
     speculation cache.
     """
 
-    mode: Annotated[str | None, "mode that ran: ar, sd or ssd, also where `--mode=auto` chose it"]
+    mode: Annotated[
+        str | None, "mode that ran: ar, sd or ssd; with `--mode=auto` that of most rounds"
+    ]
     tokens_per_second: Annotated[float | None, "decoding speed, without the prefill"]
     ttft_ms: Annotated[float | None, "time to the first token"]
     itl_p50_ms: Annotated[float | None, "time between tokens: median"]

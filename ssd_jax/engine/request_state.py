@@ -6,6 +6,7 @@ import dataclasses
 
 from ssd_jax.engine.metrics import RequestTimes, RoundRecord
 from ssd_jax.engine.origin import Origin, origins, spans
+from ssd_jax.engine.planner import RoundPlan
 from ssd_jax.engine.request import (
     CompletionOutput,
     FinishReason,
@@ -40,6 +41,7 @@ class RequestState:
       params: how it is sampled; set once it has entered a slot.
       most_proposed: most tokens that a round may propose for it; 0 without a draft.
       k: most tokens that rounds propose for it now, by the engine's planner.
+      branches: whether the draft prepares branches for it now, in an engine of mode ssd.
       drafted: first tokens of its text that the drafter was given.
       follows: whether it was given all of them, but those of the last round, which it is given with
         the batch of the next one.
@@ -64,6 +66,7 @@ class RequestState:
     params: SamplingParams | None = None
     most_proposed: int = 0
     k: int = 0
+    branches: bool = True
     drafted: int = 0
     follows: bool = False
     last: list[int] = dataclasses.field(default_factory=list)
@@ -80,6 +83,12 @@ class RequestState:
         count = self.request.params.prompt_logprobs
         if count is not None:
             self.prompt_logprobs = PromptLogprobs(self.request.prompt_ids, count)
+
+    def follow(self, plan: RoundPlan) -> None:
+        """Takes the plan of the next round, where its request leaves that open."""
+        k, branches = self.request.k, self.request.branches
+        self.k = min(plan.k if k is None else k, self.most_proposed)
+        self.branches = plan.branches if branches is None else branches
 
     @property
     def finished(self) -> bool:

@@ -16,7 +16,7 @@ class _Fields(NamedTuple):
     """A number of each slot, in one array: copying several would cost more than the loop.
 
     Attributes:
-      pending, position, counts, limit, room, node: see `DraftBatch`.
+      pending, position, counts, limit, room, node, branches: see `DraftBatch`.
       lengths: position of the pending token, also in rows that get no proposal.
     """
 
@@ -27,6 +27,7 @@ class _Fields(NamedTuple):
     limit: Row
     room: Row
     node: Row
+    branches: Row
 
 
 _IDLE = dict.fromkeys(_Fields._fields, 0) | {"lengths": IDLE, "position": IDLE}
@@ -52,7 +53,7 @@ class RoundBatches:
         """Pending tokens and their positions for the target; the batch for the drafter."""
         array = self._idle.copy()
         fields, tokens = _Fields(*array[:_COUNT]), array[_COUNT:]
-        pending, lengths, position, counts, limit, room, node = fields
+        pending, lengths, position, counts, limit, room, node, branches = fields
         for slot, state in rows:
             sequence, committed = state.sequence, state.last
             proposed = state.limit
@@ -60,6 +61,7 @@ class RoundBatches:
             position[slot] = sequence.cached if proposed else IDLE
             limit[slot], room[slot] = proposed, sequence.room
             counts[slot], node[slot] = len(committed), state.node
+            branches[slot] = state.branches
             tokens[: len(committed), slot] = committed
-        batch = DraftBatch(pending, position, tokens.T, counts, limit, room, node)
+        batch = DraftBatch(pending, position, tokens.T, counts, limit, room, node, branches)
         return pending, lengths, batch

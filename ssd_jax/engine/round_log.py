@@ -42,7 +42,8 @@ class InFlight:
       dispatched: when its forward was dispatched, in seconds; 0 where an earlier outcome is read
         after that.
       drafted: the proposal that the round verifies.
-      speculates: whether rounds propose tokens for one of its requests.
+      mode: "ar" where rounds propose tokens for none of its requests, "ssd" where branches are
+        prepared for one, else "sd".
       costs: cost of the proposal to a draft with devices of its own, by slot.
       committed: its committed rows, once the outcome was read.
     """
@@ -52,7 +53,7 @@ class InFlight:
     prompt: int = 0
     dispatched: float = 0.0
     drafted: Drafted | None = None
-    speculates: bool = False
+    mode: str = "ar"
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
     committed: list[CommittedRow] = dataclasses.field(default_factory=list)
 
@@ -129,7 +130,7 @@ class RoundLog:
                 flight.drafted,
                 now,
                 tokens=len(rows) + int(outcomes.accepted[rows].sum()),
-                speculates=flight.speculates,
+                mode=flight.mode,
             )
 
     def evaluate(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
@@ -184,10 +185,11 @@ class RoundLog:
                 seconds=now - max(began, flight.dispatched),
                 read=now,
                 cost=flight.costs.get(row),
-                plain=not flight.speculates,
+                mode=flight.mode,
             )
             if drafted is not None:
                 record.proposed, record.source = int(drafted.lengths[row]), drafted.sources.get(row)
+                record.mode = "sd" if record.source is None else "ssd"
                 record.lookup = row_lookup(drafted.lookup, row, record.proposed)
                 record.tree = None if drafted.parents is None else row not in drafted.chains
             facts = record.source, record.proposed, accepted
@@ -200,7 +202,7 @@ class RoundLog:
         if flight.prompt:
             self.monitor.prefill(span, flight.prompt, len(records))
         else:
-            self.monitor.round(span, records, plain=not flight.speculates)
+            self.monitor.round(span, records, plain=flight.mode == "ar")
         trace = self._trace_of(state for _, state in flight.rows)
         if trace is None:
             return

@@ -15,7 +15,7 @@ class TimedRound(NamedTuple):
       proposed: L, the most of all rows.
       missed: whether a row was given a backup, since no branch was ready for it.
       seconds: from the outcome before until its own.
-      speculates: whether rounds propose tokens for one of its requests.
+      mode: of the round, and of the one before; see `InFlight`.
       rows: number of requests.
       tokens: number of tokens that it emitted.
     """
@@ -23,13 +23,14 @@ class TimedRound(NamedTuple):
     proposed: int
     missed: bool
     seconds: float
-    speculates: bool = True
+    mode: str = "sd"
     rows: int = 1
     tokens: int = 1
 
 
 class RoundTimer:
-    """Reports the rounds that show what a round takes: those that follow a round of the same rows.
+    """Reports the rounds that show what a round takes: those that follow a round of the same rows
+    in the same mode.
 
     Left out are rounds with a prompt between, and those whose outcome was there before the step
     that reads it: the caller, who came late, decided how long they took.
@@ -42,6 +43,7 @@ class RoundTimer:
     def __init__(self, report: Callable[[TimedRound], None], *, least: int = 1) -> None:
         self._report, self._least = report, least
         self._rows: tuple[int, ...] = ()  # of the outcome before
+        self._mode = ""
         self._since, self._apart = 0.0, False
 
     def apart(self) -> None:
@@ -55,22 +57,23 @@ class RoundTimer:
         now: float,
         *,
         tokens: int = 1,
-        speculates: bool = True,
+        mode: str = "sd",
     ) -> None:
         """Takes an outcome that was read at `now`.
 
         Args:
           requests: ids of a round's requests; none of a prompt.
           tokens: number of tokens that it emitted.
-          speculates: whether rounds propose tokens for one of its requests.
+          mode: see `InFlight`.
           drafted: the proposal that the round verified.
         """
         rows = tuple(requests)
-        if rows == self._rows and len(rows) >= self._least and not self._apart:
+        follows = rows == self._rows and mode == self._mode
+        if follows and len(rows) >= self._least and not self._apart:
             proposed = 0 if drafted is None else int(drafted.lengths.max())
             sources = () if drafted is None else drafted.sources.values()
             missed = any(source != "hit" for source in sources)
             seconds = now - self._since
-            facts = speculates, len(rows), tokens
+            facts = mode, len(rows), tokens
             self._report(TimedRound(proposed, missed, seconds, *facts))
-        self._rows, self._since, self._apart = rows, now, False
+        self._rows, self._mode, self._since, self._apart = rows, mode, now, False

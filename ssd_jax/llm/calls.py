@@ -314,8 +314,11 @@ class Calls(ABC):
         if mode == "ar":
             requests = [dataclasses.replace(request, k=0) for request in requests]
         elif mode in ("sd", "ssd"):  # by name: what mode auto finds faster does not count
+            branches = (mode == "ssd") if engine.branches else None
             requests = [
-                dataclasses.replace(request, k=engine.k if request.k is None else request.k)
+                dataclasses.replace(
+                    request, k=engine.k if request.k is None else request.k, branches=branches
+                )
                 for request in requests
             ]
         return engine, requests

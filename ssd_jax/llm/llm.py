@@ -99,7 +99,7 @@ class LLM(Calls):
         ks = check_ks(ks)
         check_callable(progress=progress, status=status)
         self._resources = ProcessResources(self.config, others)
-        self._engines: dict[tuple[str, int], Engine] = {}
+        self._engines: dict[int, Engine] = {}  # by K
         self._rounds = RoundThread()
         weakref.finalize(self, only_in_owner(self._rounds.freeze))
         self._load_lock = threading.RLock()
@@ -316,16 +316,14 @@ class LLM(Calls):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Modes that this model can run: ar always, the configured one or the one that auto has
-        chosen among them, and with the ssd of a draft model also sd."""
-        mode = self.config.prepared
-        has_sd = mode == "ssd" and self._custom.draft is None
-        return ("ar", "sd", "ssd") if has_sd else tuple(dict.fromkeys(("ar", mode)))
+        """Modes that this model can run: ar always, the configured one or those that auto chooses
+        among, and with ssd also sd."""
+        return MODES[: MODES.index(self.config.prepared) + 1]
 
     def engine_of(self, mode: str | None, k: int | None = None) -> Engine:
-        """The engine of a mode; engines share programs and parameters, each has its own slots.
+        """The engine of a K; engines share programs and parameters, each has its own slots.
 
-        The engine of the configured mode also decodes the requests of mode ar.
+        It decodes the requests of all modes: `Request.k` and `Request.branches` say which.
 
         Args:
           mode: one of `modes`, or auto where that is configured; None is the configured one.
@@ -350,18 +348,18 @@ class LLM(Calls):
             remedy = f"; open with ks=[{k}]" if default_k and is_integer(k) and k > 0 else ""
             raise InputError(f"mode {mode}: k = {k} was not prepared, only {ks}{remedy}")
         k = int(k)
-        if mode == "ar" != self.mode:
-            mode, k = self.mode, self.config.speculated
-        engine = self._engines.get((mode, k))
+        k = k or (0 if self.config.prepared == "ar" else self.config.speculated)
+        engine = self._engines.get(k)
         if engine is None:
             with self._load_lock:
-                engine = self._engines.get((mode, k))  # another thread may have made it
+                engine = self._engines.get(k)  # another thread may have made it
                 if engine is None:
-                    engine = self._engines[mode, k] = self._new_engine(mode, k)
+                    engine = self._engines[k] = self._new_engine(k)
         return engine
 
-    def _new_engine(self, mode: str, k: int) -> Engine:
-        engines = [*self._engines, (mode, k)]
+    def _new_engine(self, k: int) -> Engine:
+        mode = self.config.prepared
+        engines = [(mode, other) for other in (*self._engines, k)]
         check_memory(self.resolved, engines, self.loaded.program_bytes(engines))
         self.placement.use_store(
             self._resources.store
@@ -384,7 +382,7 @@ class LLM(Calls):
             trace=trace,
             plain_trace=plain_trace,
             occurrences=self._occurrences,
-            setup={"mode": mode, **self.loaded.fallbacks.metrics},
+            setup={"mode": self.mode, **self.loaded.fallbacks.metrics},
             pages=self.loaded.new_stock(),
             timer=None if chooser is None else chooser.timer(mode, k),
             prepare=self.loaded.prepare,

@@ -60,13 +60,17 @@ class Drafter(Protocol):
       on_device: whether it keeps busy the devices that it shares with the target.
       timed: whether lengths of its proposals depend on time, or on other requests, where sampled
         texts depend on lengths, as `sampling/rules.py` says. See `occurrences`.
+      timed_in_turn: the same of proposals for requests without branches, in mode ssd.
       asks_first: whether `speculate` is called before the target's forward is dispatched, because
         it only sends a message, which would otherwise wait for cores that the target uses.
+      branches: whether it prepares branches, as mode ssd does; see `DraftBatch.branches`.
     """
 
     k: int
+    branches: bool = False
     on_device: bool = False
     timed: bool = False
+    timed_in_turn: bool = False
     asks_first: bool = False
 
     def open(self, opening: SlotOpening) -> None:

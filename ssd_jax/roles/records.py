@@ -60,6 +60,8 @@ class SlotOpening:
         that continues.
       bad_word_ids: sequences of tokens; the last is impossible where the output ends with the
         others.
+      branches: whether a draft of mode ssd prepares branches from its prompt on; see
+        `DraftBatch.branches`.
     """
 
     slot: int
@@ -71,6 +73,7 @@ class SlotOpening:
     reused: int = 0
     prompt: int = ALL
     bad_word_ids: Sequence[Sequence[int]] = ()
+    branches: bool = True
 
 
 class TopLogprobs(NamedTuple):
@@ -153,6 +156,7 @@ class Drafted:
       parents: [B, m] int32, the tree that the tokens are; None is a chain.
       chains: slots whose tree is a chain, which their sampling demands.
       sources: by slot, where a speculation cache was looked up: "hit", or why there was no hit.
+        Rows that were to have no branches are left out, unless the draft did not answer.
       lookup: of the cache.
       activity: of a draft with devices of its own, since the last proposal; known once `speculate`
         was called.
@@ -179,6 +183,8 @@ class DraftBatch(NamedTuple):
       limit: most tokens to propose, at least 1; 0 in idle rows.
       room: tokens that may still be committed.
       node: where in its tree the row's last round ended; see `Outcomes`.
+      branches: 1 where a draft of mode ssd is to prepare branches for the outcome of this round; 0
+        where it is to draft just in time (mode sd).
     """
 
     pending: Row
@@ -188,6 +194,7 @@ class DraftBatch(NamedTuple):
     limit: Row
     room: Row
     node: Row
+    branches: Row
 
     @property
     def slots(self) -> list[int]:
@@ -199,7 +206,8 @@ def draft_batch(slots: int, width: int) -> DraftBatch:
     """Idle rows, to be filled in; `width` is the most tokens that a round commits."""
     pending, counts, limit, room, node = np.zeros((5, slots), np.int32)
     position, tokens = np.full(slots, IDLE, np.int32), np.full((slots, width), -1, np.int32)
-    return DraftBatch(pending, position, tokens, counts, limit, room, node)
+    branches = np.ones(slots, np.int32)
+    return DraftBatch(pending, position, tokens, counts, limit, room, node, branches)
 
 
 class Promotion(NamedTuple):
@@ -226,6 +234,12 @@ class Promotion(NamedTuple):
     limit: Row
     node: Row | None = None
     parents: Int32[np.ndarray, "B K"] | None = None
+
+    @property
+    def before_pending(self) -> Row:
+        """The committed token before each pending one; 0 where there is none."""
+        place = np.maximum((self.committed >= 0).sum(axis=1) - 2, 0)
+        return np.maximum(self.committed[np.arange(len(place)), place], 0)
 
 
 def no_promotion(slots: int, k: int, width: int | None = None, nodes: int = 0) -> Promotion:

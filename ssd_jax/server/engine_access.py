@@ -84,31 +84,42 @@ class EngineAccess:
         return await asyncio.to_thread(self._llm.encode, prompt)
 
     async def requests(
-        self, prompts: Sequence[Prompt], params: SamplingParams, priority: int = 0
+        self, prompts: Sequence[Prompt], params: SamplingParams, **settings: Any
     ) -> list[Request]:
         """Checked requests for the `params.n` texts of each prompt; text s of prompt p of P has the
         index p + s P.
 
+        Args:
+          settings: fields of each `Request`.
+
         Raises:
           InputError: a prompt or parameters that cannot run.
         """
-        return await asyncio.to_thread(self._requests, prompts, params, priority)
+        return await asyncio.to_thread(self._requests, prompts, params, settings)
 
     def _requests(
-        self, prompts: Sequence[Prompt], params: SamplingParams, priority: int
+        self, prompts: Sequence[Prompt], params: SamplingParams, settings: Mapping[str, Any]
     ) -> list[Request]:
         checked = [
-            dataclasses.replace(self._llm.request(prompt, params, index), priority=priority)
+            dataclasses.replace(self._llm.request(prompt, params, index), **settings)
             for index, prompt in enumerate(prompts)
         ]
         return [text for request in checked for text in request.split(len(prompts))]
 
-    def mode_of(self, speculation: str) -> str | None:
+    def mode_of(self, speculation: str, k: int | None = None) -> str | None:
         """The mode that a request asks for; None is the server's.
 
+        Args:
+          k: most tokens that a round shall propose; None leaves that to the server.
+
         Raises:
-          InputError: it was not prepared.
+          InputError: it was not prepared, or such proposals were not.
         """
+        most = 0 if self._llm.modes == ("ar",) else self._llm.config.speculated
+        if k is not None and not 0 <= k <= most:
+            raise InputError(f"k = {k} is out of range; this server proposes 0 to {most} tokens")
+        if k and speculation == "off":
+            raise InputError(f"k = {k} proposes tokens, and speculation = 'off' none; give one")
         if speculation == "auto":
             return None
         mode = "ar" if speculation == "off" else speculation

@@ -38,6 +38,7 @@ _SAMPLING: dict[str, Any] = {
 
 _COMMON: dict[str, Any] = {
     **_SAMPLING,
+    "k": int,
     "model": str,
     "max_tokens": int,
     "n": int,

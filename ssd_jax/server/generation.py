@@ -169,13 +169,14 @@ async def open_answer(
       ApiError: a time-out that the server does not give.
     """
     speculation = fields.get("speculation", "auto")
-    mode = state.engine.mode_of(speculation)
+    k, priority = fields.get("k"), fields.get("priority", 0)
+    mode = state.engine.mode_of(speculation, k)
     timeout = _timeout(fields, state.options.request_timeout)
     deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
     generation = Generation(
         engine=state.engine,
         meter=state.metrics.meter(),
-        requests=await state.engine.requests(prompts, params, fields.get("priority", 0)),
+        requests=await state.engine.requests(prompts, params, k=k, priority=priority),
         prompts=len(prompts),
         mode=mode,
         speculation=speculation,

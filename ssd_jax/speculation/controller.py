@@ -80,6 +80,8 @@ class Controller(Drafter):
       waiting: decides what to wait for; without it rounds wait for all that they can.
     """
 
+    branches = True
+
     def __init__(
         self,
         draft: BranchingDraft,
@@ -95,6 +97,7 @@ class Controller(Drafter):
         fixed = isinstance(policies.tuner, FixedTuner)
         self.k, self.on_device, self.asks_first = policies.k, not elsewhere, asks_first
         self.timed = RULES[policies.rule].timed and (waits or not fixed)
+        self.timed_in_turn = RULES[policies.rule].timed and (elsewhere or not fixed)
         self._draft, self._policies = draft, policies
         self._learning = Learning(policies.tuner, self._waiting)
         self._states: dict[int, SequenceState] = {}  # by slot
@@ -113,6 +116,7 @@ class Controller(Drafter):
             backup=make(policies.backup, params.seed_of_request, opening.index, policies.tokens),
             room=params.most_tokens,
             teaches=teaches(params.temperature, policies.rule),
+            branches=opening.branches,
         )
         # Leftovers of an interrupted step must not reach new requests.
         self._request = None
@@ -157,6 +161,9 @@ class Controller(Drafter):
             began = self._waiting.clock()
             records = self._ask_records(request)
             this_round.lengths = np.where(request.drafts > 0, records.lengths(), this_round.lengths)
+            for slot in this_round.states:
+                if not this_round.lengths[slot]:  # the draft has not answered
+                    this_round.sources.setdefault(slot, "late")
             tokens, parents = records.tokens(), records.parents()
             this_round.waited = forwards, self._waiting.clock() - began
         this_round.drafted = Drafted(
@@ -167,8 +174,8 @@ class Controller(Drafter):
             parents=parents,
             chains=[
                 slot
-                for slot, source in this_round.sources.items()
-                if source != "hit" and not request.drafts[slot]
+                for slot in this_round.states
+                if this_round.sources.get(slot) != "hit" and not request.drafts[slot]
             ],
         )
         return this_round.drafted
@@ -186,7 +193,8 @@ class Controller(Drafter):
         if self._round is not None:
             self._round.begin_records()
         if self._recorded:
-            self._expand({slot: self._states[slot] for slot in sorted(self._recorded)})
+            states = {slot: self._states[slot] for slot in sorted(self._recorded)}
+            self._expand({slot: state for slot, state in states.items() if state.branches})
 
     @override
     def proposal(self) -> ProposalHandle:
@@ -218,8 +226,11 @@ class Controller(Drafter):
         lookup = self._cache.look_up(k, batch.pending.tolist())
         sources: dict[int, str] = {
             slot: "hit" if lookup.branch[slot] >= 0 else self._cache.miss_cause(slot)
-            for slot in states
+            for slot, state in states.items()
+            if state.branches
         }
+        for slot, state in states.items():
+            state.branches = bool(batch.branches[slot])
         limit = np.minimum(batch.limit, self._plan.k)
         lengths = np.zeros(len(k), np.int32)
         return RoundState(began, batch, limit, states, sources, lookup, lengths)
@@ -236,7 +247,10 @@ class Controller(Drafter):
         tokens, parents = promotion.tokens, promotion.parents
         for slot, state in this_round.states.items():
             state.last_prompt_token = None
-            if slot in missed:
+            source = this_round.sources.get(slot)
+            if source is None:
+                this_round.backups[slot] = 0
+            elif source != "hit":
                 backup = state.backup.propose(
                     int(batch.position[slot]), int(this_round.limit[slot])
                 )
@@ -319,7 +333,8 @@ class Controller(Drafter):
         if self._policies.lowers:
             self._learn()
             for slot, state in self._states.items():
-                lowered[slot, : self._plan.k] = state.lowered(after, self._plan)
+                if state.branches:
+                    lowered[slot, : self._plan.k] = state.lowered(after, self._plan)
         return lowered
 
     def _wait(self, this_round: RoundState) -> None:
@@ -354,14 +369,20 @@ class Controller(Drafter):
     def _just_in_time(
         self, this_round: RoundState, missed: Sequence[int]
     ) -> tuple[Row, Int32[np.ndarray, "B K"]]:
-        """Number of tokens to draft and wait for in each row, and their D."""
+        """Number of tokens to draft and wait for in each row, and their D.
+
+        Rows that were to have no branches get all that they may.
+        """
         drafts = np.zeros(self._draft.slots, np.int32)
+        in_turn = [slot for slot in this_round.states if slot not in this_round.sources]
+        drafts[in_turn] = this_round.limit[in_turn]
         forwards, kind = 0, self._policies.backup
         if missed and kind == "draft":
             forwards = int(this_round.limit[missed].max())
         elif missed and kind == "auto":
             forwards = self._waiting.just_in_time(this_round, missed)
-        if not forwards:
+        if forwards:
+            drafts[missed] = np.minimum(forwards, this_round.limit[missed])
+        if not drafts.any():
             return drafts, np.zeros((self._draft.slots, self._draft.k), np.int32)
-        drafts[missed] = np.minimum(forwards, this_round.limit[missed])
         return drafts, self._lowered("miss")

@@ -53,7 +53,7 @@ class Learning:
         for slot, state in this_round.states.items():
             state.room = int(batch.room[slot])
             hit, count = lookup.branch[slot] >= 0, int(batch.counts[slot])
-            if last.get(slot) is state:
+            if last.get(slot) is state and slot in this_round.sources:
                 after_hit, empty = state.after == "hit", not state.length
                 state.stats.round(count, hit=after_hit, empty=empty, prepared=hit)
             if lookup.k[slot] < 0:

@@ -25,6 +25,7 @@ class SequenceState:
       room: tokens that may still be committed.
       teaches: whether its text depends on no length, so that a tuner may learn from it; see
         `tuner.teaches`.
+      branches: whether it is to have branches; without them proposals are drafted just in time.
       stats: of its rounds.
       length: L of the record.
       after: source of the record.
@@ -39,6 +40,7 @@ class SequenceState:
     backup: Backup
     room: int
     teaches: bool
+    branches: bool = True
     stats: AcceptanceStats = dataclasses.field(default_factory=AcceptanceStats)
     length: int = 0
     after: After = "miss"
@@ -138,7 +140,8 @@ class RoundState:
       began: when it began, in seconds.
       limit: most tokens to propose.
       states: of its rows, by slot.
-      sources: of their proposals: "hit", or why there was none.
+      sources: of their proposals: "hit", or why there was none. Rows that were to have no branches
+        are left out.
       lengths: L of its proposals; at first only of those that hit.
       nodes: number of proposed tokens, where the proposals that hit are trees.
       confidence: the draft's in the tokens of the branches that were hit, by slot.

@@ -154,7 +154,7 @@ class FakeDrafter:
     It keeps each slot's tokens and checks that new ones follow without a gap.
     """
 
-    on_device, timed, asks_first = False, False, False
+    on_device, timed, asks_first, branches = False, False, False, False
 
     def __init__(
         self,

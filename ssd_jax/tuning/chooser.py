@@ -10,9 +10,10 @@ from typing import Any
 import jax
 
 from ssd_jax.config.config import Config
-from ssd_jax.config.settings import AUTO_K
+from ssd_jax.config.settings import AUTO_K, MODES
 from ssd_jax.devices.opened import OpenedModel
 from ssd_jax.devices.program_lookup import surroundings
+from ssd_jax.engine.planner import RoundPlan
 from ssd_jax.engine.round_timer import RoundTimer, TimedRound
 from ssd_jax.loading.loaded import Loaded
 from ssd_jax.roles.drafting import TreeShape
@@ -27,7 +28,7 @@ from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.goodput import GoodputPlanner
-from ssd_jax.tuning.measuring import measure, measure_draft, measure_target
+from ssd_jax.tuning.measuring import measure, measure_target
 from ssd_jax.tuning.review import RoundTimes, correct_costs, review_costs
 from ssd_jax.tuning.throughput import MIN_SPEED_UP, Costs, Guess, Prediction, ar
 from ssd_jax.tuning.tree_choice import TreeChoice, choose
@@ -49,9 +50,8 @@ class Chooser:
       budgets: values of M to choose among.
       known: costs, and observations of earlier starts.
       file: stores observations.
-      measure_draft_cost: measures T_1 of mode sd, see `Costs.draft`, if a model of mode ssd is
-        asked for sd: this is rare, and may need a second copy of the draft.
       fan_out: makes a policy for K = k; None makes the configured one.
+      shares_branches: whether several drafts share the branches of a sequence.
 
     Attributes:
       predicted: by mode that auto may choose, the fastest plan with all slots busy, as fast as
@@ -66,13 +66,14 @@ class Chooser:
         *,
         budgets: tuple[int, ...],
         file: CostFile,
-        measure_draft_cost: Callable[[], float] | None = None,
         fan_out: Callable[[int], FanOut] | None = None,
+        shares_branches: bool = False,
     ) -> None:
         self._config, self._known_costs, self._file = config, known, file
+        self._shares_branches = shares_branches
         self._budgets = budgets
         self._fan_out = fan_out or partial(config.fan_out_of, branches=max(budgets, default=0))
-        self._guess, self._measure_draft = known.guess, measure_draft_cost
+        self._guess = known.guess
         self._observations, self._times = UpdatedGuess(known.guess), RoundTimes()
         self._final: tuple[Guess, dict[str, float]] | None = None
         self._tuners: dict[tuple[str, int], FastestTuner] = {}
@@ -120,7 +121,7 @@ class Chooser:
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
-            tuner = FastestTuner(self._with_draft(), self._observations, ks=ks)
+            tuner = FastestTuner(self.costs, self._observations, ks=ks)
         else:
             kind = config.backup_kind
             tuner = FastestTuner(
@@ -173,8 +174,10 @@ class Chooser:
             if round_.rows < self._config.slots:
                 return
             expected, name = None, mode
-            if mode == "ar" or not round_.speculates:
+            if round_.mode == "ar":
                 expected, name = self.costs.ar_round, "ar"
+            elif round_.mode != mode:
+                return
             elif self._tree is not None and self._tree.nodes:
                 expected = self.costs.trees[self._tree.nodes]
             elif tuner is not None:
@@ -188,10 +191,16 @@ class Chooser:
         return RoundTimer(observe_round)
 
     def planner(self, mode: str, k: int) -> GoodputPlanner | None:
-        """Decides which rounds of an engine use the draft; None where that was not left open."""
-        if self._config.mode != "auto" or mode == "ar":
+        """Decides how rounds of an engine speculate; None where that was not left open."""
+        if self._config.mode != "auto":
             return None
-        planner = GoodputPlanner(k, timed=RULES[self._config.verify].timed)
+        plans = [RoundPlan(0), RoundPlan(k, branches=False), RoundPlan(k)]
+        # Drafts that share the branches of a sequence do not see tokens that one of them drafts.
+        modes = ("ar", "ssd") if self._shares_branches else MODES
+        modes = modes[: modes.index(mode) + 1]
+        plans = [plan for plan in plans if plan.mode in modes]
+        plans.sort(key=lambda plan: plan.mode != self.mode)  # begins with the one that was chosen
+        planner = GoodputPlanner(plans, timed=RULES[self._config.verify].timed)
         self._planners[mode, k] = planner
         return planner
 
@@ -205,8 +214,7 @@ class Chooser:
         self._final = self._observations.guess, self._times.slowness
 
     def close(self) -> None:
-        """Stores the observations for the next start, and gives up what measures."""
-        self._measure_draft = None
+        """Stores the observations for the next start."""
         guess, slowness = self._final or (self._observations.guess, self._times.slowness)
         if guess.judged > self._guess.judged or slowness:
             self._known_costs = correct_costs(self._known_costs, slowness)
@@ -224,15 +232,6 @@ class Chooser:
         if stored is not None and stored.costs.verify != costs.verify:
             known = stored
         self._file.write(dataclasses.replace(known, guess=guess))
-
-    def _with_draft(self) -> Costs:
-        """Costs with T_1 of mode sd, which is measured if it is not known yet."""
-        costs = self.costs
-        if self._measure_draft is not None and not costs.draft:
-            costs = dataclasses.replace(costs, draft=self._measure_draft())
-            self._known_costs = dataclasses.replace(self._known_costs, costs=costs)
-            self._store(self._guess)
-        return costs
 
 
 def open_chooser(loaded: Loaded) -> Chooser:
@@ -261,14 +260,13 @@ def open_chooser(loaded: Loaded) -> Chooser:
         )
     if known != stored:
         file.write(known)
-    measure_draft_cost = partial(measure_draft, loaded, context) if config.draft_model else None
     return Chooser(
         config,
         known,
         budgets=budgets,
         file=file,
-        measure_draft_cost=measure_draft_cost,
         fan_out=resolved.fan_out,
+        shares_branches=resolved.placement.layout.parts > 1,
     )
 
 

@@ -65,8 +65,9 @@ class FullProposals:
     """
 
     def __init__(self, drafter: Drafter, clock: Callable[[], float]) -> None:
-        self.k, self.on_device, self.timed = drafter.k, drafter.on_device, False
-        self.asks_first = drafter.asks_first
+        self.k, self.on_device = drafter.k, drafter.on_device
+        self.timed = self.timed_in_turn = False
+        self.asks_first, self.branches = drafter.asks_first, drafter.branches
         self.open, self.set_pages = drafter.open, drafter.set_pages
         self.prefill, self.gather = drafter.prefill, drafter.gather
         self.speculate, self.proposal = drafter.speculate, drafter.proposal

@@ -1,26 +1,27 @@
-"""Decides by measured goodput whether rounds use the draft. Pure host code.
+"""Decides by measured goodput how rounds speculate. Pure host code.
 
 Goodput is tokens per second of all requests together. It depends on the text and on the number of
-requests, so both ways of decoding are timed where they run: the faster one runs, and the other is
-tried for a few rounds now and then.
+requests, so all plans are timed where they run: the fastest one runs, and another is tried for a
+few rounds now and then.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 
 from typing_extensions import override
 
-from ssd_jax.engine.planner import Planner
+from ssd_jax.engine.planner import Planner, RoundPlan
 from ssd_jax.engine.round_timer import TimedRound
 
 TRIAL = 8
 """Timed rounds of a trial."""
 INTERVALS = (32, 4096)
-"""Rounds between trials, at first and at most: each trial that changes nothing doubles them."""
+"""Rounds between trials, at first and at most: trials of all plans that change nothing double
+them."""
 _LONGEST_TRIAL = 64  # rounds in all, where few of them can be timed
-_LEAST = 4  # timed rounds of a way of decoding, to judge it by
-_GAIN = 1.03  # a way that is faster by less is not taken for it
+_LEAST = 4  # timed rounds of a plan, to judge it by
+_GAIN = 1.03  # a plan that is faster by less is not taken for it
 _DECAY = 31 / 32  # of what a round counts, with each further one
 
 
@@ -47,61 +48,70 @@ class _Choice:
     """The choice for a number of requests.
 
     Attributes:
-      drafts: whether the draft is used but for trials.
-      trying: whether a trial is under way.
+      best: number of the plan that is used but for trials.
     """
 
-    def __init__(self) -> None:
-        self.drafts, self.trying = True, False
-        self._goodput = {True: _Goodput(), False: _Goodput()}  # with the draft, and without
-        self._interval, self._rounds = INTERVALS[0], 0
+    def __init__(self, plans: int) -> None:
+        self.best = 0
+        self._goodput = [_Goodput() for _ in range(plans)]
+        self._trial: int | None = None  # number of the plan that is tried
+        self._untried: list[int] = []
+        self._interval, self._rounds = INTERVALS[0] // 2, 0
 
-    def next_round(self) -> bool:
-        """Whether the next round uses the draft."""
+    def next_round(self) -> int:
+        """Number of the next round's plan."""
         self._rounds += 1
-        tried = self._goodput[not self.drafts]
-        if self.trying and (tried.count >= TRIAL or self._rounds > _LONGEST_TRIAL):
-            self.trying, self._rounds = False, 0
-            if tried.beats(self._goodput[self.drafts]):
-                self.drafts, self._interval = not self.drafts, INTERVALS[0]
-            else:
-                self._interval = min(2 * self._interval, INTERVALS[1])
-        elif not self.trying and self._rounds > self._interval:
-            self.trying, self._rounds = True, 0
-            self._goodput[not self.drafts] = _Goodput()
-        return self.drafts != self.trying
+        if self._trial is not None:
+            tried = self._goodput[self._trial]
+            if tried.count >= TRIAL or self._rounds > _LONGEST_TRIAL:
+                if tried.beats(self._goodput[self.best]):
+                    self.best, self._untried = self._trial, []
+                    self._interval = INTERVALS[0] // 2
+                self._trial, self._rounds = None, 0
+        elif self._rounds > self._next_interval():
+            self._trial, self._rounds = self._untried.pop(), 0
+            self._goodput[self._trial] = _Goodput()
+        return self.best if self._trial is None else self._trial
 
-    def observe(self, round_: TimedRound, *, drafts: bool) -> None:
-        """Learns from a round with the draft or without."""
-        self._goodput[drafts].observe(round_)
+    def _next_interval(self) -> int:
+        """Rounds before the next trial; all other plans are tried before it grows."""
+        if not self._untried:
+            self._untried = [n for n in range(len(self._goodput)) if n != self.best]
+            self._interval = min(2 * self._interval, INTERVALS[1])
+        return self._interval
+
+    def observe(self, plan: int, round_: TimedRound) -> None:
+        """Learns from a round of a plan."""
+        self._goodput[plan].observe(round_)
 
 
 class GoodputPlanner(Planner):
-    """Chooses between K proposed tokens and none, for each size of a batch; it begins with K.
+    """Chooses among plans, for each size of a batch; it begins with the first.
 
     Sizes are powers of two: batches with fewer requests than a size, and more than half of it,
     are timed together.
 
     Args:
-      k: most proposed tokens a round.
+      plans: of different modes.
       timed: see `Planner`.
     """
 
-    def __init__(self, k: int, *, timed: bool) -> None:
+    def __init__(self, plans: Sequence[RoundPlan], *, timed: bool) -> None:
         self.timed = timed
-        self._k = k
-        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)  # by bits of the size
+        self._plans = tuple(plans)
+        self._numbers = {plan.mode: number for number, plan in enumerate(plans)}
+        self._choices: dict[int, _Choice] = {}  # by bits of the size
 
     @override
-    def most_proposed(self, rows: int) -> int:
-        return self._k if self._choices[_bits(rows)].next_round() else 0
+    def plan(self, rows: int) -> RoundPlan:
+        return self._plans[self._choice(rows).next_round()]
 
     def observe(self, round_: TimedRound) -> None:
         """Learns from a round that followed another of the same requests."""
+        number = self._numbers.get(round_.mode)
         drafts = round_.proposed > 0 or round_.missed
-        if drafts or not round_.speculates:  # else the draft catches up, or texts end
-            self._choices[_bits(round_.rows)].observe(round_, drafts=drafts)
+        if number is not None and (drafts or round_.mode == "ar"):  # else the draft catches up
+            self._choice(round_.rows).observe(number, round_)
 
-
-def _bits(rows: int) -> int:
-    return max(rows - 1, 0).bit_length()
+    def _choice(self, rows: int) -> _Choice:
+        return self._choices.setdefault(max(rows - 1, 0).bit_length(), _Choice(len(self._plans)))

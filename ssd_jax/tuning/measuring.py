@@ -83,18 +83,6 @@ def measure_target(loaded: Loaded, *, clock: Clock = time.perf_counter) -> Costs
     return _costs(seconds)
 
 
-def measure_draft(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -> float:
-    """Measures T_1 of mode sd, for all slots."""
-    roles = loaded.roles("sd", loaded.config.speculated)
-    drafter = roles.drafter
-    assert drafter is not None
-    propose = draft_run(drafter, loaded.config.slots, context)
-    k = drafter.k
-    seconds = shortest_seconds({("draft", k): partial(seconds_of, propose, clock)}, clock)
-    roles.close()
-    return seconds["draft", k] / k
-
-
 def shortest_seconds(runs: Runs, clock: Clock) -> dict[tuple[str, int], float]:
     """The fewest seconds of each part.
 

@@ -220,7 +220,7 @@ def test_an_answer_that_ends_by_an_error_is_printed_and_the_status_is_1(
 ):
     def load(llm):
         target = instrument(FakeTarget(lambda *_: 65, context=300, max_chunk=200), fail=fail)
-        llm._engines["ar", 0] = Engine(target, decoder, frozenset())
+        llm._engines[0] = Engine(target, decoder, frozenset())
 
     monkeypatch.setattr("ssd_jax.cli.generate.load", load)
     status, out, err = generate("--prompt=hello", "--json")

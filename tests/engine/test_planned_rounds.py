@@ -7,6 +7,7 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import derived
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.planner import RoundPlan
 from ssd_jax.errors import InputError
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.letters import EOS, LONG, drain, ids, outputs, request, spell
@@ -16,16 +17,16 @@ CHUNK = 4
 
 
 class Scripted:
-    """A planner that says these numbers, one a round, the last for ever; None is the engine's K."""
+    """A planner that says these K, one a round, the last for ever."""
 
     timed = False
 
-    def __init__(self, *plan):
-        self.plan, self.rows = list(plan), []
+    def __init__(self, *ks):
+        self.ks, self.rows = list(ks), []
 
-    def most_proposed(self, rows):
+    def plan(self, rows):
         self.rows.append(rows)
-        return self.plan.pop(0) if len(self.plan) > 1 else self.plan[0]
+        return RoundPlan(self.ks.pop(0) if len(self.ks) > 1 else self.ks[0])
 
 
 def make(planner=None, *, slots=2, k=3, wrong=lambda position: False, **settings):

@@ -29,14 +29,14 @@ def shared(tiny_checkpoint):
     and calls the `fault` of its target."""
     settings = {"mode": "sd", "draft": "ngram", "k": "2", "compile_cache": "off"}
     llm = LLM(str(tiny_checkpoint), load=False, ks=[3], **settings)
-    for key in (("sd", 2), ("sd", 3)):
+    for k in (2, 3):
         target = FakeTarget(spell(LONG), slots=4)
         target.fault = lambda: None
         instrument(
             target, delay={"forward": 2e-3}, fail={"forward": lambda *_, to=target: to.fault()}
         )
-        llm._engines[key] = Engine(target, Letters, frozenset({1}))
-        llm._engines[key].target = target
+        llm._engines[k] = Engine(target, Letters, frozenset({1}))
+        llm._engines[k].target = target
     return llm
 
 
@@ -76,7 +76,7 @@ def test_requests_of_several_threads_are_one_batch(shared):
     sizes = [5 + 3 * n for n in range(12)]
     found = together(*[functools.partial(text, shared, size) for size in sizes])
     assert found == [LONG[:size] for size in sizes]
-    rounds = shared._engines["sd", 2].target.calls.count("forward")
+    rounds = shared._engines[2].target.calls.count("forward")
     assert rounds < 0.6 * sum(sizes)  # of 4 slots
     assert idle(shared)
 
@@ -91,10 +91,10 @@ def test_a_stream_that_nobody_reads_goes_on_and_keeps_its_events(shared):
     stream = shared.run([request(max_tokens=9)])
     first = next(stream)
     assert idle(shared)
-    before = shared._engines["sd", 2].target.calls.count("forward")
+    before = shared._engines[2].target.calls.count("forward")
     rest = list(stream)
     assert first.text + "".join(event.text for event in rest) == LONG[:9]
-    assert shared._engines["sd", 2].target.calls.count("forward") == before
+    assert shared._engines[2].target.calls.count("forward") == before
 
 
 def test_a_stopped_request_ends_with_what_it_has(shared):
@@ -111,7 +111,7 @@ def test_a_stopped_request_ends_with_what_it_has(shared):
 
 
 def test_a_look_for_an_event_does_not_wait_for_one(shared):
-    over, target = threading.Event(), shared._engines["sd", 2].target
+    over, target = threading.Event(), shared._engines[2].target
     target.fault = lambda: over.wait(PATIENCE)
     with shared.started([request(max_tokens=3)]) as caller:
         events = [event for event in [caller.poll(0.01)] if event]
@@ -129,7 +129,7 @@ def test_requests_before_one_that_is_refused_are_taken_back(shared):
 
 
 def test_requests_before_an_interrupt_are_taken_back(shared, monkeypatch):
-    engine = shared._engines["sd", 2]
+    engine = shared._engines[2]
     adds = engine.add
 
     def add(asked):
@@ -156,7 +156,7 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
     class Cycle:
         pass
 
-    target = shared._engines["sd", 2].target
+    target = shared._engines[2].target
     kept = Cycle()
     kept.self, kept.stream = kept, shared.run([request()])
     next(kept.stream)
@@ -169,7 +169,7 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
 
 def test_a_wait_for_a_round_can_be_interrupted(shared):
     """At once: the round goes on."""
-    target, going, over = shared._engines["sd", 2].target, threading.Event(), threading.Event()
+    target, going, over = shared._engines[2].target, threading.Event(), threading.Event()
 
     def hang():
         going.set()
@@ -191,7 +191,7 @@ def test_a_wait_for_a_round_can_be_interrupted(shared):
 
 
 def test_an_error_of_a_round_leaves_all_but_the_oldest_request_alone(shared):
-    target, left = shared._engines["sd", 2].target, [3]
+    target, left = shared._engines[2].target, [3]
 
     def fail():
         left[0] -= 1
@@ -207,7 +207,7 @@ def test_an_error_of_a_round_leaves_all_but_the_oldest_request_alone(shared):
 
 
 def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(shared):
-    engine, left = shared._engines["sd", 2], [9]
+    engine, left = shared._engines[2], [9]
     target = engine.target
 
     def fail():
@@ -242,7 +242,7 @@ def test_an_event_loop_is_told_of_a_device_that_fails(shared):
     def fail():
         raise DeviceError("out of memory")
 
-    shared._engines["sd", 2].target.fault = fail
+    shared._engines[2].target.fault = fail
     with pytest.raises(DeviceError, match="out of memory; open the model again"):
         asyncio.run(shared.generate_async("ab"))
 
@@ -254,7 +254,7 @@ def test_outputs_are_in_the_order_of_the_prompts_whichever_ends_first(shared):
 
 
 def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
-    target, going = shared._engines["sd", 2].target, threading.Event()
+    target, going = shared._engines[2].target, threading.Event()
     target.fault = going.set
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(text, shared) for _ in range(5)]
@@ -269,7 +269,7 @@ def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
 
 
 def test_a_stream_whose_events_another_took_raises_an_error_that_says_so(shared, monkeypatch):
-    engine = shared._engines["sd", 2]
+    engine = shared._engines[2]
 
     def take_all():
         while engine.has_work:

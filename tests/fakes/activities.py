@@ -26,7 +26,7 @@ class Script:
     """
 
     slots, context, max_chunk, k = 2, 64, 8, 1
-    on_device, timed, asks_first = False, False, False
+    on_device, timed, asks_first, branches = False, False, False, False
 
     def __init__(self, activities, sources, looks):
         self.now, self.told = 0.0, iter(zip(activities, sources, looks, strict=True))

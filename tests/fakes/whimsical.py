@@ -2,18 +2,21 @@
 
 import random
 
+from ssd_jax.engine.planner import RoundPlan
+
 
 class Whimsical:
-    """A planner that changes its mind every few rounds."""
+    """A planner that changes its mind every few rounds: K, and whether there are branches."""
 
     timed = False
 
     def __init__(self, seed):
-        self._draw, self._left, self._k = random.Random(seed), 0, 0
+        self._draw, self._left, self._plan = random.Random(seed), 0, RoundPlan(0)
 
-    def most_proposed(self, rows):
+    def plan(self, rows):
         if not self._left:
             self._left = self._draw.randrange(1, 5)
-            self._k = self._draw.choice([0, 0, 1, 9])
+            branches = self._draw.random() < 0.6
+            self._plan = RoundPlan(self._draw.choice([0, 0, 1, 9]), branches)
         self._left -= 1
-        return self._k
+        return self._plan

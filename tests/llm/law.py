@@ -6,6 +6,8 @@ truncation leaves possible, with the slow reference. Greedy requests run in the 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ssd_jax import LLM, SamplingParams
@@ -148,9 +150,13 @@ def mix_up(proposal):
     return proposal._replace(q=np.where(both, q[..., ::-1], q))
 
 
-def assert_lawful(llm, laws, engine, each=EACH):
-    """Sampled texts follow the law, greedy ones are plain decoding; returns metrics of requests."""
-    outputs, metrics = run(engine, requests(llm, each))
+def assert_lawful(llm, laws, engine, each=EACH, **settings):
+    """Sampled texts follow the law, greedy ones are plain decoding; returns metrics of requests.
+
+    `settings` are those of requests.
+    """
+    asked = [dataclasses.replace(request, **settings) for request in requests(llm, each)]
+    outputs, metrics = run(engine, asked)
     assert len(outputs) == 2 * each + GREEDY
     params = SamplingParams(max_tokens=COUNT + MORE, ignore_eos=True, **GREEDILY)
     (plain,) = llm.generate([PROMPT], params, mode="ar")

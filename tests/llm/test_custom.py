@@ -88,9 +88,10 @@ def test_a_branching_draft_and_a_policy_leave_the_text_as_it_is(target, verify):
     RepeatBranches.made, Counted.made = [], []
     settings = {"budget": 8, "fan_out": Counted, "backup": "draft", "verify": verify}
     with opened(target, mode="ssd", draft=RepeatBranches, **settings) as llm:
-        assert llm.modes == ("ar", "ssd")
+        assert llm.modes == ("ar", "sd", "ssd")
         spoken = says_what_ar_says(llm, "ssd")
         assert sum(output.metrics["hit_rate"] or 0 for output in spoken) > 0
+        says_what_ar_says(llm, "sd")
         (draft,) = RepeatBranches.made
         assert (draft.slots, draft.k, draft.branches) == (4, 3, 8)
         assert len(Counted.made) >= len(spoken)

@@ -48,14 +48,14 @@ def branching(checkpoints):
 
 
 def assert_sd_lawful(llm, laws, drafter="model", **more):
-    metrics = assert_lawful(llm, laws, llm.engine_of("sd"), **more)
+    metrics = assert_lawful(llm, laws, llm.engine, branches=False, **more)
     histograms = [figures["acceptance_histogram"] for figures in metrics]
     rounds = np.sum([np.pad(shape, (0, 4))[:4] for shape in histograms if shape], axis=0)
     assert (rounds[1:3] > 0).all() if drafter == "model" else rounds[1] > 0
 
 
 def assert_ssd_lawful(llm, laws, **more):
-    metrics = assert_lawful(llm, laws, llm.engine_of("ssd"), **more)
+    metrics = assert_lawful(llm, laws, llm.engine, **more)
     assert 0.1 < np.mean([each["hit_rate"] for each in metrics]) < 0.95
 
 

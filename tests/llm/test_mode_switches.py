@@ -93,3 +93,32 @@ def test_mode_auto_does_without_the_draft_where_that_is_faster_and_says_so(pair,
             assert ids(found) == alone
         plain = [output.metrics["plain_rounds"] for output in found]
         assert sum(rounds for rounds in plain if rounds) > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(INLINE, id="chains"),
+        pytest.param(INLINE | {"tree_nodes": 6, "budget": 4}, marks=MORE, id="trees"),
+        pytest.param({"mode": "ssd", "draft_placement": "process"}, marks=MORE, id="process"),
+    ],
+)
+def test_mode_sd_of_an_engine_with_branches_is_that_of_one_without(pair, settings):
+    trees = {name: value for name, value in settings.items() if name == "tree_nodes"}
+    with opened(pair, {"mode": "sd"} | trees) as llm:
+        wanted = requests(llm, "coupled")
+        separate = outputs(llm, wanted, None)
+    with opened(pair, settings) as llm:
+        found = outputs(llm, wanted, "sd")
+        assert len(llm._engines) == 1
+        mixed = [
+            request if place % 2 else type(request)(**vars(request) | {"branches": False})
+            for place, request in enumerate(wanted)
+        ]
+        both = outputs(llm, mixed, None)
+    assert ids(found) == ids(both) == ids(separate)
+    for place, (output, alone, mixed_output) in enumerate(zip(found, separate, both, strict=True)):
+        assert (output.metrics["mode"], output.metrics["hit_rate"]) == ("sd", None)
+        # As many tokens: no key of a token that was drafted and accepted is missing.
+        assert output.metrics["acceptance_histogram"] == alone.metrics["acceptance_histogram"]
+        assert mixed_output.metrics["mode"] == ("ssd" if place % 2 else "sd")

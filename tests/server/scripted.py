@@ -63,7 +63,9 @@ class ScriptedEngine:
     def activity(self):
         return self.seen or EngineActivity(mode=self.mode, running=min(self.running, self.slots))
 
-    def mode_of(self, speculation):
+    def mode_of(self, speculation, k=None):
+        if k:
+            raise InputError(f"k = {k} is out of range; this server proposes 0 to 0 tokens")
         if speculation in ("sd", "ssd"):
             raise InputError(f"speculation = {speculation!r} was not prepared; one of off, auto")
         return None
@@ -75,13 +77,13 @@ class ScriptedEngine:
     async def encode_chat(self, prompt):
         return self.tokenizer.encode(prompt["messages"][-1]["content"])
 
-    async def requests(self, prompts, params, priority=0):
+    async def requests(self, prompts, params, **settings):
         made = []
         for index, prompt in enumerate(prompts):
             ids = prompt.get("prompt_token_ids") or await self.encode_chat(prompt)
             if len(ids) >= self.context:
                 raise InputError(f"the prompt has {len(ids)} tokens; the context is {self.context}")
-            made.append(Request(prompt_ids=ids, params=params, index=index, priority=priority))
+            made.append(Request(prompt_ids=ids, params=params, index=index, **settings))
         return [text for request in made for text in request.split(len(prompts))]
 
     async def events(self, requests, mode=None):

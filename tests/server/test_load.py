@@ -1,4 +1,4 @@
-"""A model behind HTTP, whose draft is a process: clients that leave at random, a draft that dies."""
+"""A model behind HTTP, whose draft is a process: clients leave at random, and a draft dies."""
 
 import contextlib
 import os

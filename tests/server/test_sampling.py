@@ -145,6 +145,48 @@ def test_all_settings_give_pythons_text_ids_and_logprobs_in_one_request_after_an
         assert usage["prompt_tokens"] == sum(map(len, ids)), name
 
 
+@pytest.mark.parametrize(
+    ("fields", "mode", "longest"),
+    [
+        ({"speculation": "sd", "k": 1}, "sd", 1),
+        ({"speculation": "ssd", "k": 2}, "ssd", 2),
+        ({"k": 0}, "ar", None),
+        ({"k": 3}, "ssd", 3),
+    ],
+)
+def test_a_request_has_the_longest_proposals_that_it_asks_for(server, fields, mode, longest):
+    ended = []
+    generate = server.llm.run_async
+
+    async def noted(requests, asked_mode):
+        async for event in generate(requests, asked_mode):
+            if event.output is not None:
+                ended.append(event.output.metrics)
+            yield event
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.llm, "run_async", noted)
+        request = body(PROMPTS[:1], {"temperature": 0, "ignore_eos": True}, **fields)
+        assert post(server.port, "/v1/completions", request)[0] == 200
+    (metrics,) = ended
+    positions = metrics["acceptance_by_position"]
+    assert (metrics["mode"], positions and len(positions)) == (mode, longest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"k": 4}, "k = 4 is out of range; this server proposes 0 to 3 tokens"),
+        ({"k": -1}, "k = -1 is out of range; this server proposes 0 to 3 tokens"),
+        ({"k": 2, "speculation": "off"}, "k = 2 proposes tokens, and speculation = 'off' none"),
+    ],
+)
+def test_proposals_that_cannot_be_are_refused(server, fields, message):
+    status, answer = post(server.port, "/v1/completions", body(PROMPTS[:1], {}, **fields))
+    assert (status, answer["error"]["param"]) == (400, "k")
+    assert message in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("speculation", models.MODES)
 def test_a_stream_joins_to_the_answer_in_one_piece(server, speculation):
     for name, fields in {**CASES, "split characters": SPLIT}.items():

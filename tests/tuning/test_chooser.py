@@ -33,11 +33,9 @@ def chosen(costs, guess=None, *, draft="d", **settings):
     return opened(config, KnownCosts(costs, guess or Guess()), NOWHERE)
 
 
-def opened(config, known, file, measure_draft_cost=None):
+def opened(config, known, file):
     """A chooser among what is prepared for a draft in the target's process."""
-    return Chooser(
-        config, known, budgets=config.budgets_at(), file=file, measure_draft_cost=measure_draft_cost
-    )
+    return Chooser(config, known, budgets=config.budgets_at(), file=file)
 
 
 def test_a_draft_as_slow_as_the_target_is_not_used():
@@ -149,32 +147,6 @@ def test_engines_get_a_tuner_of_their_mode_over_what_is_prepared():
     assert sd.plan(rows=1, steps=dict).budget == 0
     assert ssd.plan(rows=1, steps=dict).budget in AUTO_BUDGETS
     assert found.tuner("sd", 2).plan(rows=1, steps=dict).k == 2  # a K that was asked for
-
-
-def test_mode_sd_of_a_model_of_mode_ssd_measures_its_draft_once_it_is_asked_for(tmp_path):
-    """Drafting that is believed to be free makes every K too long."""
-    config = Config(mode="ssd", target="t", draft="d", k="auto", budget="8")
-    known = KnownCosts(Costs(verify=dict.fromkeys(WIDTHS, 1.0), backup=0.4, step={8: 0.4}), Guess())
-    file, measured = CostFile(tmp_path, {"models": "a"}), []
-
-    def measure_draft_cost():
-        measured.append(True)
-        return 0.4
-
-    def started(known):
-        return opened(config, known, file, measure_draft_cost)
-
-    first = started(known)
-    first.tuner("ssd", AUTO_K)
-    assert not measured
-    k = first.tuner("sd", AUTO_K).plan(rows=1, steps=dict).k
-    assert k == chosen(costs(0.4)).tuner("sd", AUTO_K).plan(rows=1, steps=dict).k < AUTO_K
-    first.tuner("sd", AUTO_K)
-    assert len(measured) == 1
-    again = file.read(widths=WIDTHS, budgets=(8,))
-    assert again == KnownCosts(dataclasses.replace(known.costs, draft=0.4), Guess())
-    started(again).tuner("sd", AUTO_K)
-    assert len(measured) == 1
 
 
 def test_n_grams_cost_nothing_to_draft():

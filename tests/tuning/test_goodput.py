@@ -1,13 +1,15 @@
-"""The choice between rounds with and without the draft, on a made-up clock."""
+"""The choice between rounds with and without the draft, and with branches, on a made-up clock."""
 
 import random
 
 import pytest
 
+from ssd_jax.engine.planner import RoundPlan
 from ssd_jax.engine.round_timer import TimedRound
 from ssd_jax.tuning.goodput import INTERVALS, TRIAL, GoodputPlanner
 
 K = 4
+PLANS = {"ar": RoundPlan(0), "sd": RoundPlan(K, branches=False), "ssd": RoundPlan(K)}
 
 
 class Machine:
@@ -19,7 +21,7 @@ class Machine:
     """
 
     def __init__(self, plain, drafted, *, noise=0.0, late=0):
-        self.planner = GoodputPlanner(K, timed=False)
+        self.planner = GoodputPlanner([PLANS["sd"], PLANS["ar"]], timed=False)
         self._plain, self._drafted = plain, drafted
         self._draw, self._noise = random.Random(0), noise
         self._late, self._behind = late, 0  # rounds until the draft has caught up
@@ -30,13 +32,13 @@ class Machine:
         """Which rounds used the draft."""
         used = []
         for _ in range(rounds):
-            k = self.planner.most_proposed(rows)
+            k = self.planner.plan(rows).k
             self._behind = self._late if not k else max(self._behind - 1, 0)
             drafts = bool(k) and not self._behind
             rate = (self._drafted if drafts else self._plain)(self.count)
             tokens = 3 if drafts else 1
             seconds = tokens / rate * (1 + self._noise * self._draw.uniform(-1, 1))
-            facts = bool(k), rows, tokens * rows
+            facts = "sd" if k else "ar", rows, tokens * rows
             self.planner.observe(TimedRound(K if drafts else 0, False, seconds, *facts))
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
             self.count += 1
@@ -92,3 +94,27 @@ def test_its_goodput_is_near_that_of_the_better_way(plain, drafted):
     machine = Machine(always(plain), always(drafted), noise=0.1)
     machine.run(10000)
     assert machine.tokens / machine.seconds > 0.97 * max(plain, drafted)
+
+
+@pytest.mark.parametrize("first", PLANS)
+@pytest.mark.parametrize("fastest", PLANS)
+def test_the_fastest_of_three_modes_is_found_whichever_it_begins_with(first, fastest):
+    rates = dict.fromkeys(PLANS, 10.0) | {fastest: 14.0}
+    order = sorted(PLANS, key=lambda mode: mode != first)
+    planner = GoodputPlanner([PLANS[mode] for mode in order], timed=False)
+    used = []
+    for _ in range(4 * INTERVALS[0]):
+        mode = planner.plan(1).mode
+        used.append(mode)
+        proposed = 0 if mode == "ar" else K
+        planner.observe(TimedRound(proposed, False, 1 / rates[mode], mode, 1, 1))
+    assert used[0] == first
+    assert used[-1] == fastest
+
+
+def test_rounds_in_which_the_draft_catches_up_say_nothing_of_it():
+    planner = GoodputPlanner([PLANS["sd"], PLANS["ar"]], timed=False)
+    for _ in range(3 * INTERVALS[0]):
+        mode = planner.plan(1).mode
+        planner.observe(TimedRound(0, False, 1.0 if mode == "ar" else 0.1, mode, 1, 1))
+    assert planner.plan(1).mode == "sd"  # nothing to compare with

@@ -13,13 +13,12 @@ from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import Roles
 from ssd_jax.placement.process import placement
-from ssd_jax.roles.records import BranchTokens, Drafted
+from ssd_jax.roles.records import BranchTokens
 from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring
 from ssd_jax.tuning.measuring import (
     Branches,
     ahead_run,
-    measure_draft,
     seconds_of,
     shortest_seconds,
     verify_run,
@@ -97,45 +96,6 @@ def test_rounds_that_look_ahead_hide_the_host_and_no_delay_hides_a_round(delay):
     assert run(8) == pytest.approx(first)
     target.delay = delay
     assert run(8) >= first - 1e-9
-
-
-class Drafter:
-    k = K
-
-    def __init__(self, watch):
-        self.watch = watch
-        self.open = lambda *_: None
-
-    def prefill(self, slot, tokens, offset, *, last):
-        assert offset == 0
-        assert last
-        self.prompt = len(tokens)
-
-    def propose(self, batch):
-        assert batch.slots == list(range(SLOTS))
-        assert (batch.position == self.prompt).all()
-        assert self.prompt + K < CONTEXT
-        return Drafted(np.full(SLOTS, K, np.int32), None)
-
-    def proposal(self):
-        return Underway(self.watch)
-
-
-class Underway:
-    """Proposals that take 0.2 s a token to be there."""
-
-    def __init__(self, watch):
-        self.watch = watch
-
-    def block_until_ready(self):
-        self.watch.now += 0.2 * K
-
-
-def test_a_drafted_token_is_timed_until_it_is_there():
-    watch = Watch()
-    made = loaded(worker=None)
-    made.roles = lambda mode, k: Roles(None, Drafter(watch))
-    assert measure_draft(made, CONTEXT, clock=watch) == pytest.approx(0.2)
 
 
 class Draft(StepwiseDraft):

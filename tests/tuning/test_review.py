@@ -174,10 +174,10 @@ def test_rounds_before_the_first_sampled_request_count(tmp_path):
     )
     timer = chooser.timer("ar", 0)
     for _ in range(50):
-        timer._report(TimedRound(0, False, 2.0))
+        timer._report(TimedRound(0, False, 2.0, "ar"))
     chooser.freeze_observations()
     for _ in range(500):
-        timer._report(TimedRound(0, False, 9.0))
+        timer._report(TimedRound(0, False, 9.0, "ar"))
     chooser.close()
     found = file.read(widths=WIDTHS, budgets=())
     assert found.slowness == pytest.approx(2.0)
