@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.cli import settings
 from ssd_jax.config.config import Config
-from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.errors import SsdError
 from ssd_jax.sampling.params import SamplingParams
 
@@ -55,7 +54,6 @@ def params_of(config: Config, options: Mapping[str, Any], values: settings.Flags
         params = dataclasses.replace(params, seed=secrets.randbits(64))
         print(f"seed = {params.seed}", file=sys.stderr)
     if config.generation_config == "none":
-        check_temperature(config, params.temperature)
         return params
     from ssd_jax.checkpoints.opening import open_checkpoint
     from ssd_jax.llm.prompting import default_params, given_settings, sampling_line

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ssd_jax.cli import settings
 from ssd_jax.cli.loading import load, open_llm, short
-from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.system.open_files import allow_most_files
@@ -88,7 +87,6 @@ def run(arguments: Sequence[str]) -> int:
         if options[name] is not None:
             raise InputError(f"{name} is for a request; leave out --{name}")
     config, params = settings.config_of(options), settings.params_of(options)
-    check_temperature(config, params.temperature)
     _require_packages()
     server_options = _server_options(options, config.target)
 

@@ -183,7 +183,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         """The rates that shape each row's trees."""
         rates = self._rates.tables(self._hot)
         if not self._rule.keyed_by_position:
-            rates[self._hot] = fixed_rates(self._programs.shape, trees=self._rule.judges_trees)[0]
+            rates[self._hot] = fixed_rates(self._programs.shape, trees=True)[0]
         return rates
 
     @override

@@ -54,7 +54,7 @@ class TreeDrafter(TreeRole, Drafter):
         self._proposal: Proposal | None = None
         self._hot = np.zeros(self.slots, bool)
         self._rule = RULES[programs.drafting.rule]
-        trees = self._rule.judges_trees and (self._rule.keyed_by_position or sampled_trees)
+        trees = self._rule.keyed_by_position or sampled_trees
         self._sampled_chains = not trees
         self._fixed_rates = fixed_rates(programs.shape, trees=trees)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Unpack
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config.config import Config
 from ssd_jax.config.keywords import Settings
-from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.config.settings import MODES
 from ssd_jax.config.values import is_integer
 from ssd_jax.devices.opened import OpenedModel
@@ -121,7 +120,6 @@ class LLM(Calls):
         say_unused(store, config.store, placement.use_store(store), placement.cacheable)
         resolved = resolve(config, placement, ks, progress, self._custom)
         self._default_params = default_params(config.generation_config, resolved.target.checkpoint)
-        check_temperature(config, self._default_params.temperature)
         if config.generation_config == "auto":
             _LOG.info(sampling_line(given_settings(self._default_params)))
         self._notices = tuple(cut_lines(resolved))

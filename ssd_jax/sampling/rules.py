@@ -21,12 +21,11 @@ class Rule:
     Attributes:
       ships_q: it reads q, which is therefore stored with a proposal and travels with it.
       keyed_by_position: target and draft draw a token with the noise of its absolute position, so
-        that the text does not depend on what is proposed, and is the same in every mode.
+        that the text does not depend on what is proposed, and is the same in every mode. Else the
+        shape of a sampled row's tree may not depend on what was drawn.
       timed: sampled text depends on the lengths of proposals. Where these depend on time, requests
         of one seed and index need different noise, and lengths that one request taught must not
         reach another of the same noise.
-      judges_trees: a sampled row may have a tree of proposed tokens; else it has a chain. Unless
-        the rule is `keyed_by_position`, the tree's shape may not depend on what was drawn.
       lossy: the text does not have the target's distribution.
     """
 
@@ -34,14 +33,13 @@ class Rule:
     ships_q: bool
     keyed_by_position: bool
     timed: bool
-    judges_trees: bool
     lossy: bool = False
 
 
 _ALL = (
-    Rule(name="ratio", ships_q=True, keyed_by_position=False, timed=True, judges_trees=True),
-    Rule(name="block", ships_q=True, keyed_by_position=False, timed=True, judges_trees=False),
-    Rule(name="coupled", ships_q=False, keyed_by_position=True, timed=False, judges_trees=True),
+    Rule(name="ratio", ships_q=True, keyed_by_position=False, timed=True),
+    Rule(name="block", ships_q=True, keyed_by_position=False, timed=True),
+    Rule(name="coupled", ships_q=False, keyed_by_position=True, timed=False),
 )
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 """All rules by their names."""

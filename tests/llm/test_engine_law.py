@@ -102,6 +102,7 @@ def test_texts_of_sampled_trees_under_ssd_follow_the_law_beside_greedy_ones(chec
 
 SD = {
     "trees of a greedy draft": {"tree_nodes": 7, "draft_temperature": 0.0},
+    "trees by traversal": {"tree_nodes": 7, "verify": "block"},
     "trees of a q of two": {"tree_nodes": 9, "proposal_support": "2"},
     "whole draft": {"proposal_support": "full"},
     "ngram": {"drafter": "ngram"},
@@ -119,6 +120,7 @@ def test_more_texts_of_sd_follow_the_law(checkpoints, laws, case):
 SSD = {
     "few branches by confidence": FEW_BRANCHES,
     "block verification": FEW_BRANCHES | {"verify": "block"},
+    "trees by traversal": TREES | {"verify": "block"},
     "trees, n-grams after a miss": TREES | {"backup": "ngram"},
     "trees of a q of two, outcomes by q": TREES | {"proposal_support": "2", "predict": "plain"},
     "trees of a greedy draft": TREES | {"draft_temperature": 0.0},

@@ -161,7 +161,6 @@ def test_trees_under_ssd_accept_what_they_accept_in_turn(checkpoints):
 
 
 REFUSED = [
-    ({"verify": "block"}, "needs verify = 'ratio' or 'coupled'"),
     ({"verify": "ratio", "saguaro_c": 0.5}, "saguaro_c = 0.5 is for chains"),
     ({"k": 16, "tree_nodes": 24}, "up to k = 15"),
     ({"fan_out": "measured"}, "fan_out = 'measured' is for chains"),

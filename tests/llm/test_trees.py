@@ -1,7 +1,5 @@
 """Trees of proposed tokens on tiny models: the text of decoding token by token."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -93,38 +91,18 @@ def test_trees_accept_more_than_the_chain_of_their_depth(checkpoints):
 
 
 @pytest.mark.parametrize(
-    "draft_temperature", [pytest.param(None), pytest.param(0.0, marks=SLOW)], ids=["own", "greedy"]
+    "options",
+    [
+        {"verify": "ratio"},
+        pytest.param({"verify": "block"}, marks=MORE),
+        pytest.param({"verify": "ratio", "draft_temperature": 0.0}, marks=SLOW),
+    ],
 )
-def test_a_sampled_request_under_block_verification_has_the_chain_that_it_has_without_trees(
-    checkpoints, draft_temperature
-):
-    settings = {"max_tokens": 40, "ignore_eos": True}
-    greedy = [SamplingParams(**settings), SamplingParams(presence_penalty=0.3, **settings)]
-    sampled = [
-        SamplingParams(temperature=0.8, seed=seed, top_p=top_p, **settings)
-        for seed, top_p in ((1, 1.0), (2, 0.9))
-    ]
-    texts, metrics = {}, {}
-    for nodes in (0, 12):
-        drafting = {"draft_temperature": draft_temperature, "verify": "block"}
-        with opened(checkpoints["qwen3"], 3, nodes, **drafting) as llm:
-            found = llm.generate(PROMPTS[1:5], [greedy[0], sampled[0], sampled[1], greedy[1]])
-            texts[nodes] = [out.outputs[0].token_ids for out in found]
-            metrics[nodes] = [out.outputs[0].metrics for out in found]
-    assert texts[12] == texts[0]
-    assert [bool(each["tree_rounds"]) for each in metrics[12]] == [True, False, False, True]
-    for chain, beside in zip(metrics[0][1:3], metrics[12][1:3], strict=True):
-        assert chain["acceptance_histogram"] == beside["acceptance_histogram"]
-
-
-@pytest.mark.parametrize("options", [{}, pytest.param({"draft_temperature": 0.0}, marks=SLOW)])
-def test_a_sampled_tree_under_the_ratio_rule_is_the_same_alone_and_beside_others(
-    checkpoints, options
-):
+def test_a_sampled_tree_of_a_fixed_shape_is_the_same_alone_and_beside_others(checkpoints, options):
     settings = {"max_tokens": 40, "ignore_eos": True}
     greedy = SamplingParams(**settings)
     sampled = [SamplingParams(temperature=0.8, seed=seed, **settings) for seed in (1, 2)]
-    with opened(checkpoints["qwen3"], 3, 12, verify="ratio", **options) as llm:
+    with opened(checkpoints["qwen3"], 3, 12, **options) as llm:
         asked = [
             llm.request(prompt, params, index)
             for index, (prompt, params) in enumerate(
@@ -242,16 +220,3 @@ def test_a_tree_that_is_not_possible_is_refused_before_weights_load(checkpoints,
     given = {"mode": "sd", "draft": draft, "tree_nodes": 12, "verify": "coupled"} | settings
     with pytest.raises(InputError, match=message):
         LLM(target, load=False, **{name: value for name, value in given.items() if value})
-
-
-def test_trees_are_refused_where_requests_are_sampled_by_default_under_a_rule_of_chains(
-    checkpoints,
-):
-    target, draft = checkpoints["llama"]
-    (Path(target) / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
-    settings = {"mode": "sd", "draft": draft, "tree_nodes": 12, "load": False}
-    with pytest.raises(InputError, match="is for greedy requests, and the default"):
-        LLM(target, generation_config="auto", verify="block", **settings)
-    LLM(target, generation_config="auto", verify="coupled", **settings)
-    LLM(target, generation_config="auto", verify="ratio", **settings)
-    LLM(target, verify="block", **settings)

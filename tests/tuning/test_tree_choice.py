@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ssd_jax.config.config import Config
-from ssd_jax.config.refusals.trees import check_temperature
 from ssd_jax.config.settings import AUTO_NODES
 from ssd_jax.errors import InputError
 from ssd_jax.loading.loaded import Roles
@@ -185,11 +184,10 @@ def loaded_of(config, exact="distribution"):
 
 
 @pytest.mark.parametrize("verify", ["ratio", "block"])
-def test_requests_that_are_sampled_by_a_rule_without_trees_have_the_chain(
+def test_requests_that_are_sampled_by_a_rule_with_fixed_shapes_have_the_chain(
     tmp_path, monkeypatch, verify
 ):
     config = dataclasses.replace(CONFIG, verify=verify)
-    check_temperature(config, 0.7)  # refuses nothing
     chooser, _ = opened(KnownCosts(ROWS_ARE_FREE, Guess()), tmp_path, config)
     loaded = loaded_of(config)
     monkeypatch.setattr(trees, "load_tree", lambda *_: pytest.fail("a tree was loaded"))
@@ -248,7 +246,7 @@ def test_trees_and_chain_are_timed_in_turns(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "ssd"}, "tree_nodes = 'auto' in mode = 'ssd' is for mode = 'sd'; give a number"),
+        ({"mode": "ssd"}, "tree_nodes = 'auto' in mode = 'ssd' would measure trees at the start"),
         ({"k": "auto"}, "tree_nodes = 'auto' needs a number for k"),
         ({"tree_nodes": "some"}, "tree_nodes = 'some' is impossible; give auto or 0 to 31"),
         ({"hosts": "10.0.0.1:4000,count=2"}, "is measured at the start, and with hosts"),

@@ -42,36 +42,13 @@ def check(settings: DerivedSettings) -> None:
         _check_branching(settings)
 
 
-def check_temperature(settings: DerivedSettings, temperature: float) -> None:
-    """Refuses trees where requests are sampled by default, by a rule that has none for them.
-
-    Args:
-      temperature: of requests that come without one.
-
-    Raises:
-      InputError: they would all have chains.
-    """
-    if settings.chooses_tree or not settings.tree_nodes or temperature == 0:
-        return
-    if not RULES[settings.verify].judges_trees:
-        raise InputError(
-            f"tree_nodes = {settings.tree_nodes} with verify = {settings.verify!r} is for greedy "
-            f"requests, and the default temperature is {temperature}; give another rule, or "
-            "leave tree_nodes out"
-        )
-
-
 def _check_branching(settings: DerivedSettings) -> None:
     """Refuses what trees do not have in mode ssd."""
     tree = f"tree_nodes = {settings.tree_nodes!r} in mode = 'ssd'"
     if settings.chooses_tree:
-        raise InputError(f"{tree} is for mode = 'sd'; give a number of nodes")
-    rule = RULES[settings.verify]
-    if not rule.judges_trees:
-        names = " or ".join(repr(name) for name, other in RULES.items() if other.judges_trees)
         raise InputError(
-            f"{tree} needs verify = {names}, and this is {settings.verify!r}; give one, or leave "
-            "tree_nodes out"
+            f"{tree} would measure trees at the start, and the draft, which may run elsewhere, is "
+            "compiled for one size of them; give a number of nodes"
         )
     if settings.speculated > MAX_BRANCHING_DEPTH:
         raise InputError(
@@ -80,7 +57,7 @@ def _check_branching(settings: DerivedSettings) -> None:
         )
     chains: dict[str, object] = {
         "fan_out": settings.fan_out,
-        "predict": settings.predict if rule.keyed_by_position else None,
+        "predict": settings.predict if RULES[settings.verify].keyed_by_position else None,
         "saguaro_c": settings.saguaro_c if settings.saguaro_c != 1 else None,
         "budget": settings.budget if settings.budget == "auto" else None,
         "draft_split": settings.draft_split if settings.draft_split == "branches" else None,

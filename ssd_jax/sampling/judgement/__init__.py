@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from jaxtyping import Array, Int32
 
 from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
-from ssd_jax.sampling.judgement import block, coupled, ratio, recursive
+from ssd_jax.sampling.judgement import block, coupled, ratio, recursive, traversal
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.topology import Parents
@@ -29,10 +27,11 @@ def judge(
       target: p of the positions.
       positions: all positions, those of a row in order.
       start: position of the round's pending token.
-      parents: where the proposed tokens are a tree; see `topology`. None is a chain, which a rule
-        that has no trees takes sampled rows for.
+      parents: where the proposed tokens are a tree; see `topology`. None is a chain.
     """
-    of_tree = {} if parents is None else {"ratio": partial(recursive.judge, parents=parents)}
-    coupled_judge = partial(coupled.judge, parents=parents)
-    judges = {"ratio": ratio.judge, "block": block.judge, "coupled": coupled_judge} | of_tree
-    return judges[rule](target, positions, proposal, sampling, start)
+    arguments = target, positions, proposal, sampling, start
+    if rule == "coupled":
+        return coupled.judge(*arguments, parents)
+    if parents is None:
+        return {"ratio": ratio.judge, "block": block.judge}[rule](*arguments)
+    return {"ratio": recursive.judge, "block": traversal.judge}[rule](*arguments, parents)

@@ -25,7 +25,7 @@ from ssd_jax.kernels.sparse import dense
 from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs, no_token_where_zero
 from ssd_jax.sampling import keys, topology
 from ssd_jax.sampling.judgement.outcome import is_proposed, take_column
-from ssd_jax.sampling.judgement.rejection import finite_q
+from ssd_jax.sampling.judgement.rejection import finite_q, uniforms_of_nodes
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
@@ -93,7 +93,7 @@ def judge(
         jnp.asarray(proposal.tokens),
         parents,
         is_proposed(proposal) & (sampling.temperature > 0)[:, None],
-        _uniforms(sampling, start, count),
+        uniforms_of_nodes(sampling, start, count),
         jnp.asarray(proposal.support),
         finite_q(proposal),
         every,
@@ -194,12 +194,3 @@ def _next_child(
     node = jnp.arange(count)
     is_child = nodes.exists & (nodes.parents == row[:, None]) & (node >= first[:, None])
     return jnp.min(jnp.where(is_child, node, count), axis=1).astype(jnp.int32)
-
-
-def _uniforms(sampling: Sampling, start: Int32[Array, "B"], count: int) -> Float32[Array, "B m"]:
-    """The uniform that judges each node: its own, so that siblings do not share one."""
-    row = jnp.repeat(jnp.arange(start.shape[0]), count)
-    place = start[row] + 1 + jnp.tile(jnp.arange(count), start.shape[0])
-    settings = sampling_of(sampling, row)
-    key = keys.derive(settings.seed, settings.request, start[row], place, Purpose.ACCEPT)
-    return keys.uniform(key).reshape(-1, count)

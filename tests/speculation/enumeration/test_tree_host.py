@@ -21,7 +21,7 @@ from tests.speculation.enumeration.filters import Model, Text, point
 from tests.speculation.enumeration.host import outputs
 from tests.speculation.enumeration.host_games import seconds
 from tests.speculation.enumeration.laws import autoregressive
-from tests.speculation.enumeration.rounds import Game, coupled, ratio
+from tests.speculation.enumeration.rounds import Game, block, coupled, ratio
 from tests.speculation.enumeration.toys import PROMPT
 from tests.speculation.enumeration.tree_flaws import DRAFT, TARGET
 from tests.speculation.enumeration.tree_host import TreeHost, always
@@ -78,7 +78,12 @@ SETTINGS = {
     ),
 }
 SLOW = {"three ids, three siblings", "three ids and zeros"}
-RUNS = [(name, rule) for name in SETTINGS for rule in (coupled, ratio)]
+RUNS = [(name, rule) for name in SETTINGS for rule in (coupled, ratio, block)]
+BY_DEFAULT = [
+    (name, rule)
+    for name, rule in RUNS
+    if name not in SLOW and (rule is not block or name in ("every outcome", "a slow draft"))
+]
 
 
 @dataclass
@@ -144,9 +149,7 @@ def of(name: str, rule) -> tuple[TreeHost, int]:
     return replace(host, game=replace(host.game, verify=rule)), length
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), cases(RUNS, *(each for each in RUNS if each[0] not in SLOW))
-)
+@pytest.mark.parametrize(("name", "rule"), cases(RUNS, *BY_DEFAULT))
 def test_the_host_keeps_the_law_with_trees(name, rule):
     host, length = of(name, rule)
     found = run(host, length)

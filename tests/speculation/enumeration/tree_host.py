@@ -9,13 +9,14 @@ from typing import Any
 
 from tests.speculation.enumeration.host import Host
 from tests.speculation.enumeration.host_roles import Clock, ToyDraft, ToyTarget
-from tests.speculation.enumeration.rounds import coupled
+from tests.speculation.enumeration.rounds import block, coupled, ratio
 from tests.speculation.enumeration.tree_roles import (
     Drawing,
     Shape,
     TreeDraft,
     TreeTarget,
     by_position,
+    from_leaves,
     recursively,
 )
 
@@ -24,6 +25,9 @@ def always(*parents: int) -> Shape:
     """One shape for all trees."""
     return lambda _start: parents
 
+
+JUDGES = {coupled: by_position, ratio: recursively, block: from_leaves}
+"""How a rule judges trees."""
 
 TWO_BY_TWO = always(0, 0, 1, 1)
 """Two children of the pending token, and of its first child."""
@@ -47,7 +51,7 @@ class TreeHost(Host):
 
     def roles(self, noise: Any, clock: Clock) -> tuple[ToyTarget, ToyDraft]:
         by_noise = self.game.verify is coupled
-        judge = by_position if by_noise else recursively
+        judge = JUDGES[self.game.verify]
         target = TreeTarget(
             self.game, noise, clock, slots=self.slots, chunk=self.chunk, judge=judge
         )

@@ -7,7 +7,7 @@ made it. Nothing here imports JAX.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from ssd_jax.roles.records import (
     no_branches,
 )
 from ssd_jax.testing.by_row import Promoted
+from tests.speculation.enumeration import traversal
 from tests.speculation.enumeration.chance import Key, Law
 from tests.speculation.enumeration.filters import Model, Text
 from tests.speculation.enumeration.host_roles import (
@@ -313,6 +314,12 @@ def by_position(game: Game, text: Text, tree: Verified, noise: Any) -> Text:
 def recursively(game: Game, text: Text, tree: Verified, noise: Any) -> Text:
     """Recursive rejection."""
     judge = Tree(parents=tree.parents, siblings=without_replacement, rejected=recursive)
+    return judge.verify(game, State(text), Record(tree.tokens, tree.laws), noise)
+
+
+def from_leaves(game: Game, text: Text, tree: Verified, noise: Any) -> Text:
+    """Traversal verification."""
+    judge = replace(traversal.PLAIN, parents=tree.parents)
     return judge.verify(game, State(text), Record(tree.tokens, tree.laws), noise)
 
 
