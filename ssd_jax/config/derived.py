@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal, cast
 
+from ssd_jax.config.batch_sizes import parse as parse_sizes
 from ssd_jax.config.kv_memory import bytes_of, share_of
 from ssd_jax.config.objects import is_object
 from ssd_jax.config.settings import (
@@ -129,6 +130,17 @@ class DerivedSettings(EngineSettings):
     def grid(self) -> Grid | None:
         """The grid of the target's devices."""
         return None if self.mesh is None else Grid.parse(self.mesh)
+
+    @property
+    def smaller_batches(self) -> tuple[int, ...]:
+        """Batch sizes below that of all slots, of each group of the target's devices.
+
+        Raises:
+          InputError: sizes that are not possible.
+        """
+        if self.hosts is not None:  # each process would change sizes at its own time
+            return ()
+        return parse_sizes(self.batch_sizes, self.slots // (self.grid.data if self.grid else 1))
 
     @property
     def placement_kind(self) -> Kind | Literal["auto"]:

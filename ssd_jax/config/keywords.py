@@ -63,6 +63,7 @@ class Settings(VllmSettings, total=False):
     dtype: Literal[Dtype, "auto"]
     draft_dtype: DraftDtype | None
     slots: int
+    batch_sizes: int | str
     context: int | None
     kv_memory: int | float | str | None
     page_size: int | None

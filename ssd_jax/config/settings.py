@@ -97,6 +97,14 @@ class EngineSettings:
         needs="model",
     )
     slots: int = setting(1, "max requests per batch", within=(1, MAX_NUMBER))
+    batch_sizes: str = setting(
+        "auto",
+        "sizes of batches besides slots, so that few requests do not pay for all slots: auto is "
+        "1, 2, 4 and so on, each compiled in the background once rounds have wanted it for a "
+        "second; all compiles these at the start; a list such as 1,8 compiles others; off runs all "
+        "slots in every round",
+        listed=True,
+    )
     context: int | None = setting(
         None,
         f"max tokens of a request, prompt plus output; default {DEFAULT_CONTEXT}, or the model's "

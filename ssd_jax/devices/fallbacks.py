@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ssd_jax import compat
+from ssd_jax.devices.batch_sizes import TRIALS
 from ssd_jax.devices.exactness import costs_nothing, tree_agrees, widths_agree
 from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.errors import InputError
@@ -20,6 +21,7 @@ from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
     from ssd_jax.devices.target_programs import Programs
+    from ssd_jax.models.execution import Execution
     from ssd_jax.models.functional import FunctionalModel, Parameters
 
 
@@ -73,6 +75,7 @@ def find_fallbacks(
         )
     if exactness == "widest":
         programs.widths = programs.widths[-1:]
+    lines += _batch_lines(programs, exactness)
     models = {"target": programs.model} | ({} if draft is None else {"draft": draft})
     page_size = kv_pages.BLOCK if programs.paging is None else programs.paging.size
     lines += _uncompiled_lines(models.values(), page_size)
@@ -98,11 +101,33 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     trees = programs.verification.nodes > 0
     if len(programs.widths) == 1 and not trees:
         return True
-    execution = programs.model.execution
-    can_agree = execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
-    if not can_agree or not widths_agree(programs, parameters):
+    if not _can_agree(programs.model.execution) or not widths_agree(programs, parameters):
         return False
     return not trees or tree_agrees(programs, parameters)
+
+
+def _can_agree(execution: Execution) -> bool:
+    """Whether a few rows that agree show that all do."""
+    return execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
+
+
+def _batch_lines(programs: Programs, exactness: str) -> list[str]:
+    """Has batch sizes tried in the bitwise mode; a line where there is none but that of all slots.
+
+    They agree with it or not once they run beside it, over texts of users.
+    """
+    sizes = programs.batch_sizes
+    *smaller, all_slots = sizes.sizes
+    if not smaller or exactness == "distribution":
+        return []
+    if exactness == "bitwise" and _can_agree(programs.model.execution):
+        sizes.trials = TRIALS
+        return []
+    sizes.drop(*smaller)
+    return [
+        f"every round runs all {all_slots} slots: with {programs.model.execution.compute.name} a "
+        "token's computation depends here on how many are beside it"
+    ]
 
 
 def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> list[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
+from ssd_jax.devices.batch_sizes import BatchSizes, batch_name
 from ssd_jax.devices.passes import cut, history_structs, logits, over_words
 from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, working_memory
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -72,6 +74,7 @@ class PagedPrograms:
         visible or not, ascending; the last is the capacity.
       local_slots: slots of a device; programs see only these of a mesh.
       structs: of the programs' arguments, by name; "logits" are those of `prefill`.
+      batch_sizes: which programs rounds run.
     """
 
     def __init__(
@@ -88,29 +91,52 @@ class PagedPrograms:
         self.local_slots = slots // model.data_shards
         self.paging = paging
         self.capacity = page_size(context)
-        pages, table = Paging(self.capacity, slots), None
+        pages = Paging(self.capacity, slots)
         if paging is not None:
-            pages, per_slot = paging, -(-context // paging.size)
-            self.capacity = per_slot * paging.size
-            table = self.by_slots(ints(slots, per_slot))
+            pages = paging
+            self.capacity = -(-context // paging.size) * paging.size
         self.reaches = (self.capacity,)
         if model.execution.attention == "xla_static":
             self.reaches = _reaches(self.capacity, paging.size if paging else STATIC_BLOCK)
-        vocab, outputs = model.config.vocab_size, model.config.outputs
         self.structs: dict[str, Any] = {
             "parameters": model.parameter_structs(),
             "pages": model.page_struct(pages.total, pages.size),
-            "table": table,
-            "history": history_structs(model, slots),
-            "sampling": self.by_slots(SamplingRows(slots, vocab).structs()),
             "logits": cut(
                 model,
-                jax.ShapeDtypeStruct((1, outputs), jnp.float32),
+                jax.ShapeDtypeStruct((1, model.config.outputs), jnp.float32),
                 None,
                 over_words(model, model.rules.outputs),
             ),
         }
+        self.structs |= self._slot_structs()
         self._compiled: dict[Name, Program] = {}
+        self.batch_sizes = BatchSizes([self.local_slots])
+
+    def _slot_structs(self) -> dict[str, Any]:
+        """The structs that have the slots in front."""
+        model, slots, table = self.model, self.slots, None
+        if self.paging is not None:
+            table = self.by_slots(ints(slots, self.capacity // self.paging.size))
+        return {
+            "table": table,
+            "history": history_structs(model, slots),
+            "sampling": self.by_slots(SamplingRows(slots, model.config.vocab_size).structs()),
+        }
+
+    def of_batch(self, size: int) -> Self:
+        """What makes the specifications of programs for the first `size` slots of each group."""
+        part = copy.copy(self)
+        part.slots, part.local_slots = size * self.model.data_shards, size
+        part.structs = self.structs | part._slot_structs()
+        return part
+
+    def rows_of(self, live: Bool[np.ndarray, "B"]) -> int:
+        """The least batch size that has all `live` slots."""
+        return int((np.flatnonzero(live) % self.local_slots).max(initial=0)) + 1
+
+    def batch_name(self, name: Name, size: int) -> Name:
+        """The name of a program for batches of a size."""
+        return batch_name(name, None if size == self.local_slots else size)
 
     def __getitem__(self, name: Name) -> Program:
         return self._compiled[name]
@@ -188,7 +214,9 @@ class PagedPrograms:
         donated, on_host, on_either = (tuple(map(names.index, kind)) for kind in kinds)
         cache_key = f"{self.cache_key} with {extra_key}" if extra_key else self.cache_key
         layout = shardings, gathered, on_host, on_either
-        return ProgramSpec(function, arguments, donated, *layout, options, cache_key)
+        return ProgramSpec(
+            function, arguments, donated, *layout, options, cache_key, tuple(results)
+        )
 
     def prompt_specs(self, *, with_logits: bool) -> dict[Name, ProgramSpec]:
         """`prefill` of every width, `remember` and `recall`; drafts' are those without logits."""

@@ -40,6 +40,7 @@ class ProgramSpec(NamedTuple):
       options: the compiler's, by name.
       cache_key: names, with the program's name, what the function computes; empty where that is
         unknown: the function is then compiled at every start.
+      returns: names of the results; see `PagedPrograms.spec`.
     """
 
     function: Callable[..., Any]
@@ -51,6 +52,7 @@ class ProgramSpec(NamedTuple):
     host_or_device_args: tuple[int, ...] = ()
     options: tuple[tuple[str, bool], ...] = ()
     cache_key: str = ""
+    returns: tuple[str, ...] = ()
 
     def compile(self, mesh: Mesh | None, name: Name | None = None) -> Program:
         """Compiles the program for the default device or for the devices of a mesh.

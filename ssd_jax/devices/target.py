@@ -7,17 +7,21 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 from typing_extensions import override
 
 from ssd_jax.devices import device, logprob_programs
+from ssd_jax.devices.batch_sizes import Task
+from ssd_jax.devices.batch_trial import same_logits, same_outcomes
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.target_results import DeviceLogprobs, PendingOutcome
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.handles import LogitsHandle, ProposalHandle, TokenArray
-from ssd_jax.roles.protocols import Pending, PendingLogprobs, Target
-from ssd_jax.roles.records import Drafted, Outcomes, SlotOpening, TopLogprobs
+from ssd_jax.roles.protocols import Target
+from ssd_jax.roles.records import Drafted, SlotOpening
 from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.variants import VARIANTS, Needed
 from ssd_jax.system.stored_jit import create_arrays
@@ -35,76 +39,37 @@ class _Tree(NamedTuple):
 
 
 class _Forward(NamedTuple):
-    """Logits [B * (w + 1), V] of a forward with w proposed tokens; pending ones at `lengths`.
+    """Logits [b * (w + 1), V] of a forward with w proposed tokens; pending ones at `lengths`.
 
     Attributes:
+      size: b, of every group of devices.
       tree: where the proposed tokens are one.
+      trial: the same of a batch size that is on trial, run beforehand.
     """
 
     logits: jax.Array
     lengths: Int32[np.ndarray, "B"]
     width: int
+    size: int
     tree: _Tree | None = None
-
-
-class PendingOutcome(Pending):
-    """Outcomes of a verification on their way from the device.
-
-    Args:
-      packed: outcomes [rows, w + 2], see `target_programs.Programs`.
-      bonus: bonus tokens [rows].
-      logprobs: of the emitted tokens, if a request asks for them.
-      tree: whether the outcomes are those of trees, which end with a node.
-    """
-
-    def __init__(
-        self,
-        packed: jax.Array,
-        bonus: jax.Array,
-        logprobs: Logprobs | None,
-        *,
-        tree: bool = False,
-    ) -> None:
-        self._packed, self._bonus = packed, bonus
-        self._logprobs, self._tree = logprobs, tree
-        for array in jax.tree.leaves((packed, logprobs)):
-            device.begin_read(array)
+    trial: _Forward | None = None
 
     @property
-    @override
-    def bonus(self) -> jax.Array:
-        return self._bonus
-
-    @override
-    def ready(self) -> bool:
-        return self._packed.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
-
-    @override
-    def read(self) -> Outcomes:
-        packed = device.read(self._packed)
-        log = self._logprobs
-        reported = None if log is None else TopLogprobs(*(device.read(array) for array in log))
-        if self._tree:
-            return Outcomes(packed[:, 0], packed[:, 1:-1], reported, packed[:, -1])
-        return Outcomes(packed[:, 0], packed[:, 1:], reported)
+    def task(self) -> Task:
+        """See `BatchSizes`."""
+        return self.width if self.tree is None else "tree"
 
 
-class DeviceLogprobs(PendingLogprobs):
-    """Log-probabilities on their way from the device.
+class _Verified(NamedTuple):
+    """What an `accept` verifies: all rows, or one, with so many proposed tokens.
 
-    Args:
-      parts: how many tokens each array has that count, and the arrays [1, R].
+    Attributes:
+      size: of the batch.
     """
 
-    def __init__(self, parts: list[tuple[int, Logprobs]]) -> None:
-        self._parts = parts
-        for array in jax.tree.leaves([log for _, log in parts]):
-            device.begin_read(array)
-
-    @override
-    def read(self) -> TopLogprobs:
-        read = [[device.read(array)[:, :count] for array in log] for count, log in self._parts]
-        return TopLogprobs(*(np.concatenate(arrays, axis=1) for arrays in zip(*read, strict=True)))
+    rows: int
+    proposed: int
+    size: int
 
 
 class DeviceTarget(PagedRole, Target):
@@ -114,7 +79,7 @@ class DeviceTarget(PagedRole, Target):
         super().__init__(programs, parameters)
         self.context = programs.context
         self.max_chunk = max(programs.model.execution.prefill_chunks)
-        self._programs = programs
+        self._programs, self._sizes = programs, programs.batch_sizes
         model, blank = programs.model, programs.verification.blank
         no_proposal, no_proposal_in_one_row = create_arrays(lambda: (blank(self.slots), blank(1)))
         self._no_proposal = model.place(no_proposal)
@@ -137,7 +102,7 @@ class DeviceTarget(PagedRole, Target):
     @override
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingOutcome:
         return self._verify(
-            (1, 0),
+            _Verified(1, 0, self._sizes.all),
             lambda: VARIANTS["full"],
             bool(self._reported[slot]),
             self._prefill_logits(slot, tokens, offset),
@@ -175,13 +140,40 @@ class DeviceTarget(PagedRole, Target):
         drafted: Drafted | None = None,
     ) -> _Forward:
         if drafted is not None and drafted.parents is not None:
-            return self._forward_tree(pending, lengths, drafted.tokens, drafted.parents)
-        longest = 0 if drafted is None else int(drafted.lengths.max())
-        width = min(width for width in self._programs.widths if width >= longest)
-        forward = self._programs.select_reach(("forward", width), int(lengths.max()) + width + 1)
-        tokens = self._no_proposal.tokens if drafted is None else drafted.tokens
+            task: Task = "tree"
+            run = partial(self._forward_tree, pending, lengths, drafted.tokens, drafted.parents)
+        else:
+            longest = 0 if drafted is None else int(drafted.lengths.max())
+            task = min(width for width in self._programs.widths if width >= longest)
+            tokens = self._no_proposal.tokens if drafted is None else drafted.tokens
+            run = partial(self._forward, task, pending, lengths, tokens)
+        size = self._batch_size(lengths, task)
+        if not self._sizes.on_trial(size, task):
+            return run(size)
+        trial = run(size)
+        return run(self._sizes.all)._replace(trial=trial)  # leaves its own keys and values
+
+    def _batch_size(self, lengths: Int32[np.ndarray, "B"], task: Task) -> int:
+        """Of a round; one that reports log-probabilities runs all slots."""
+        if len(self._sizes.sizes) == 1 or self._reports(lengths):
+            return self._sizes.all
+        return self._sizes.choose(self._programs.rows_of(lengths >= 0), task)
+
+    def _reports(self, lengths: Int32[np.ndarray, "B"]) -> bool:
+        return bool((self._reported & (lengths >= 0)).any())
+
+    def _forward(
+        self,
+        width: int,
+        pending: TokenArray,
+        lengths: Int32[np.ndarray, "B"],
+        tokens: TokenArray,
+        size: int,
+    ) -> _Forward:
+        programs = self._programs
+        forward = programs.select_reach(("forward", width), int(lengths.max()) + width + 1)
         logits, self._pages = device.run(
-            self._programs[forward],
+            programs[programs.batch_name(forward, size)],
             self._parameters,
             self._pages,
             self._table,
@@ -189,7 +181,7 @@ class DeviceTarget(PagedRole, Target):
             tokens,
             lengths,
         )
-        return _Forward(logits, lengths, width)
+        return _Forward(logits, lengths, width, size)
 
     def _forward_tree(
         self,
@@ -197,48 +189,58 @@ class DeviceTarget(PagedRole, Target):
         lengths: Int32[np.ndarray, "B"],
         tokens: TokenArray,
         parents: TokenArray,
+        size: int,
     ) -> _Forward:
         programs = self._programs
         forward = programs.select_reach(("forward_tree",), int(lengths.max()) + 1)
         text = self._parameters, self._pages, self._table
         logits, self._pages, branches = device.run(
-            programs[forward], *text, pending, tokens, parents, lengths
+            programs[programs.batch_name(forward, size)], *text, pending, tokens, parents, lengths
         )
         nodes = programs.verification.nodes
-        return _Forward(logits, lengths, nodes, _Tree(parents, branches))
+        return _Forward(logits, lengths, nodes, size, _Tree(parents, branches))
 
     @override
     def accept(
         self, logits: LogitsHandle, proposal: ProposalHandle | None = None
     ) -> PendingOutcome:
         assert isinstance(logits, _Forward)
-        if logits.tree is not None:
-            assert proposal is not None
-            return self._accept_tree(logits, logits.tree, proposal)
+        if proposal is not None:
+            proposal = device.run(self._programs.to_device, proposal)
+        if logits.trial is None:
+            return self._accept(logits, proposal)
+        trial, history = logits.trial, jax.tree.map(jnp.copy, self._history)
+        tried = self._accept(trial, proposal)
+        self._history = history
+        outcome = self._accept(logits, proposal)
+        live = (logits.lengths >= 0).reshape(self._programs.model.data_shards, -1)
+        same = same_logits(trial.logits, logits.logits, live) and same_outcomes(
+            tried.read(), outcome.read(), live.flatten()
+        )
+        self._sizes.judge(trial.size, trial.task, same=same)
+        return outcome
+
+    def _accept(self, forward: _Forward, drafted: ProposalHandle | None) -> PendingOutcome:
+        if forward.tree is not None:
+            return self._accept_tree(forward, forward.tree, drafted)
         return self._verify(
-            (self.slots, logits.width),
-            partial(self._rows.needed, logits.lengths),
-            bool((self._reported & (logits.lengths >= 0)).any()),
-            logits.logits,
-            self._no_proposal
-            if proposal is None
-            else device.run(self._programs.to_device, proposal),
+            _Verified(self.slots, forward.width, forward.size),
+            partial(self._rows.needed, forward.lengths),
+            self._reports(forward.lengths),
+            forward.logits,
+            self._no_proposal if drafted is None else drafted,
             self._rows.on_device(),
-            logits.lengths,
+            forward.lengths,
             0,
         )
 
     def _accept_tree(
-        self,
-        forward: _Forward,
-        tree: _Tree,
-        drafted: ProposalHandle,
+        self, forward: _Forward, tree: _Tree, drafted: ProposalHandle | None
     ) -> PendingOutcome:
-        programs, (logits, start, *_) = self._programs, forward
+        programs, logits, start = self._programs, forward.logits, forward.lengths
         needed = partial(self._rows.needed, start)
-        drafted = device.run(programs.to_device, drafted)
-        accept = programs.select(("accept_tree",), needed)
-        reported = bool((self._reported & (start >= 0)).any())
+        accept = programs.select(programs.batch_name(("accept_tree",), forward.size), needed)
+        reported = self._reports(start)
         source, sampling = logits, self._rows.on_device()
         if reported and programs.verification.logprobs_of == "processed":
             law = programs.select(("law_tree",), needed)  # before the history changes
@@ -273,7 +275,7 @@ class DeviceTarget(PagedRole, Target):
 
     def _verify(
         self,
-        size: tuple[int, int],
+        verified: _Verified,
         needed: Needed,
         reported: bool,
         logits: jax.Array,
@@ -282,17 +284,18 @@ class DeviceTarget(PagedRole, Target):
         start: np.ndarray,
         slot: int,
     ) -> PendingOutcome:
-        """Runs `accept` of a size (rows, proposed tokens), and what reports beside it."""
+        """Runs `accept`, and what reports beside it."""
         programs, report_source = self._programs, logits
         arguments = drafted, sampling, start
         if reported and programs.verification.logprobs_of == "processed":
-            law = programs.select(("law", *size), needed)  # before the history changes
+            law = programs.select(("law", *verified[:2]), needed)  # before the history changes
             (report_source,) = device.run(law, logits, *arguments, self._history, np.int32(slot))
-        accept = programs.select(("accept", *size), needed)
+        name = programs.batch_name(("accept", *verified[:2]), verified.size)
         outcome, bonus, self._history = device.run(
-            accept, logits, *arguments, self._history, np.int32(slot)
+            programs.select(name, needed), logits, *arguments, self._history, np.int32(slot)
         )
         logprobs = None
         if reported:
-            (logprobs,) = device.run(programs["logprobs", *size], report_source, outcome)
+            report = programs["logprobs", *verified[:2]]
+            (logprobs,) = device.run(report, report_source, outcome)
         return PendingOutcome(outcome, bonus, logprobs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
+import threading
 from collections.abc import Mapping
 
 import jax
@@ -13,6 +15,8 @@ import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, target_tree_programs
+from ssd_jax.devices.batch_sizes import BatchPlan, BatchSizes, Task
+from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.devices.target_base import TargetBase, Verification
@@ -40,6 +44,7 @@ class Programs(TargetBase):
       model, slots, context, paging: see `PagedPrograms`.
       tokens: number of ids that exist; logits beyond are vocabulary padding.
       verification: proposals and rule.
+      batches: of how many slots `forward` and `accept` have programs, besides all.
       progress: see `program_spec.compile_all`.
       compiler: gets the programs instead of `program_spec.compile_all`.
 
@@ -56,10 +61,12 @@ class Programs(TargetBase):
         tokens: int,
         verification: Verification | None = None,
         paging: Paging | None = None,
+        batches: BatchPlan | None = None,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
         super().__init__(model, slots, context, paging, tokens, verification or Verification())
+        batches = batches or BatchPlan()
         specs: dict[Name, ProgramSpec] = {
             variant_name(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
             for variant in self.variants(1)
@@ -75,8 +82,59 @@ class Programs(TargetBase):
         if self.verification.nodes:
             specs |= target_tree_programs.specs(self)
         specs |= self.prompt_specs(with_logits=True)
-        self._compiler = compiler
+        specs |= self._batch_specs_at_start(batches)
+        self._compiler, self._batches, self._add_lock = compiler, batches, threading.Lock()
         self._compiled = dict((compiler or program_spec.compile_all)(specs, model.mesh, progress))
+        self.batch_sizes = self._new_batch_sizes()
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What rounds run: chains of each width, then a tree."""
+        return (*self.widths, *(("tree",) if self.verification.nodes else ()))
+
+    def _new_batch_sizes(self) -> BatchSizes:
+        sizes, at_start = self._batches
+        batch_sizes = BatchSizes(
+            (*sizes, self.local_slots), None if at_start else self.compile_batch
+        )
+        for size in sizes if at_start else ():
+            batch_sizes.add(size, self.tasks)
+        return batch_sizes
+
+    def _batch_specs_at_start(self, batches: BatchPlan) -> dict[Name, ProgramSpec]:
+        specs: dict[Name, ProgramSpec] = {}
+        if batches.at_start:
+            for size, task in itertools.product(batches.sizes, self.tasks):
+                specs |= self._batch_specs(size, task)
+        return specs
+
+    def compile_batch(self, size: int, task: Task) -> int:
+        """Compiles the programs of a batch size for a task; returns their number.
+
+        One after another, since rounds that go on need the processor's cores.
+        """
+        specs = self._batch_specs(size, task)
+        for name, spec in specs.items():
+            program = spec.compile(self.model.mesh, name)
+            with self._add_lock:
+                self._compiled = {**self._compiled, name: program}
+        return len(specs)
+
+    def _batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
+        """Specifications of the programs of a batch size for a task."""
+        part = self.of_batch(size)
+        if isinstance(task, str):
+            return target_tree_programs.batch_specs(self, part)
+        specs: dict[Name, ProgramSpec] = {}
+        for reach in self.reaches:
+            whole, first = (of._forward_spec(task, reach) for of in (self, part))
+            name = self.batch_name(self.with_reach(("forward", task), reach), size)
+            specs[name] = over_first_rows(whole, first, passed=["logits"])
+        for variant in self.variants(self.slots):
+            whole, first = (of._accept_spec(of.slots, task, variant) for of in (self, part))
+            name = self.batch_name(("accept", self.slots, task), size)
+            specs[variant_name(name, variant)] = over_first_rows(whole, first, passed=["logits"])
+        return specs
 
     def with_trees(self, nodes: int, progress: Progress | None = None) -> Programs:
         """These programs with those for trees beside them, for a target that verifies trees.
@@ -88,17 +146,20 @@ class Programs(TargetBase):
         trees.verification, trees.widths = verification, (0,)
         trees.cache_key = f"{self.cache_key} with {verification}"
         compiler = self._compiler or program_spec.compile_all
-        compiled = compiler(target_tree_programs.specs(trees), self.model.mesh, progress)
-        trees._compiled = {**self._compiled, **compiled}
+        specs = target_tree_programs.specs(trees) | trees._batch_specs_at_start(self._batches)
+        specs = {name: spec for name, spec in specs.items() if name not in self._compiled}
+        trees._compiled = {**self._compiled, **compiler(specs, self.model.mesh, progress)}
+        trees.batch_sizes = trees._new_batch_sizes()
         return trees
 
     def add(self, specs: Mapping[Name, ProgramSpec]) -> None:
         """Compiles further programs, see `logprob_programs`.
 
-        Other threads may run programs meanwhile, but none may call this.
+        Other threads may run programs meanwhile.
         """
-        compiler = self._compiler or program_spec.compile_all
-        self._compiled = {**self._compiled, **compiler(specs, self.model.mesh, None)}
+        compiled = (self._compiler or program_spec.compile_all)(specs, self.model.mesh, None)
+        with self._add_lock:
+            self._compiled = {**self._compiled, **compiled}
 
     def compile_forward(self, proposed: int) -> Program:
         """Compiles `forward` for a number of proposed tokens that is not among the programs."""

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes, program_spec
+from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_base import TargetBase
 from ssd_jax.models.decoder import Tree
@@ -27,6 +28,8 @@ from ssd_jax.sampling import topology
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, variant_name
 from ssd_jax.sampling.verification import commit, emitted_tokens, target_probs, verify
+
+_PASSED = ("logits", "branches")  # from `forward_tree` to `accept_tree`
 
 
 def specs(programs: TargetBase) -> dict[Name, ProgramSpec]:
@@ -37,6 +40,25 @@ def specs(programs: TargetBase) -> dict[Name, ProgramSpec]:
         by_name[forward] = forward_spec(programs, reach)
     for variant in programs.variants(programs.slots):
         by_name[variant_name(("accept_tree",), variant)] = accept_spec(programs, variant)
+    return by_name
+
+
+def batch_specs(programs: TargetBase, part: TargetBase) -> dict[Name, ProgramSpec]:
+    """The same for a batch size.
+
+    Args:
+      part: of the batch size.
+    """
+    by_name: dict[Name, ProgramSpec] = {}
+    size = part.local_slots
+    for reach in programs.reaches:
+        name = programs.batch_name(programs.with_reach(("forward_tree",), reach), size)
+        whole, first = (forward_spec(of, reach) for of in (programs, part))
+        by_name[name] = over_first_rows(whole, first, passed=_PASSED)
+    for variant in programs.variants(programs.slots):
+        name = variant_name(programs.batch_name(("accept_tree",), size), variant)
+        whole, first = (accept_spec(of, variant) for of in (programs, part))
+        by_name[name] = over_first_rows(whole, first, passed=_PASSED)
     return by_name
 
 

@@ -15,6 +15,7 @@ import jax
 import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.batch_sizes import BatchPlan
 from ssd_jax.devices.branching_draft import BranchingMenu
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
@@ -98,6 +99,7 @@ def load(
         fallbacks = find_fallbacks(
             resolved.config.exact, programs, parameters, draft and draft.model
         )
+        programs.batch_sizes.before_compiling = functools.partial(placement.use_store, store)
         if hosts is not None:
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
@@ -143,8 +145,14 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
             nodes=resolved.nodes,
         ),
         paging=resolved.paging,
+        batches=_batches(resolved),
         progress=_compile_progress("target", status),
     )
+
+
+def _batches(resolved: Resolved) -> BatchPlan:
+    config = resolved.config
+    return BatchPlan(config.smaller_batches, at_start=config.batch_sizes != "auto")
 
 
 def _sizes(resolved: Resolved) -> dict[str, Any]:

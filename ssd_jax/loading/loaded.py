@@ -220,7 +220,8 @@ class Loaded:
         return by_role
 
     def close(self) -> None:
-        """Ends the worker, if there is one, and drafts that are objects."""
+        """Ends the worker, if there is one, and drafts that are objects; compiles nothing more."""
+        self.programs.batch_sizes.close()
         if self.worker is not None:
             self.worker.close()
         for draft in self._custom_drafts:

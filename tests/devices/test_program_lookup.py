@@ -94,7 +94,7 @@ DRAFTING = {
     "nodes": 6,
 }
 USUAL = Drafting(k=2, support=4, rule="ratio", branches=4)
-NO_PROGRAM = {"progress", "compiler", "defer", "sibling"}
+NO_PROGRAM = {"progress", "compiler", "defer", "sibling", "batches"}
 """Parameters that change no program."""
 
 

@@ -45,6 +45,7 @@ def check(settings: DerivedSettings) -> None:
             f"slots = {settings.slots} cannot be shared evenly by the {settings.grid.data} groups "
             f"of mesh = {settings.mesh!r}; give a multiple"
         )
+    settings.smaller_batches  # noqa: B018 (checks)
 
 
 def check_workers(settings: DerivedSettings, placement: Placement) -> None:

@@ -1,0 +1,173 @@
+"""Which batch sizes rounds run with, so that one request does not pay for all slots.
+
+A program of batch size b runs the first b slots alone. Requests take the lowest free slot, so a
+round whose highest row is in slot b - 1 needs no more. `first_rows` has how such a program is made
+from that of all slots.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from ssd_jax.devices.program_spec import Name
+from ssd_jax.system.forks import only_in_owner
+
+_LOG = logging.getLogger(__name__)
+_PATIENCE = 1.0
+"""Seconds of rounds that a smaller size would have served, before it is compiled."""
+_LONGEST_ROUND = 0.25  # seconds that count of the time between two rounds
+TRIALS = 3
+"""Rounds in which a size runs beside that of all slots, before it is used in the bitwise mode."""
+
+Task = int | str
+"""What a round runs: a number of proposed tokens, or "tree"; a size is compiled for each."""
+
+
+class BatchPlan(NamedTuple):
+    """Batch sizes besides that of all slots.
+
+    Attributes:
+      sizes: slots of each, of every group of devices, ascending.
+      at_start: whether their programs are compiled with all others, or once rounds want them.
+    """
+
+    sizes: tuple[int, ...] = ()
+    at_start: bool = False
+
+
+class BatchSizes:
+    """The batch sizes of a role's programs; any thread may use it.
+
+    A round runs the smallest size that holds its rows and is compiled. Where a smaller one would
+    do, and rounds have wanted it for a while, a thread compiles it; rounds do not wait for it.
+
+    Args:
+      sizes: ascending; the last one, of all slots, is compiled.
+      compile_batch: compiles the programs of a size for a task, and returns their number; None
+        compiles none.
+      patience: seconds of rounds that want a size before it is compiled.
+      clock: seconds, monotonic.
+
+    Attributes:
+      trials: rounds in which a size runs beside that of all slots, and must give the same bits,
+        before it is used; 0 where bits may differ.
+      before_compiling: called by the thread that compiles.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        compile_batch: Callable[[int, Task], int] | None = None,
+        *,
+        patience: float = _PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.trials = 0
+        self.before_compiling: Callable[[], object] = lambda: None
+        self._sizes, self._compile_batch = tuple(sizes), compile_batch
+        self._patience, self._clock = patience, clock
+        self._compiled: frozenset[tuple[int, Task]] = frozenset()
+        self._wanted: Counter[tuple[int, Task]] = Counter()  # milliseconds
+        self._agreed: Counter[tuple[int, Task]] = Counter()  # trials
+        self._last_round = clock()
+        self._threads: list[threading.Thread] = []  # the one that compiles
+        # A process that ends while XLA compiles may crash.
+        weakref.finalize(self, only_in_owner(_join), self._threads)
+
+    @property
+    def all(self) -> int:
+        """The size of all slots."""
+        return self._sizes[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes that may be used, compiled or not, ascending."""
+        return self._sizes
+
+    def add(self, size: int, tasks: Collection[Task]) -> None:
+        """Notes that the programs of a size are compiled for some tasks."""
+        self._compiled |= {(size, task) for task in tasks}
+
+    def ready(self, size: int, task: Task) -> bool:
+        """Whether a size is compiled for a task."""
+        return size == self.all or (size, task) in self._compiled
+
+    def choose(self, rows: int, task: Task) -> int:
+        """The smallest compiled size of so many rows or more."""
+        fitting = [size for size in self._sizes if size >= rows]
+        if not self.ready(fitting[0], task):
+            self._want(fitting[0], task)
+        return next(size for size in fitting if self.ready(size, task))
+
+    def on_trial(self, size: int, task: Task) -> bool:
+        """Whether a size has yet to give the same bits as that of all slots."""
+        return size != self.all and self._agreed[size, task] < self.trials
+
+    def judge(self, size: int, task: Task, *, same: bool) -> None:
+        """Notes the result of a trial. A size with other bits is not used any more."""
+        self._agreed[size, task] += 1
+        if not same:
+            _LOG.warning(
+                "batches of %d are not used: their bits differ from those of %d, and exact is "
+                "bitwise",
+                *(size, self.all),
+            )
+            self.drop(size)
+
+    def drop(self, *sizes: int) -> None:
+        """Uses these sizes no more; that of all slots stays."""
+        self._sizes = tuple(s for s in self._sizes if s not in sizes or s == self.all)
+
+    def close(self) -> None:
+        """Begins to compile no further size."""
+        self._compile_batch = None
+
+    def join(self) -> None:
+        """Waits for the size that is being compiled, if any."""
+        _join(self._threads)
+
+    def _want(self, size: int, task: Task) -> None:
+        now, last = self._clock(), self._last_round
+        self._last_round = now
+        self._wanted[size, task] += round(1000 * min(now - last, _LONGEST_ROUND))
+        if self._wanted[size, task] < 1000 * self._patience or self._compile_batch is None:
+            return
+        if not any(thread.is_alive() for thread in self._threads):
+            thread = threading.Thread(
+                target=self._compile, args=(size, task), daemon=True, name="ssd_jax compile"
+            )
+            self._threads[:] = [thread]
+            thread.start()
+
+    def _compile(self, size: int, task: Task) -> None:
+        compile_batch, begin = self._compile_batch, self._clock()
+        if compile_batch is None or self.ready(size, task):
+            return
+        try:
+            self.before_compiling()
+            count = compile_batch(size, task)
+        except Exception as error:
+            _LOG.warning("batches of %d are not used: they cannot be compiled: %s", size, error)
+            self.drop(size)
+            return
+        self.add(size, [task])
+        what = "a tree" if isinstance(task, str) else f"{task} proposed tokens"
+        seconds = self._clock() - begin
+        _LOG.info("batches of %d with %s: %d programs in %.1f s", size, what, count, seconds)
+
+
+def batch_name(name: Name, size: int | None) -> Name:
+    """The name of a program for batches of a size; None is that of all slots."""
+    return name if size is None else (*name, f"batch {size}")
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
