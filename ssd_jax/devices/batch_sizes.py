@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ssd_jax.devices.program_spec import Name
 from ssd_jax.system.forks import only_in_owner
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +26,8 @@ TRIALS = 3
 
 Task = int | str
 """What a round runs: a number of proposed tokens, or "tree"; a size is compiled for each."""
+
+CompileBatch = Callable[[int, Task], int]
 
 
 class BatchPlan(NamedTuple):
@@ -40,6 +41,10 @@ class BatchPlan(NamedTuple):
     sizes: tuple[int, ...] = ()
     at_start: bool = False
 
+    def below(self, slots: int) -> BatchPlan:
+        """The sizes that are less than all `slots` of a group."""
+        return self._replace(sizes=tuple(size for size in self.sizes if size < slots))
+
 
 class BatchSizes:
     """The batch sizes of a role's programs; any thread may use it.
@@ -50,7 +55,7 @@ class BatchSizes:
     Args:
       sizes: ascending; the last one, of all slots, is compiled.
       compile_batch: compiles the programs of a size for a task, and returns their number; None
-        compiles none.
+        where nothing is left to compile.
       patience: seconds of rounds that want a size before it is compiled.
       clock: seconds, monotonic.
 
@@ -63,7 +68,7 @@ class BatchSizes:
     def __init__(
         self,
         sizes: Sequence[int],
-        compile_batch: Callable[[int, Task], int] | None = None,
+        compile_batch: CompileBatch | None = None,
         *,
         patience: float = _PATIENCE,
         clock: Callable[[], float] = time.monotonic,
@@ -124,10 +129,6 @@ class BatchSizes:
         """Uses these sizes no more; that of all slots stays."""
         self._sizes = tuple(s for s in self._sizes if s not in sizes or s == self.all)
 
-    def close(self) -> None:
-        """Begins to compile no further size."""
-        self._compile_batch = None
-
     def join(self) -> None:
         """Waits for the size that is being compiled, if any."""
         _join(self._threads)
@@ -138,17 +139,20 @@ class BatchSizes:
         self._wanted[size, task] += round(1000 * min(now - last, _LONGEST_ROUND))
         if self._wanted[size, task] < 1000 * self._patience or self._compile_batch is None:
             return
+        if self.ready(size, task):  # since the caller has looked
+            return
         if not any(thread.is_alive() for thread in self._threads):
             thread = threading.Thread(
-                target=self._compile, args=(size, task), daemon=True, name="ssd_jax compile"
+                target=self._compile,
+                args=(self._compile_batch, size, task),
+                daemon=True,
+                name="ssd_jax compile",
             )
             self._threads[:] = [thread]
             thread.start()
 
-    def _compile(self, size: int, task: Task) -> None:
-        compile_batch, begin = self._compile_batch, self._clock()
-        if compile_batch is None or self.ready(size, task):
-            return
+    def _compile(self, compile_batch: CompileBatch, size: int, task: Task) -> None:
+        begin = self._clock()
         try:
             self.before_compiling()
             count = compile_batch(size, task)
@@ -160,11 +164,6 @@ class BatchSizes:
         what = "a tree" if isinstance(task, str) else f"{task} proposed tokens"
         seconds = self._clock() - begin
         _LOG.info("batches of %d with %s: %d programs in %.1f s", size, what, count, seconds)
-
-
-def batch_name(name: Name, size: int | None) -> Name:
-    """The name of a program for batches of a size; None is that of all slots."""
-    return name if size is None else (*name, f"batch {size}")
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:

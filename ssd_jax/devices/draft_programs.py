@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
+from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, record
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.batch_sizes import BatchPlan, Task
+from ssd_jax.devices.batched_programs import BatchedPrograms
+from ssd_jax.devices.first_rows import over_first_rows
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.record import Record
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
@@ -51,7 +56,13 @@ class DraftRequest(NamedTuple):
     limits: Int32[Array, "B"]
 
 
-class DraftPrograms(PagedPrograms):
+def _without_proposal(records: Record) -> Record:
+    """Records of rows that a batch leaves out, whose last proposal was judged already."""
+    length = jnp.zeros_like(records.proposal.length)
+    return records._replace(proposal=records.proposal._replace(length=length))
+
+
+class DraftPrograms(BatchedPrograms):
     """The draft's compiled programs for one model, batch and context.
 
     `start` -> record, pages, history: draws the first token of the proposals that are asked for.
@@ -85,23 +96,41 @@ class DraftPrograms(PagedPrograms):
         tokens: int,
         drafting: Drafting,
         paging: Paging | None = None,
+        batches: BatchPlan | None = None,
         defer: bool = False,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
         if model.config.output_size is not None and model.output_ids is None:
             raise ValueError("a reduced output vocabulary needs the ids of its tokens")
-        super().__init__(model, slots, context, paging, tokens, drafting)
-        self.drafting = drafting
-        self.tokens = tokens
+        self.drafting, self.tokens = drafting, tokens
         branches, outputs = drafting.branches, model.config.outputs
         self.candidates = min(branches + 1, outputs) if branches else 0
+        super().__init__(model, slots, context, paging, tokens, drafting)
+        self._batches = (batches or BatchPlan()).below(self.local_slots)
         all_variants = model.execution.variants
         keep_all = drafting.predict == "noise"
         self.variants = (
             all_variants if keep_all else tuple(v for v in all_variants if v != "sampled")
         )
-        one_per_slot, k = program_spec.ints(slots), drafting.k
+        self.structs["index"] = program_spec.ints()
+        self._deferred: dict[Name, ProgramSpec] = {}
+        for variant in self.variants:
+            for reach in self.reaches:
+                for name in ("start", "step"):
+                    task = self.with_reach((name, drafting.k), reach)
+                    self._deferred[variant_name(task, variant)] = self._spec(name, variant, reach)
+        specs = {} if defer else self._deferred | self._specs_at_start()
+        specs |= self.prompt_specs(with_logits=False)
+        compiler = compiler or program_spec.compile_all
+        self._compiled = dict(compiler(specs, model.mesh, progress))
+        if not defer:
+            self._offer_batches()
+
+    @override
+    def slot_structs(self) -> dict[str, Any]:
+        slots, k = self.slots, self.drafting.k
+        one_per_slot = program_spec.ints(slots)
         committed, unseen = program_spec.ints(slots, k + 1), program_spec.ints(slots, UNSEEN)
         structs = {
             "records": jax.eval_shape(lambda: self.records(slots)),
@@ -109,18 +138,31 @@ class DraftPrograms(PagedPrograms):
             "lowered": program_spec.ints(slots, k),
             "rows": jax.ShapeDtypeStruct((slots,), jnp.bool_),
         }
-        self.structs |= self.by_slots(structs) | {"index": program_spec.ints()}
-        self._deferred: dict[Name, ProgramSpec] = {}
-        for variant in self.variants:
-            parts = VARIANTS[variant]
-            for reach in self.reaches:
-                start, step = (self.with_reach((name, k), reach) for name in ("start", "step"))
-                self._deferred[variant_name(start, variant)] = self._start_spec(parts, reach)
-                self._deferred[variant_name(step, variant)] = self._step_spec(parts, reach)
-        specs = {} if defer else dict(self._deferred)
-        specs |= self.prompt_specs(with_logits=False)
-        compiler = compiler or program_spec.compile_all
-        self._compiled = dict(compiler(specs, model.mesh, progress))
+        return super().slot_structs() | self.by_slots(structs)
+
+    @property
+    @override
+    def tasks(self) -> tuple[Task, ...]:
+        """A draft."""
+        return (self.drafting.k,)
+
+    @override
+    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
+        part, specs = self.of_batch(size), {}
+        rest = {} if self.drafting.branches else {"records": _without_proposal}
+        for variant, reach, name in itertools.product(
+            self.variants, self.reaches, ("start", "step")
+        ):
+            whole, first = (of._spec(name, variant, reach) for of in (self, part))
+            full_name = self.batch_name(self.with_reach((name, self.drafting.k), reach), size)
+            specs[variant_name(full_name, variant)] = over_first_rows(
+                whole, first, rest=rest if name == "start" else None
+            )
+        return specs
+
+    def _spec(self, name: str, variant: str, reach: int) -> ProgramSpec:
+        make = self._start_spec if name == "start" else self._step_spec
+        return make(VARIANTS[variant], reach)
 
     @property
     def drafts(self) -> bool:
@@ -129,7 +171,9 @@ class DraftPrograms(PagedPrograms):
 
     def complete(self) -> None:
         """Compiles `start` and `step`, at any time and in any thread."""
-        self._compiled = self._compiled | program_spec.compile_all(self._deferred, self.model.mesh)
+        specs = self._deferred | self._specs_at_start()
+        self._add(program_spec.compile_all(specs, self.model.mesh))
+        self._offer_batches()
 
     def draft(
         self,
@@ -149,15 +193,16 @@ class DraftPrograms(PagedPrograms):
         """
         rows, k = request.lengths >= 0, self.drafting.k
         end = int((request.lengths + request.counts + request.limits).max())
-        text = parameters, pages, history, table
-        records, pages, history = self.select(self.select_reach(("start", k), end), needed)(
-            *text, records, request, lowered, sampling
+        size = self.batch_sizes.choose(self.rows_of(rows), k)
+        start, step = (
+            self.select(self.batch_name(self.select_reach((name, k), end), size), needed)
+            for name in ("start", "step")
         )
+        text = parameters, pages, history, table
+        records, pages, history = start(*text, records, request, lowered, sampling)
         for index in range(1, int(request.limits.max())):
             text = parameters, pages, history, table
-            step_index = np.int32(index)
-            step = self.select(self.select_reach(("step", k), end), needed)
-            records, pages = step(*text, records, step_index, rows, lowered, sampling)
+            records, pages = step(*text, records, np.int32(index), rows, lowered, sampling)
         return records, pages, history
 
     def records(self, rows: int) -> Record:
@@ -223,9 +268,8 @@ class DraftPrograms(PagedPrograms):
                 parameters, hidden, sampling, index, lowered, history, new_records, live, parts
             )
             idle_records = records
-            if not self.drafting.branches:  # its last proposal was judged already
-                no_proposal = records.proposal._replace(length=jnp.zeros_like(limits))
-                idle_records = records._replace(proposal=no_proposal)
+            if not self.drafting.branches:
+                idle_records = _without_proposal(records)
             return record.where(live, new_records, idle_records), pages, history
 
         results, donated = ("records", "pages", "history"), ("pages", "history", "records")

@@ -15,6 +15,7 @@ from functools import partial
 import jax
 import numpy as np
 
+from ssd_jax import compat
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.models.execution import Execution
@@ -45,6 +46,11 @@ def row_independent(execution: Execution) -> Execution:
 def costs_nothing(execution: Execution) -> bool:
     """Whether bitwise mode runs the same programs that would run anyway."""
     return row_independent(execution) == execution
+
+
+def rows_can_agree(execution: Execution) -> bool:
+    """Whether a few rows that agree show that all do: no product chooses how by their number."""
+    return execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
 
 
 def widths_agree(programs: Programs, parameters: Parameters) -> bool:

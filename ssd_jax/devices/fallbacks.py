@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from ssd_jax import compat
 from ssd_jax.devices.batch_sizes import TRIALS
-from ssd_jax.devices.exactness import costs_nothing, tree_agrees, widths_agree
+from ssd_jax.devices.exactness import costs_nothing, rows_can_agree, tree_agrees, widths_agree
 from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
@@ -21,7 +20,6 @@ from ssd_jax.models.sharding import TENSOR_AXIS
 
 if TYPE_CHECKING:
     from ssd_jax.devices.target_programs import Programs
-    from ssd_jax.models.execution import Execution
     from ssd_jax.models.functional import FunctionalModel, Parameters
 
 
@@ -101,14 +99,9 @@ def _agree(programs: Programs, parameters: Parameters) -> bool:
     trees = programs.verification.nodes > 0
     if len(programs.widths) == 1 and not trees:
         return True
-    if not _can_agree(programs.model.execution) or not widths_agree(programs, parameters):
+    if not rows_can_agree(programs.model.execution) or not widths_agree(programs, parameters):
         return False
     return not trees or tree_agrees(programs, parameters)
-
-
-def _can_agree(execution: Execution) -> bool:
-    """Whether a few rows that agree show that all do."""
-    return execution.linear == "cpu" or compat.widths_can_agree(execution.compute.name)
 
 
 def _batch_lines(programs: Programs, exactness: str) -> list[str]:
@@ -120,7 +113,7 @@ def _batch_lines(programs: Programs, exactness: str) -> list[str]:
     *smaller, all_slots = sizes.sizes
     if not smaller or exactness == "distribution":
         return []
-    if exactness == "bitwise" and _can_agree(programs.model.execution):
+    if exactness == "bitwise" and rows_can_agree(programs.model.execution):
         sizes.trials = TRIALS
         return []
     sizes.drop(*smaller)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
-from ssd_jax.devices.batch_sizes import BatchSizes, batch_name
 from ssd_jax.devices.passes import cut, history_structs, logits, over_words
 from ssd_jax.devices.program_spec import Name, Program, ProgramSpec, ints, working_memory
 from ssd_jax.devices.sampling_rows import SamplingRows
@@ -74,7 +72,6 @@ class PagedPrograms:
         visible or not, ascending; the last is the capacity.
       local_slots: slots of a device; programs see only these of a mesh.
       structs: of the programs' arguments, by name; "logits" are those of `prefill`.
-      batch_sizes: which programs rounds run.
     """
 
     def __init__(
@@ -108,11 +105,10 @@ class PagedPrograms:
                 over_words(model, model.rules.outputs),
             ),
         }
-        self.structs |= self._slot_structs()
+        self.structs |= self.slot_structs()
         self._compiled: dict[Name, Program] = {}
-        self.batch_sizes = BatchSizes([self.local_slots])
 
-    def _slot_structs(self) -> dict[str, Any]:
+    def slot_structs(self) -> dict[str, Any]:
         """The structs that have the slots in front."""
         model, slots, table = self.model, self.slots, None
         if self.paging is not None:
@@ -122,21 +118,6 @@ class PagedPrograms:
             "history": history_structs(model, slots),
             "sampling": self.by_slots(SamplingRows(slots, model.config.vocab_size).structs()),
         }
-
-    def of_batch(self, size: int) -> Self:
-        """What makes the specifications of programs for the first `size` slots of each group."""
-        part = copy.copy(self)
-        part.slots, part.local_slots = size * self.model.data_shards, size
-        part.structs = self.structs | part._slot_structs()
-        return part
-
-    def rows_of(self, live: Bool[np.ndarray, "B"]) -> int:
-        """The least batch size that has all `live` slots."""
-        return int((np.flatnonzero(live) % self.local_slots).max(initial=0)) + 1
-
-    def batch_name(self, name: Name, size: int) -> Name:
-        """The name of a program for batches of a size."""
-        return batch_name(name, None if size == self.local_slots else size)
 
     def __getitem__(self, name: Name) -> Program:
         return self._compiled[name]

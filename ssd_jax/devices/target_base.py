@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ssd_jax.devices import passes, program_spec
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.batched_programs import BatchedPrograms
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import FunctionalModel, zeros
@@ -43,7 +44,7 @@ class Verification:
         return proposal.blank(rows, self.widths[-1], self.support)
 
 
-class TargetBase(PagedPrograms):
+class TargetBase(BatchedPrograms):
     """Shapes and variants of the programs of a target.
 
     Args:

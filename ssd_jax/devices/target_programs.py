@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
-import threading
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, target_tree_programs
-from ssd_jax.devices.batch_sizes import BatchPlan, BatchSizes, Task
+from ssd_jax.devices.batch_sizes import BatchPlan, Task
 from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
@@ -66,7 +65,7 @@ class Programs(TargetBase):
         compiler: Compiler | None = None,
     ) -> None:
         super().__init__(model, slots, context, paging, tokens, verification or Verification())
-        batches = batches or BatchPlan()
+        self._batches = (batches or BatchPlan()).below(self.local_slots)
         specs: dict[Name, ProgramSpec] = {
             variant_name(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
             for variant in self.variants(1)
@@ -82,46 +81,19 @@ class Programs(TargetBase):
         if self.verification.nodes:
             specs |= target_tree_programs.specs(self)
         specs |= self.prompt_specs(with_logits=True)
-        specs |= self._batch_specs_at_start(batches)
-        self._compiler, self._batches, self._add_lock = compiler, batches, threading.Lock()
+        specs |= self._specs_at_start()
+        self._compiler = compiler
         self._compiled = dict((compiler or program_spec.compile_all)(specs, model.mesh, progress))
-        self.batch_sizes = self._new_batch_sizes()
+        self._offer_batches()
 
     @property
+    @override
     def tasks(self) -> tuple[Task, ...]:
-        """What rounds run: chains of each width, then a tree."""
+        """Chains of each width, then a tree."""
         return (*self.widths, *(("tree",) if self.verification.nodes else ()))
 
-    def _new_batch_sizes(self) -> BatchSizes:
-        sizes, at_start = self._batches
-        batch_sizes = BatchSizes(
-            (*sizes, self.local_slots), None if at_start else self.compile_batch
-        )
-        for size in sizes if at_start else ():
-            batch_sizes.add(size, self.tasks)
-        return batch_sizes
-
-    def _batch_specs_at_start(self, batches: BatchPlan) -> dict[Name, ProgramSpec]:
-        specs: dict[Name, ProgramSpec] = {}
-        if batches.at_start:
-            for size, task in itertools.product(batches.sizes, self.tasks):
-                specs |= self._batch_specs(size, task)
-        return specs
-
-    def compile_batch(self, size: int, task: Task) -> int:
-        """Compiles the programs of a batch size for a task; returns their number.
-
-        One after another, since rounds that go on need the processor's cores.
-        """
-        specs = self._batch_specs(size, task)
-        for name, spec in specs.items():
-            program = spec.compile(self.model.mesh, name)
-            with self._add_lock:
-                self._compiled = {**self._compiled, name: program}
-        return len(specs)
-
-    def _batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
-        """Specifications of the programs of a batch size for a task."""
+    @override
+    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
         part = self.of_batch(size)
         if isinstance(task, str):
             return target_tree_programs.batch_specs(self, part)
@@ -145,11 +117,12 @@ class Programs(TargetBase):
         verification = dataclasses.replace(self.verification, nodes=nodes)
         trees.verification, trees.widths = verification, (0,)
         trees.cache_key = f"{self.cache_key} with {verification}"
+        trees._batches = self._batches._replace(sizes=self.batch_sizes.sizes[:-1])
         compiler = self._compiler or program_spec.compile_all
-        specs = target_tree_programs.specs(trees) | trees._batch_specs_at_start(self._batches)
+        specs = target_tree_programs.specs(trees) | trees._specs_at_start()
         specs = {name: spec for name, spec in specs.items() if name not in self._compiled}
         trees._compiled = {**self._compiled, **compiler(specs, self.model.mesh, progress)}
-        trees.batch_sizes = trees._new_batch_sizes()
+        trees._offer_batches()
         return trees
 
     def add(self, specs: Mapping[Name, ProgramSpec]) -> None:
@@ -157,9 +130,7 @@ class Programs(TargetBase):
 
         Other threads may run programs meanwhile.
         """
-        compiled = (self._compiler or program_spec.compile_all)(specs, self.model.mesh, None)
-        with self._add_lock:
-            self._compiled = {**self._compiled, **compiled}
+        self._add((self._compiler or program_spec.compile_all)(specs, self.model.mesh, None))
 
     def compile_forward(self, proposed: int) -> Program:
         """Compiles `forward` for a number of proposed tokens that is not among the programs."""

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices.batch_sizes import BatchPlan
 from ssd_jax.devices.branching_draft import BranchingMenu
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
@@ -26,6 +26,7 @@ from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import SsdError
+from ssd_jax.loading.batches import draft_batches, target_batches
 from ssd_jax.loading.loaded import InlineDraft, Loaded
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.connect import connect
@@ -83,7 +84,7 @@ def load(
         inline = None
         if draft is not None:
             weights = draft.load if placement.out_of_process else pool.submit(draft.load).result
-            inline = _inline(resolved, draft, weights, status)
+            inline = _inline(resolved, draft, weights, status, store)
         programs = _target_programs(resolved, status)
         if worker is not None:
             worker.check()
@@ -99,7 +100,7 @@ def load(
         fallbacks = find_fallbacks(
             resolved.config.exact, programs, parameters, draft and draft.model
         )
-        programs.batch_sizes.before_compiling = functools.partial(placement.use_store, store)
+        programs.batch_sizes.before_compiling = partial(placement.use_store, store)
         if hosts is not None:
             hosts.agree({"exact": fallbacks.exact})
         if worker is not None:
@@ -127,7 +128,7 @@ def load_tree(loaded: Loaded, nodes: int, status: Status | None = None) -> Loade
     assert draft is not None
     resolved = dataclasses.replace(loaded.resolved, nodes=nodes)
     programs = loaded.programs.with_trees(nodes, _compile_progress("trees", status))
-    inline = _inline(resolved, draft, loaded.inline.parameters, status)
+    inline = _inline(resolved, draft, loaded.inline.parameters, status, loaded.store)
     inline.compile("sd")
     return dataclasses.replace(loaded, resolved=resolved, programs=programs, inline=inline)
 
@@ -145,14 +146,9 @@ def _target_programs(resolved: Resolved, status: Status) -> Programs:
             nodes=resolved.nodes,
         ),
         paging=resolved.paging,
-        batches=_batches(resolved),
+        batches=target_batches(resolved),
         progress=_compile_progress("target", status),
     )
-
-
-def _batches(resolved: Resolved) -> BatchPlan:
-    config = resolved.config
-    return BatchPlan(config.smaller_batches, at_start=config.batch_sizes != "auto")
 
 
 def _sizes(resolved: Resolved) -> dict[str, Any]:
@@ -242,17 +238,21 @@ def _inline(
     draft: OpenedModel,
     weights: Callable[[], list[jax.Array]],
     status: Status,
+    store: ProgramStore | None,
 ) -> InlineDraft:
     drafting = _draft_settings(resolved)
 
     def programs(drafting: Drafting) -> DraftPrograms:
-        return DraftPrograms(
+        made = DraftPrograms(
             draft.model,
             **_sizes(resolved),
             paging=resolved.paging,
             drafting=drafting,
+            batches=draft_batches(resolved, draft.model.execution),
             progress=_compile_progress("draft", status),
         )
+        made.batch_sizes.before_compiling = partial(resolved.placement.use_store, store)
+        return made
 
     def branching_programs() -> BranchingMenu:
         progress = _compile_progress("branches", status)

@@ -220,8 +220,7 @@ class Loaded:
         return by_role
 
     def close(self) -> None:
-        """Ends the worker, if there is one, and drafts that are objects; compiles nothing more."""
-        self.programs.batch_sizes.close()
+        """Ends the worker, if there is one, and drafts that are objects."""
         if self.worker is not None:
             self.worker.close()
         for draft in self._custom_drafts:

@@ -1,4 +1,4 @@
-"""Programs of the first slots do what those of all slots do there, bit for bit, and nothing else."""
+"""Programs of the first slots do there what those of all slots do, bit for bit, and no more."""
 
 import contextlib
 import copy
@@ -14,8 +14,9 @@ import pytest
 from ssd_jax.devices import first_rows
 from ssd_jax.devices.batch_sizes import BatchPlan, BatchSizes
 from ssd_jax.devices.batch_trial import same_logits, same_outcomes
+from ssd_jax.devices.batched_programs import BatchedPrograms
 from ssd_jax.devices.opened import open_model
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
@@ -72,19 +73,19 @@ class Slots:
         ]
         for slot in range(SLOTS):
             self.rows.set(SlotOpening(slot, settings[slot % 3], slot))
-        noise = lambda struct: jax.numpy.asarray(self._noise(struct))
-        self.pages = jax.tree.map(noise, programs.structs["pages"])
+        structs = programs.structs
+        self.pages = jax.tree.map(self._noise, structs["pages"])
         self.history = programs.new_history()._replace(
-            output=noise(programs.structs["history"].output),
-            recent=noise(programs.structs["history"].recent),
+            output=self._noise(structs["history"].output),
+            recent=self._noise(structs["history"].recent),
         )
         self.lengths = np.full(SLOTS, IDLE, np.int32)
         self.lengths[:live] = self.rng.integers(0, 9, live)
 
     def _noise(self, struct):
-        if np.issubdtype(struct.dtype, np.floating):
-            return self.rng.normal(size=struct.shape).astype(struct.dtype)
-        return self.rng.integers(0, 40, struct.shape).astype(struct.dtype)
+        if jnp.issubdtype(struct.dtype, jnp.floating):
+            return jnp.asarray(self.rng.normal(size=struct.shape).astype(struct.dtype))
+        return jnp.asarray(self.rng.integers(0, 40, struct.shape).astype(struct.dtype))
 
     def round(self, width, size):
         """Logits of the live rows, outcomes of them, pages and histories of all slots."""
@@ -146,7 +147,7 @@ def test_a_batch_reaches_the_highest_live_slot_of_every_group_of_devices():
         ([], 1, 1),
     ]:
         rows = np.isin(np.arange(8), live)
-        assert (PagedPrograms.rows_of(one, rows), PagedPrograms.rows_of(two, rows)) == (
+        assert (BatchedPrograms.rows_of(one, rows), BatchedPrograms.rows_of(two, rows)) == (
             of_one,
             of_two,
         )
@@ -249,15 +250,6 @@ def test_a_size_that_cannot_be_compiled_is_named_and_not_tried_again(caplog):
     caplog.clear()
     assert rounds(sizes, watch, 30, rows=8) == [8] * 30
     assert sizes.sizes == (1, 4, 8)
-
-
-def test_no_size_is_compiled_once_the_model_is_closed():
-    watch = Watch()
-    sizes, compiled = sizes_of(watch)
-    sizes.close()
-    rounds(sizes, watch, 30, rows=1)
-    sizes.join()
-    assert not compiled
 
 
 def test_a_size_is_on_trial_until_it_has_agreed_a_few_times_and_dropped_if_it_does_not(caplog):

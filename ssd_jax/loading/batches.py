@@ -1,0 +1,30 @@
+"""The batch sizes that programs are made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ssd_jax.devices.batch_sizes import BatchPlan
+from ssd_jax.devices.exactness import costs_nothing, rows_can_agree
+from ssd_jax.loading.resolved import Resolved
+
+if TYPE_CHECKING:
+    from ssd_jax.models.execution import Execution
+
+
+def target_batches(resolved: Resolved) -> BatchPlan:
+    """Batch sizes of the target's programs."""
+    config = resolved.config
+    return BatchPlan(config.smaller_batches, at_start=config.batch_sizes != "auto")
+
+
+def draft_batches(resolved: Resolved, draft: Execution) -> BatchPlan:
+    """Batch sizes of a draft's programs.
+
+    There are none where a bit of q might depend on the batch, and in the bitwise mode a sampled
+    text on that.
+    """
+    exact, target = resolved.config.exact, resolved.target.model.execution
+    bitwise = exact == "bitwise" or (exact == "auto" and costs_nothing(target))
+    can_agree = costs_nothing(draft) and rows_can_agree(draft)
+    return target_batches(resolved) if can_agree or not bitwise else BatchPlan()
