@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A JobSet of Kubernetes with two replicated jobs, "target" and "draft", each a JAX cluster of its own.
+# A JobSet of Kubernetes with two replicated jobs, "target" and "draft", each a JAX cluster of its own; for `serve`
+# also a Service.
 set -euo pipefail
 script=launch/gke/run.sh
 # shellcheck source=launch/checks.bash
@@ -11,7 +12,7 @@ usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME 
                          [--name=ssd] [--draft=SOURCE --draft_accelerator=NAME --draft_chips=N
                          --draft_topology=AxB --draft_devices=LIST] [--port=4711] [--hf_token=SECRET]
                          [--volume=CLAIM | --bucket=BUCKET [--service_account=NAME]] [--answers=FILE]
-                         [--compile_cache_secret=SECRET]
+                         [--compile_cache_secret=SECRET] [--api_keys=SECRET]
                          COMMAND [--flag=value ...]
 
   --image        with ssd_jax and launch/ in /ssd: see launch/gke/Dockerfile
@@ -33,10 +34,14 @@ usage: launch/gke/run.sh [--dry_run] --image=IMAGE --hosts=N --accelerator=NAME 
   --compile_cache_secret  a secret whose key `secret` is one that all pods which share compiled programs in
                  /data/programs have; without it each pod compiles its own:
                  kubectl create secret generic programs --from-literal=secret="$(openssl rand -hex 32)"
+  --api_keys     of the command serve, a secret whose key `keys` has the keys that clients may send, one a line:
+                 kubectl create secret generic keys --from-literal=keys="$(openssl rand -hex 32)"
   --dry_run      prints the manifest in place of applying it
 
 The draft's pod is started again whenever it fails, and the target decodes without it meanwhile; a pod of
-the target that fails ends the set. The worker's token and certificate are in a secret, NAME-draft:
+the target that fails ends the set. With the command serve the leader has probes, and the Service NAME-server leads to
+its port; the set is started again when a pod of the target fails, and a pod that is to end has its --drain_seconds for
+the texts that run. The worker's token and certificate are in a secret, NAME-draft:
   launch/secrets.sh secrets ssd-draft-0-0.ssd
   kubectl create secret generic ssd-draft --from-file=secrets
 EOF
@@ -44,8 +49,8 @@ EOF
 
 image='' hosts='' accelerator='' chips='' topology='' name=ssd port=4711 dry_run=false
 draft='' draft_devices='' draft_accelerator='' draft_chips='' draft_topology=''
-hf_token='' volume='' bucket='' service_account='' answers='' compile_cache_secret=''
-names='image hosts accelerator chips topology name port hf_token volume bucket service_account answers compile_cache_secret'
+hf_token='' volume='' bucket='' service_account='' answers='' compile_cache_secret='' api_keys=''
+names='image hosts accelerator chips topology name port hf_token volume bucket service_account answers compile_cache_secret api_keys'
 flags "$names draft draft_devices draft_accelerator draft_chips draft_topology" "$@"
 shift "$taken"
 given COMMAND "${1:-}"
@@ -59,6 +64,21 @@ number --chips "$chips"
 port "$port" 65535
 of_draft draft_devices draft_accelerator draft_chips draft_topology
 target_of "$@"
+http_port=8000 drain_seconds=30 scheme=HTTP no_host=yes
+if [[ $1 == serve ]]; then
+  for word in "$@"; do
+    case $word in
+      --port=*) http_port=${word#*=} ;;
+      --drain_seconds=*) drain_seconds=${word#*=} ;;
+      --ssl_certfile=*) scheme=HTTPS ;;
+      --host=*) no_host='' ;;
+    esac
+  done
+  number 'serve --port' "$http_port"
+  [[ $drain_seconds =~ ^(0|[1-9][0-9]*)$ ]] || refuse "serve --drain_seconds=$drain_seconds is no number from 0 on"
+elif [[ -n $api_keys ]]; then
+  refuse '--api_keys is of the command serve'
+fi
 if [[ -n $draft_accelerator ]]; then
   number --draft_chips "$draft_chips"
 elif [[ -n $draft_chips$draft_topology ]]; then
@@ -133,6 +153,22 @@ data() { # adds to `mounts`, `volumes` and `variables` of a pod
   fi
 }
 
+probe() { # NAME PATH SECONDS FAILURES: of the leader; the other hosts have no server, and always pass
+  echo "                $1:"
+  if ((hosts == 1)); then
+    echo "                  httpGet: {path: $2, port: $http_port, scheme: $scheme}"
+  else
+    local ask="import ssl, urllib.request as r; r.urlopen('${scheme,,}://127.0.0.1:$http_port$2', timeout=5, "
+    ask+='context=ssl._create_unverified_context())'
+    # shellcheck disable=SC2016
+    printf '                  exec: {command: [bash, -c, %s]}\n' \
+      "$(text '[[ $JOB_COMPLETION_INDEX != 0 ]] || exec python3 -c '"\"$ask\"")"
+  fi
+  echo "                  periodSeconds: $3"
+  echo "                  timeoutSeconds: 10"
+  echo "                  failureThreshold: $4"
+}
+
 list() { # INDENT KEY ITEM...: a list of YAML, or nothing where it is empty
   local indent=$1 key=$2 item
   shift 2
@@ -147,6 +183,10 @@ job() { # NAME PODS RETRIES RESTART ARGUMENTS...: a replicated job
   local job=$1 pods=$2 retries=$3 restart=$4 where=("$5" "$6" "$7") resources='' mounts=() volumes=() variables=()
   shift 7
   data
+  if [[ $job == target && -n $api_keys ]]; then
+    mounts+=('{name: keys, mountPath: /keys, readOnly: true}')
+    volumes+=("{name: keys, secret: {secretName: $(text "$api_keys"), defaultMode: 256}}")
+  fi
   cat <<EOF
   - name: $job
     replicas: 1
@@ -168,6 +208,9 @@ EOF
   if [[ -n $service_account ]]; then
     echo "              serviceAccountName: $(text "$service_account")"
   fi
+  if [[ $job == target && $command_name == serve ]]; then
+    echo "              terminationGracePeriodSeconds: $((drain_seconds + 15))"
+  fi
   place "${where[@]}"
   cat <<EOF
               containers:
@@ -180,13 +223,39 @@ EOF
   if [[ -n $resources ]]; then
     echo "$resources"
   fi
+  if [[ $job == target && $command_name == serve ]]; then
+    echo "                ports: [{name: http, containerPort: $http_port}]"
+    probe startupProbe /health/live 10 360
+    probe readinessProbe /health/ready 5 2
+    probe livenessProbe /health/live 10 6
+  fi
   list 16 env ${variables[@]+"${variables[@]}"}
   list 16 volumeMounts ${mounts[@]+"${mounts[@]}"}
   list 14 volumes ${volumes[@]+"${volumes[@]}"}
 }
 
+service() { # to the leader
+  cat <<EOF
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: $name-server
+spec:
+  selector:
+    jobset.sigs.k8s.io/jobset-name: $name
+    jobset.sigs.k8s.io/replicatedjob-name: target
+    batch.kubernetes.io/job-completion-index: "0"
+  ports: [{name: http, port: $http_port, targetPort: $http_port}]
+EOF
+}
+
 manifest() {
-  local command=("$@") host="$name-draft-0-0.$name" worker store=()
+  local command=("$@") command_name=$1 worker_host="$name-draft-0-0.$name" worker store=() restarts=0
+  if [[ $command_name == serve ]]; then
+    restarts=1000000
+    command+=(${no_host:+--host=0.0.0.0} ${api_keys:+--api_key_file=/keys/keys})
+  fi
   if [[ -n $compile_cache_secret ]]; then
     store=(--compile_cache=/data/programs --compile_cache_secret=/programs/secret)
   fi
@@ -197,12 +266,12 @@ metadata:
   name: $name
 spec:
   network: {enableDNSHostnames: true, subdomain: $name}
-  failurePolicy: {maxRestarts: 0}
+  failurePolicy: {maxRestarts: $restarts}
   successPolicy: {operator: All, targetReplicatedJobs: [target]}
   replicatedJobs:
 EOF
   if [[ -n $draft ]]; then
-    command+=("--draft=$draft" "--draft_placement=remote:$host:$port" --draft_tls_ca=/secrets/worker.pem)
+    command+=("--draft=$draft" "--draft_placement=remote:$worker_host:$port" --draft_tls_ca=/secrets/worker.pem)
     command+=(--draft_token_file=/secrets/token)
   fi
   # JAX knows the hosts of a TPU slice; those of GPUs it is told.
@@ -225,6 +294,9 @@ EOF
     worker+=(${target:+"--target=$target"} ${draft_devices:+"--draft_devices=$draft_devices"})
     worker+=(${store[@]+"${store[@]}"})
     job draft 1 1000000 OnFailure "$draft_accelerator" "$draft_chips" "$draft_topology" "${worker[@]}"
+  fi
+  if [[ $command_name == serve ]]; then
+    service
   fi
 }
 
