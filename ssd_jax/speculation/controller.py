@@ -136,6 +136,7 @@ class Controller(Drafter):
         state = self._states[slot]
         state.backup.extend(tokens)
         self._learning.forget(slot)
+        self._cache.forget(slot)
         if last:
             state.known_position, state.last_prompt_token = offset + len(tokens) - 1, tokens[-1]
 

@@ -86,7 +86,8 @@ class FakeBranchingDraft(StepwiseDraft):
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         assert tokens
-        assert slot in self._new, "behind a record"
+        self._new.add(slot)  # what it had goes, where rounds did without it
+        self._records.pop(slot, None)
         assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
         self._prompts[slot] = min(len(self._texts[slot]), self._most[slot])

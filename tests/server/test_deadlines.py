@@ -86,7 +86,7 @@ def test_a_request_that_takes_too_long_gets_504_and_frees_its_slots(server, engi
     status, error = error_of(server.port, "/v1/completions", body)
     assert (status, error["type"], error["code"]) == (504, "timeout_error", "timeout")
     assert "within 0.05 seconds, after 0 tokens" in error["message"]
-    assert engine.running == server.state.admission.texts == 0
+    eventually(lambda: engine.running == server.state.admission.texts == 0)
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error_event(server, engine):

@@ -1,5 +1,5 @@
 """Whatever comes together, every request says what plain decoding says: pages that run out, prompts
-that begin alike, cancels, faults of roles, branches that are late, plans that change."""
+that begin alike, cancels, faults of roles, branches that are late, plans and modes that change."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.fakes.paces import Moody
 from tests.fakes.paged import SIZE, Paged
 from tests.fakes.repeatable import RepeatableDrafter, RepeatableTarget
 from tests.fakes.tuners import Restless
+from tests.fakes.whimsical import Whimsical
 from tests.speculation.watched import EOS, ssd
 
 CONTEXT, BUDGET = 32, 8
@@ -53,6 +54,7 @@ class Scenario:
       rank: of the right bonus token, which the position is divided by; 0 is nowhere.
       late: branches of every so many-th expansion do not come; 0 is none.
       restless: seed of plans that change; None is one plan.
+      planned: seed of modes that change; None is one mode.
     """
 
     mode: str
@@ -70,6 +72,7 @@ class Scenario:
     rank: int
     late: int
     restless: int | None
+    planned: int | None
     remote: bool
     fan_out: str
     backup: str
@@ -100,7 +103,11 @@ def requests(draw):
         stop_token_ids=() if stop_id is None else (script(prompt, len(prompt) + stop_id),),
         ignore_eos=draw(st.booleans()),
     )
-    return draw(st.sampled_from([0, 0, 1, 4])), Request(prompt_ids=prompt, params=params)
+    more = {
+        "k": draw(st.sampled_from([None, None, None, 0, 1, 2])),
+        "branches": draw(st.sampled_from([None, None, False])),
+    }
+    return draw(st.sampled_from([0, 0, 1, 4])), Request(prompt_ids=prompt, params=params, **more)
 
 
 FAULTS = st.tuples(
@@ -127,6 +134,7 @@ SCENARIOS = SHAPES.flatmap(
         rank=st.sampled_from([0, 1, 3, 9]),
         late=st.sampled_from([0, 0, 2, 3]),
         restless=st.none() | st.integers(0, 9),
+        planned=st.none() | st.integers(0, 9),
         remote=st.booleans(),
         fan_out=st.sampled_from(["uniform", "geometric", "measured", "confidence"]),
         backup=st.sampled_from(["none", "ngram", "random", "draft", "auto"]),
@@ -220,6 +228,7 @@ def run(case, engine, roles):
     for step in range(2000):
         while left and (step >= due + left[0][0] or not engine.has_work):
             _, each = left.pop(0)
+            each = dataclasses.replace(each, k=each.k and min(each.k, engine.k))
             asked[engine.add(each)], due = each, step
         if not engine.has_work:
             return events, asked, silent
@@ -255,7 +264,7 @@ def assert_plain(case, asked, events):
         assert (output.token_ids, output.text, output.finish_reason) == (tokens, text, reason)
     histogram = metrics["acceptance_histogram"]
     if histogram is None:
-        assert case.mode == "ar" or len(output.token_ids) < 2
+        assert case.mode == "ar" or asked.k == 0 or len(output.token_ids) < 2
         return
     assert not (case.foreseen and "miss" in (metrics["miss_causes"] or {}))
     assert sum(n * count for n, count in enumerate(histogram, 1)) == len(output.token_ids) - 1
@@ -277,6 +286,8 @@ def assert_left_as_it_was(case, engine, stock):
 
 def check(case):
     engine, stock, roles = made(case)
+    if case.planned is not None and case.mode != "ar":
+        engine._planner = Whimsical(case.planned)
     events, asked, silent = run(case, engine, roles)
     for number, each in asked.items():
         mine = [event for event in events if event.request_id == number]
