@@ -109,9 +109,7 @@ class Mode:
         if self.nodes:
             assert self.draft is not None
             seconds = tree_rates.seconds_of(self.target, self.draft, sizes)
-            return max(
-                tree_rates.ssd(seconds, acceptance, sizes, waits=waits) for waits in (True, False)
-            )
+            return tree_rates.ssd(seconds, acceptance, sizes)
         if self.name == "sd":
             return throughput.sd(costs, guess, SpeculationPlan(k=k), rows=rows)
         best = throughput.best_ssd(

@@ -94,6 +94,15 @@ def test_trees_of_ssd_draw_one_token_after_a_miss_where_a_tree_takes_long():
     assert found == pytest.approx(2 * (share * tokens + 1 - share) / period)
 
 
+def test_trees_of_ssd_have_fewer_depths_where_the_draft_takes_longer_than_the_target():
+    found, *_ = _ssd_with_trees({"grow_branches sampled": 99.0}, 0.8)
+    shape = TreeShape(nodes=16, depth=1, ancestors=4)
+    rates = RankRates(shape).by_class
+    missed = 1 - hit_rates(rates, 0.8, shape, 16)[0] ** 2
+    period = 9.5 + 1.25 + missed * (1.75 + 0.2)
+    assert found == pytest.approx(2 * tree_tokens(rates, 0.8, shape) / period)
+
+
 def test_one_token_takes_a_forward_of_the_branches_more():
     names = {name.replace("4", "1"): seconds for name, seconds in (DRAFT | BRANCHES).items()}
     target = {name.replace(" 4", " 1"): seconds for name, seconds in TARGET.items()}
