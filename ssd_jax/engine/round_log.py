@@ -202,7 +202,7 @@ class RoundLog:
         if flight.prompt:
             self.monitor.prefill(span, flight.prompt, len(records))
         else:
-            self.monitor.round(span, records, plain=flight.mode == "ar")
+            self.monitor.round(span, records, flight.mode)
         trace = self._trace_of(state for _, state in flight.rows)
         if trace is None:
             return

@@ -29,7 +29,7 @@ class TargetSpan(NamedTuple):
       proposed, accepted: tokens of the draft that it verified, and those of them that counted.
       hits, lookups: prepared branches that were the right ones, of those that were looked for.
       misses: causes of the other look-ups.
-      plain: whether it did without the draft.
+      mode: ar, where rounds did without the draft, sd or ssd.
     """
 
     begin: float
@@ -42,7 +42,7 @@ class TargetSpan(NamedTuple):
     hits: int = 0
     lookups: int = 0
     misses: tuple[str, ...] = ()
-    plain: bool = False
+    mode: str = "ar"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class RoundCounts:
     """Sums over all rounds of an engine, or of several.
 
     Attributes:
-      rounds, plain: rounds, and those of them that did without the draft.
+      rounds: number of rounds, by mode.
       tokens: committed by rounds and at the ends of prompts.
       drafts: proposals that were verified.
       draft_tokens, accepted: their tokens, and those that were accepted.
@@ -61,8 +61,7 @@ class RoundCounts:
         during which the target was busy.
     """
 
-    rounds: int = 0
-    plain: int = 0
+    rounds: Counter[str] = dataclasses.field(default_factory=Counter)
     tokens: int = 0
     drafts: int = 0
     draft_tokens: int = 0
@@ -103,37 +102,34 @@ class RoundMonitor:
             self._counts.tokens += tokens
             self._target.append(TargetSpan(*span, prompt=prompt, tokens=tokens))
 
-    def round(
-        self, span: tuple[float, float], records: Sequence[RoundRecord], *, plain: bool
-    ) -> None:
+    def round(self, span: tuple[float, float], records: Sequence[RoundRecord], mode: str) -> None:
         """Takes a round, with what its rows have committed; none of those that count no more."""
-        proposed = [record for record in records if record.proposed]
-        sources = [record.source for record in records if record.source is not None]
-        misses = [source for source in sources if source != "hit"]
-        seen = TargetSpan(
-            *span,
-            rows=len(records),
-            tokens=sum(record.committed for record in records),
-            proposed=sum(record.proposed for record in proposed),
-            accepted=sum(record.accepted for record in proposed),
-            hits=len(sources) - len(misses),
-            lookups=len(sources),
-            misses=tuple(dict.fromkeys(misses)),
-            plain=plain,
-        )
+        tokens = drafts = proposed = accepted = hits = 0
+        misses: list[str] = []
         with self._lock:
             counts = self._counts
-            counts.rounds += 1
-            counts.plain += plain
-            counts.tokens += seen.tokens
-            counts.drafts += len(proposed)
-            counts.draft_tokens += seen.proposed
-            counts.accepted += seen.accepted
-            for record in proposed:
-                counts.accepted_at.update(range(record.accepted))
-            counts.hits += seen.hits
-            counts.misses.update(misses)
-            self._target.append(seen)
+            for record in records:
+                tokens += record.committed
+                if record.proposed:
+                    drafts += 1
+                    proposed += record.proposed
+                    accepted += record.accepted
+                    for place in range(record.accepted):
+                        counts.accepted_at[place] += 1
+                if record.source == "hit":
+                    hits += 1
+                elif record.source is not None:
+                    misses.append(record.source)
+                    counts.misses[record.source] += 1
+            counts.rounds[mode] += 1
+            counts.tokens += tokens
+            counts.drafts += drafts
+            counts.draft_tokens += proposed
+            counts.accepted += accepted
+            counts.hits += hits
+            lookups = hits + len(misses)
+            facts = len(records), tokens, proposed, accepted, hits, lookups
+            self._target.append(TargetSpan(*span, 0, *facts, (*{*misses},), mode))
 
     def draft(self, spans: Sequence[Busy], hidden: float) -> None:
         """Takes work that a draft has reported, and the seconds of it that the target hid."""

@@ -44,6 +44,14 @@ class EngineActivity:
         return [span for span in self.target if not span.prompt and span.rows]
 
     @property
+    def ran(self) -> str | None:
+        """The mode of the last round that verified a proposal, lately, or of the last one; None
+        without any."""
+        last = self.rounds[-_LAST:]
+        verified = [span for span in last if span.proposed]
+        return (verified or last)[-1].mode if last else None
+
+    @property
     def why_not_speculating(self) -> str | None:
         """Why the last rounds verified no tokens of a draft; None if they did."""
         if self.mode is None:

@@ -11,13 +11,13 @@ T = TypeVar("T")
 _AGAIN = 0.01  # seconds
 
 
-async def before(deadline: float | None, source: AsyncGenerator[T]) -> AsyncGenerator[T]:
+async def before(deadline: float, source: AsyncGenerator[T]) -> AsyncGenerator[T]:
     """What comes from a generator up to a time, at which it is closed.
 
     It is closed then also while nobody asks for the next item, such as when a client reads slowly.
 
     Args:
-      deadline: time of the running event loop; None is never.
+      deadline: time of the running event loop.
 
     Raises:
       TimeoutError: the source has not ended by then.
@@ -33,7 +33,7 @@ async def before(deadline: float | None, source: AsyncGenerator[T]) -> AsyncGene
         else:
             closing = loop.create_task(source.aclose())
 
-    timer = None if deadline is None else loop.call_at(deadline, expire)
+    timer = loop.call_at(deadline, expire)
     try:
         while True:
             if closing is not None:
@@ -48,8 +48,7 @@ async def before(deadline: float | None, source: AsyncGenerator[T]) -> AsyncGene
                 waits = False
             yield item
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
         if closing is not None:
             await closing
         await source.aclose()

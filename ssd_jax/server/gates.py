@@ -6,9 +6,11 @@ import hashlib
 import hmac
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ssd_jax.server.access_log import PROBES, record_error
+from ssd_jax.server.bodies import refuse_body
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.state import ServerState
 
@@ -40,8 +42,7 @@ class KeyGate:
             code="invalid_api_key",
         ).response()
         response.headers["WWW-Authenticate"] = "Bearer"
-        response.headers["Connection"] = "close"  # the body is not read
-        await response(scope, receive, send)
+        await refuse_body(Request(scope, receive), send, response)
 
     def _knows(self, headers: Headers) -> bool:
         kind, _, key = headers.get("authorization", "").partition(" ")
@@ -74,5 +75,4 @@ class ConnectionGate:
             code="too_many_connections",
             retry_after=_RETRY,
         ).response()
-        response.headers["Connection"] = "close"
-        await response(scope, receive, send)
+        await refuse_body(Request(scope, receive), send, response)

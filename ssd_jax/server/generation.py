@@ -69,8 +69,10 @@ class Generation:
           ApiError: a text cannot be finished.
         """
         source = self.engine.events(self.requests, self.mode)
+        if self.deadline is not None:
+            source = before(self.deadline, source)
         try:
-            async with contextlib.aclosing(before(self.deadline, source)) as events:
+            async with contextlib.aclosing(source) as events:
                 async for event in events:
                     choice = self.choice(event.prompt_index)
                     self.meter.note(event)

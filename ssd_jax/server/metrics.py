@@ -182,8 +182,14 @@ class _Engines(Collector):
 
     def _ours(self, seen: EngineActivity) -> Iterator[Metric]:
         counts = seen.counts
-        yield self._counter("ssd_jax:rounds", "forwards of the target for texts", counts.rounds)
-        yield self._counter("ssd_jax:plain_rounds", "those without the draft", counts.plain)
+        rounds = CounterMetricFamily(
+            "ssd_jax:rounds",
+            "forwards of the target, by mode: ar are those without the draft",
+            labels=["model_name", "mode"],
+        )
+        for mode, number in sorted(counts.rounds.items()):
+            rounds.add_metric([self._model, mode], number)
+        yield rounds
         yield self._counter("ssd_jax:cache_hits", "look-ups that found a branch", counts.hits)
         causes = CounterMetricFamily(
             "ssd_jax:fallbacks",
@@ -206,11 +212,11 @@ class _Engines(Collector):
                 yield self._gauge(f"ssd_jax:{name}", text, value)
         speculating = GaugeMetricFamily(
             "ssd_jax:speculating",
-            "whether the last rounds verified a draft's tokens, and in which mode",
+            "whether the last rounds verified a draft's tokens, and the mode that ran",
             labels=["model_name", "mode"],
         )
         value = float(seen.why_not_speculating is None)
-        speculating.add_metric([self._model, seen.mode or ""], value)
+        speculating.add_metric([self._model, seen.ran or seen.mode or ""], value)
         yield speculating
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

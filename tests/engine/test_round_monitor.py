@@ -19,12 +19,11 @@ def record(proposed, accepted, source=None):
 def test_rounds_are_counted_by_what_their_rows_committed():
     monitor = RoundMonitor()
     monitor.prefill((0.0, 1.0), 12, 1)
-    monitor.round((1.0, 2.0), [record(3, 2, "hit"), record(3, 0, "late")], plain=False)
-    monitor.round((2.0, 3.0), [record(0, 0)], plain=True)
+    monitor.round((1.0, 2.0), [record(3, 2, "hit"), record(3, 0, "late")], "ssd")
+    monitor.round((2.0, 3.0), [record(0, 0)], "ar")
     counts, target, _ = monitor.view()
     assert counts == RoundCounts(
-        rounds=2,
-        plain=1,
+        rounds={"ssd": 1, "ar": 1},
         tokens=1 + 4 + 1,
         drafts=2,
         draft_tokens=6,
@@ -37,7 +36,7 @@ def test_rounds_are_counted_by_what_their_rows_committed():
     seen = target[1]
     assert (seen.rows, seen.tokens, seen.proposed, seen.accepted) == (2, 4, 6, 2)
     assert (seen.hits, seen.lookups, seen.misses) == (1, 2, ("late",))
-    assert target[2].plain
+    assert [span.mode for span in target[1:]] == ["ssd", "ar"]
 
 
 def test_hidden_work_of_the_draft_is_summed():
@@ -51,10 +50,10 @@ def test_hidden_work_of_the_draft_is_summed():
 def test_only_the_last_rounds_are_remembered():
     monitor = RoundMonitor()
     for number in range(1000):
-        monitor.round((number, number + 1), [record(1, 1)], plain=False)
+        monitor.round((number, number + 1), [record(1, 1)], "ssd")
         monitor.draft([Busy("grow", number, number + 1)], hidden=0.0)
     counts, target, draft = monitor.view()
-    assert counts.rounds == 1000
+    assert counts.rounds.total() == 1000
     assert (len(target), len(draft)) == (64, 512)
     assert target[-1].end == 1000
 
@@ -63,8 +62,8 @@ def test_counts_of_engines_add_up():
     total = RoundCounts()
     for _ in range(2):
         misses, places = Counter({"late": 2}), Counter({0: 1})
-        total.add(RoundCounts(rounds=1, misses=misses, accepted_at=places, draft_seconds=0.5))
-    assert (total.rounds, total.misses, total.accepted_at) == (2, {"late": 4}, {0: 2})
+        total.add(RoundCounts(drafts=1, misses=misses, accepted_at=places, draft_seconds=0.5))
+    assert (total.drafts, total.misses, total.accepted_at) == (2, {"late": 4}, {0: 2})
     assert total.draft_seconds == 1.0
 
 
@@ -74,13 +73,13 @@ def test_another_thread_sees_whole_rounds():
     def watch():
         while not done.is_set():
             counts = monitor.view().counts
-            views.append(counts.tokens == 2 * counts.rounds == 2 * counts.accepted)
+            views.append(counts.tokens == 2 * counts.drafts == 2 * counts.accepted)
 
     views = []
     watcher = threading.Thread(target=watch)
     watcher.start()
     for _ in range(2000):
-        monitor.round((0.0, 1.0), [record(2, 1)], plain=False)
+        monitor.round((0.0, 1.0), [record(2, 1)], "ssd")
     done.set()
     watcher.join()
     assert views

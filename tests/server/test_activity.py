@@ -11,7 +11,7 @@ def activity(*spans, **values):
 
 
 def test_a_server_speculates_while_its_last_rounds_verify_proposals():
-    plain, verified = TargetSpan(0, 1, plain=True), TargetSpan(0, 1, proposed=3)
+    plain, verified = TargetSpan(0, 1), TargetSpan(0, 1, proposed=3)
     assert activity(verified, plain).why_not_speculating is None
     assert activity(verified, *[plain] * 20).why_not_speculating is not None
 
@@ -25,15 +25,24 @@ def test_a_server_speculates_while_its_last_rounds_verify_proposals():
         (activity(TargetSpan(0, 1, prompt=9)), "nothing was decoded yet"),
         (activity(TargetSpan(0, 1, misses=("dead",))), "the draft worker is out of reach"),
         (activity(TargetSpan(0, 1, misses=("late",))), "no proposal came in time (late)"),
-        (activity(TargetSpan(0, 1, plain=True)), "requests ask for no draft"),
+        (activity(TargetSpan(0, 1)), "requests ask for no draft"),
         (
-            activity(TargetSpan(0, 1, plain=True), chooses=True),
+            activity(TargetSpan(0, 1), chooses=True),
             "mode auto finds it faster without the draft, or requests ask for no draft",
         ),
     ],
 )
 def test_the_reason_is_named(seen, reason):
     assert seen.why_not_speculating == reason
+
+
+def test_the_mode_that_ran_is_that_of_the_last_proposal():
+    plain = TargetSpan(1, 2)
+    verified = [TargetSpan(0, 1, proposed=3, mode=mode) for mode in ("ssd", "sd")]
+    assert activity().ran is None
+    assert activity(plain).ran == "ar"
+    assert activity(*verified, plain).ran == "sd"
+    assert activity(*verified, *[plain] * 20).ran == "ar"
 
 
 def test_shares_are_those_of_the_last_rounds():

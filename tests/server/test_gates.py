@@ -191,3 +191,10 @@ def test_an_access_log_must_be_writable(tmp_path):
             check_access_log(str(path), logs_texts=False)
     with pytest.raises(InputError, match="access_log_texts is for an access log"):
         check_access_log(None, logs_texts=True)
+
+
+def test_a_client_without_a_key_that_sends_much_sees_why(locked):
+    """The limit of a body is that of the server; the connection is not reset before."""
+    body = b" " * 3_000_000
+    status, _, value = call(locked.port, "POST", "/v1/completions", body)
+    assert (status, value["error"]["code"]) == (401, "invalid_api_key")

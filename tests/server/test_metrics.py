@@ -1,5 +1,7 @@
 """What Prometheus reads."""
 
+from collections import Counter
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -62,23 +64,26 @@ def test_a_text_that_is_cancelled_is_aborted():
 def test_what_the_engines_did_has_vllms_names():
     engine = ScriptedEngine()
     engine.seen = EngineActivity(
-        mode="ssd",
+        mode="auto",
         counts=RoundCounts(
-            rounds=7,
-            plain=2,
+            rounds=Counter({"ssd": 5, "ar": 2}),
             drafts=5,
             draft_tokens=20,
             accepted=8,
-            accepted_at={0: 5, 1: 3},
+            accepted_at=Counter({0: 5, 1: 3}),
             hits=3,
-            misses={"late": 1, "miss": 1},
+            misses=Counter({"late": 1, "miss": 1}),
             draft_seconds=4.0,
             hidden_seconds=3.0,
         ),
         running=1,
         used_pages=3,
         pages=12,
-        target=[TargetSpan(0, 1, rows=2, tokens=6, proposed=8, accepted=4, hits=1, lookups=2)],
+        target=[
+            TargetSpan(
+                0, 1, rows=2, tokens=6, proposed=8, accepted=4, hits=1, lookups=2, mode="ssd"
+            )
+        ],
     )
     with served(engine) as server:
         values = samples(server)
@@ -90,7 +95,8 @@ def test_what_the_engines_did_has_vllms_names():
     assert values["vllm:kv_cache_usage_perc",] == pytest.approx(0.25)
     assert values["ssd_jax:cache_hits_total",] == 3
     assert values["ssd_jax:fallbacks_total", "late"] == 1
-    assert values["ssd_jax:plain_rounds_total",] == 2
+    assert values["ssd_jax:rounds_total", "ar"] == 2
+    assert values["ssd_jax:rounds_total", "ssd"] == 5
     assert values["ssd_jax:hit_rate",] == 0.5
     assert values["ssd_jax:acceptance_length",] == 3
     assert values["ssd_jax:hidden_draft_share",] == 0.75

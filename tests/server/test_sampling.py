@@ -342,6 +342,36 @@ def test_bad_ids_and_long_prompts_are_refused_with_their_field(server):
     assert error_of(server.port, "/v1/chat/completions", request)[0] == 400
 
 
+@pytest.mark.parametrize("speculation", models.MODES)
+def test_a_response_says_how_it_was_speculated(server, speculation):
+    asked = body("a", {"temperature": 0.0, "ignore_eos": True}, speculation=speculation)
+    _, answer = post(server.port, "/v1/completions", asked)
+    metrics = answer["metrics"]
+    assert metrics["mode"] == models.MODES[speculation]
+    assert metrics["speculating"] == (speculation != "off")
+    statistics = metrics["speculative_decoding"]
+    if speculation == "off":
+        assert statistics is None
+        assert metrics["reason"] == "the request was decoded in mode ar, without a draft"
+        return
+    # The first token is the prompt's; a round gives one more than it accepts, but at the end.
+    given = statistics["num_accepted_draft_tokens"] + statistics["num_spec_steps"]
+    assert 22 <= given <= 24
+    assert statistics["num_draft_tokens"] >= statistics["num_accepted_draft_tokens"]
+    assert (metrics["hit_rate"] is None) == (speculation == "sd")
+    *_, last = stream(
+        server.port, "/v1/completions", {**asked, "stream_options": {"include_usage": True}}
+    )
+    assert last["metrics"] == metrics
+
+
+def test_a_time_out_gives_the_slot_back(server):
+    asked = body("a", {"ignore_eos": True, "timeout": 0.01}, max_tokens=300)
+    status, error = error_of(server.port, "/v1/completions", asked)
+    assert (status, error["code"]) == (504, "timeout")
+    eventually(lambda: not server.llm.engine.has_work and server.state.admission.texts == 0)
+
+
 def test_a_client_that_leaves_gives_its_slot_back(server):
     asked = body("a", {"ignore_eos": True, "stream": True}, max_tokens=300)
     engine = server.llm.engine

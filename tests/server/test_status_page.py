@@ -19,8 +19,8 @@ SPANS = [
     TargetSpan(1.010, 1.020, rows=2, tokens=5, proposed=6, accepted=3, hits=2, lookups=2),
     TargetSpan(1.020, 1.030, rows=2, tokens=3, proposed=6, accepted=1, hits=1, lookups=2),
     TargetSpan(1.030, 1.040, rows=2, tokens=2, proposed=6, lookups=2),
-    TargetSpan(1.040, 1.050, rows=1, tokens=1, proposed=3),
-    TargetSpan(1.050, 1.060, rows=1, tokens=1, plain=True),
+    TargetSpan(1.040, 1.050, rows=1, tokens=1, proposed=3, mode="sd"),
+    TargetSpan(1.050, 1.060, rows=1, tokens=1),
 ]
 WORK = [Busy("prefill", 0.5, 0.6), Busy("draft", 1.01, 1.012), Busy("grow", 1.012, 1.02, (), 1)]
 
@@ -30,7 +30,7 @@ def activity(**values):
         **{
             "mode": "ssd",
             "counts": RoundCounts(
-                rounds=6,
+                rounds=Counter({"ssd": 5}),
                 tokens=13,
                 misses=Counter({"late": 3}),
                 draft_seconds=4.0,
@@ -138,7 +138,7 @@ def test_a_browser_shows_the_figures_and_the_timeline(page):
         page.goto(f"http://127.0.0.1:{server.port}/")
         page.wait_for_selector("#lanes rect.hit")
         assert page.inner_text("#ready") == "ready"
-        assert page.inner_text("#speculating") == "mode ssd · speculating"
+        assert page.inner_text("#speculating") == "mode ssd · speculating as sd"
         assert page.inner_text("#running") == "1 of 2 slots"
         assert page.inner_text("#hits") == "50.0 %"
         assert page.inner_text("#pages") == "3 of 12"
