@@ -20,6 +20,7 @@ from ssd_jax.config.values import kind_of
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.placement.parallel.layout import Layout, Split, choose
 from ssd_jax.placement.placement import Kind
+from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.backup import BackupKind
 from ssd_jax.speculation.fan_out import FanOut
@@ -168,9 +169,11 @@ class DerivedSettings(EngineSettings):
     @property
     def layout(self) -> Layout:
         """How workers in processes share the work."""
-        split = "slots" if self.tree_nodes else cast("Split", self.draft_split or "auto")
-        branches = max(self.budgets_at(), default=0)
-        return choose(self.workers, split, slots=self.slots, branches=branches, k=self.speculated)
+        split, k = cast("Split", self.draft_split or "auto"), self.speculated
+        branches, width = max(self.budgets_at(), default=0), 1
+        if self.trees and self.prepared == "ssd":
+            width = TreeShape(nodes=max(self.trees), depth=k, ancestors=k).width
+        return choose(self.workers, split, slots=self.slots, branches=branches, k=k, width=width)
 
     @property
     def store(self) -> StoreSettings:

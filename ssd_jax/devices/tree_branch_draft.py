@@ -196,6 +196,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
             self._scratch,
             self._record,
             request.counts.astype(np.int32),
+            np.array(request.share, np.int32),
             log_rates,
             self._rows.on_device(),
         )

@@ -133,6 +133,7 @@ def likeliest_outcomes(
     record: TreeRecord,
     log_rates: Float32[Array, "B depths classes ranks"],
     counts: Int32[Array, "B depths"],
+    share: Int32[Array, "2"],
     branches: int,
 ) -> TreeOutcomes:
     """The outcomes that are likeliest to come true, best first.
@@ -144,6 +145,7 @@ def likeliest_outcomes(
       log_rates: of continuations, by depth of their row, gap class and rank.
       counts: most branches with each number of accepted tokens: M, or 0 where the text has no room
         for a proposal behind them.
+      share: see `roles.Share`.
       branches: M.
     """
     nodes, ranks = record.parents.shape[1], record.candidates.shape[2]
@@ -165,6 +167,8 @@ def likeliest_outcomes(
     has_room = jnp.take_along_axis(counts, depth, axis=1) > 0
     usable = (record.exists & has_room)[:, :, None] & (record.candidates >= 0)
     usable &= ~is_child.any(axis=3)
+    number, parts = share
+    usable &= (jnp.arange(nodes + 1)[:, None] + jnp.arange(ranks)) % parts == number
     scores = jnp.where(usable, score[:, :, None] + log_rate, _NONE).reshape(path.shape[0], -1)
     count = min(branches, scores.shape[1])
     best, index = jax.lax.top_k(scores, count)

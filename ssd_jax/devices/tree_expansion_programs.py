@@ -48,9 +48,9 @@ class TreeExpansionPrograms(PagedPrograms):
     With B slots, M branches, m nodes, paths of K tokens:
     `promote_tree`: (pages, history, table, scratch, record, expansion, promotion) -> pages,
     history, scratch, record, proposal.
-    `expand_tree`: (parameters, pages, history, table, scratch, record, counts, log_rates, sampling)
-    -> pages, scratch, record, expansion, packed; `counts` [B, K + 1] and `log_rates` as
-    `tree_branching.likeliest_outcomes` has them.
+    `expand_tree`: (parameters, pages, history, table, scratch, record, counts, share, log_rates,
+    sampling) -> pages, scratch, record, expansion, packed; `counts` [B, K + 1], `share` [2] and
+    `log_rates` as `tree_branching.likeliest_outcomes` has them.
     `grow_branches`: (parameters, pages, history, table, scratch, record, expansion, depth [],
     log_rates, sampling) -> pages, scratch, expansion, packed.
     `adopt_tree`: (scratch, record, growth, proposal, branches, drafts [B]) -> scratch, record, what
@@ -110,6 +110,7 @@ class TreeExpansionPrograms(PagedPrograms):
         self.structs |= {
             "scratch": model.branch_struct(slots, shape.entries, self.branches + 1),
             "depth": program_spec.ints(),
+            "share": program_spec.ints(2),
         }
         self.structs |= {name: base.structs[name] for name in ("growth", "proposal", "branches")}
         specs: dict[Name, ProgramSpec] = {
@@ -217,7 +218,7 @@ class TreeExpansionPrograms(PagedPrograms):
         steps, shape = self._steps, self.shape
 
         def expand_tree(
-            parameters, pages, history, table, scratch, record, counts, log_rates, sampling
+            parameters, pages, history, table, scratch, record, counts, share, log_rates, sampling
         ):
             live = (record.start >= 0) & jnp.any(counts > 0, axis=1)
             sampling = greedy_where_idle(sampling, live)
@@ -225,7 +226,7 @@ class TreeExpansionPrograms(PagedPrograms):
                 parameters, self.table(table, reach), history, sampling, log_rates, parts
             )
             record, keys = steps.run_nodes(context, Keys(pages, scratch), record, live)
-            outcomes = steps.outcomes(context, record, jnp.where(live[:, None], counts, 0))
+            outcomes = steps.outcomes(context, record, jnp.where(live[:, None], counts, 0), share)
             forks = tree_branching.forks_of(record, outcomes, shape)
             keys = steps.copy_stems(keys, forks)
             expansion = tree_branching.begun(record, outcomes, forks, shape, self.support)
@@ -236,7 +237,7 @@ class TreeExpansionPrograms(PagedPrograms):
             )
             return *keys, record, expansion, steps.pack(record, expansion)
 
-        donated, host_args = ("pages", "scratch", "record"), ("counts", "log_rates")
+        donated, host_args = ("pages", "scratch", "record"), ("counts", "share", "log_rates")
         results = (*donated, "expansion", "slots")
         return self.spec(expand_tree, self.structs, donated, results, host_args=host_args)
 

@@ -123,7 +123,11 @@ class TreeExpansionSteps:
         return tree_branching.add_ranking(record, ranking, run), keys
 
     def outcomes(
-        self, context: TreeContext, record: TreeRecord, counts: Int32[Array, "B depths"]
+        self,
+        context: TreeContext,
+        record: TreeRecord,
+        counts: Int32[Array, "B depths"],
+        share: Int32[Array, "2"],
     ) -> TreeOutcomes:
         """The outcomes that get branches; see `tree_branching.likeliest_outcomes`."""
         log_rates = context.log_rates
@@ -131,7 +135,7 @@ class TreeExpansionSteps:
             rates = tree_residuals.outcome_rates(self._shape, self._drafting.predict)
             hot = (context.sampling.temperature > 0)[:, None, None, None]
             log_rates = jnp.where(hot, as_log_rates(rates), log_rates)
-        return tree_branching.likeliest_outcomes(record, log_rates, counts, self._branches)
+        return tree_branching.likeliest_outcomes(record, log_rates, counts, share, self._branches)
 
     def copy_stems(self, keys: Keys, forks: TreeForks) -> Keys:
         """Copies keys and values of the record's paths to the front of the branches."""

@@ -285,6 +285,17 @@ def record_request(promotion: Promotion) -> RecordRequest:
     return RecordRequest(promotion, drafts, lowered)
 
 
+class Share(NamedTuple):
+    """Of a tree's outcomes those that a draft has branches for, where several drafts share them.
+
+    An outcome, the continuation of some rank behind a row, is of the draft whose number is
+    (row + rank) mod `parts`, whatever its tokens are.
+    """
+
+    number: int = 0
+    parts: int = 1
+
+
 class ExpansionRequest(NamedTuple):
     """Branches off every record.
 
@@ -296,6 +307,7 @@ class ExpansionRequest(NamedTuple):
       forwards: number of forwards; the first gives branches of k < L a token, branches of k = L
         start with the second.
       skip: number of ranks of each k that other drafts have branches for; None is none.
+      share: of the outcomes of trees.
     """
 
     counts: Int[np.ndarray, "B F"]
@@ -303,6 +315,7 @@ class ExpansionRequest(NamedTuple):
     lowered: Int32[np.ndarray, "B K"]
     forwards: int
     skip: Int[np.ndarray, "B F"] | None = None
+    share: Share = Share()
 
 
 def no_branches(

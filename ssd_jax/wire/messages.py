@@ -307,6 +307,7 @@ class ExpandMessage(DraftMessage, frozen=True):
     Attributes:
       epochs: as of `RecordMessage`.
       counts, skip, follow, lowered, forwards: see `roles.ExpansionRequest`.
+      part, parts: of the outcomes of trees; see `roles.Share`.
     """
 
     number: Number
@@ -316,9 +317,12 @@ class ExpandMessage(DraftMessage, frozen=True):
     follow: Annotated[np.ndarray, Entries("B", 0, 2)]
     lowered: Annotated[np.ndarray, Entries("B K")]
     forwards: Count
+    part: Count = 0
+    parts: Count = 1
 
     @override
     def check(self, spec: DraftSpec) -> None:
+        _within("part", self.part, self.parts)
         number = self.counts.max() if spec.nodes else self.counts.sum(axis=1).max()
         _within("number of branches", int(number), spec.branches + 1)
         _within("forwards", self.forwards, spec.k + 2)

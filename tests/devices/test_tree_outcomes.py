@@ -64,17 +64,23 @@ def searched(record, slot, log_rates, counts):
     return found
 
 
-def check(seed):
+def check(seed, share=(0, 1)):
+    number, parts = share
     rng = np.random.default_rng([seed, 1])
     record = random_record(seed)
     log_rates = -rng.exponential(1.0, (SLOTS, DEPTH + 1, GAP_CLASSES, RANKS)).astype(np.float32)
     counts = np.full((SLOTS, DEPTH + 1), M, np.int32)
     counts[1, 2:], counts[3] = 0, [M - 3] * (DEPTH + 1)  # little room; a smaller budget
     choose = jax.jit(functools.partial(tree_branching.likeliest_outcomes, branches=M))
-    outcomes = map(np.asarray, choose(record, jnp.asarray(log_rates), jnp.asarray(counts)))
+    outcomes = map(np.asarray, choose(record, jnp.asarray(log_rates), jnp.asarray(counts), share))
     rows, bonus, ranks = outcomes
     for slot in range(SLOTS):
-        wanted = searched(record, slot, log_rates, counts)
+        all_outcomes = searched(record, slot, log_rates, counts)
+        wanted = {
+            (row, token, rank): score
+            for (row, token, rank), score in all_outcomes.items()
+            if (row + rank) % parts == number
+        }
         best = sorted(wanted, key=lambda outcome: -wanted[outcome])[: counts[slot].max()]
         count = len(best)
         chosen = [*zip(rows[slot], bonus[slot], ranks[slot], strict=True)]
@@ -85,6 +91,17 @@ def check(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_outcomes_are_the_likeliest_continuations_outside_the_tree(seed):
     check(seed)
+
+
+@pytest.mark.parametrize("share", [(0, 2), (1, 2), (2, 3)])
+def test_a_draft_that_shares_outcomes_has_the_likeliest_of_its_own(share):
+    check(0, share)
+
+
+def test_a_draft_that_takes_the_outcomes_of_others_is_caught():
+    edit = Edit(tree_branching, "likeliest_outcomes", "% parts == number", "% parts >= 0")
+    with edited([edit]), pytest.raises(AssertionError):
+        check(0, (0, 2))
 
 
 FLAWS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.roles.records import ExpansionRequest, RecordRequest, record_request
+from ssd_jax.roles.records import ExpansionRequest, RecordRequest, Share, record_request
 
 
 class StepwiseDraft:
@@ -17,9 +17,12 @@ class StepwiseDraft:
     A derived class has `promote(promotion)`, `draft(limits, lowered=) -> lengths()`, `tokens()`,
     `confidence()`, `proposal()`, `branch_off(counts, follow=, lowered=, forwards=, skip=)` and
     `branch_tokens(forwards, until)`.
+
+    Attributes:
+      share: that the last expansion was asked for.
     """
 
-    nodes = 0
+    nodes, share = 0, Share()
 
     def set_pages(self, slot, pages) -> None:
         pass
@@ -35,6 +38,7 @@ class StepwiseDraft:
         asked = request._asdict()
         if asked["skip"] is None:
             del asked["skip"]
+        self.share = asked.pop("share")
         self.branch_off(asked.pop("counts"), **asked)
         return StepwiseBranches(self)
 

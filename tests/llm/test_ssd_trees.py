@@ -25,8 +25,11 @@ CASES = [
     pytest.param("qwen2", "bfloat16", 15, 16, {"slots": 1}, marks=SLOW),
 ]
 SUBMESH = {"draft_placement": "submesh", "draft_devices": "2"}
+BY_SLOTS = PROCESS | {"draft_workers": 2, "draft_split": "slots"}
+BY_BRANCHES = PROCESS | {"draft_workers": 2, "draft_split": "branches"}
 PLACES = [
-    pytest.param(PROCESS | {"draft_workers": 2}, marks=MORE, id="two processes"),
+    pytest.param(BY_SLOTS, marks=MORE, id="two processes"),
+    pytest.param(BY_BRANCHES, marks=MORE, id="two processes that share branches"),
     pytest.param(PROCESS, marks=SLOW, id="process"),
     pytest.param(SUBMESH | {"target_devices": "1"}, marks=SLOW, id="submesh"),
     pytest.param(SUBMESH | {"mesh": "data=2", "slots": 4}, marks=SLOW, id="groups"),
@@ -82,7 +85,8 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
 JUST_IN_TIME = [
     pytest.param({}, id="inline"),
     pytest.param(PROCESS, marks=MORE, id="process"),
-    pytest.param(PROCESS | {"draft_workers": 2}, marks=SLOW, id="two processes"),
+    pytest.param(BY_SLOTS, marks=SLOW, id="two processes"),
+    pytest.param(BY_BRANCHES, marks=MORE, id="two processes that share branches"),
     pytest.param(SUBMESH | {"target_devices": "1"}, marks=SLOW, id="submesh"),
     pytest.param(SUBMESH | {"mesh": "data=2", "slots": 4}, marks=SLOW, id="groups"),
 ]
@@ -131,7 +135,8 @@ def test_sampled_trees_of_the_target_itself_are_accepted_and_their_outcomes_fore
     [
         pytest.param({}, marks=SLOW, id="inline"),
         pytest.param(PROCESS, marks=MORE, id="process"),
-        pytest.param(PROCESS | {"draft_workers": 2}, marks=SLOW, id="two processes"),
+        pytest.param(BY_SLOTS, marks=SLOW, id="two processes"),
+        pytest.param(BY_BRANCHES, marks=SLOW, id="two processes that share branches"),
     ],
 )
 def test_slots_that_share_pages_are_preempted_and_reuse_prefixes(checkpoints, where):
@@ -168,7 +173,6 @@ REFUSED = [
     ({"predict": "plain"}, "predict = 'plain' is for chains"),
     ({"tree_nodes": "auto"}, "give a number of nodes"),
     ({"tree_nodes": 3}, "leaves no node beside a chain"),
-    (PROCESS | {"draft_workers": 2, "draft_split": "branches"}, "draft_split = 'branches'"),
 ]
 
 

@@ -60,7 +60,6 @@ def _check_branching(settings: DerivedSettings) -> None:
         "predict": settings.predict if RULES[settings.verify].keyed_by_position else None,
         "saguaro_c": settings.saguaro_c if settings.saguaro_c != 1 else None,
         "budget": settings.budget if settings.budget == "auto" else None,
-        "draft_split": settings.draft_split if settings.draft_split == "branches" else None,
     }
     for name, value in chains.items():
         if value is not None:

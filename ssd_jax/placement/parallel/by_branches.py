@@ -3,13 +3,18 @@
 Each part has all slots and texts, and speculates for its own outcomes. The part whose branch comes
 true promotes it to its record; the others get the tokens and follow, which takes one more forward.
 If a part does not answer, its outcomes are divided over the others in the next round.
+
+The outcomes of chains are divided by the fan-out; of those of trees, which a part chooses itself,
+each has a share of its own (`roles.Share`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 from typing_extensions import override
 
 from ssd_jax.placement.parallel.part import (
@@ -27,12 +32,22 @@ from ssd_jax.roles.records import (
     ExpansionRequest,
     RecordRequest,
     Row,
+    Share,
     SlotOpening,
     no_branches,
     record_request,
 )
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import divide
+
+
+class _PartShare(NamedTuple):
+    """What a part has branches for; see `Division` and `ExpansionRequest`."""
+
+    counts: Int[np.ndarray, "B F"]
+    skip: Int[np.ndarray, "B F"] | None
+    places: Int[np.ndarray, "B m"]
+    share: Share = Share()
 
 
 class DraftByBranches(BranchingDraft):
@@ -46,9 +61,9 @@ class DraftByBranches(BranchingDraft):
         first_part = parts[0]
         self._parts = tuple(parts)
         self.slots, self.k, self.page_size = first_part.slots, first_part.k, first_part.page_size
-        self._size = first_part.branches
-        # A part without an outcome of k = L still has a branch there.
-        self.branches = len(parts) * self._size - (len(parts) - 1)
+        self.nodes, self._size = first_part.nodes, first_part.branches
+        # A part without an outcome of k = L still has a branch there, unless proposals are trees.
+        self.branches = len(parts) * self._size - (0 if self.nodes else len(parts) - 1)
         self._drafter = 0  # number of the part that drafts just in time
         self._records: SharedRecords | None = None
         self._expansion: SharedBranches | None = None
@@ -99,22 +114,38 @@ class DraftByBranches(BranchingDraft):
         counts, records, count = request.counts, self._records, len(self._parts)
         is_absent = self._expansion.is_absent if self._expansion else [False] * count
         active = [number for number in range(count) if all(is_absent) or not is_absent[number]]
-        division = divide(counts, len(active), self._size)
-        shares = dict(zip(active, zip(*division, strict=True), strict=True))
-        no_share = np.zeros_like(counts), None, np.full((self.slots, self._size), -1)
+        shares = dict(zip(active, self._shares(counts, len(active)), strict=True))
+        no_share = _PartShare(np.zeros_like(counts), None, np.full((self.slots, self._size), -1))
         part_of = np.full((self.slots, self.branches), -1)
         number_of, answers = np.full_like(part_of, -1), []
         for number, part in enumerate(self._parts):
             # A part that is away is asked too, and may answer.
-            share, skip, places = shares.get(number, no_share)
+            part_counts, skip, places, share = shares.get(number, no_share)
             rows, branches = np.nonzero(places >= 0)
             part_of[rows, places[rows, branches]] = number
             number_of[rows, places[rows, branches]] = branches
-            has_record = (records.limit > 0) & share.any(axis=1)
+            has_record = (records.limit > 0) & part_counts.any(axis=1)
             follow = has_record & (request.follow | (records.owner != number))
-            answers.append(part.expand(request._replace(counts=share, follow=follow, skip=skip)))
-        self._expansion = SharedBranches(answers, (self.slots, self.k), part_of, number_of)
+            answers.append(
+                part.expand(
+                    request._replace(counts=part_counts, follow=follow, skip=skip, share=share)
+                )
+            )
+        sizes = self.slots, self.k, self.nodes
+        self._expansion = SharedBranches(answers, sizes, part_of, number_of)
         return self._expansion
+
+    def _shares(self, counts: np.ndarray, parts: int) -> list[_PartShare]:
+        """The shares of so many parts."""
+        if not self.nodes:
+            division = divide(counts, parts, self._size)
+            return [_PartShare(*share) for share in zip(*division, strict=True)]
+        counts = np.minimum(-(-counts // parts), self._size)
+        places = np.broadcast_to(np.arange(self._size) * parts, (self.slots, self._size))
+        return [
+            _PartShare(counts, None, places + number, Share(number, parts))
+            for number in range(parts)
+        ]
 
     def activity(self) -> Activity:
         """What the parts have done since the last call."""
@@ -181,9 +212,15 @@ class SharedRecords(HostRecordAnswer):
         if self._lengths is None:
             answer, drafted = self._answers[self._drafter], self._drafts > 0
             lengths, promotion = answer.lengths(), self._promotion
+            counts, parents = lengths, promotion.parents
+            made = answer.parents()
+            if parents is not None and made is not None:
+                counts = np.asarray(answer.proposal().length)
+                parents = np.where(drafted[:, None], made, parents)
             self._promotion = promotion._replace(
                 tokens=np.where(drafted[:, None], answer.tokens(), promotion.tokens),
-                limit=np.where(drafted, lengths, promotion.limit),
+                limit=np.where(drafted, counts, promotion.limit),
+                parents=parents,
             )
             if not lengths.any():
                 self._on_no_answer()
@@ -195,6 +232,10 @@ class SharedRecords(HostRecordAnswer):
     def tokens(self) -> np.ndarray:
         tokens, limit = self._promotion.tokens, self._promotion.limit
         return np.where(np.arange(tokens.shape[1]) < limit[:, None], tokens, 0)
+
+    @override
+    def parents(self) -> np.ndarray | None:
+        return self._promotion.parents
 
     @override
     def proposal(self) -> Proposal:
@@ -217,7 +258,7 @@ class SharedBranches(BranchesOfParts):
 
     Args:
       answers: of the parts.
-      sizes: B and K.
+      sizes: B, K and, of trees, m.
       part, number: for each branch [B, M], the part that makes it (-1 for none) and its number
         there.
     """
@@ -225,7 +266,7 @@ class SharedBranches(BranchesOfParts):
     def __init__(
         self,
         answers: Sequence[ExpansionAnswer],
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
         part: np.ndarray,
         number: np.ndarray,
     ) -> None:
@@ -234,14 +275,15 @@ class SharedBranches(BranchesOfParts):
 
     @override
     def join(self, latest: Sequence[BranchTokens | Absence]) -> BranchTokens:
-        slots, k = self._sizes
+        slots, k, nodes = self._sizes
         forwards = min(part.forwards for part in present(latest))
-        branches = no_branches(slots, self.part.shape[1], k, forwards)
+        branches = no_branches(slots, self.part.shape[1], k, forwards, nodes)
         for number, part in enumerate(latest):
             if isinstance(part, str):
                 continue
             rows, places = np.nonzero(self.part == number)
             numbers = self.number[rows, places]
-            for array, of_part in zip(branches[:4], part[:4], strict=True):
+            of_trees = zip(branches.trees or (), part.trees or (), strict=True)
+            for array, of_part in (*zip(branches[:4], part[:4], strict=True), *of_trees):
                 array[rows, places] = of_part[rows, numbers]
         return branches

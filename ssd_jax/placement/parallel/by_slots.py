@@ -144,6 +144,7 @@ class DraftBySlots(BranchingDraft):
                     lowered=rows_of_part(request.lowered, number),
                     forwards=request.forwards,
                     skip=None if request.skip is None else rows_of_part(request.skip, number),
+                    share=request.share,
                 )
                 answers[number] = part.expand(share)
         return BranchesBySlots(answers, self._split)

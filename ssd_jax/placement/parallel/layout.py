@@ -33,14 +33,17 @@ class Layout(NamedTuple):
         """Branches that a worker needs room for."""
         return share(branches, self.parts)
 
-    def cost(self, slots: int, branches: int, k: int) -> int:
+    def cost(self, slots: int, branches: int, k: int, width: int = 1) -> int:
         """Predicted time of a round's speculation with all slots busy, in rows of a forward.
 
         It counts K forwards of all branches, and one of the record's tokens where workers follow
         a record that another has made.
+
+        Args:
+          width: rows that a branch has in a forward.
         """
         rows, follows = self.slots_per_worker(slots), self.parts > 1
-        forwards = k * (WEIGHTS + rows * self.branches_per_worker(branches))
+        forwards = k * (WEIGHTS + rows * width * self.branches_per_worker(branches))
         return forwards + follows * (WEIGHTS + rows * k)
 
     def __str__(self) -> str:
@@ -49,9 +52,15 @@ class Layout(NamedTuple):
         return f"{self.workers} workers that share {dimensions}" if dimensions else "one worker"
 
 
-def choose(workers: int, split: Split, *, slots: int, branches: int, k: int) -> Layout:
-    """How `workers` share B slots with M branches: as the user says, or by the least cost."""
+def choose(
+    workers: int, split: Split, *, slots: int, branches: int, k: int, width: int = 1
+) -> Layout:
+    """How `workers` share B slots with M branches: as the user says, or by the least cost.
+
+    Args:
+      width: rows that a branch has in a forward; those of its tree.
+    """
     if split != "auto":
         return Layout(workers, 1) if split == "slots" else Layout(1, workers)
     layouts = [Layout(n, workers // n) for n in range(workers, 0, -1) if workers % n == 0]
-    return min(layouts, key=lambda layout: layout.cost(slots, branches, k))
+    return min(layouts, key=lambda layout: layout.cost(slots, branches, k, width))

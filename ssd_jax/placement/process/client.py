@@ -154,6 +154,8 @@ class RemoteDraft(BranchingDraft):
                     follow=(message.winner < 0) & (message.limit > 0),  # lost branches included
                     lowered=request.lowered,
                     forwards=request.forwards,
+                    part=request.share.number,
+                    parts=request.share.parts,
                 )
             )
         link.stream.flush(LEAVES)

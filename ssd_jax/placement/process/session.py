@@ -16,6 +16,7 @@ from ssd_jax.roles.records import (
     ExpansionRequest,
     Promotion,
     RecordRequest,
+    Share,
     no_branches,
 )
 from ssd_jax.sampling.proposal import Proposal
@@ -243,6 +244,7 @@ class DraftSession:
                 lowered=message.lowered,
                 forwards=1,
                 skip=message.skip,
+                share=Share(message.part, message.parts),
             )
         )
         forwards, kind = 1, "expand"

@@ -5,75 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ssd_jax.placement.parallel.by_branches import DraftByBranches, SharedBranches
 from ssd_jax.placement.parallel.by_slots import DraftBySlots
-from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.division import share
+from tests.placement.parallel.toys import ForToys, Part
 from tests.sampling.edits import Edit, edited
 from tests.selection import cases
 from tests.speculation.enumeration.host import Host
 from tests.speculation.enumeration.host_games import FAIR, GAME, law_of, of_row, seconds
-from tests.speculation.enumeration.host_roles import Proposed, ToyDraft
+from tests.speculation.enumeration.host_roles import ToyDraft
 from tests.speculation.enumeration.laws import autoregressive
 from tests.speculation.enumeration.toys import PROMPT
-
-
-class Part(ToyDraft):
-    """A toy whose tokens and proposals come in arrays; a q is what the target looks at."""
-
-    page_size = 0
-
-    def lose(self, pages: Any) -> None:
-        pass
-
-    def tokens(self) -> Any:
-        found = np.zeros((self.slots, self.k), object)
-        for slot, record in self._records.items():
-            found[slot, : len(record.tokens)] = record.tokens
-        return found
-
-    def proposal(self) -> Any:
-        found = np.full(self.slots, None, object)
-        for slot, each in super().proposal().items():
-            found[slot] = each
-        return Proposal(found, found, found, found)
-
-    def close(self) -> None:
-        pass
-
-
-class ForToys:
-    """What the toys' target takes."""
-
-    def __init__(self, draft: Any) -> None:
-        self._draft = draft
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._draft, name)
-
-    def record(self, request: Any) -> RecordsForToys:
-        return RecordsForToys(self._draft.record(request))
-
-
-class RecordsForToys:
-    """An answer whose proposals are what the toys' target takes."""
-
-    def __init__(self, answer: Any) -> None:
-        self.lengths, self.confidence = answer.lengths, answer.confidence
-        self._answer = answer
-
-    def tokens(self) -> None:
-        """See `ToyDraft.tokens`."""
-
-    def parents(self) -> None:
-        """Records are chains."""
-
-    def proposal(self) -> dict[int, Any]:
-        found = self._answer.proposal().q
-        return {slot: each for slot, each in enumerate(found) if isinstance(each, Proposed)}
 
 
 @dataclass(frozen=True, kw_only=True)

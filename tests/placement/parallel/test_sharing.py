@@ -161,7 +161,7 @@ FAULTS = {
         Edit(
             SharedRecords,
             "lengths",
-            "limit=np.where(drafted, lengths, promotion.limit)",
+            "limit=np.where(drafted, counts, promotion.limit)",
             "limit=promotion.limit",
         ),
     ),

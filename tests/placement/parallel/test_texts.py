@@ -72,7 +72,7 @@ def said(inline, parts, verify="coupled"):
     llm, draft = inline
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loaded, "branching", lambda _loaded: draft(parts))
-        llm._engines.pop(("ssd", 3), None)
+        llm._engines.clear()
         found = outputs(llm, requests(llm, verify), "ssd")
     names = ("hit_rate", "acceptance_length", "acceptance_by_position")
     return ids(found), [[output.metrics[name] for name in names] for output in found]
@@ -95,7 +95,7 @@ def test_parts_have_the_branches_of_one_draft(inline, alone, parts):
 
 FAULTS = {
     "every part makes the same branches": Edit(
-        DraftByBranches, "expand", "skip=skip)", "skip=None)"
+        DraftByBranches, "expand", "skip=skip,", "skip=None,"
     ),
     "the others do not follow": Edit(
         DraftByBranches, "expand", "(request.follow | (records.owner != number))", "request.follow"

@@ -224,11 +224,13 @@ class TreeDraft(ToyDraft):
         del first
         rows = enumerate(depths(record.parents))
         size = len(self._model(self._texts[slot]))
+        number, parts = self.share
         places = [
             (rank, row)
             for row, depth in rows
             if depth < len(counts) and counts[depth]
             for rank in range(min(self._width, size - len(children(record.parents, row))))
+            if (row + rank) % parts == number
         ]
         return [self._outcome(slot, record, row, rank) for rank, row in sorted(places)][
             : max(counts)
