@@ -28,7 +28,7 @@ def first_logits(llm, prompt_ids):
     where = np.array([0, 0, len(prompt_ids)], np.int32)
     prefill = llm.loaded.programs["prefill", 128]
     pages, history = llm.loaded.programs.new_pages(), llm.loaded.programs.new_history()
-    _, _, logits = prefill(llm.loaded.parameters, pages, history, None, padded, where)
+    _, _, logits, _ = prefill(llm.loaded.parameters, pages, history, None, padded, where)
     return np.asarray(logits, np.float64)[0]
 
 
