@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ssd_jax.errors import DeviceError, InputError, SsdError
     from ssd_jax.llm.llm import LLM
     from ssd_jax.sampling.params import SamplingParams
+    from ssd_jax.sampling.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SsdError",
+    "StructuredOutputsParams",
     "TokenEvent",
     "__version__",
 ]
@@ -39,6 +41,7 @@ _HOME = {
     "SsdError": "ssd_jax.errors",
     "RequestOutput": "ssd_jax.engine.request",
     "SamplingParams": "ssd_jax.sampling.params",
+    "StructuredOutputsParams": "ssd_jax.sampling.structured_outputs",
     "TokenEvent": "ssd_jax.engine.request",
 }
 

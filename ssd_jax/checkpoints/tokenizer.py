@@ -99,6 +99,11 @@ class Tokenizer:
         token = self._special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
 
+    @property
+    def definition(self) -> str:
+        """The text of a `tokenizer.json` that makes an equal backend."""
+        return self._backend.to_str()
+
     def __len__(self) -> int:
         """`size`."""
         return self.size
@@ -267,7 +272,7 @@ class Tokenizer:
         """Writes the files that `tokenizer_from_directory` reads back to an equal tokenizer."""
         directory.mkdir(parents=True, exist_ok=True)
         file = directory / "tokenizer.json"
-        file.write_text(self._backend.to_str(), encoding="utf-8", newline="")
+        file.write_text(self.definition, encoding="utf-8", newline="")
         generation = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids)}
         _write_json(directory / "tokenizer_config.json", self._special_tokens)
         _write_json(directory / "generation_config.json", generation)

@@ -29,6 +29,7 @@ _DEFINE = {
     "int or none": functools.partial(flags.DEFINE, _IntegerOrNone()),
     "float": flags.DEFINE_float,
     "str": flags.DEFINE_string,
+    "StructuredOutputsParams": flags.DEFINE_string,
     "int | str": flags.DEFINE_string,
     "int | float | str": flags.DEFINE_string,
     "list": flags.DEFINE_list,

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         request = leader.settings()
         shared = {**request.config, **local, "trace": None, "draft_cores": None}
         llm = LLM(config=Config(**shared), ks=request.ks, others=leader)
-        leader.follow(llm.loaded.roles, llm.loaded.load_report)
+        leader.follow(llm.loaded.roles, llm.loaded.load_extra)
     except BaseException as error:
         leader.fail(error)  # ends this process, too
     leave("", 0)

@@ -34,7 +34,7 @@ def over_first_rows(
       rest: other rows, by name of the result: from the argument that it replaces, or from zeros.
     """
     rest = rest or {}
-    names = list(inspect.signature(whole.function).parameters)
+    names = list(inspect.signature(whole.function).parameters)[: len(whole.arguments)]
     structs = list(zip(names, whole.arguments, part.arguments, strict=True))
     arguments = tuple(few if name in passed else every for name, every, few in structs)
     # Results that are sharded by slots have them in front.

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float32
 from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_programs import Programs
-from ssd_jax.devices.target_tree_programs import law_spec
+from ssd_jax.devices.target_tree_programs import law_spec as tree_law_spec
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
@@ -50,10 +50,10 @@ def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
     if programs.verification.logprobs_of == "processed":
         for size in sizes:
             for variant in programs.variants(size[0]):
-                specs[variant_name(("law", *size), variant)] = _law_spec(programs, *size, variant)
+                specs[variant_name(("law", *size), variant)] = law_spec(programs, *size, variant)
         if programs.verification.nodes:
             for variant in programs.variants(programs.slots):
-                specs[variant_name(("law_tree",), variant)] = law_spec(programs, variant)
+                specs[variant_name(("law_tree",), variant)] = tree_law_spec(programs, variant)
     return specs
 
 
@@ -82,10 +82,13 @@ def _spec(programs: Programs, count: int, proposed: int) -> ProgramSpec:
     return programs.spec(report, structs, (), ("read" if all_slots else "whole",))
 
 
-def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> ProgramSpec:
+def law_spec(
+    programs: Programs, count: int, proposed: int, variant: str, *, masked: bool = False
+) -> ProgramSpec:
+    """`law`, of all slots or of one."""
     all_slots, vocab = count == programs.slots, programs.model.config.vocab_size
 
-    def law(logits, drafted, sampling, start, history, slot):
+    def law(logits, drafted, sampling, start, history, slot, masks=None):
         slot, owner = programs.local_slot(slot)
         if not all_slots:
             history = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history)
@@ -97,12 +100,13 @@ def _law_spec(programs: Programs, count: int, proposed: int, variant: str) -> Pr
             history,
             tokens=programs.ids,
             parts=VARIANTS[variant],
+            masks=masks,
             backend=programs.model.execution.verify,
         )
         log_p = jnp.log(p).reshape(-1, vocab)
         return (log_p if all_slots else programs.from_owner(log_p, owner),)
 
-    structs = programs.accept_structs(count, proposed)
+    structs = programs.accept_structs(count, proposed, masked=masked)
     return programs.spec(law, structs, (), ("logits",), host_args=("start", "slot"))
 
 

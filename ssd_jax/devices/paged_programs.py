@@ -168,6 +168,8 @@ class PagedPrograms:
     ) -> ProgramSpec:
         """A function to compile for the `structs` that its parameters are named after.
 
+        A last parameter that has a default and no struct is none of the program's.
+
         Args:
           host_args, host_or_device_args: parameters that a call has on the host, and on the host
             or the device, where the platform takes one array; see `Packing`.
@@ -176,7 +178,8 @@ class PagedPrograms:
           results: what it returns: names of structs, "slots" for anything with the slots in front,
             "read" if the host reads it as well, or "whole" for what every device has whole.
         """
-        names = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.items()
+        names = [name for name, p in parameters if name in structs or p.default is p.empty]
         arguments = tuple(structs[name] for name in names)
         shardings = None
         if self.model.mesh is not None:

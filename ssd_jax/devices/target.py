@@ -19,10 +19,12 @@ from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.target_results import DeviceLogprobs, PendingOutcome
 from ssd_jax.models.functional import Parameters
+from ssd_jax.models.sharding import fully_addressable
 from ssd_jax.roles.handles import LogitsHandle, ProposalHandle, TokenArray
 from ssd_jax.roles.protocols import Target
-from ssd_jax.roles.records import Drafted, SlotOpening
+from ssd_jax.roles.records import Drafted, Masks, SlotOpening
 from ssd_jax.sampling.logprobs import Logprobs
+from ssd_jax.sampling.masks import ANY_TOKEN, words_of
 from ssd_jax.sampling.variants import VARIANTS, Needed
 from ssd_jax.system.stored_jit import create_arrays
 
@@ -87,6 +89,7 @@ class DeviceTarget(PagedRole, Target):
         self._no_proposal_in_one_row = model.replicate(no_proposal_in_one_row)
         self._reported = np.zeros(self.slots, bool)  # slots whose tokens get log-probabilities
         self._scored = np.zeros(self.slots, bool)  # slots whose prompts do
+        self._masked = np.zeros(self.slots, bool)  # slots whose texts have a grammar
         self._chunks: list[tuple[int, Any]] = []  # of the last prefill, if its prompt does
 
     @override
@@ -94,13 +97,16 @@ class DeviceTarget(PagedRole, Target):
         super().open(opening)
         self._reported[opening.slot] = opening.params.logprobs is not None
         self._scored[opening.slot] = opening.params.prompt_logprobs is not None
+        self._masked[opening.slot] = opening.masked
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         self._prefill_logits(slot, tokens, offset)
 
     @override
-    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> PendingOutcome:
+    def prefill_last(
+        self, slot: int, tokens: Sequence[int], offset: int, masks: Masks | None = None
+    ) -> PendingOutcome:
         return self._verify(
             _Verified(1, 0, self._sizes.all),
             lambda: VARIANTS["full"],
@@ -110,6 +116,7 @@ class DeviceTarget(PagedRole, Target):
             self._rows.row(slot),
             np.array([offset + len(tokens) - 1], np.int32),
             slot,
+            masks,
         )
 
     @override
@@ -157,6 +164,8 @@ class DeviceTarget(PagedRole, Target):
         """Of a round; one that reports log-probabilities runs all slots."""
         if len(self._sizes.sizes) == 1 or self._reports(lengths):
             return self._sizes.all
+        if (self._masked & (lengths >= 0)).any():
+            return self._sizes.all
         return self._sizes.choose(self._programs.rows_of(lengths >= 0), task)
 
     def _reports(self, lengths: Int32[np.ndarray, "B"]) -> bool:
@@ -201,14 +210,22 @@ class DeviceTarget(PagedRole, Target):
         return _Forward(logits, lengths, nodes, size, _Tree(parents, branches))
 
     @override
+    def read_tokens(self, drafted: Drafted) -> Int32[np.ndarray, "B K"]:
+        tokens = drafted.tokens
+        return device.read(fully_addressable(tokens) if isinstance(tokens, jax.Array) else tokens)
+
+    @override
     def accept(
-        self, logits: LogitsHandle, proposal: ProposalHandle | None = None
+        self,
+        logits: LogitsHandle,
+        proposal: ProposalHandle | None = None,
+        masks: Masks | None = None,
     ) -> PendingOutcome:
         assert isinstance(logits, _Forward)
         if proposal is not None:
             proposal = device.run(self._programs.to_device, proposal)
         if logits.trial is None:
-            return self._accept(logits, proposal)
+            return self._accept(logits, proposal, masks)
         trial, history = logits.trial, jax.tree.map(jnp.copy, self._history)
         tried = self._accept(trial, proposal)
         self._history = history
@@ -220,9 +237,11 @@ class DeviceTarget(PagedRole, Target):
         self._sizes.judge(trial.size, trial.task, same=same)
         return outcome
 
-    def _accept(self, forward: _Forward, drafted: ProposalHandle | None) -> PendingOutcome:
+    def _accept(
+        self, forward: _Forward, drafted: ProposalHandle | None, masks: Masks | None = None
+    ) -> PendingOutcome:
         if forward.tree is not None:
-            return self._accept_tree(forward, forward.tree, drafted)
+            return self._accept_tree(forward, forward.tree, drafted, masks)
         return self._verify(
             _Verified(self.slots, forward.width, forward.size),
             partial(self._rows.needed, forward.lengths),
@@ -232,20 +251,27 @@ class DeviceTarget(PagedRole, Target):
             self._rows.on_device(),
             forward.lengths,
             0,
+            masks,
         )
 
     def _accept_tree(
-        self, forward: _Forward, tree: _Tree, drafted: ProposalHandle | None
+        self,
+        forward: _Forward,
+        tree: _Tree,
+        drafted: ProposalHandle | None,
+        masks: Masks | None,
     ) -> PendingOutcome:
         programs, logits, start = self._programs, forward.logits, forward.lengths
         needed = partial(self._rows.needed, start)
-        accept = programs.select(programs.batch_name(("accept_tree",), forward.size), needed)
+        kind, device_masks = self._masks(masks, self.slots, forward.width + 1)
+        name = programs.batch_name((f"{kind}accept_tree",), forward.size)
+        accept = programs.select(name, needed)
         reported = self._reports(start)
         source, sampling = logits, self._rows.on_device()
         if reported and programs.verification.logprobs_of == "processed":
-            law = programs.select(("law_tree",), needed)  # before the history changes
+            law = programs.select((f"{kind}law_tree",), needed)  # before the history changes
             (source,) = device.run(
-                law, logits, drafted, tree.parents, sampling, start, self._history
+                law, logits, drafted, tree.parents, sampling, start, self._history, *device_masks
             )
         outcome, bonus, self._history, self._pages, path = device.run(
             accept,
@@ -258,6 +284,7 @@ class DeviceTarget(PagedRole, Target):
             sampling,
             start,
             self._history,
+            *device_masks,
         )
         logprobs = None
         if reported:
@@ -283,19 +310,37 @@ class DeviceTarget(PagedRole, Target):
         sampling: Any,
         start: np.ndarray,
         slot: int,
+        masks: Masks | None,
     ) -> PendingOutcome:
         """Runs `accept`, and what reports beside it."""
         programs, report_source = self._programs, logits
         arguments = drafted, sampling, start
+        kind, device_masks = self._masks(masks, verified.rows, verified.proposed + 1)
+        rest = np.int32(slot), *device_masks
         if reported and programs.verification.logprobs_of == "processed":
-            law = programs.select(("law", *verified[:2]), needed)  # before the history changes
-            (report_source,) = device.run(law, logits, *arguments, self._history, np.int32(slot))
-        name = programs.batch_name(("accept", *verified[:2]), verified.size)
+            law = programs.select(
+                (f"{kind}law", *verified[:2]), needed
+            )  # before the history changes
+            (report_source,) = device.run(law, logits, *arguments, self._history, *rest)
+        name = programs.batch_name((f"{kind}accept", *verified[:2]), verified.size)
         outcome, bonus, self._history = device.run(
-            programs.select(name, needed), logits, *arguments, self._history, np.int32(slot)
+            programs.select(name, needed), logits, *arguments, self._history, *rest
         )
         logprobs = None
         if reported:
             report = programs["logprobs", *verified[:2]]
             (logprobs,) = device.run(report, report_source, outcome)
         return PendingOutcome(outcome, bonus, logprobs)
+
+    def _masks(
+        self, masks: Masks | None, rows: int, positions: int
+    ) -> tuple[str, list[jax.Array | np.ndarray]]:
+        """Which programs run, and their last argument: masks for all rows of the logits."""
+        if masks is None:
+            return "", []
+        model = self._programs.model
+        whole = np.full((rows, positions, words_of(model.config.vocab_size)), ANY_TOKEN, np.int32)
+        _, given, words = masks.shape  # no more positions than the logits have
+        whole[:, :given, :words] = masks
+        place = model.place if rows == self.slots else model.replicate
+        return "masked_", [place(whole)]

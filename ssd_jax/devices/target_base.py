@@ -17,6 +17,7 @@ from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import FunctionalModel, zeros
 from ssd_jax.models.sharding import DATA_AXIS
 from ssd_jax.sampling import proposal
+from ssd_jax.sampling.masks import words_of
 from ssd_jax.sampling.proposal import Proposal
 
 
@@ -90,13 +91,23 @@ class TargetBase(BatchedPrograms):
         """Zeroed keys and values of the nodes of a tree of every slot."""
         return zeros(self.model.branch_struct(self.slots, self.verification.nodes, 1))
 
-    def accept_structs(self, rows: int, proposed: int) -> dict[str, Any]:
-        """Structs of the arguments of `accept`, by name, for every slot or for one."""
+    def masks_struct(self, rows: int, positions: int) -> jax.ShapeDtypeStruct:
+        """Masks [rows, positions, mask]; see `sampling.masks`."""
+        return program_spec.ints(rows, positions, words_of(self.model.config.vocab_size))
+
+    def accept_structs(self, rows: int, proposed: int, *, masked: bool = False) -> dict[str, Any]:
+        """Structs of the arguments of `accept`, by name, for every slot or for one.
+
+        Args:
+          masked: whether there are masks of a grammar.
+        """
         per_row = {
             "drafted": jax.eval_shape(lambda: self.verification.blank(rows)),
             "sampling": SamplingRows(rows, self.model.config.vocab_size).structs(),
             "start": program_spec.ints(rows),
         }
+        if masked:
+            per_row["masks"] = self.masks_struct(rows, proposed + 1)
         all_slots = rows == self.slots
         structs = self.structs | (self.by_slots(per_row) if all_slots else per_row)
         structs["slot"] = program_spec.ints()

@@ -67,14 +67,14 @@ class Programs(TargetBase):
         super().__init__(model, slots, context, paging, tokens, verification or Verification())
         self._batches = (batches or BatchPlan()).below(self.local_slots)
         specs: dict[Name, ProgramSpec] = {
-            variant_name(("accept", 1, 0), variant): self._accept_spec(1, 0, variant)
+            variant_name(("accept", 1, 0), variant): self.accept_spec(1, 0, variant)
             for variant in self.variants(1)
         }
         # With trees, rounds without a proposal alone have chains.
         self.widths = (0,) if self.verification.nodes else self.verification.widths
         for width in self.widths:
             for variant in self.variants(slots):
-                accept = self._accept_spec(slots, width, variant)
+                accept = self.accept_spec(slots, width, variant)
                 specs[variant_name(("accept", slots, width), variant)] = accept
             for reach in self.reaches:
                 specs[self.with_reach(("forward", width), reach)] = self._forward_spec(width, reach)
@@ -103,7 +103,7 @@ class Programs(TargetBase):
             name = self.batch_name(self.with_reach(("forward", task), reach), size)
             specs[name] = over_first_rows(whole, first, passed=["logits"])
         for variant in self.variants(self.slots):
-            whole, first = (of._accept_spec(of.slots, task, variant) for of in (self, part))
+            whole, first = (of.accept_spec(of.slots, task, variant) for of in (self, part))
             name = self.batch_name(("accept", self.slots, task), size)
             specs[variant_name(name, variant)] = over_first_rows(whole, first, passed=["logits"])
         return specs
@@ -191,14 +191,16 @@ class Programs(TargetBase):
             host_or_device_args=host_or_device,
         )
 
-    def _accept_spec(self, rows: int, proposed: int, variant: str) -> ProgramSpec:
+    def accept_spec(
+        self, rows: int, proposed: int, variant: str, *, masked: bool = False
+    ) -> ProgramSpec:
         """`accept` for every slot, or for one slot whose number is an argument."""
         vocab, verification = self.model.config.vocab_size, self.verification
         common = {"tokens": self.ids, "parts": VARIANTS[variant], "rule": verification.rule}
         common["backend"] = self.model.execution.verify
         all_slots = rows == self.slots
 
-        def accept(logits, drafted, sampling, start, history, slot):
+        def accept(logits, drafted, sampling, start, history, slot, masks=None):
             logits = logits.reshape(-1, proposed + 1, vocab)
             drafted = proposal.narrow(drafted, proposed)
             sampling = greedy_where_idle(sampling, start >= 0)
@@ -208,7 +210,7 @@ class Programs(TargetBase):
                 slot_history = jax.tree.map(
                     lambda a: jax.lax.dynamic_slice_in_dim(a, slot, 1), history
                 )
-            outcome = verify(logits, drafted, sampling, start, slot_history, **common)
+            outcome = verify(logits, drafted, sampling, start, slot_history, masks=masks, **common)
             new_history = history
             if VARIANTS[variant].adjusted is not False:
                 new_history = commit(
@@ -228,6 +230,6 @@ class Programs(TargetBase):
             )
             return packed, bonus, new_history
 
-        structs = self.accept_structs(rows, proposed)
+        structs = self.accept_structs(rows, proposed, masked=masked)
         results = (*(("read", "slots") if all_slots else ("whole", "whole")), "history")
         return self.spec(accept, structs, ("history",), results, host_args=("start", "slot"))

@@ -62,8 +62,8 @@ def batch_specs(programs: TargetBase, part: TargetBase) -> dict[Name, ProgramSpe
     return by_name
 
 
-def structs(programs: TargetBase) -> dict[str, Any]:
-    """Structs of the programs' arguments, by name."""
+def structs(programs: TargetBase, *, masked: bool = False) -> dict[str, Any]:
+    """Structs of the programs' arguments, by name; see `TargetBase.accept_structs`."""
     model, slots, nodes = programs.model, programs.slots, programs.verification.nodes
     depth = programs.verification.widths[-1]
     rows = {
@@ -75,7 +75,7 @@ def structs(programs: TargetBase) -> dict[str, Any]:
         "path": program_spec.ints(slots, depth + 1),
     }
     return {
-        **programs.accept_structs(slots, nodes),
+        **programs.accept_structs(slots, nodes, masked=masked),
         **programs.by_slots(rows),
         "branches": model.branch_struct(slots, nodes, 1),
     }
@@ -116,14 +116,16 @@ def forward_spec(programs: TargetBase, reach: int) -> ProgramSpec:
     )
 
 
-def accept_spec(programs: TargetBase, variant: str) -> ProgramSpec:
+def accept_spec(programs: TargetBase, variant: str, *, masked: bool = False) -> ProgramSpec:
     """`accept_tree` of all slots."""
     model, verification = programs.model, programs.verification
     vocab, nodes, depth = model.config.vocab_size, verification.nodes, verification.widths[-1]
     common = {"tokens": programs.ids, "parts": VARIANTS[variant], "rule": verification.rule}
     common["backend"] = model.execution.verify
 
-    def accept(logits, drafted, parents, branches, pages, table, sampling, start, history):
+    def accept(
+        logits, drafted, parents, branches, pages, table, sampling, start, history, masks=None
+    ):
         live = start >= 0
         outcome = verify(
             logits.reshape(-1, nodes + 1, vocab),
@@ -132,6 +134,7 @@ def accept_spec(programs: TargetBase, variant: str) -> ProgramSpec:
             start,
             history,
             parents=parents,
+            masks=masks,
             **common,
         )
         if VARIANTS[variant].adjusted is not False:
@@ -155,7 +158,7 @@ def accept_spec(programs: TargetBase, variant: str) -> ProgramSpec:
 
     return programs.spec(
         accept,
-        structs(programs),
+        structs(programs, masked=masked),
         ("history", "pages"),
         ("read", "slots", "history", "pages", "slots"),
         host_args=("start",),
@@ -175,11 +178,11 @@ def path_logits_spec(programs: TargetBase) -> ProgramSpec:
     return programs.spec(path_logits, structs(programs) | shapes, (), ("path_logits",))
 
 
-def law_spec(programs: TargetBase, variant: str) -> ProgramSpec:
+def law_spec(programs: TargetBase, variant: str, *, masked: bool = False) -> ProgramSpec:
     """`law_tree` of all slots."""
     vocab, nodes = programs.model.config.vocab_size, programs.verification.nodes
 
-    def law(logits, drafted, parents, sampling, start, history):
+    def law(logits, drafted, parents, sampling, start, history, masks=None):
         p = target_probs(
             logits.reshape(-1, nodes + 1, vocab),
             drafted,
@@ -189,8 +192,10 @@ def law_spec(programs: TargetBase, variant: str) -> ProgramSpec:
             tokens=programs.ids,
             parts=VARIANTS[variant],
             parents=parents,
+            masks=masks,
             backend=programs.model.execution.verify,
         )
         return (jnp.log(p).reshape(-1, vocab),)
 
-    return programs.spec(law, structs(programs), (), ("logits",), host_args=("start",))
+    arguments = structs(programs, masked=masked)
+    return programs.spec(law, arguments, (), ("logits",), host_args=("start",))

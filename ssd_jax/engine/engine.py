@@ -32,6 +32,7 @@ from ssd_jax.engine.request import FinishReason, Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_batches import RoundBatches
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
+from ssd_jax.engine.round_masks import round_masks
 from ssd_jax.engine.round_monitor import RoundMonitor
 from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.seats import EngineLoad, Seats
@@ -248,7 +249,8 @@ class Engine:
             if drafter is not None and not asks_first:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
-            outcome = target.accept(logits, proposal)
+            masks = round_masks(rows, target.slots, target, drafted, self._fail)
+            outcome = target.accept(logits, proposal, *(() if masks is None else (masks,)))
             dispatch = {"dispatched": dispatched, "drafted": drafted}
             self._in_flight.append(
                 InFlight(outcome, rows, mode="ar" if drafter is None else self._mode, **dispatch)
@@ -288,6 +290,8 @@ class Engine:
             return False
         if self._in_flight[0].prompt or self._in_flight[0].drafted is not None:
             return False  # it commits a number of tokens that is not known
+        if any(state.sequence.grammar is not None for state in self._running.values()):
+            return False  # its tokens decide what may follow
         admits = self._seats.waiting and len(self._running) < self._target.slots
         if admits or not self._seats.prefilled or not self._grow(puts_off=False):
             return False
@@ -386,9 +390,8 @@ class Engine:
             ban_before = min(prompt + params.min_tokens, self._target.context)
             bans, words = (banned, ban_before), request.bad_word_ids
             state.follow(self._plan)
-            opening = SlotOpening(
-                seat.slot, params, request.index, *bans, *seat.pages, prompt, words, state.branches
-            )
+            facts = request.index, *bans, *seat.pages, prompt, words, state.branches
+            opening = SlotOpening(seat.slot, params, *facts, masked=request.grammar is not None)
             try:
                 for role in self._roles:
                     role.open(opening)
@@ -403,6 +406,8 @@ class Engine:
         """Sampling of a request that begins: with its own noise where lengths depend on time."""
         request = state.request
         params = request.params
+        if params.structured_outputs is not None:  # the host alone needs them
+            params = dataclasses.replace(params, structured_outputs=None)
         if params.temperature == 0:
             return params
         seed = self._occurrences.seed(params.seed_of_request, request.index)
@@ -454,7 +459,9 @@ class Engine:
         if end < sequence.to_prefill or sequence.output:
             self._target.prefill(slot, chunk, prefilled)
         else:
-            pending = self._target.prefill_last(slot, chunk, prefilled)
+            masks = round_masks([(0, state)], 1, self._target, None, self._fail)
+            more = () if masks is None else (masks,)
+            pending = self._target.prefill_last(slot, chunk, prefilled, *more)
             self._in_flight.append(InFlight(pending, [(0, state)], end))
         sequence.prefill(end)
         try:

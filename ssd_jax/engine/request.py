@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Literal
 
+from ssd_jax.engine.grammar import Grammar
 from ssd_jax.engine.origin import TextSpan
 from ssd_jax.engine.request_metrics import RequestMetrics
 from ssd_jax.sampling.params import SamplingParams
@@ -28,6 +29,7 @@ class Request:
         Where lengths of proposals depend on time, they give texts of the same distribution, each
         with noise of its own (`occurrences`).
       bad_word_ids: token ids of `params.bad_words`, see `bad_words.encoded`.
+      grammar: compiled from `params.structured_outputs`; None without.
       k: most tokens that a round proposes for it, at most the engine's K; 0 decodes it without a
         draft. None is the engine's K, or fewer while that is faster (mode auto).
       branches: whether the draft of an engine of mode ssd prepares branches for it; without them it
@@ -40,6 +42,7 @@ class Request:
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     index: int = 0
     bad_word_ids: Sequence[Sequence[int]] = ()
+    grammar: Grammar | None = None
     k: int | None = None
     branches: bool | None = None
     priority: int = 0

@@ -23,8 +23,8 @@ from ssd_jax.sampling.params import SamplingParams
 
 NO_NUMBERS = (
     "the target computes no numbers (NaN or infinity) for this text; its checkpoint is damaged, or "
-    "too large for its dtype: try `dtype='float32'`, or fetch it again (if bad_words or min_tokens "
-    "ban all that it could generate here, ban less)"
+    "too large for its dtype: try `dtype='float32'`, or fetch it again (if bad_words, "
+    "min_tokens or a grammar ban all that it could generate here, ban less)"
 )
 """Why a request ends where no token can be drawn."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from numbers import Integral
 
+from ssd_jax.engine.grammar import TextGrammar
 from ssd_jax.engine.request import FinishReason, LengthLimit, Request
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.params import MAX_STOP_IDS
@@ -23,6 +24,7 @@ class Sequence:
       output: committed ids, with the stop id that ended them.
       finish_reason: None while running.
       limit: what ends it at the latest: `max_tokens`, or the context if that is reached before.
+      grammar: its place in its grammar; None without one.
     """
 
     def __init__(self, request: Request, *, eos_ids: frozenset[int], context: int) -> None:
@@ -35,6 +37,8 @@ class Sequence:
         self._limit = min(requested, available)
         self.limit: LengthLimit = "max_tokens" if requested <= available else "context"
         self.to_prefill = len(request.prompt_ids)
+        grammar = request.grammar
+        self.grammar = None if grammar is None else TextGrammar(grammar, self.stop_ids)
 
     @property
     def text(self) -> list[int]:
@@ -100,7 +104,8 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
 
     Raises:
       InputError: an empty prompt, a prompt that leaves no room in the context, too many stop ids,
-        bad words without token ids, an index out of range, or a priority that is no number.
+        bad words without token ids, structured outputs without a grammar, an index out of range, or
+        a priority that is no number.
     """
     is_integer = isinstance(request.index, Integral) and not isinstance(request.index, bool)
     if not is_integer or not 0 <= request.index < 2**32:
@@ -117,6 +122,11 @@ def check(request: Request, eos_ids: frozenset[int], context: int) -> None:
         )
     if request.params.bad_words and not request.bad_word_ids:
         raise InputError("bad_words without their token ids; make the request with LLM.request")
+    if (request.params.structured_outputs is None) is not (request.grammar is None):
+        raise InputError(
+            "structured_outputs without their compiled grammar, or one without them; make the "
+            "request with LLM.request"
+        )
     stops = len(stop_ids(request, eos_ids))
     if stops > MAX_STOP_IDS:
         raise InputError(f"{stops} stop ids, EOS included; at most {MAX_STOP_IDS} are supported")

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
@@ -15,10 +15,12 @@ from ssd_jax.config.config import Config
 from ssd_jax.config.values import is_integer
 from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.grammar import Grammar
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
 from ssd_jax.engine.round_thread import RoundThread, TaskCaller, ThreadCaller
 from ssd_jax.engine.sequence import check, require_one_text, stop_ids
 from ssd_jax.errors import InputError
+from ssd_jax.llm.grammars import Grammars
 from ssd_jax.llm.prompting import (
     Params,
     Prompt,
@@ -105,6 +107,7 @@ class Calls(ABC):
             params=params,
             index=index,
             bad_word_ids=words,
+            grammar=self._grammar(params),
         )
         check(request, self.tokenizer.eos_ids, self.context)
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias: ")
@@ -124,6 +127,14 @@ class Calls(ABC):
                 "give fewer"
             )
         return request
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        outputs = params.structured_outputs
+        return None if outputs is None else self._grammars.compile(outputs)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer)
 
     def _check_ids(self, ids: list[int], prefix: str = "") -> list[int]:
         outside = [token for token in ids if not 0 <= token < self.tokenizer.size]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from ssd_jax.config.config import Config
-from ssd_jax.devices import logprob_programs
+from ssd_jax.devices import logprob_programs, masked_programs
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft
 from ssd_jax.devices.draft_programs import DraftPrograms
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ssd_jax.placement.parallel.part import Part
     from ssd_jax.placement.process.placement import DraftWorker
     from ssd_jax.placement.process.workers import DraftWorkers
-    from ssd_jax.sampling.params import Report, SamplingParams
+    from ssd_jax.sampling.params import Extra, SamplingParams
     from ssd_jax.system.compile_cache import ProgramStore
 
 
@@ -106,7 +106,7 @@ class Loaded:
     store: ProgramStore | None = None
     _load_lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     _custom_drafts: list[HostBranchingDraft] = dataclasses.field(default_factory=list)
-    _loaded_reports: set[Report] = dataclasses.field(default_factory=set)  # loaded in all processes
+    _loaded_extras: set[Extra] = dataclasses.field(default_factory=set)  # loaded in all processes
 
     @property
     def config(self) -> Config:
@@ -190,18 +190,21 @@ class Loaded:
 
         The thread that adds the first of them waits; rounds of other requests go on.
         """
-        for report in sorted(params.reports - self._loaded_reports):
+        for extra in sorted(params.extras - self._loaded_extras):
             if isinstance(self.hosts, Leader):
-                self.hosts.load(report, partial(self.load_report, report))
+                self.hosts.load(extra, partial(self.load_extra, extra))
             else:
-                self.load_report(report)
-            self._loaded_reports.add(report)
+                self.load_extra(extra)
+            self._loaded_extras.add(extra)
 
-    def load_report(self, report: Report) -> None:
-        """Loads the programs of a report in this process."""
+    def load_extra(self, extra: Extra) -> None:
+        """Loads the programs of an extra in this process."""
         with self._load_lock:
             self.resolved.placement.use_store(self.store)
-            logprob_programs.load(self.programs, report)
+            if extra == "grammar":
+                masked_programs.load(self.programs)
+            else:
+                logprob_programs.load(self.programs, extra)
 
     def program_bytes(self, engines: Collection[tuple[str, int]]) -> dict[str, int]:
         """Most bytes that the programs of each role take on a device while they run.

@@ -16,6 +16,7 @@ from ssd_jax.roles.records import (
     Drafted,
     DraftSetup,
     ExpansionRequest,
+    Masks,
     Outcomes,
     RecordRequest,
     Row,
@@ -232,8 +233,14 @@ class Target(Protocol):
         """Writes the keys and values of tokens of the text so far, but those that are reused."""
         ...
 
-    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Pending:
-        """Prefills the prompt's last tokens and draws the first token, in row 0."""
+    def prefill_last(
+        self, slot: int, tokens: Sequence[int], offset: int, masks: Masks | None = None
+    ) -> Pending:
+        """Prefills the prompt's last tokens and draws the first token, in row 0.
+
+        Args:
+          masks: [1, 1, mask], of a request with a grammar.
+        """
         ...
 
     def score(self, slot: int, tokens: Sequence[int]) -> PendingLogprobs:
@@ -256,9 +263,23 @@ class Target(Protocol):
         """
         ...
 
-    def accept(self, logits: LogitsHandle, proposal: ProposalHandle | None = None) -> Pending:
+    def read_tokens(self, drafted: Drafted) -> Int32[np.ndarray, "B K"]:
+        """Waits for the proposed tokens of the last `forward`, for masks of them."""
+        ...
+
+    def accept(
+        self,
+        logits: LogitsHandle,
+        proposal: ProposalHandle | None = None,
+        masks: Masks | None = None,
+    ) -> Pending:
         """Verifies what `forward` has run.
 
-        Without a proposal it draws the token after the pending one.
+        Without a proposal it draws the token after the pending one. The programs for masks must
+        have been loaded.
+
+        Args:
+          masks: of a round in which a request has a grammar; those of positions that the proposal
+            does not reach may be left out at the end.
         """
         ...

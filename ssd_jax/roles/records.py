@@ -17,6 +17,10 @@ from ssd_jax.sampling.params import SamplingParams
 
 Row = Int32[np.ndarray, "B"]
 
+Masks = Int32[np.ndarray, "B W mask"]
+"""Which tokens may follow each of W positions of a row, see `sampling.masks`; the first follows the
+pending token, the one at i + 1 proposed token i. Rows of the others allow all."""
+
 IDLE = -1
 """Length of a slot that a batched forward must leave alone."""
 
@@ -62,6 +66,7 @@ class SlotOpening:
         others.
       branches: whether a draft of mode ssd prepares branches from its prompt on; see
         `DraftBatch.branches`.
+      masked: whether verifications get masks of its grammar.
     """
 
     slot: int
@@ -74,6 +79,7 @@ class SlotOpening:
     prompt: int = ALL
     bad_word_ids: Sequence[Sequence[int]] = ()
     branches: bool = True
+    masked: bool = False
 
 
 class TopLogprobs(NamedTuple):

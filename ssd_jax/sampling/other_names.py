@@ -6,7 +6,6 @@ from ssd_jax.options.other_names import Names, Unsupported
 
 _OFF = (None, False)
 _BEAMS = "there is no beam search; sample n texts and compare their cumulative_logprob"
-_GRAMMAR = "texts are not held to a grammar; leave it out and check the text"
 
 OTHER_NAMES: Names = {
     "best_of": Unsupported("give n, and choose among outputs by cumulative_logprob", (None, 1)),
@@ -18,8 +17,7 @@ OTHER_NAMES: Names = {
     "truncate_prompt_tokens": Unsupported(
         "give the ids that are to stay as the prompt: llm.encode(prompt)[-count:]"
     ),
-    "guided_decoding": Unsupported(_GRAMMAR),
-    "structured_outputs": Unsupported(_GRAMMAR),
+    "guided_decoding": Unsupported("give structured_outputs"),
     "logits_processors": Unsupported("logit_bias changes logits of tokens", (None, [])),
     "allowed_token_ids": Unsupported("logit_bias raises ids above others"),
     "output_kind": Unsupported("generate returns finished texts, stream what is new"),

@@ -13,6 +13,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.options.fields import check_type, immutable, with_field_help
 from ssd_jax.options.other_names import accept_names
 from ssd_jax.sampling.other_names import OTHER_NAMES
+from ssd_jax.sampling.structured_outputs import StructuredOutputsParams, structured_outputs_of
 from ssd_jax.system.files import is_unicode, shown
 
 MAX_STOP_IDS = 32
@@ -35,7 +36,10 @@ MAX_LOGPROBS = 20
 """Likeliest tokens that can be reported beside each token."""
 
 Report = Literal["logprobs", "prompt_logprobs"]
-"""What only some requests ask for; a field of `SamplingParams` that is None in others."""
+"""What a request may ask for besides text; a field of `SamplingParams` that is None in others."""
+
+Extra = Literal[Report, "grammar"]
+"""What only some requests need programs for."""
 
 NO_TOKEN = -1
 """Stands for a token that could not be drawn: the target's logits are no numbers, or all that may
@@ -71,6 +75,7 @@ class SamplingFields(TypedDict, total=False):
     skip_special_tokens: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | str | None
 
 
 @accept_names(OTHER_NAMES)
@@ -134,6 +139,12 @@ class SamplingParams:
         MAX_LOGPROBS,
     )
 
+    structured_outputs: StructuredOutputsParams | None = _field(  # noqa: RUF009
+        None,
+        "hold the text to a grammar, as JSON text with one of json (a schema), json_object, regex, "
+        "choice and grammar; default: none",
+    )
+
     if TYPE_CHECKING:
 
         def __init__(self, **_fields: Unpack[SamplingFields]) -> None: ...
@@ -150,6 +161,8 @@ class SamplingParams:
         for name, read in readers.items():
             value = getattr(self, name)
             object.__setattr__(self, name, () if value is None else read(value))
+        grammar = structured_outputs_of(self.structured_outputs)
+        object.__setattr__(self, "structured_outputs", grammar)
         for field in dataclasses.fields(self):
             value, limits = getattr(self, field.name), field.metadata["limits"]
             check_type(field.name, value, str(field.type))
@@ -164,6 +177,11 @@ class SamplingParams:
         if self.temperature != 0:
             _check("temperature", self.temperature, 1e-6, 1e6, alternative="0 (greedy) or ")
         _check("min_tokens", self.min_tokens, 0, self.most_tokens)
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise InputError(
+                "ignore_eos and structured_outputs exclude each other: a text ends where its "
+                "grammar does; leave one out"
+            )
 
     @property
     def most_tokens(self) -> int:
@@ -185,6 +203,14 @@ class SamplingParams:
         if self.prompt_logprobs is not None:
             reports.add("prompt_logprobs")
         return frozenset(reports)
+
+    @property
+    def extras(self) -> frozenset[Extra]:
+        """What it needs programs for that most requests do not need."""
+        extras: set[Extra] = {*self.reports}
+        if self.structured_outputs is not None:
+            extras.add("grammar")
+        return frozenset(extras)
 
 
 def _as_bias(bias: Any) -> tuple[tuple[int, float], ...]:

@@ -1,6 +1,6 @@
 """Which tokens may be drawn, and the distribution of the likeliest ones, from logits and settings.
 
-Banned ids, bad words, vocabulary padding, penalties and bias come before all that
+Grammars, banned ids, bad words, vocabulary padding, penalties and bias come before all that
 `kernels/distribution.py` does.
 """
 
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float32, Int32
 from ssd_jax.kernels.distribution import truncate, weights_of
 from ssd_jax.kernels.rows import row_sum, top_k
 from ssd_jax.sampling import bad_words
+from ssd_jax.sampling.masks import BITS
 from ssd_jax.sampling.outputs import Outputs, every_id
 from ssd_jax.sampling.penalties import GetHistory, penalise
 from ssd_jax.sampling.settings import Sampling
@@ -50,6 +51,15 @@ def allowed_logits(
     any_banned = jnp.any(ban_active | bad_words.have_any(sampling))
     logits = when(adjusted, any_banned, ban, lambda logits: logits, logits)
     return penalise(logits, sampling, get_history, outputs, adjusted)
+
+
+def only_allowed(
+    logits: Float32[Array, "n V"], masks: Int32[Array, "n mask"]
+) -> Float32[Array, "n V"]:
+    """-inf at tokens that a grammar forbids: those whose bit is 0; see `masks`."""
+    bits = (masks[:, :, None] >> jnp.arange(BITS)) & 1
+    allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]] == 1
+    return jnp.where(allowed, logits, -jnp.inf)
 
 
 def likeliest_probs(

@@ -15,11 +15,13 @@ from ssd_jax.sampling import topology
 from ssd_jax.sampling.judgement import judge
 from ssd_jax.sampling.judgement.outcome import accept_equal
 from ssd_jax.sampling.penalties import History, add_output, in_flight
-from ssd_jax.sampling.probs import allowed_logits
+from ssd_jax.sampling.probs import allowed_logits, only_allowed
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.sampling.topology import Parents
 from ssd_jax.sampling.variants import ON_DEVICE, Parts
+
+Masks = Int32[Array, "B W mask"]
 
 
 def verify(
@@ -33,6 +35,7 @@ def verify(
     rule: str = "ratio",
     parts: Parts = ON_DEVICE,
     parents: Parents | None = None,
+    masks: Masks | None = None,
     backend: str = "xla",
 ) -> Outcome:
     """Accepts proposed tokens and draws the bonus token.
@@ -46,9 +49,13 @@ def verify(
       rule: a name of `RULES`.
       parts: of sampling, as far as they are known.
       parents: the tree that the proposed tokens are; see `topology`. None is a chain.
+      masks: of each row of logits, see `masks`; rows behind a proposed token that is not allowed
+        may have any. None allows all tokens; `parts` without `adjusted` have none.
       backend: see `kernels/verify/api.py`.
     """
-    positions, law = _positions(logits, proposal, sampling, start, history, tokens, parts, parents)
+    positions, law = _positions(
+        logits, proposal, sampling, start, history, tokens, parts, parents, masks
+    )
 
     def greedy(best: Int32[Array, "n"]) -> Outcome:
         return accept_equal(best.reshape(start.shape[0], -1), proposal, parents)
@@ -87,10 +94,13 @@ def target_probs(
     tokens: int,
     parts: Parts = ON_DEVICE,
     parents: Parents | None = None,
+    masks: Masks | None = None,
     backend: str = "xla",
 ) -> Float32[Array, "B W V"]:
     """The target's distributions in a verification; arguments as in `verify`."""
-    positions, law = _positions(logits, proposal, sampling, start, history, tokens, parts, parents)
+    positions, law = _positions(
+        logits, proposal, sampling, start, history, tokens, parts, parents, masks
+    )
     p = api.probabilities(positions, law, parts=parts, tokens=tokens, backend=backend)
     return p.reshape(logits.shape)
 
@@ -114,6 +124,7 @@ def _positions(
     tokens: int,
     parts: Parts,
     parents: Parents | None,
+    masks: Masks | None,
 ) -> tuple[Positions, Law]:
     """All positions, and what turns their logits into distributions."""
     batch, count, vocab = logits.shape
@@ -133,8 +144,11 @@ def _positions(
         return sampling_of(sampling, block.row)
 
     def allowed(block: Positions) -> Float32[Array, "n V"]:
+        logits = block.logits
+        if masks is not None:
+            logits = only_allowed(logits, masks.reshape(batch * count, -1)[block.number])
         return allowed_logits(
-            block.logits,
+            logits,
             settings(block),
             block.position,
             lambda: in_flight(history, proposal.tokens, block.row, block.path),

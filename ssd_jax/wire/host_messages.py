@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from ssd_jax.roles.records import SlotOpening
-from ssd_jax.sampling.params import Report
+from ssd_jax.sampling.params import Extra
 from ssd_jax.wire.codec import to_plain
 from ssd_jax.wire.messages import Count, Number, PackedArray
 
@@ -40,13 +40,13 @@ class Go(HostMessage, frozen=True):
     """From the leader: all hosts have the same facts."""
 
 
-class LoadReport(HostMessage, frozen=True):
-    """From the leader: see `logprob_programs.load`.
+class LoadExtra(HostMessage, frozen=True):
+    """From the leader: see `Loaded.load_extra`.
 
     A follower makes calls meanwhile, and answers by `Facts`.
     """
 
-    report: Report
+    extra: Extra
 
 
 class LeaderSettings(HostMessage, frozen=True):
@@ -85,24 +85,26 @@ CALLS: dict[str, dict[str, Any]] = {
     "target": _SLOT_CALLS
     | {
         "prefill": tuple[Slot, Tokens, Count],
-        "prefill_last": tuple[Slot, Tokens, Count],
+        "prefill_last": tuple[Slot, Tokens, Count, Array | None],
         "score": tuple[Slot, Tokens],
         "forward": tuple[Array | None, Array, Array | None, Array | None, Array | None],
-        "accept": tuple[list[Array] | None, bool],
+        "read_tokens": tuple[()],
+        "accept": tuple[list[Array] | None, bool, Array | None],
     },
     "drafter": _SLOT_CALLS
     | {"prefill": tuple[Slot, Tokens, Count, bool], "propose": tuple[list[Array]]},
 }
 """Types of the arguments of all that a leader may call, by role and method.
 
-Those of `protocols.Target` and `protocols.Drafter` have their arguments, with three exceptions.
+Those of `protocols.Target` and `protocols.Drafter` have their arguments, with four exceptions.
 What a follower has itself is not sent:
 
 - "forward": pending tokens, None for the bonus tokens of the last `accept`; lengths; the number of
   proposed tokens, None without a proposal; these, None for those of the last `propose`; their
   parents, None for those of the last `propose` and for chains.
-- "accept", of the logits of the last `forward`: the arrays of a `Proposal`, None without one; and
-  whether it is the drafter's instead.
+- "read_tokens", of the last `propose`: none.
+- "accept", of the logits of the last `forward`: the arrays of a `Proposal`, None without one;
+  whether it is the drafter's instead; and the masks.
 - "propose": the arrays of a `DraftBatch`.
 
 "make" makes an engine's roles for a mode and K, "end" gives them up.
@@ -130,7 +132,7 @@ def _array(_kind: type, value: Any) -> np.ndarray:
     return np.frombuffer(packed.data, f"<{packed.dtype}").reshape(packed.shape)
 
 
-_Setup = Greeting | Facts | Go | LeaderSettings | LoadReport
+_Setup = Greeting | Facts | Go | LeaderSettings | LoadExtra
 _Messages = _Setup | Refuse | End | SeenOutcome | Call
 _DECODER = msgspec.msgpack.Decoder(_Messages, dec_hook=_array)
 encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode

@@ -50,8 +50,10 @@ OF_HOSTS = [
             ("drafter", "propose", [_ARRAY]),
             ("target", "forward", _ARRAY, _ARRAY, None, None, None),
             ("target", "forward", None, _ARRAY, _ARRAY, _ARRAY, _ARRAY),
-            ("target", "accept", [_ARRAY], False),
-            ("target", "accept", None, True),
+            ("target", "prefill_last", 1, [5, 6], 0, _ARRAY),
+            ("target", "read_tokens"),
+            ("target", "accept", [_ARRAY], False, None),
+            ("target", "accept", None, True, _ARRAY),
         )
     ),
 ]

@@ -27,7 +27,7 @@ from ssd_jax.placement.hosts.start import (
 )
 from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
-from ssd_jax.sampling.params import Report
+from ssd_jax.sampling.params import Extra
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system.leaving import leave
 from ssd_jax.wire import handshake
@@ -41,7 +41,7 @@ from ssd_jax.wire.host_messages import (
     Greeting,
     HostMessage,
     LeaderSettings,
-    LoadReport,
+    LoadExtra,
     Refuse,
     SeenOutcome,
     decode,
@@ -116,11 +116,17 @@ class _Engine:
         assert tokens_in is not None  # the leader looks ahead of a round that it has begun
         self._logits = self._roles.target.forward(tokens_in, lengths, drafted)
 
-    def _target_accept(self, arrays: Sequence[np.ndarray] | None, drafted: bool) -> Pending:
+    def _target_read_tokens(self) -> None:
+        assert self._drafted is not None  # the leader reads those of a drafter that all hosts have
+        self._roles.target.read_tokens(self._drafted)
+
+    def _target_accept(
+        self, arrays: Sequence[np.ndarray] | None, drafted: bool, masks: np.ndarray | None
+    ) -> Pending:
         proposal = None if arrays is None else Proposal(*arrays)
         if drafted:
             proposal = self._drafter.proposal()
-        pending = self._roles.target.accept(self._logits, proposal)
+        pending = self._roles.target.accept(self._logits, proposal, masks)
         self._bonus = pending.bonus
         return pending
 
@@ -221,12 +227,12 @@ class Follower:
         status = error.exit_status if isinstance(error, SsdError) else SsdError.exit_status
         self._give_up(error, status)
 
-    def follow(self, make: Callable[[str, int], HostRoles], load: Callable[[Report], None]) -> None:
+    def follow(self, make: Callable[[str, int], HostRoles], load: Callable[[Extra], None]) -> None:
         """Makes the leader's calls until it needs no more.
 
         Args:
           make: roles for a mode and K.
-          load: loads the programs of a report.
+          load: loads the programs of an extra.
         """
         replay = Replay(make)
         threading.Thread(target=self._compare, daemon=True, name="outcomes").start()
@@ -235,10 +241,10 @@ class Follower:
             if isinstance(message, End):
                 compat.leave_job()
                 return
-            if isinstance(message, LoadReport):
-                load_report = partial(self._load, load, message.report)
-                threading.Thread(target=load_report, daemon=True, name="load").start()
-            if isinstance(message, LoadReport | Go):  # a `Go` ends the leader's wait for a load
+            if isinstance(message, LoadExtra):
+                load_extra = partial(self._load, load, message.extra)
+                threading.Thread(target=load_extra, daemon=True, name="load").start()
+            if isinstance(message, LoadExtra | Go):  # a `Go` ends the leader's wait for a load
                 continue
             try:
                 pending = replay.make(message, frame)
@@ -250,10 +256,10 @@ class Follower:
             if pending is not None:
                 self._outcomes.put((replay.calls.count, pending))
 
-    def _load(self, load: Callable[[Report], None], report: Report) -> None:
+    def _load(self, load: Callable[[Extra], None], extra: Extra) -> None:
         try:
-            load(report)
-            self._send(Facts({"loaded": report}))
+            load(extra)
+            self._send(Facts({"loaded": extra}))
         except Exception as error:
             self._give_up(error)
 

@@ -28,7 +28,7 @@ from ssd_jax.placement.hosts.start import (
     wait_hint,
 )
 from ssd_jax.roles.records import Outcomes, TopLogprobs
-from ssd_jax.sampling.params import Report
+from ssd_jax.sampling.params import Extra
 from ssd_jax.system.forks import only_in_owner
 from ssd_jax.system.leaving import flush, leave
 from ssd_jax.wire.address import Address
@@ -39,7 +39,7 @@ from ssd_jax.wire.host_messages import (
     Facts,
     Go,
     LeaderSettings,
-    LoadReport,
+    LoadExtra,
     Refuse,
     Role,
     SeenOutcome,
@@ -151,15 +151,15 @@ class Leader:
         self._has_engine = True
         return number, roles
 
-    def load(self, report: Report, make: Callable[[], None]) -> None:
-        """Has all processes load the programs of a report, and waits; calls go on meanwhile.
+    def load(self, extra: Extra, make: Callable[[], None]) -> None:
+        """Has all processes load the programs of an extra, and waits; calls go on meanwhile.
 
         If a process cannot load them, all end.
         """
         with self._agree_lock:
-            self._send(encode(LoadReport(report)))
+            self._send(encode(LoadExtra(extra)))
             self._run_or_fail(make)
-            self.agree({"loaded": report})
+            self.agree({"loaded": extra})
 
     def _run_or_fail(self, make: Callable[[], T]) -> T:
         """The result of `make`; if it raises an error, all processes end."""

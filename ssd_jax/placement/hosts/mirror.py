@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
-from ssd_jax.roles.records import DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
+from ssd_jax.roles.records import DraftBatch, Drafted, Masks, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.wire.host_messages import Role
 
 Read = TypeVar("Read", Outcomes, TopLogprobs)
@@ -133,10 +133,13 @@ class MirroredTarget:
         """Prefills tokens, as `Target.prefill`."""
         self._call("prefill", slot, list(tokens), offset)
 
-    def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> MirroredPending:
+    def prefill_last(
+        self, slot: int, tokens: Sequence[int], offset: int, masks: Masks | None = None
+    ) -> MirroredPending:
         """Prefills the last tokens, as `Target.prefill_last`."""
-        make = partial(self._target.prefill_last, slot, tokens, offset)
-        return self._pending(*self._call.numbered(make, "prefill_last", slot, list(tokens), offset))
+        make = partial(self._target.prefill_last, slot, tokens, offset, masks)
+        arguments = slot, list(tokens), offset, masks
+        return self._pending(*self._call.numbered(make, "prefill_last", *arguments))
 
     def score(self, slot: int, tokens: Sequence[int]) -> _MirroredResult[TopLogprobs]:
         """Scores tokens of a prompt, as `Target.score`."""
@@ -161,15 +164,23 @@ class MirroredTarget:
         self._logits = self._call("forward", *arguments, make=make)
         return self._logits
 
-    def accept(self, logits: Any, proposal: Any = None) -> MirroredPending:
+    def read_tokens(self, drafted: Drafted) -> np.ndarray:
+        """Reads the tokens of the last `forward`, as `Target.read_tokens`."""
+        if not self._has_mirrored_drafter:
+            return np.asarray(drafted.tokens)
+        return self._call("read_tokens", make=partial(self._target.read_tokens, drafted))
+
+    def accept(
+        self, logits: Any, proposal: Any = None, masks: Masks | None = None
+    ) -> MirroredPending:
         """Verifies, as `Target.accept`. The logits must be those of the last `forward`."""
         if logits is not self._logits:
             raise ValueError("followers have the logits of the last forward alone")
         is_drafters, arrays = proposal is not None and self._has_mirrored_drafter, None
         if proposal is not None and not is_drafters:
             arrays = [np.asarray(array) for array in proposal]
-        make = partial(self._target.accept, logits, proposal)
-        pending = self._pending(*self._call.numbered(make, "accept", arrays, is_drafters))
+        make = partial(self._target.accept, logits, proposal, masks)
+        pending = self._pending(*self._call.numbered(make, "accept", arrays, is_drafters, masks))
         self._bonus = pending.bonus
         return pending
 

@@ -98,8 +98,8 @@ class Scripted(Drafter):
     def prefill(self, slot: int, tokens: Any, offset: int, *, last: bool = False) -> None:
         self.note("prefill", slot, list(tokens), offset, last)
 
-    def prefill_last(self, slot: int, tokens: Any, offset: int) -> Pending:
-        self.note("prefill_last", slot, list(tokens), offset)
+    def prefill_last(self, slot: int, tokens: Any, offset: int, masks: Any = None) -> Pending:
+        self.note("prefill_last", slot, list(tokens), offset, masks)
         return self.pending()
 
     def score(self, slot: int, tokens: Any) -> Scored:
@@ -110,8 +110,12 @@ class Scripted(Drafter):
         self.note("forward", pending, lengths, drafted and (drafted.lengths, drafted.tokens))
         return "logits"
 
-    def accept(self, logits: str, proposal: Any = None) -> Pending:
-        self.note("accept", logits, proposal)
+    def read_tokens(self, drafted: Drafted) -> np.ndarray:
+        self.note("read_tokens", drafted.tokens)
+        return np.asarray(drafted.tokens)
+
+    def accept(self, logits: str, proposal: Any = None, masks: Any = None) -> Pending:
+        self.note("accept", logits, proposal, masks)
         return self.pending()
 
     def propose(self, batch: Any) -> Drafted:

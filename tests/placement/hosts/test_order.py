@@ -10,7 +10,7 @@ from typing import get_args
 import jax
 import pytest
 
-from ssd_jax.devices import logprob_programs, paged_programs, passes
+from ssd_jax.devices import logprob_programs, masked_programs, paged_programs, passes
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
@@ -65,15 +65,18 @@ def sends_where_it_branches(program) -> bool:
 
 @pytest.mark.more
 def test_sampling_sends_nothing_where_several_processes_share_the_devices(shared):
-    about = Verification(logprobs_of="processed")
-    with forwards_only(("prefill", "forward", "accept", "law", "logprobs", "prompt_logprobs")):
+    about, masked = Verification(logprobs_of="processed"), ("masked_accept", "masked_law")
+    with forwards_only(
+        ("prefill", "forward", "accept", "law", "logprobs", "prompt_logprobs", *masked)
+    ):
         programs = Programs(qwen(), slots=2, context=128, tokens=300, verification=about)
         for report in get_args(Report):
             logprob_programs.load(programs, report)
+        masked_programs.load(programs)
     found = {name[0]: sends_where_it_branches(programs[name]) for name in programs.names}
     sending = {name for name, sends in found.items() if sends}
-    assert sending == (set() if shared else {"accept", "law"})
-    assert len(found) == 6
+    assert sending == (set() if shared else {"accept", "law", *masked})
+    assert len(found) == 8
     accept = next(programs[name] for name in programs.names if name[0] == "accept")
     assert bool(hlo.read(accept.as_text()).collectives()) is not shared
 
