@@ -390,8 +390,18 @@ class Engine:
             ban_before = min(prompt + params.min_tokens, self._target.context)
             bans, words = (banned, ban_before), request.bad_word_ids
             state.follow(self._plan)
-            facts = request.index, *bans, *seat.pages, prompt, words, state.branches
-            opening = SlotOpening(seat.slot, params, *facts, masked=request.grammar is not None)
+            masked = request.grammar is not None
+            opening = SlotOpening(
+                seat.slot,
+                params,
+                request.index,
+                *bans,
+                *seat.pages,
+                prompt,
+                words,
+                state.branches,
+                masked,
+            )
             try:
                 for role in self._roles:
                     role.open(opening)
