@@ -30,6 +30,7 @@ _SAMPLING: dict[str, Any] = {
     "skip_special_tokens": bool,
     "stop": str | list[str],
     "stop_token_ids": list[int],
+    "structured_outputs": dict[str, Any],
     "temperature": float,
     "top_k": int,
     "top_p": float,
@@ -43,6 +44,7 @@ _COMMON: dict[str, Any] = {
     "max_tokens": int,
     "n": int,
     "priority": int,
+    "response_format": dict[str, Any],
     "return_token_ids": bool,
     "seed": int,
     "speculation": Literal["off", "sd", "ssd", "auto"],
@@ -80,7 +82,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -155,6 +156,14 @@ class Form:
         settings = {name: fields[name] for name in _SAMPLING if name in fields}
         if "seed" in fields:
             settings["seed"] = _unsigned(fields["seed"])
+        outputs = _structured_outputs(fields.get("response_format"))
+        if outputs is not None and "structured_outputs" in fields:
+            raise invalid(
+                "response_format and structured_outputs say the same thing; give one",
+                "response_format",
+            )
+        if outputs is not None:
+            settings["structured_outputs"] = outputs
         settings |= more
         with self.refusing(fields):
             return dataclasses.replace(defaults, **settings)
@@ -171,6 +180,8 @@ class Form:
         names = {name: name for name in self.model.model_fields} | dict(self.names)
         if "max_completion_tokens" in fields:
             names["max_tokens"] = "max_completion_tokens"
+        if "response_format" in fields:
+            names["structured_outputs"] = "response_format"
         return of_input(error, names)
 
 
@@ -234,6 +245,32 @@ def _check_stream_options(fields: dict[str, Any]) -> None:
             "stream_options.include_obfuscation",
             "unsupported_parameter",
         )
+
+
+def _structured_outputs(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The grammar that a response format stands for; None for text.
+
+    Raises:
+      ApiError: none of OpenAI's formats.
+    """
+    field = "response_format"
+    if response_format is None or response_format == {"type": "text"}:
+        return None
+    if response_format == {"type": "json_object"}:
+        return {"json_object": True}
+    others = response_format.keys() - {"type", "json_schema"}
+    if response_format.get("type") != "json_schema" or others:
+        raise invalid(
+            f"response_format = {shown(response_format)}: its type is text, json_object, or "
+            'json_schema with a "json_schema" beside it',
+            field,
+        )
+    described = response_format.get("json_schema")
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
+        raise invalid(
+            'response_format.json_schema is an object with a "schema", a JSON schema', field
+        )
+    return {"json": described["schema"]}
 
 
 def _unsigned(seed: int) -> int:

@@ -55,6 +55,22 @@ def test_defaults_are_openais():
     assert completion().max_tokens == 16
 
 
+@pytest.mark.parametrize("read", [chat, completion])
+def test_response_formats_are_grammars(read):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    described = {"name": "thing", "strict": True, "schema": schema}
+    for given, grammar in [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_schema", "json_schema": described}, {"json": schema}),
+    ]:
+        expected = SamplingParams(structured_outputs=grammar).structured_outputs
+        assert read(response_format=given).structured_outputs == expected
+    fields = {"choice": ["a", "b"]}
+    expected = SamplingParams(structured_outputs=fields).structured_outputs
+    assert read(structured_outputs=fields).structured_outputs == expected
+
+
 def test_null_is_as_a_field_that_is_not_given():
     assert chat(temperature=None, stop=None, tools=None, max_completion_tokens=None) == chat()
 
@@ -118,7 +134,20 @@ def test_fields_that_ask_for_nothing_are_taken(fields):
     ("read", "fields", "param", "code"),
     [
         (chat, {"tools": [{}]}, "tools", "unsupported_parameter"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format", None),
+        (chat, {"response_format": {"type": "grammar"}}, "response_format", "invalid_value"),
+        (chat, {"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        (
+            chat,
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format",
+            "invalid_value",
+        ),
+        (
+            completion,
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "invalid_value",
+        ),
         (chat, {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
         (chat, {"store": True}, "store", "unsupported_parameter"),
         (completion, {"best_of": 2}, "best_of", "unsupported_parameter"),
