@@ -130,7 +130,7 @@ class _Matcher(Matcher):
         mask = np.frombuffer(matcher.compute_bitmask(), np.int32)
         if matcher.is_error():
             raise _failed(matcher)
-        mask = mask & ~self._ends
+        mask = mask[: self._ends.size] & ~self._ends  # it has a word more where words are full
         return mask | self._ends if matcher.is_accepting() else mask
 
     @override

@@ -10,6 +10,10 @@ import jsonschema
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams, StructuredOutputsParams
+from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.engine.grammar import allows
+from ssd_jax.llm.grammars import Grammars
+from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
 
 pytest.importorskip("llguidance")
@@ -204,11 +208,21 @@ def test_a_text_that_does_not_end_with_its_grammar_is_refused():
 
 
 def test_llguidance_is_asked_for_by_name_where_it_is_missing(llm, monkeypatch):
-    from ssd_jax.llm import grammars
-
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(InputError, match=r"pip install 'ssd-jax\[structured\]'"):
-        grammars.Grammars(llm.tokenizer).compile(StructuredOutputsParams(regex="a"))
+        Grammars(llm.tokenizer).compile(StructuredOutputsParams(regex="a"))
+
+
+def test_vocabularies_of_whole_words_have_masks_too(tmp_path):
+    tiny.write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(tiny.config("llama")))
+    tokenizer = tokenizer_from_directory(tmp_path)
+    tokenizer._backend.add_tokens([f"<more {n}>" for n in range(288 - tokenizer.size)])
+    tokenizer.size = 288
+    mask = Grammars(tokenizer).compile(StructuredOutputsParams(choice=["a", "b"])).start().mask()
+    assert mask.shape == (9,)
+    allowed = [tokenizer.token(token) for token in range(288) if allows(mask, token)]
+    assert sorted(allowed) == ["a", "b"]
 
 
 def test_a_grammar_is_compiled_once(llm):

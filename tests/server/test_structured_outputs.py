@@ -49,7 +49,7 @@ def test_texts_are_pythons(server, fields, grammar):
     assert status == 200, answer
     (choice,) = answer["choices"]
     params = SamplingParams(structured_outputs=grammar, max_tokens=40, temperature=1.0, seed=5)
-    assert choice["text"] == server.llm.generate("a", params)[0].text
+    assert choice["text"] == server.llm.generate(server.llm.tokenizer.encode("a"), params)[0].text
     assert choice["finish_reason"] == "stop"
     if "json" in grammar:
         assert 0 <= json.loads(choice["text"])["n"] <= 99
