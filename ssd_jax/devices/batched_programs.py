@@ -14,19 +14,25 @@ from jaxtyping import Bool
 from ssd_jax.devices.batch_sizes import BatchPlan, BatchSizes, Task
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.program_spec import Name, Program, ProgramSpec
+from ssd_jax.models.functional import FunctionalModel
 
 
-class BatchedPrograms(PagedPrograms):
+class HasBatches:
     """Programs of all slots, and the same for the first few slots; see `BatchSizes`.
 
     Attributes:
-      batch_sizes: which of them rounds run.
+      local_slots: of each group of devices.
+      batches: sizes that were asked for.
+      batch_sizes: which programs rounds run.
     """
 
-    _batches = BatchPlan()
+    model: FunctionalModel
+    local_slots: int
+    batch_sizes: BatchSizes
+    _compiled: dict[Name, Program]
+    batches = BatchPlan()
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self) -> None:
         self.batch_sizes = BatchSizes([self.local_slots])
         self._add_lock = threading.Lock()
 
@@ -38,13 +44,6 @@ class BatchedPrograms(PagedPrograms):
     def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
         """Specifications of the programs of a batch size for a task."""
         raise NotImplementedError
-
-    def of_batch(self, size: int) -> Self:
-        """What makes the specifications of programs for the first `size` slots of each group."""
-        part = copy.copy(self)
-        part.slots, part.local_slots = size * self.model.data_shards, size
-        part.structs = self.structs | part.slot_structs()
-        return part
 
     def rows_of(self, live: Bool[np.ndarray, "B"]) -> int:
         """The least batch size that has all `live` slots."""
@@ -72,14 +71,14 @@ class BatchedPrograms(PagedPrograms):
     def _specs_at_start(self) -> dict[Name, ProgramSpec]:
         """Specifications of all batch sizes that are compiled with the programs of all slots."""
         specs: dict[Name, ProgramSpec] = {}
-        if self._batches.at_start:
-            for size, task in itertools.product(self._batches.sizes, self.tasks):
+        if self.batches.at_start:
+            for size, task in itertools.product(self.batches.sizes, self.tasks):
                 specs |= self.batch_specs(size, task)
         return specs
 
     def _offer_batches(self) -> None:
         """Lets rounds choose among batch sizes, once the programs of all slots are compiled."""
-        sizes, at_start = self._batches
+        sizes, at_start = self.batches
         compile_batch = None if at_start else self.compile_batch
         before = self.batch_sizes
         self.batch_sizes = BatchSizes((*sizes, self.local_slots), compile_batch)
@@ -87,3 +86,18 @@ class BatchedPrograms(PagedPrograms):
         self.batch_sizes.before_compiling = before.before_compiling
         for size in sizes if at_start else ():
             self.batch_sizes.add(size, self.tasks)
+
+
+class BatchedPrograms(HasBatches, PagedPrograms):
+    """`PagedPrograms` of which some are for several batch sizes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        PagedPrograms.__init__(self, *arguments)
+        HasBatches.__init__(self)
+
+    def of_batch(self, size: int) -> Self:
+        """What makes the specifications of programs for the first `size` slots of each group."""
+        part = copy.copy(self)
+        part.slots, part.local_slots = size * self.model.data_shards, size
+        part.structs = self.structs | part.slot_structs()
+        return part

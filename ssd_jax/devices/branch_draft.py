@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 from typing_extensions import override
 
 from ssd_jax.devices import device
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import UNSEEN, DraftRequest
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.expansion_programs import BRANCHES, ExpansionPrograms
 from ssd_jax.devices.packed_branches import PackedBranches
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
@@ -40,6 +40,10 @@ class _MenuEntry:
         self.programs = programs
         self.scratch = programs.new_scratch()
         self.expansion: Expansion = programs.new_expansion()
+
+    def size_for(self, live: Bool[np.ndarray, "B"]) -> int:
+        """The batch size that runs these slots."""
+        return self.programs.batch_sizes.choose(self.programs.rows_of(live), BRANCHES)
 
 
 class BranchDraft(PagedRole, BranchingDraft):
@@ -73,6 +77,7 @@ class BranchDraft(PagedRole, BranchingDraft):
         self.support = self._record.proposal.q.shape[-1]
         self._menu = [_MenuEntry(programs) for programs in menu]
         self._active = self._menu[-1]  # with the branches of the last expansion
+        self._size = base.local_slots  # batch size of the last expansion
         self._position, self._pending = no_promotion(self.slots, self.k)[:2]
         self._last_drafted = np.full(self.slots, IDLE, np.int32)
         """Position of the last token of a record that was drafted just in time, if no expansion has
@@ -113,8 +118,9 @@ class BranchDraft(PagedRole, BranchingDraft):
 
     def _promote(self, promotion: Promotion) -> None:
         active = self._active
+        live = (promotion.position >= 0) | (promotion.committed >= 0).any(axis=1)
         self._pages, self._history, self._record = device.run(
-            active.programs["promote"],
+            active.programs.promote(active.size_for(live)),
             *self._text()[1:],
             active.scratch,
             active.expansion,
@@ -159,18 +165,18 @@ class BranchDraft(PagedRole, BranchingDraft):
         sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
         needed_branches = counts.sum(axis=1).max()
         active = next(entry for entry in self._menu if entry.programs.branches >= needed_branches)
-        self._active = active
+        self._active, self._size = active, active.size_for(self._position >= 0)
         self._last_drafted[counts.any(axis=1)] = IDLE
         if request.follow.any():
             self._pages, self._record = device.run(
-                active.programs.select("follow", self._position, needed),
+                active.programs.select("follow", self._position, needed, self._size),
                 *self._text(),
                 self._record,
                 request.follow,
                 sampling,
             )
         self._pages, active.scratch, active.expansion, packed = device.run(
-            active.programs.select("expand", self._position, needed),
+            active.programs.select("expand", self._position, needed, self._size),
             *self._text(),
             active.scratch,
             self._record,
@@ -190,7 +196,7 @@ class BranchDraft(PagedRole, BranchingDraft):
         active = self._active
         self._pages, active.scratch, active.expansion, packed = device.run(
             active.programs.select(
-                "grow", self._position, partial(self._rows.needed, self._position)
+                "grow", self._position, partial(self._rows.needed, self._position), self._size
             ),
             *self._text(),
             active.scratch,

@@ -107,7 +107,7 @@ class DraftPrograms(BatchedPrograms):
         branches, outputs = drafting.branches, model.config.outputs
         self.candidates = min(branches + 1, outputs) if branches else 0
         super().__init__(model, slots, context, paging, tokens, drafting)
-        self._batches = (batches or BatchPlan()).below(self.local_slots)
+        self.batches = (batches or BatchPlan()).below(self.local_slots)
         all_variants = model.execution.variants
         keep_all = drafting.predict == "noise"
         self.variants = (

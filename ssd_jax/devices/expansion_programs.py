@@ -16,23 +16,29 @@ a scratch of K tokens a branch.
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
+from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, record
+from ssd_jax.devices.batch_sizes import BatchPlan, Task
+from ssd_jax.devices.batched_programs import HasBatches
 from ssd_jax.devices.branching import Expansion
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_steps import ExpansionSteps, StepContext
+from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.models.decoder import AllBranches
-from ssd_jax.models.functional import FunctionalModel, zeros
+from ssd_jax.models.functional import zeros
 from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
@@ -50,8 +56,11 @@ from ssd_jax.system.stored_jit import create_arrays
 _FOLLOW_VARIANTS = (ANY, "greedy", "full")
 """Variants of `follow`, which draws nothing."""
 
+BRANCHES = "branches"
+"""What batch sizes are chosen for; see `BatchSizes`."""
 
-class ExpansionPrograms:
+
+class ExpansionPrograms(HasBatches):
     """Compiled programs beside those of `DraftPrograms`, for the same rows.
 
     With B slots, M branches, K tokens:
@@ -68,6 +77,7 @@ class ExpansionPrograms:
       base: programs of the records.
       branches: M; None is the number that the records have candidates for.
       sibling: programs of another M over the same base, whose `follow` serves these too.
+      batches: of how many slots there are programs, besides all.
       progress, compiler: see `program_spec.compile_all`; a compiler gets the programs instead.
     """
 
@@ -76,50 +86,93 @@ class ExpansionPrograms:
         base: DraftPrograms,
         branches: int | None = None,
         sibling: ExpansionPrograms | None = None,
+        batches: BatchPlan | None = None,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        self.base = base
         self.branches = base.drafting.branches if branches is None else branches
-        self._model: FunctionalModel = base.model
-        self._k = base.drafting.k
-        self._steps = ExpansionSteps(base, self.branches)
+        self.model, self._k = base.model, base.drafting.k
+        self._use(base)
+        super().__init__()
+        self.batches = (batches or BatchPlan()).below(self.local_slots)
+        compiled = {} if sibling is None else sibling._compiled
+        shared = {name: program for name, program in compiled.items() if name[0] == "follow"}
+        specs = {variant_name(name, variant): make(self) for name, variant, make in self._makers()}
+        specs |= self._specs_at_start()
+        specs = {name: spec for name, spec in specs.items() if name not in shared}
+        compiler = compiler or program_spec.compile_all
+        self._compiled = dict(compiler(specs, self.model.mesh, progress)) | shared
+        self._offer_batches()
+
+    def _use(self, base: DraftPrograms) -> None:
+        """Makes specifications for the slots of a base."""
+        self.base, self.local_slots, slots = base, base.local_slots, base.slots
+        steps = self._steps = ExpansionSteps(base, self.branches)
         self._structs = base.structs | {
-            "scratch": self._model.branch_struct(base.slots, self._k, self.branches),
-            "expansion": base.by_slots(jax.eval_shape(lambda: self._steps.empty(base.slots))),
-            "counts": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
-            "skip": base.by_slots(program_spec.ints(base.slots, self._k + 1)),
-            "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(base.slots, self._k))),
+            "scratch": self.model.branch_struct(slots, self._k, self.branches),
+            "expansion": base.by_slots(jax.eval_shape(lambda: steps.empty(slots))),
+            "counts": base.by_slots(program_spec.ints(slots, self._k + 1)),
+            "skip": base.by_slots(program_spec.ints(slots, self._k + 1)),
+            "promotion": base.by_slots(jax.eval_shape(lambda: no_promotion(slots, self._k))),
         }
         self._spec = functools.partial(
             base.spec, structs=self._structs, extra_key=("branches", self.branches)
         )
-        specs: dict[Name, ProgramSpec] = {("promote", self._k): self._promote_spec()}
+
+    @property
+    @override
+    def tasks(self) -> tuple[Task, ...]:
+        """Branches."""
+        return (BRANCHES,)
+
+    @override
+    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
+        part = copy.copy(self)
+        part._use(self.base.of_batch(size))
+        slots = self.local_slots
+        no_branches: dict[str, Callable[[Any], Any]] = {
+            "expansion": lambda _: self._steps.empty(slots),
+            "records": lambda _: self.base.records(slots),
+            "slots": lambda packed: packed - 1,
+        }
+        rests = {"follow": {}, "grow": {"slots": no_branches["slots"]}}
+        return {
+            variant_name(self.batch_name(name, size), variant): over_first_rows(
+                make(self), make(part), rest=rests.get(str(name[0]), no_branches)
+            )
+            for name, variant, make in self._makers()
+        }
+
+    def _makers(self) -> Iterator[tuple[Name, str, Callable[[ExpansionPrograms], ProgramSpec]]]:
+        """Name, variant and specification of each program, of these slots or of others."""
+        kind, base = ExpansionPrograms, self.base
+        yield ("promote", self._k), ANY, kind._promote_spec
         for variant in base.variants:
             parts = VARIANTS[variant]
             for reach in base.reaches:
+                how: Any = {"parts": parts, "reach": reach}
                 expand, grow = (
                     base.with_reach((name, self._k), reach) for name in ("expand", "grow")
                 )
-                specs[variant_name(expand, variant)] = self._expand_spec(parts, reach)
-                specs[variant_name(grow, variant)] = self._grow_spec(parts, reach)
-            if sibling is None and variant in _FOLLOW_VARIANTS:
-                specs[variant_name(("follow", self._k), variant)] = self._follow_spec(parts)
-        compiled = {} if sibling is None else sibling._compiled
-        shared = {name: program for name, program in compiled.items() if name[0] == "follow"}
-        compiler = compiler or program_spec.compile_all
-        self._compiled = dict(compiler(specs, self._model.mesh, progress)) | shared
+                yield expand, variant, functools.partial(kind._expand_spec, **how)
+                yield grow, variant, functools.partial(kind._grow_spec, **how)
+            if variant in _FOLLOW_VARIANTS:
+                follow = functools.partial(kind._follow_spec, parts=parts)
+                yield ("follow", self._k), variant, follow
 
-    def __getitem__(self, name: str) -> Program:
-        return self._compiled[name, self._k]
+    def promote(self, size: int) -> Program:
+        """The program `promote` of a batch size."""
+        return self._compiled[self.batch_name(("promote", self._k), size)]
 
     @property
     def working_memory(self) -> int:
         """As `PagedPrograms.working_memory`, with the programs of the base."""
         return max(self.base.working_memory, program_spec.working_memory(self._compiled.values()))
 
-    def select(self, name: str, position: Int32[np.ndarray, "B"], needed: Needed) -> Program:
-        """The cheapest variant with the parts of sampling that are needed.
+    def select(
+        self, name: str, position: Int32[np.ndarray, "B"], needed: Needed, size: int
+    ) -> Program:
+        """The cheapest variant with the parts of sampling that are needed, of a batch size.
 
         It reaches branches of records whose pending tokens are at `position`.
         """
@@ -127,16 +180,24 @@ class ExpansionPrograms:
         task: Name = (name, self._k)
         if name != "follow":
             task = self.base.select_reach(task, int(position.max()) + self._k + 2)
+        task = self.batch_name(task, size)
         return self._compiled[cheapest_variant(self._compiled, task, needed_parts)]
 
     @classmethod
     def menu(
-        cls, base: DraftPrograms, budgets: Sequence[int], progress: Progress | None = None
+        cls,
+        base: DraftPrograms,
+        budgets: Sequence[int],
+        progress: Progress | None = None,
+        batches: BatchPlan | None = None,
     ) -> tuple[ExpansionPrograms, ...]:
         """Programs of several M over the same base, ascending by M."""
         programs: list[ExpansionPrograms] = []
         for branches in sorted(budgets):
-            programs.append(cls(base, branches, programs[0] if programs else None, progress))
+            sibling = programs[0] if programs else None
+            made = cls(base, branches, sibling, batches, progress)
+            made.batch_sizes.before_compiling = base.batch_sizes.before_compiling
+            programs.append(made)
         return tuple(programs)
 
     def new_scratch(self) -> AllBranches:
@@ -145,7 +206,7 @@ class ExpansionPrograms:
 
     def new_expansion(self) -> Expansion:
         """No branches in any slot, on the model's devices."""
-        return self._model.place(create_arrays(lambda: self._steps.empty(self.base.slots)))
+        return self.model.place(create_arrays(lambda: self._steps.empty(self.base.slots)))
 
     def _expand_spec(self, parts: Parts, reach: int) -> ProgramSpec:
         def expand(
@@ -187,7 +248,7 @@ class ExpansionPrograms:
                 written=jnp.full(shape, -1),
                 depth=jnp.where(live, length, -1).reshape(shape),
             )
-            logits = passes.logits(self._model, parameters, hidden)
+            logits = passes.logits(self.model, parameters, hidden)
             context = StepContext(history, sampling, lowered, parts)
             records, _ = self._steps.draw(logits, hidden, expansion, live.reshape(shape), context)
             expansion = expansion._replace(records=records)
@@ -223,7 +284,7 @@ class ExpansionPrograms:
                 in_branch, promotion.position[:, None] + places, self.base.capacity
             )
             pages = passes.promote(
-                self._model, pages, self.base.table(table), scratch, winner, positions
+                self.model, pages, self.base.table(table), scratch, winner, positions
             )
             return pages, history, records
 
@@ -243,20 +304,20 @@ class ExpansionPrograms:
             size = self.base.capacity
             slot_table = self.base.table(table)
             hidden, pages = passes.step(
-                self._model, parameters, pages, slot_table, inputs, positions, size
+                self.model, parameters, pages, slot_table, inputs, positions, size
             )
             row = jnp.repeat(jnp.arange(self.base.local_slots), self._k)
             accepted = jnp.tile(places, self.base.local_slots)
             likeliest = drafting.candidates(
-                passes.logits(self._model, parameters, hidden.reshape(-1, hidden.shape[-1])),
+                passes.logits(self.model, parameters, hidden.reshape(-1, hidden.shape[-1])),
                 sampling_of(sampling, row),
                 records.start[row] + 1 + accepted,
                 lambda: penalties.in_flight(
-                    history, tokens, row, chain_path(accepted), self._model.output_ids
+                    history, tokens, row, chain_path(accepted), self.model.output_ids
                 ),
                 tokens=self.base.tokens,
                 count=self.base.candidates,
-                outputs=self._model.output_ids,
+                outputs=self.model.output_ids,
                 adjusted=parts.adjusted,
             ).reshape(records.candidates.shape)
             live = live[:, :, None]

@@ -65,7 +65,7 @@ class Programs(TargetBase):
         compiler: Compiler | None = None,
     ) -> None:
         super().__init__(model, slots, context, paging, tokens, verification or Verification())
-        self._batches = (batches or BatchPlan()).below(self.local_slots)
+        self.batches = (batches or BatchPlan()).below(self.local_slots)
         specs: dict[Name, ProgramSpec] = {
             variant_name(("accept", 1, 0), variant): self.accept_spec(1, 0, variant)
             for variant in self.variants(1)
@@ -117,7 +117,7 @@ class Programs(TargetBase):
         verification = dataclasses.replace(self.verification, nodes=nodes)
         trees.verification, trees.widths = verification, (0,)
         trees.cache_key = f"{self.cache_key} with {verification}"
-        trees._batches = self._batches._replace(sizes=self.batch_sizes.sizes[:-1])
+        trees.batches = self.batches._replace(sizes=self.batch_sizes.sizes[:-1])
         compiler = self._compiler or program_spec.compile_all
         specs = target_tree_programs.specs(trees) | trees._specs_at_start()
         specs = {name: spec for name, spec in specs.items() if name not in self._compiled}

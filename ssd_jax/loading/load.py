@@ -241,6 +241,7 @@ def _inline(
     store: ProgramStore | None,
 ) -> InlineDraft:
     drafting = _draft_settings(resolved)
+    batches = draft_batches(resolved, draft.model.execution)
 
     def programs(drafting: Drafting) -> DraftPrograms:
         made = DraftPrograms(
@@ -248,7 +249,7 @@ def _inline(
             **_sizes(resolved),
             paging=resolved.paging,
             drafting=drafting,
-            batches=draft_batches(resolved, draft.model.execution),
+            batches=batches,
             progress=_compile_progress("draft", status),
         )
         made.batch_sizes.before_compiling = partial(resolved.placement.use_store, store)
@@ -257,7 +258,7 @@ def _inline(
     def branching_programs() -> BranchingMenu:
         progress = _compile_progress("branches", status)
         if drafting.tree is None:
-            return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress)
+            return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress, batches)
         return (TreeExpansionPrograms(trees(), drafting, progress=progress),)
 
     plain = drafting.in_turn
@@ -292,6 +293,7 @@ def _worker_settings(
     """Settings of each worker, except its cores and devices."""
     config, layout = resolved.config, resolved.placement.layout
     size, pages = resolved.paging or (0, 0)
+    batches = target_batches(resolved)
     spec = DraftSpec(
         model=draft.identity,
         **{**_sizes(resolved), "slots": layout.slots_per_worker(config.slots)},
@@ -302,6 +304,8 @@ def _worker_settings(
         draft_temperature=config.draft_temperature,
         page_size=size,
         pages=pages,
+        batch_sizes=batches.sizes,
+        batches_at_start=batches.at_start,
     )
     resources = WorkerResources(
         source=draft.source,

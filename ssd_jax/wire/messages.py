@@ -110,6 +110,8 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
       attention, draft_temperature: see `Config`.
       page_size, pages: positions of a page, and number of pages that slots share; 0 where each slot
         has one page.
+      batch_sizes, batches_at_start: slots of batches that programs are made for besides all, and
+        whether they are compiled at once.
     """
 
     model: Text
@@ -123,6 +125,8 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
     draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     page_size: Count = 0
     pages: Count = 0
+    batch_sizes: Annotated[tuple[Count, ...], Meta(max_length=32)] = ()
+    batches_at_start: bool = False
 
     @property
     def k(self) -> int:

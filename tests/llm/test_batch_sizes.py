@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
+from ssd_jax.devices import draft_programs
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import load as loading
+from ssd_jax.sampling.params import SamplingParams
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import SHAPE
-from tests.llm.runs import ids, outputs, requests
+from tests.llm.runs import PROMPTS, ids, outputs, requests
 
 MORE, SLOW = pytest.mark.more, pytest.mark.slow
 SLOTS = 5
@@ -38,7 +40,8 @@ def opened(pair, **settings):
     defaults = {"mode": "ar", "context": 320, "slots": SLOTS, "dtype": "float32"}
     if settings.get("mode", "ar") != "ar":
         defaults |= {"draft": pair[1], "k": 3}
-    return LLM(pair[0], verify="coupled", compile_cache="off", **defaults | settings)
+    defaults |= {"verify": "coupled"}
+    return LLM(pair[0], compile_cache="off", **defaults | settings)
 
 
 @pytest.fixture
@@ -55,17 +58,45 @@ def used(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", CASES)
-def test_texts_are_those_of_one_slot(pair, settings, used):
-    dtype = settings.get("dtype", "float32")
-    with opened(pair, slots=1, dtype=dtype) as llm:
-        alone = ids(outputs(llm, requests(llm, "coupled")))
-    used.clear()
+def test_texts_and_proposals_are_those_of_rounds_over_all_slots(pair, settings, used):
+    with opened(pair, batch_sizes="off", **settings) as llm:
+        asked = requests(llm, "coupled")
+        alone, wanted = ids(outputs(llm, asked, "ar")), outputs(llm, asked)
+    assert used == {llm.loaded.programs.local_slots}
     with opened(pair, batch_sizes="all", **settings) as llm:
-        for mode in (None, "ar"):
-            assert ids(outputs(llm, requests(llm, "coupled"), mode)) == alone
+        assert ids(outputs(llm, asked, "ar")) == alone
+        found = outputs(llm, asked)
+        assert ids(found) == alone
+        if settings.get("draft_placement") != "process" and settings.get("k") != "auto":
+            assert figures(found) == figures(wanted)
         assert 1 in used
         assert len(used) > 2
         assert llm.loaded.programs.batch_sizes.sizes[0] == 1  # none was dropped
+
+
+def figures(found):
+    """What was proposed, and what became of it, where that does not depend on time."""
+    names = "acceptance_histogram", "hit_rate"
+    return [[output.metrics[name] for name in names] for output in found]
+
+
+@pytest.mark.parametrize("fault", ["none", "a proposal of an earlier round is left"])
+def test_a_row_above_those_that_propose_proposes_nothing(pair, monkeypatch, fault):
+    """Under ratio: what such a row proposed before would be judged a second time."""
+    if fault != "none":
+        monkeypatch.setattr(draft_programs, "_without_proposal", lambda records: records)
+    params = [
+        SamplingParams(
+            max_tokens=30 if slot == 0 else 2 + slot, temperature=1.0, seed=slot, ignore_eos=True
+        )
+        for slot in range(SLOTS)
+    ]
+    texts = []
+    for sizes in ("off", "all"):
+        with opened(pair, mode="sd", verify="ratio", batch_sizes=sizes) as llm:
+            asked = [llm.request(PROMPTS[slot], params[slot], slot) for slot in range(SLOTS)]
+            texts.append([ids(outputs(llm, asked)) for _ in range(4)])
+    assert (texts[0] == texts[1]) is (fault == "none")
 
 
 def test_sizes_are_compiled_while_requests_run_and_then_used(pair, used):

@@ -13,6 +13,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.devices.batch_sizes import BatchPlan
 from ssd_jax.devices.branch_draft import BranchDraft
 from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft, run_once
 from ssd_jax.devices.draft_programs import DraftPrograms
@@ -100,10 +101,12 @@ def load_sessions(
         *smaller_budgets, max_budget = sorted(spec.budgets)
         sizes = {"slots": spec.slots, "context": spec.context, "tokens": spec.tokens}
         common: Any = {**sizes, "drafting": spec.drafting, "paging": paging}
+        batches = BatchPlan(spec.batch_sizes, at_start=spec.batches_at_start)
         menu: BranchingMenu
         if spec.drafting.tree is None:
-            base = DraftPrograms(opened.model, **common, defer=urgent)
-            menu = ExpansionPrograms.menu(base, [max_budget] if urgent else spec.budgets)
+            base = DraftPrograms(opened.model, **common, batches=batches, defer=urgent)
+            budgets = [max_budget] if urgent else spec.budgets
+            menu = ExpansionPrograms.menu(base, budgets, batches=batches)
         else:
             in_turn = spec.drafting.in_turn
             assert in_turn.tree is not None
@@ -148,7 +151,7 @@ class _Drafts:
         if not budgets:
             run_once(self._new_draft((first,)))
         for branches in reversed(budgets):
-            programs = ExpansionPrograms(first.base, branches, first)
+            programs = ExpansionPrograms(first.base, branches, first, first.batches)
             run_once(self._new_draft((programs,)))
             menu.append(programs)
             with self._lock:
