@@ -85,17 +85,15 @@ def test_a_row_above_those_that_propose_proposes_nothing(pair, monkeypatch, faul
     """Under ratio: what such a row proposed before would be judged a second time."""
     if fault != "none":
         monkeypatch.setattr(draft_programs, "_without_proposal", lambda records: records)
-    params = [
-        SamplingParams(
-            max_tokens=30 if slot == 0 else 2 + slot, temperature=1.0, seed=slot, ignore_eos=True
-        )
-        for slot in range(SLOTS)
-    ]
     texts = []
     for sizes in ("off", "all"):
         with opened(pair, mode="sd", verify="ratio", batch_sizes=sizes) as llm:
-            asked = [llm.request(PROMPTS[slot], params[slot], slot) for slot in range(SLOTS)]
-            texts.append([ids(outputs(llm, asked)) for _ in range(4)])
+            texts.append([])
+            for seed in range(6):
+                sampled = {"temperature": 1.0, "seed": seed, "ignore_eos": True}
+                ends = [40, *range(2, 1 + SLOTS)]
+                params = [SamplingParams(max_tokens=end, **sampled) for end in ends]
+                texts[-1] += [output.token_ids for output in llm.generate(PROMPTS[:SLOTS], params)]
     assert (texts[0] == texts[1]) is (fault == "none")
 
 
