@@ -100,9 +100,9 @@ class EngineSettings:
     batch_sizes: str = setting(
         "auto",
         "sizes of batches besides slots, so that few requests do not pay for all slots: auto is "
-        "1, 2, 4 and so on, each compiled in the background once rounds have wanted it for a "
-        "second; all compiles these at the start; a list such as 1,8 compiles others; off runs all "
-        "slots in every round",
+        "1, 2, 4 and so on, each compiled in the background after five seconds of rounds that "
+        "would run it; all compiles these at the start; a list such as 1,8 compiles others; off "
+        "runs all slots in every round",
         listed=True,
     )
     context: int | None = setting(

@@ -18,8 +18,9 @@ from typing import NamedTuple
 from ssd_jax.system.forks import only_in_owner
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE = 1.0
-"""Seconds of rounds that a smaller size would have served, before it is compiled."""
+_PATIENCE = 5.0
+"""Seconds of rounds that a smaller size would have served, before it is compiled: less is not
+worth it."""
 _LONGEST_ROUND = 0.25  # seconds that count of the time between two rounds
 TRIALS = 3
 """Rounds in which a size runs beside that of all slots, before it is used in the bitwise mode."""
@@ -146,7 +147,7 @@ class BatchSizes:
                 target=self._compile,
                 args=(self._compile_batch, size, task),
                 daemon=True,
-                name="ssd_jax compile",
+                name="batch size",
             )
             self._threads[:] = [thread]
             thread.start()

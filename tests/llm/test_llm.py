@@ -34,7 +34,7 @@ def load(path, **settings):
 
 @pytest.fixture(scope="module")
 def llm(checkpoints):
-    return load(checkpoints["llama"], slots=3)
+    return load(checkpoints["llama"], slots=3, batch_sizes="off")
 
 
 def greedy_by_full_forward(path, prompt_ids, count):
