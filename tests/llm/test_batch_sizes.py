@@ -62,7 +62,7 @@ def test_texts_and_proposals_are_those_of_rounds_over_all_slots(pair, settings, 
     with opened(pair, batch_sizes="off", **settings) as llm:
         asked = requests(llm, "coupled")
         alone, wanted = ids(outputs(llm, asked, "ar")), outputs(llm, asked)
-    assert used == {llm.loaded.programs.local_slots}
+        assert used == {llm.loaded.programs.local_slots}
     with opened(pair, batch_sizes="all", **settings) as llm:
         assert ids(outputs(llm, asked, "ar")) == alone
         found = outputs(llm, asked)
