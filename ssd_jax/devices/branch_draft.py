@@ -117,8 +117,8 @@ class BranchDraft(PagedRole, BranchingDraft):
         return DeviceRecords(self, drafts)
 
     def _promote(self, promotion: Promotion) -> None:
-        active = self._active
         live = (promotion.position >= 0) | (promotion.committed >= 0).any(axis=1)
+        active = self._active
         self._pages, self._history, self._record = device.run(
             active.programs.promote(active.size_for(live)),
             *self._text()[1:],

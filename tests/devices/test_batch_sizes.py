@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.devices import first_rows
+from ssd_jax.devices import draft_programs, first_rows
 from ssd_jax.devices.batch_sizes import BatchPlan, BatchSizes
 from ssd_jax.devices.batch_trial import same_logits, same_outcomes
 from ssd_jax.devices.batched_programs import BatchedPrograms
+from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.devices.opened import open_model
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
-from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening
+from ssd_jax.roles.drafting import Drafting
+from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening, draft_batch
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.testing import tiny
@@ -184,6 +187,32 @@ def test_planted_faults_of_a_batch_are_caught(programs, monkeypatch, fault):
     every, found = slots.round(WIDTH, SLOTS), slots.round(WIDTH, 2)
     pairs = zip(jax.tree.leaves(every), jax.tree.leaves(found), strict=True)
     assert not all(np.array_equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("fault", [False, True], ids=["as it is", "without zeroing"])
+def test_a_row_above_those_that_propose_has_no_proposal_left(tmp_path, monkeypatch, fault):
+    """It has none in its last round, and its proposal of the round before was judged already."""
+    if fault:
+        monkeypatch.setattr(draft_programs, "_without_proposal", lambda records: records)
+    opened = open_model(str(tiny.write_checkpoint(tmp_path / "draft", "llama")), "float32")
+    compiled = DraftPrograms(
+        opened.model,
+        slots=3,
+        context=128,
+        tokens=opened.tokenizer.size,
+        drafting=Drafting(k=2, support=4, rule="ratio"),
+        batches=BatchPlan((1,), at_start=True),
+    )
+    drafter = ModelDrafter(compiled, opened.load())
+    lengths = []
+    for live in ([0, 2], [0]):
+        batch = draft_batch(3, 3)
+        for slot in live:
+            batch.position[slot], batch.limit[slot] = 2 * len(lengths), 2
+            batch.counts[slot], batch.tokens[slot, 0], batch.pending[slot] = 1, 70, 70
+        drafter.propose(batch)
+        lengths.append(np.asarray(drafter.proposal().length).tolist())
+    assert lengths == [[2, 0, 2], [2, 0, 2 if fault else 0]]
 
 
 def sizes_of(watch=None, **how):
