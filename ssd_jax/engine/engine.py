@@ -422,7 +422,7 @@ class Engine:
             return params
         seed = self._occurrences.seed(params.seed_of_request, request.index)
         timed = state.most_proposed > 0 and self._timed
-        if request.branches is False and self.branches and self._drafter is not None:
+        if self._drafter is not None and self.branches and request.k and request.branches is False:
             timed = self._drafter.timed_in_turn
         return dataclasses.replace(params, seed=seed) if timed else params
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -127,6 +128,43 @@ def test_both_roles_and_the_backup_have_the_same_seed():
     limit = rows[0].limit
     random = RandomBackup(own, 0, TOKENS).propose(rows[0].position, limit)
     assert drafted.tokens[0, :limit].tolist() == random
+
+
+@pytest.mark.parametrize(
+    ("case", "k", "timed"),
+    [
+        ("inline", 3, False),
+        ("pages that grow", 3, False),  # what is dropped there is drawn again
+        ("a pace", 3, False),
+        ("elsewhere", 3, True),
+        ("lengths chosen", 3, True),
+        ("elsewhere, coupled", 3, False),
+        ("inline", 0, False),
+        ("elsewhere", 0, False),
+    ],
+)
+def test_requests_without_branches_have_noise_of_their_own_where_their_lengths_depend_on_time(
+    case, k, timed
+):
+    parts = ssd(spell(LONG), budget=8, **SETTINGS[case][0])
+    asked = dataclasses.replace(request(seed=5, temperature=1.0), k=k, branches=False)
+    for _ in range(2):
+        parts.engine.add(asked)
+    drain(parts.engine)
+    seeds = [opened.params.seed for opened in parts.target.opened]
+    assert seeds == [5, derived(5, 0, 0, 1) if timed else 5]
+
+
+def test_a_planner_that_may_change_k_counts_for_requests_without_branches_too():
+    parts = ssd(spell(LONG), budget=8)
+    parts.engine._timed = True  # as a planner's decisions by time make it
+    for k in (3, None):
+        for _ in range(2):
+            asked = request(seed=5, temperature=1.0, index=k or 0)
+            parts.engine.add(dataclasses.replace(asked, k=k, branches=False))
+    drain(parts.engine)
+    seeds = [opened.params.seed for opened in parts.target.opened]
+    assert seeds == [5, 5, 5, derived(5, 0, 0, 1)]
 
 
 def test_greedy_requests_are_not_counted():
