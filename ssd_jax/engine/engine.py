@@ -13,7 +13,6 @@ ends with what it has.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import time
@@ -24,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssd_jax.engine.draft_prefill import DraftPrefill
+from ssd_jax.engine.event_reports import EventReports
 from ssd_jax.engine.metrics import RequestTimes
 from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.openings import Openings
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.planner import Planner, RoundPlan
-from ssd_jax.engine.request import FinishReason, Request, TokenEvent
+from ssd_jax.engine.request import Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_batches import RoundBatches
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
@@ -42,7 +43,7 @@ from ssd_jax.engine.trace import EngineTrace
 from ssd_jax.engine.waiting_queue import rank
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
-from ssd_jax.roles.records import IDLE, Outcomes, SlotOpening
+from ssd_jax.roles.records import IDLE, Outcomes
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Engine:
         self._roles: list[Target | Drafter] = [target] if drafter is None else [target, drafter]
         self._decoder, self._eos_ids = decoder, eos_ids
         self._clock, self._log = clock, RoundLog(clock, trace, timer, plain_trace)
-        self._occurrences, self._setup = occurrences or Occurrences(), setup or {}
+        self._setup = setup or {}
         self.prepare, self._seats = prepare, Seats(target.slots, pages)
         self._running = self._seats.running
         self.k = 0 if drafter is None else drafter.k
@@ -103,22 +104,19 @@ class Engine:
         self.branches = drafter is not None and drafter.branches
         """Whether its draft prepares branches, as mode ssd does."""
         self._planner, self._plan = planner, RoundPlan(self.k)
-        self._timed = any(chooser is not None and chooser.timed for chooser in (drafter, planner))
+        self._openings = Openings(drafter, planner, occurrences or Occurrences(), target.context)
         self._draft_prefill = None if drafter is None else DraftPrefill(drafter, target.max_chunk)
         self._batches = RoundBatches(target.slots, self.k)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
-        self._committed: deque[CommittedRow] = deque()  # not yet events
-        self._cut_off: deque[tuple[RequestState, FinishReason, Exception | None]] = deque()
-        self._events: list[TokenEvent] = []  # not yet handed out
+        self._reports = EventReports(self._seats, self._log)
         self.broken: str | None = None
         """Why no further step can run; None while one can."""
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        unreported = self._committed or self._cut_off or self._events
-        return bool(self._seats.waiting or self._running or unreported)
+        return bool(self._seats.waiting or self._running or self._reports.due)
 
     @property
     def monitor(self) -> RoundMonitor:
@@ -182,9 +180,7 @@ class Engine:
         """
         for state in itertools.chain(self._running.values(), self._seats.waiting):
             if state.request_id == request_id and not state.finished:
-                if not silent:
-                    self._cut_off.append((state, "cancelled", None))
-                self._end(state, "cancelled")
+                self._reports.cancel(state, silent=silent)
                 return
 
     def step(self) -> list[TokenEvent]:
@@ -205,8 +201,7 @@ class Engine:
             self.broken = f"a device has failed: {error}; open the model again"
             _LOG.error(self.broken)
         self._report()
-        events, self._events = self._events, []
-        return events
+        return self._reports.take()
 
     def _round(self) -> None:
         """Reads the outcome of the round in flight and dispatches the next round."""
@@ -249,7 +244,7 @@ class Engine:
             if drafter is not None and not asks_first:
                 drafter.speculate()
             proposal = None if drafter is None or drafted is None else drafter.proposal()
-            masks = round_masks(rows, target.slots, target, drafted, self._fail)
+            masks = round_masks(rows, target.slots, target, drafted, self._reports.fail)
             outcome = target.accept(logits, proposal, *(() if masks is None else (masks,)))
             dispatch = {"dispatched": dispatched, "drafted": drafted}
             self._in_flight.append(
@@ -310,39 +305,14 @@ class Engine:
         return bool(rows)
 
     def _report(self) -> None:
-        """Makes the events that are due; an error in one request's text ends that request alone."""
+        """Makes the events that are due."""
         self._log.evaluate(self._in_flight, self._running)
         if self.broken is not None:
             self._in_flight.clear()
             for state in self._seats.all:
-                self._fail(state)
-        while self._committed:
-            _, state, tokens, reason = self._committed.popleft()
-            if state.ended:
-                continue
-            try:
-                event = self._event(state, tokens, reason)
-            except Exception as error:
-                self._fail(state, error)
-                continue
-            if event.token_ids or event.text or event.output:
-                self._add_event(event)
-        while self._cut_off:
-            state, reason, error = self._cut_off.popleft()
-            if state.ended:  # by an earlier event
-                continue
-            if error is not None:
-                expected = isinstance(error, SsdError)
-                message, trace = (str(error), None) if expected else (repr(error), error)
-                _LOG.error(
-                    "request %d ends by an error: %s", state.request_id, message, exc_info=trace
-                )
-            self._add_event(state.final(reason, state.text.cut()))
+                self._reports.fail(state)
+        self._reports.make()
         self._log.mark("text")
-
-    def _add_event(self, event: TokenEvent) -> None:
-        self._events.append(event)
-        self._log.text(event)
 
     def _commit(self, outcomes: Outcomes) -> None:
         """Commits the outcomes of the first program in flight."""
@@ -359,16 +329,16 @@ class Engine:
             try:
                 tokens = state.commit(row_tokens if sound else row_tokens[:-1], now)
             except Exception as error:
-                self._fail(state, error)
+                self._reports.fail(state, error)
                 continue
             if state.finished:
                 self._seats.leave(state)
             if tokens or sound:
                 committed_row = CommittedRow(row, state, tokens, state.sequence.finish_reason)
                 flight.committed.append(committed_row)
-                self._committed.append(committed_row)
+                self._reports.commit(committed_row)
             if not sound and not state.finished:
-                self._fail(state, SsdError(NO_NUMBERS))
+                self._reports.fail(state, SsdError(NO_NUMBERS))
 
     def _grow(self, *, puts_off: bool = True) -> bool:
         """Takes pages for the next round and tells the roles of them; see `Seats.grow`."""
@@ -383,48 +353,18 @@ class Engine:
         if not self._running:
             self._log.idle()
         while (seat := self._seats.offer()) is not None:
-            state, request = seat.state, seat.state.request
-            params = state.params = state.params or self._sampling_of(state)
-            banned = sorted(state.sequence.stop_ids) if params.min_tokens else []
-            prompt = len(request.prompt_ids)
-            ban_before = min(prompt + params.min_tokens, self._target.context)
-            bans, words = (banned, ban_before), request.bad_word_ids
+            state = seat.state
             state.follow(self._plan)
-            masked = request.grammar is not None
-            opening = SlotOpening(
-                seat.slot,
-                params,
-                request.index,
-                *bans,
-                *seat.pages,
-                prompt,
-                words,
-                state.branches,
-                masked,
-            )
+            opening = self._openings.make(seat)
             try:
                 for role in self._roles:
                     role.open(opening)
             except DeviceError:
                 raise
             except Exception as error:
-                self._fail(state, error)
+                self._reports.fail(state, error)
                 continue
             self._seats.enter(seat)
-
-    def _sampling_of(self, state: RequestState) -> SamplingParams:
-        """Sampling of a request that begins: with its own noise where lengths depend on time."""
-        request = state.request
-        params = request.params
-        if params.structured_outputs is not None:  # the host alone needs them
-            params = dataclasses.replace(params, structured_outputs=None)
-        if params.temperature == 0:
-            return params
-        seed = self._occurrences.seed(params.seed_of_request, request.index)
-        timed = state.most_proposed > 0 and self._timed
-        if self._drafter is not None and self.branches and request.k and request.branches is False:
-            timed = self._drafter.timed_in_turn
-        return dataclasses.replace(params, seed=seed) if timed else params
 
     def _read_prompts(self) -> None:
         """Admits requests and reads their prompts, by rank: one whole chunk, or a few short
@@ -469,7 +409,7 @@ class Engine:
         if end < sequence.to_prefill or sequence.output:
             self._target.prefill(slot, chunk, prefilled)
         else:
-            masks = round_masks([(0, state)], 1, self._target, None, self._fail)
+            masks = round_masks([(0, state)], 1, self._target, None, self._reports.fail)
             more = () if masks is None else (masks,)
             pending = self._target.prefill_last(slot, chunk, prefilled, *more)
             self._in_flight.append(InFlight(pending, [(0, state)], end))
@@ -480,36 +420,13 @@ class Engine:
         except DeviceError:
             raise
         except Exception as error:
-            self._fail(state, error)
+            self._reports.fail(state, error)
         return end - begin
 
     def _decoding_rows(self) -> list[tuple[int, RequestState]]:
         """Slots whose pending token is known and whose pages hold all tokens before it."""
         running = self._running.items()
         return [row for row in running if row[1].sequence.output and row[1].sequence.prefilled]
-
-    def _event(
-        self, state: RequestState, tokens: list[int], reason: FinishReason | None
-    ) -> TokenEvent:
-        released = state.text.push(tokens, stop_last=reason == "stop")
-        if released.stopped:
-            self._end(state, "stop")
-            return state.final("stop", released)
-        if reason is None:
-            return state.event(released)
-        rest = state.text.finish()
-        if rest.stopped:
-            reason = "stop"
-        return state.final(reason, released.followed_by(rest))
-
-    def _end(self, state: RequestState, reason: FinishReason) -> None:
-        state.sequence.finish_reason = reason
-        self._seats.leave(state)
-
-    def _fail(self, state: RequestState, error: Exception | None = None) -> None:
-        """Ends a request by an error of its own, or (None) by one that ends all requests."""
-        self._end(state, "error")
-        self._cut_off.append((state, "error", error))
 
     def _refuse_broken(self) -> None:
         if self.broken is not None:

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.engine.engine import Engine
+from ssd_jax.engine import event_reports
 from ssd_jax.testing import tiny
 
 pytestmark = pytest.mark.more  # tests/sampling has what is emitted
@@ -74,7 +74,7 @@ def test_a_request_whose_logits_are_nan_ends_by_an_error_and_no_other(
     assert found[1].token_ids == []
     again = llm.generate(TEXTS, [GREEDY] * 2, mode=mode)
     assert [found[0].token_ids, found[2].token_ids] == [output.token_ids for output in again]
-    (line,) = [record for record in caplog.records if record.name == Engine.__module__]
+    (line,) = [record for record in caplog.records if record.name == event_reports.__name__]
     assert "no numbers" in line.getMessage()
     assert line.exc_info is None
 
