@@ -231,7 +231,7 @@ class Controller(Drafter):
             if state.branches
         }
         for slot, state in states.items():
-            state.branches = bool(batch.branches[slot])
+            state.branches, state.limit = bool(batch.branches[slot]), int(batch.limit[slot])
         limit = np.minimum(batch.limit, self._plan.k)
         lengths = np.zeros(len(k), np.int32)
         return RoundState(began, batch, limit, states, sources, lookup, lengths)

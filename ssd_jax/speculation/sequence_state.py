@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.roles.records import BranchTokens, CacheLookup, DraftBatch, Drafted
+from ssd_jax.roles.records import ALL, BranchTokens, CacheLookup, DraftBatch, Drafted
 from ssd_jax.speculation.acceptance import AcceptanceStats
 from ssd_jax.speculation.backup import Backup
 from ssd_jax.speculation.fan_out import After, FanOut, VerificationStats
@@ -26,6 +26,7 @@ class SequenceState:
       teaches: whether its text depends on no length, so that a tuner may learn from it; see
         `tuner.teaches`.
       branches: whether it is to have branches; without them proposals are drafted just in time.
+      limit: most tokens of its next proposals, as far as is known.
       stats: of its rounds.
       length: L of the record.
       after: source of the record.
@@ -41,6 +42,7 @@ class SequenceState:
     room: int
     teaches: bool
     branches: bool = True
+    limit: int = ALL
     stats: AcceptanceStats = dataclasses.field(default_factory=AcceptanceStats)
     length: int = 0
     after: After = "miss"
@@ -106,8 +108,10 @@ class SequenceState:
         return None if last < 0 else (budget,) * (last + 1)
 
     def most_forwards(self) -> int:
-        """Forwards that bring every branch to the most tokens that its outcome has room for."""
-        return self.room - (2 if self.length else 1)  # branches of k = L start one later
+        """Most forwards that bring every branch to the most tokens that its outcome has room for,
+        and that its request may propose."""
+        # Branches of k = L start one later.
+        return min(self.room - (2 if self.length else 1), self.limit + 1)
 
     def lowered(self, after: After, plan: SpeculationPlan) -> list[int]:
         """D of Saguaro sampling for the K tokens of a record from this source.

@@ -1,5 +1,7 @@
 """Rounds of SSD on scripted roles: what is looked up, proposed, prepared and counted."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,16 @@ def test_one_forward_more_gives_that_branch_a_token_more(k, draft_k):
     assert set(parts.controller.lengths()) == {k}
     assert parts.draft.expansions[0].forwards == k + 1
     assert max(expansion.forwards for expansion in parts.draft.expansions) == k + 1
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_branches_of_a_request_with_shorter_proposals_take_no_more_forwards_than_these(k):
+    parts = ssd(spell(LONG), k=4)
+    parts.engine.add(dataclasses.replace(request(max_tokens=30), k=k))
+    (output,) = outputs(drain(parts.engine)).values()
+    assert output.text == LONG[:30]
+    assert max(parts.controller.lengths()) == k
+    assert {expansion.forwards for expansion in parts.draft.expansions[1:]} <= {1, k + 1}
 
 
 @pytest.mark.parametrize("wrong", [2, 3, 5])
