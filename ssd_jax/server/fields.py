@@ -39,6 +39,7 @@ _SAMPLING: dict[str, Any] = {
 
 _COMMON: dict[str, Any] = {
     **_SAMPLING,
+    "grammar": str,
     "k": int,
     "model": str,
     "max_tokens": int,
@@ -156,14 +157,7 @@ class Form:
         settings = {name: fields[name] for name in _SAMPLING if name in fields}
         if "seed" in fields:
             settings["seed"] = _unsigned(fields["seed"])
-        outputs = _structured_outputs(fields.get("response_format"))
-        if outputs is not None and "structured_outputs" in fields:
-            raise invalid(
-                "response_format and structured_outputs say the same thing; give one",
-                "response_format",
-            )
-        if outputs is not None:
-            settings["structured_outputs"] = outputs
+        settings |= _structured_outputs(fields)
         settings |= more
         with self.refusing(fields):
             return dataclasses.replace(defaults, **settings)
@@ -180,8 +174,9 @@ class Form:
         names = {name: name for name in self.model.model_fields} | dict(self.names)
         if "max_completion_tokens" in fields:
             names["max_tokens"] = "max_completion_tokens"
-        if "response_format" in fields:
-            names["structured_outputs"] = "response_format"
+        for field in ("grammar", "response_format"):
+            if field in fields:
+                names["structured_outputs"] = field
         return of_input(error, names)
 
 
@@ -247,7 +242,25 @@ def _check_stream_options(fields: dict[str, Any]) -> None:
         )
 
 
-def _structured_outputs(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting `structured_outputs`, if a field asks for it.
+
+    Raises:
+      ApiError: several do, or it is none of OpenAI's formats.
+    """
+    asked: dict[str, Any] = {}
+    if (outputs := _of_format(fields.get("response_format"))) is not None:
+        asked["response_format"] = outputs
+    if "grammar" in fields:
+        asked["grammar"] = {"grammar": fields["grammar"]}
+    if "structured_outputs" in fields:
+        asked["structured_outputs"] = fields["structured_outputs"]
+    if len(asked) > 1:
+        raise invalid(f"{' and '.join(asked)} say what a text may be; give one", next(iter(asked)))
+    return dict.fromkeys(["structured_outputs"], *asked.values()) if asked else {}
+
+
+def _of_format(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The grammar that a response format stands for; None for text.
 
     Raises:

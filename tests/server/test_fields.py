@@ -66,6 +66,8 @@ def test_response_formats_are_grammars(read):
     ]:
         expected = SamplingParams(structured_outputs=grammar).structured_outputs
         assert read(response_format=given).structured_outputs == expected
+    expected = SamplingParams(structured_outputs={"grammar": 'start: "a"'}).structured_outputs
+    assert read(grammar='start: "a"').structured_outputs == expected
     fields = {"choice": ["a", "b"]}
     expected = SamplingParams(structured_outputs=fields).structured_outputs
     assert read(structured_outputs=fields).structured_outputs == expected
@@ -142,6 +144,13 @@ def test_fields_that_ask_for_nothing_are_taken(fields):
             "response_format",
             "invalid_value",
         ),
+        (
+            completion,
+            {"grammar": 'start: "a"', "structured_outputs": {"regex": "a"}},
+            "grammar",
+            "invalid_value",
+        ),
+        (completion, {"grammar": {"regex": "a"}}, "grammar", "invalid_type"),
         (
             completion,
             {"structured_outputs": {"regex": "a", "choice": ["b"]}},

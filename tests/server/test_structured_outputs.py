@@ -41,8 +41,9 @@ def ask(server, **fields):
     [
         ({"response_format": FORMAT}, {"json": SCHEMA}),
         ({"structured_outputs": {"regex": "(ab|c){2,4}!"}}, {"regex": "(ab|c){2,4}!"}),
+        ({"grammar": 'start: ("ab" | "c") "!"'}, {"grammar": 'start: ("ab" | "c") "!"'}),
     ],
-    ids=["schema", "regex"],
+    ids=["schema", "regex", "grammar"],
 )
 def test_texts_are_pythons(server, fields, grammar):
     status, answer = ask(server, max_tokens=40, **fields)
@@ -64,8 +65,9 @@ def test_texts_are_pythons(server, fields, grammar):
         ),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
         ({"structured_outputs": {"grammar": "(" * 5000}}, "structured_outputs"),
+        ({"grammar": "start: a"}, "grammar"),
     ],
-    ids=["schema", "regex", "grammar"],
+    ids=["schema", "regex", "many brackets", "grammar"],
 )
 def test_what_cannot_be_followed_is_refused_by_its_field(server, fields, param):
     body = {"model": "tiny", "prompt": "a", **fields}
