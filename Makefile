@@ -22,14 +22,14 @@ wheel: $(VENV)/.installed
 	rm -rf build/lib build/bdist.* dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-# Installs it in a fresh environment of each Python, and decodes there with neither a checkout nor a compiler; in SD,
-# whose parts SSD has, only in the first.
+# Installs it in a fresh environment of each Python, and decodes there with neither a checkout nor a compiler; in SSD
+# only in the first.
 PYTHONS := $(PYTHON)
 try-wheel: wheel
 	modes="sd ssd"; \
 	for python in $(PYTHONS); do \
 	  tests/try_wheel.sh "$$python" dist/*.whl $$modes || exit; \
-	  modes=ssd; \
+	  modes=sd; \
 	done
 
 test: $(VENV)/.test
