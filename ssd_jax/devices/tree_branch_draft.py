@@ -196,7 +196,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
             self._scratch,
             self._record,
             request.counts.astype(np.int32),
-            np.array(request.share, np.int32),
+            np.tile(np.array(request.share, np.int32), (self.slots, 1)),
             log_rates,
             self._rows.on_device(),
         )

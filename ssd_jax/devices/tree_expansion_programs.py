@@ -49,8 +49,8 @@ class TreeExpansionPrograms(PagedPrograms):
     `promote_tree`: (pages, history, table, scratch, record, expansion, promotion) -> pages,
     history, scratch, record, proposal.
     `expand_tree`: (parameters, pages, history, table, scratch, record, counts, share, log_rates,
-    sampling) -> pages, scratch, record, expansion, packed; `counts` [B, K + 1], `share` [2] and
-    `log_rates` as `tree_branching.likeliest_outcomes` has them.
+    sampling) -> pages, scratch, record, expansion, packed; `counts` [B, K + 1], `share` [B, 2], the
+    same in each row, and `log_rates` as `tree_branching.likeliest_outcomes` has them.
     `grow_branches`: (parameters, pages, history, table, scratch, record, expansion, depth [],
     log_rates, sampling) -> pages, scratch, expansion, packed.
     `adopt_tree`: (scratch, record, growth, proposal, branches, drafts [B]) -> scratch, record, what
@@ -93,6 +93,7 @@ class TreeExpansionPrograms(PagedPrograms):
                     lambda: tree_branching.no_expansion(slots, self.branches, shape, self.support)
                 ),
                 "counts": program_spec.ints(slots, shape.depth + 1),
+                "share": program_spec.ints(slots, 2),
                 "drafts": program_spec.ints(slots),
                 "served": jax.eval_shape(
                     lambda: (
@@ -110,7 +111,6 @@ class TreeExpansionPrograms(PagedPrograms):
         self.structs |= {
             "scratch": model.branch_struct(slots, shape.entries, self.branches + 1),
             "depth": program_spec.ints(),
-            "share": program_spec.ints(2),
         }
         self.structs |= {name: base.structs[name] for name in ("growth", "proposal", "branches")}
         specs: dict[Name, ProgramSpec] = {
@@ -226,7 +226,8 @@ class TreeExpansionPrograms(PagedPrograms):
                 parameters, self.table(table, reach), history, sampling, log_rates, parts
             )
             record, keys = steps.run_nodes(context, Keys(pages, scratch), record, live)
-            outcomes = steps.outcomes(context, record, jnp.where(live[:, None], counts, 0), share)
+            counts = jnp.where(live[:, None], counts, 0)
+            outcomes = steps.outcomes(context, record, counts, share[0])
             forks = tree_branching.forks_of(record, outcomes, shape)
             keys = steps.copy_stems(keys, forks)
             expansion = tree_branching.begun(record, outcomes, forks, shape, self.support)

@@ -221,7 +221,7 @@ def compile_program(
     seconds = time.process_time() - began
     count = model.mesh.size
     names = inspect.signature(spec.function).parameters
-    arguments = zip(names, spec.arguments, strict=True)
+    arguments = zip(names, spec.arguments, strict=False)  # a last parameter may be left out
     resident = bytes_per_device([struct for name, struct in arguments if name in _RESIDENT])
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
