@@ -12,6 +12,7 @@ import pytest
 from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
 from ssd_jax.devices import fallbacks
+from ssd_jax.devices.batch_sizes import BatchSizes
 from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.target_base import Verification
@@ -44,6 +45,7 @@ class FakePrograms:
         self.model = FunctionalModel(config, execution, mesh=mesh)
         self.widths = widths
         self.verification = Verification(widths=widths, nodes=nodes)
+        self.batch_sizes = BatchSizes([1])
 
 
 def found(exact, programs, *, agree=True, trees_agree=True, draft=None):

@@ -114,8 +114,8 @@ FAULTS = {
     "one uniform for siblings": Edit(
         recursive,
         "judge",
-        "_uniforms(sampling, start, count)",
-        "jnp.take_along_axis(_uniforms(sampling, start, count), parents, axis=1)",
+        "uniforms_of_nodes(sampling, start, count)",
+        "jnp.take_along_axis(uniforms_of_nodes(sampling, start, count), parents, axis=1)",
     ),
     "a residual that is not renormalised": Edit(recursive, "_step", "[:, 0] / now.total", "[:, 0]"),
 }

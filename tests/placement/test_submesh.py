@@ -135,7 +135,6 @@ def test_costs_are_measured_and_numbers_chosen_on_the_same_two_groups(many, tmp_
         decoder = many.tokenizer.open_stream
         engine = Engine(roles.target, decoder, many.tokenizer.eos_ids, drafter=roles.drafter)
         assert ids(run(engine, asked)) == ids(outputs(many, asked, "ar"))
-    assert chooser.costs.draft > 0
     assert chooser._observations.guess.judged > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import threading
@@ -113,7 +114,8 @@ def load_sessions(
             trees = TreeDraftPrograms(
                 opened.model, **common | {"drafting": in_turn}, shape=in_turn.tree
             )
-            menu, urgent = (TreeExpansionPrograms(trees, spec.drafting),), False
+            of_worker = dataclasses.replace(spec.drafting, branches=spec.branches)
+            menu, urgent = (TreeExpansionPrograms(trees, of_worker),), False
         check(programs=max(programs.working_memory for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, spec.draft_temperature)

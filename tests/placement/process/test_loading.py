@@ -14,8 +14,9 @@ from tests.fakes.stepwise import asked_records
 
 
 class Programs:
-    def __init__(self, base, branches, others=None):
+    def __init__(self, base, branches, others=None, batches=None):
         self.base, self.branches, self.others = base, branches, others
+        self.batches = batches
 
 
 class Draft:

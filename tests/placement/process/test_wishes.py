@@ -108,7 +108,7 @@ def test_programs_beyond_a_workers_memory_are_refused(asked, no_programs, monkey
     about, room = asked(), 64 * MAX_FRAME
     monkeypatch.setattr(loading, "DraftPrograms", lambda *_, **_more: None)
     menu = [SimpleNamespace(working_memory=room), SimpleNamespace(working_memory=0)]
-    monkeypatch.setattr(loading.ExpansionPrograms, "menu", lambda *_: menu)
+    monkeypatch.setattr(loading.ExpansionPrograms, "menu", lambda *_, **_more: menu)
     monkeypatch.setattr(memory, "memory_limit", lambda: (room, "this host"))
     with pytest.raises(
         InputError, match=r"branches \d+ MiB, programs 64 MiB\), and there are 63 M"

@@ -227,7 +227,7 @@ def scripted(llm, monkeypatch):
         decoder = llm.tokenizer.open_stream
         target = instrument(FakeTarget(script, context=128, max_chunk=128), fail=fail)
         engine = Engine(target, decoder, frozenset())
-        monkeypatch.setitem(llm._engines, ("sd", 2), engine)
+        monkeypatch.setitem(llm._engines, 2, engine)
 
     return say
 
