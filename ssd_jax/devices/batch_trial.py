@@ -17,11 +17,11 @@ def same_logits(few: jax.Array, every: jax.Array, live: Bool[np.ndarray, "groups
       every: of all slots.
     """
     groups, slots = live.shape
-    first, whole = (np.asarray(array).view(np.int32) for array in (few, every))
-    first = first.reshape(groups, -1, len(whole) // live.size, whole.shape[1])
-    whole = whole.reshape(groups, slots, *first.shape[2:])[:, : first.shape[1]]
-    rows = live[:, : first.shape[1]]
-    return np.array_equal(first[rows], whole[rows])
+    batch, all_slots = (np.asarray(array).view(np.int32) for array in (few, every))
+    batch = batch.reshape(groups, -1, len(all_slots) // live.size, all_slots.shape[1])
+    all_slots = all_slots.reshape(groups, slots, *batch.shape[2:])[:, : batch.shape[1]]
+    rows = live[:, : batch.shape[1]]
+    return np.array_equal(batch[rows], all_slots[rows])
 
 
 def same_outcomes(one: Outcomes, other: Outcomes, live: Bool[np.ndarray, "B"]) -> bool:

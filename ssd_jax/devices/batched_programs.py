@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from ssd_jax.devices.program_spec import Name, Program, ProgramSpec
 from ssd_jax.models.functional import FunctionalModel
 
 
-class HasBatches:
+class HasBatches(ABC):
     """Programs of all slots, and the same for the first few slots; see `BatchSizes`.
 
     Attributes:
@@ -37,13 +38,13 @@ class HasBatches:
         self._add_lock = threading.Lock()
 
     @property
+    @abstractmethod
     def tasks(self) -> tuple[Task, ...]:
         """What rounds run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
         """Specifications of the programs of a batch size for a task."""
-        raise NotImplementedError
 
     def rows_of(self, live: Bool[np.ndarray, "B"]) -> int:
         """The least batch size that has all `live` slots."""

@@ -339,8 +339,8 @@ class DeviceTarget(PagedRole, Target):
         if masks is None:
             return "", []
         model = self._programs.model
-        whole = np.full((rows, positions, words_of(model.config.vocab_size)), ANY_TOKEN, np.int32)
-        _, given, words = masks.shape  # no more positions than the logits have
-        whole[:, :given, :words] = masks
+        padded = np.full((rows, positions, words_of(model.config.vocab_size)), ANY_TOKEN, np.int32)
+        _, count, words = masks.shape  # no more positions than the logits have
+        padded[:, :count, :words] = masks
         place = model.place if rows == self.slots else model.replicate
-        return "masked_", [place(whole)]
+        return "masked_", [place(padded)]

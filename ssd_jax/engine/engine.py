@@ -171,7 +171,7 @@ class Engine:
         """The metric `mode` of a request that has another than the engine's."""
         if self._drafter is not None and request.k == 0:
             return {"mode": "ar"}
-        return {"mode": "sd"} if request.branches is False else {}
+        return {"mode": "sd"} if self.branches and request.branches is False else {}
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
         """Ends a request; unless `silent`, `step` returns its last event.
