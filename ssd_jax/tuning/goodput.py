@@ -2,7 +2,8 @@
 
 Goodput is tokens per second of all requests together. It depends on the text and on the number of
 requests, so all plans are timed where they run: the fastest one runs, and another is tried for a
-few rounds now and then.
+few rounds now and then. What trials lose is bounded: the next one waits until its time is a small
+share of the time since.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from ssd_jax.engine.round_timer import TimedRound
 
 TRIAL = 8
 """Timed rounds of a trial."""
-INTERVALS = (32, 4096)
-"""Rounds between trials, at first and at most: trials of all plans that change nothing double
-them."""
+INTERVAL = 32
+"""Fewest rounds between trials."""
+LOSS = 0.01
+"""Share of the time that trials of slower plans may cost."""
 _LONGEST_TRIAL = 64  # rounds in all, where few of them can be timed
 _LEAST = 4  # timed rounds of a plan, to judge it by
 _GAIN = 1.03  # a plan that is faster by less is not taken for it
+_HOPELESS = 1.25  # a trial of a plan that is slower by more ends at once
 _DECAY = 31 / 32  # of what a round counts, with each further one
 
 
@@ -37,11 +40,15 @@ class _Goodput:
         self.seconds = _DECAY * self.seconds + round_.seconds
         self.count += 1
 
-    def beats(self, other: _Goodput) -> bool:
+    def beats(self, other: _Goodput, gain: float = _GAIN) -> bool:
         """Whether it is faster by enough."""
         if min(self.count, other.count) < _LEAST:
             return False
-        return self.tokens * other.seconds > _GAIN * other.tokens * self.seconds
+        return self.tokens * other.seconds > gain * other.tokens * self.seconds
+
+    def lead(self, round_: TimedRound) -> float:
+        """Seconds that a round took longer than the same tokens take at this goodput."""
+        return round_.seconds - round_.tokens * self.seconds / self.tokens if self.tokens else 0.0
 
 
 class _Choice:
@@ -56,33 +63,45 @@ class _Choice:
         self._goodput = [_Goodput() for _ in range(plans)]
         self._trial: int | None = None  # number of the plan that is tried
         self._untried: list[int] = []
-        self._interval, self._rounds = INTERVALS[0] // 2, 0
+        self._rounds = 0  # since a trial began or ended
+        self._loss = 0.0  # seconds that trials lost and that time has not made good
 
     def next_round(self) -> int:
         """Number of the next round's plan."""
         self._rounds += 1
         if self._trial is not None:
-            tried = self._goodput[self._trial]
-            if tried.count >= TRIAL or self._rounds > _LONGEST_TRIAL:
-                if tried.beats(self._goodput[self.best]):
-                    self.best, self._untried = self._trial, []
-                    self._interval = INTERVALS[0] // 2
+            if self._decided(self._goodput[self._trial]):
                 self._trial, self._rounds = None, 0
-        elif self._rounds > self._next_interval():
-            self._trial, self._rounds = self._untried.pop(), 0
-            self._goodput[self._trial] = _Goodput()
+        elif self._rounds > INTERVAL and self._loss <= 0:
+            self._begin_trial()
         return self.best if self._trial is None else self._trial
 
-    def _next_interval(self) -> int:
-        """Rounds before the next trial; all other plans are tried before it grows."""
+    def _begin_trial(self) -> None:
+        """Tries the plan whose trial is the longest ago."""
         if not self._untried:
             self._untried = [n for n in range(len(self._goodput)) if n != self.best]
-            self._interval = min(2 * self._interval, INTERVALS[1])
-        return self._interval
+        self._trial, self._rounds = self._untried.pop(), 0
+        self._goodput[self._trial] = _Goodput()
 
-    def observe(self, plan: int, round_: TimedRound) -> None:
-        """Learns from a round of a plan."""
-        self._goodput[plan].observe(round_)
+    def _decided(self, tried: _Goodput) -> bool:
+        """Whether the trial is over; takes the plan if it is faster."""
+        best = self._goodput[self.best]
+        if best.beats(tried, _HOPELESS):
+            return True
+        if tried.count < TRIAL and self._rounds <= _LONGEST_TRIAL:
+            return False
+        if tried.beats(best) and self._trial is not None:
+            self.best, self._untried, self._loss = self._trial, [], 0.0
+        return True
+
+    def observe(self, plan: int, round_: TimedRound, *, drafts: bool) -> None:
+        """Learns from a round of a plan, which it says nothing of where the draft catches up."""
+        if plan == self.best and drafts:
+            self._loss = max(self._loss - LOSS * round_.seconds, 0.0)
+        else:
+            self._loss += self._goodput[self.best].lead(round_)
+        if drafts:
+            self._goodput[plan].observe(round_)
 
 
 class GoodputPlanner(Planner):
@@ -109,9 +128,9 @@ class GoodputPlanner(Planner):
     def observe(self, round_: TimedRound) -> None:
         """Learns from a round that followed another of the same requests."""
         number = self._numbers.get(round_.mode)
-        drafts = round_.proposed > 0 or round_.missed
-        if number is not None and (drafts or round_.mode == "ar"):  # else the draft catches up
-            self._choice(round_.rows).observe(number, round_)
+        if number is not None:
+            drafts = round_.proposed > 0 or round_.missed or round_.mode == "ar"
+            self._choice(round_.rows).observe(number, round_, drafts=drafts)
 
     def _choice(self, rows: int) -> _Choice:
         return self._choices.setdefault(max(rows - 1, 0).bit_length(), _Choice(len(self._plans)))

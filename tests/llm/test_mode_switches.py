@@ -82,7 +82,7 @@ def test_requests_with_and_without_a_draft_in_one_batch_say_the_same(pair):
 
 
 def test_mode_auto_does_without_the_draft_where_that_is_faster_and_says_so(pair, monkeypatch):
-    monkeypatch.setattr(goodput, "INTERVALS", (4, 8))
+    monkeypatch.setattr(goodput, "INTERVAL", 4)
     with opened(pair, {"mode": "auto"}) as llm:
         llm.load()
         llm._chooser.mode = "sd"  # whatever this machine prefers

