@@ -14,8 +14,11 @@ import numpy as np
 
 from ssd_jax.checkpoints.gguf_header import Header
 from ssd_jax.errors import InputError
-from ssd_jax.models.config import FAMILIES, ModelConfig
+from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import shown
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Supported ones, by ggml's names, which are also those of families."""
 
 _CONTEXT = 8192  # only ratios to it matter: (low, high, context) can be scaled together
 _TOLERANCE = 1e-4
@@ -31,10 +34,10 @@ def model_config(header: Header, divisors: np.ndarray | None, *, where: str) -> 
       InputError: the decoder lacks an architecture or a feature, or a key is missing.
     """
     architecture = header.metadata.get("general.architecture")
-    if architecture not in FAMILIES:
+    if architecture not in ARCHITECTURES:
         raise InputError(
             f"{where}: GGUF architecture {shown(architecture)} is not supported; supported: "
-            f"{', '.join(FAMILIES)}"
+            f"{', '.join(ARCHITECTURES)}"
         )
     keys = _ModelKeys(header.metadata, architecture, where)
     keys.require("expert_count", (None, 0))
@@ -121,7 +124,12 @@ def _rope_scaling(
         kind = "linear"
     unscaled = kind in (None, "none") or (kind == "linear" and factor in (None, 0, 1))
     if divisors is None or np.all(divisors == 1):
-        return None if unscaled else {"rope_type": kind, "factor": factor}
+        scaling = {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            scaling["original_max_position_embeddings"] = keys[
+                "rope.scaling.original_context_length"
+            ]
+        return None if unscaled else scaling
     if not unscaled:
         raise InputError(
             f"{keys.where}: RoPE scaling {shown(kind)} beside the divisors of rope_freqs.weight is "

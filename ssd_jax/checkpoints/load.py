@@ -160,7 +160,7 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         f"{layer}.self_attn.q_proj.weight": (config.num_heads * size, hidden),
         f"{layer}.self_attn.k_proj.weight": (config.num_kv_heads * size, hidden),
-        f"{layer}.mlp.gate_proj.weight": (config.intermediate_size, hidden),
+        f"{layer}.mlp.up_proj.weight": (config.intermediate_size, hidden),
     }
     structs = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     check_tensors(tensors, structs, where)

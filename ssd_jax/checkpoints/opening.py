@@ -10,6 +10,7 @@ from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY
 from ssd_jax.checkpoints.draft_source import is_int8_draft, open_draft
 from ssd_jax.checkpoints.gguf import GGUFFile
+from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.native import has_native
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
@@ -101,7 +102,10 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
             "unquantised model, or a GGUF file"
         )
     model_config = ModelConfig.from_hf(config, source=str(where))
-    tensors = OrbaxDirectory(path) if converted else SafetensorsDirectory(path)
+    if converted:
+        tensors: TensorSource = OrbaxDirectory(path)
+    else:
+        tensors = arranged(SafetensorsDirectory(path), model_config, where=str(path))
     check_places(tensors.shapes, model_config, str(path))
     check_tied(tensors, model_config, str(path))
     return _checkpoint(

@@ -18,11 +18,10 @@ from ssd_jax.system.files import shown
 
 _ROWS_AT_A_TIME = 4096  # that are compared at once
 _MODULE = re.compile(r"(?:model\.layers\.\d+|model\.embed_tokens|model\.norm|lm_head)\.(.+)")
-_ANY_FAMILY = (
+_EVERY_MODEL = (
     r"weight",
-    r"(input|post_attention)_layernorm\.weight",
     r"self_attn\.[qkvo]_proj\.weight",
-    r"mlp\.(gate|up|down)_proj\.weight",
+    r"mlp\.(up|down)_proj\.weight",
     r"self_attn\.(rotary_emb\.\w+|(masked_)?bias)",
 )
 
@@ -65,13 +64,26 @@ def check_tied(tensors: TensorSource, config: ModelConfig, where: str) -> None:
 
 def has_place(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is used, or does not affect results."""
-    patterns = _ANY_FAMILY
-    if config.qkv_bias:
-        patterns += (r"self_attn\.[qkv]_proj\.bias",)
-    if config.qk_norm:
-        patterns += (r"self_attn\.[qk]_norm\.weight",)
+    if name == "model.norm.bias":
+        return config.mechanisms.layer_norm
     match = _MODULE.fullmatch(name)
-    return match is None or re.fullmatch("|".join(patterns), match[1]) is not None
+    return match is None or re.fullmatch("|".join(_patterns(config)), match[1]) is not None
+
+
+def _patterns(config: ModelConfig) -> list[str]:
+    m = config.mechanisms
+    norm = r"(weight|bias)" if m.layer_norm else "weight"
+    before, after = m.norm_placement != "post", m.norm_placement != "pre"
+    patterns = {
+        rf"(input|post_attention)_layernorm\.{norm}": before,
+        rf"(attention|mlp)_output_norm\.{norm}": after,
+        r"mlp\.gate_proj\.weight": m.gated,
+        r"mlp\.(gate|up|down)_proj\.bias": m.mlp_bias,
+        r"self_attn\.[qkv]_proj\.bias": config.qkv_bias,
+        r"self_attn\.o_proj\.bias": m.output_bias,
+        r"self_attn\.[qk]_norm\.weight": config.qk_norm,
+    }
+    return [*_EVERY_MODEL, *(pattern for pattern, there in patterns.items() if there)]
 
 
 def no_place(name: str, where: str) -> InputError:

@@ -218,6 +218,7 @@ def open_model(
     attention: str = "auto",
     mesh: Mesh | None = None,
     page_size: int | None = None,
+    context: int | None = None,
     target: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> OpenedModel:
@@ -229,7 +230,7 @@ def open_model(
       bitwise: see `devices.exactness`.
       trees: whether the model verifies trees, bitwise where that costs no speed, so that attention
         uses no AMX tiles.
-      attention, page_size: see `Config`.
+      attention, page_size, context: see `Config`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
       progress: of the download.
@@ -241,6 +242,9 @@ def open_model(
     device, devices = (jax.devices()[0], 1) if mesh is None else (mesh.devices.flat[0], mesh.size)
     backends(platform, devices=devices, requested=attention)  # before anything is read
     checkpoint = open_checkpoint(source, target=target, progress=progress)
+    config = checkpoint.config.for_context(context)
+    if config != checkpoint.config:
+        checkpoint = dataclasses.replace(checkpoint, config=config)
     execution = execution_for(
         platform,
         dtype,

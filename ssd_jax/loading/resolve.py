@@ -51,6 +51,7 @@ def resolve(
         attention=config.attention,
         mesh=placement.target,
         page_size=config.page_size,
+        context=config.context,
         progress=progress,
     )
     attention = target.model.execution.attention
@@ -104,6 +105,7 @@ def _open_draft(
         attention=config.attention,
         mesh=placement.draft,
         page_size=config.page_size,
+        context=config.context,
         target=target.checkpoint,
         progress=progress,
     )

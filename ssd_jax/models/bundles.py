@@ -62,12 +62,15 @@ class Bundles(NamedTuple):
 
 
 def bundle_bytes(variables: Structs, packed: Container[str]) -> Bundles:
-    """One array of bytes for each layer: its `packed` weights and its norms."""
+    """One array of bytes for each layer: its `packed` weights and the norms that are parts of their
+    products, which have no biases."""
     ends: dict[str, int] = {}
     locations = {}
     for name, struct in variables.items():
         layer, part = _split_layer(name)
-        if layer and (name in packed or part.endswith("layernorm.weight")):
+        bias = name.removesuffix("weight") + "bias"
+        in_product = part.endswith("layernorm.weight") and bias not in variables
+        if layer and (name in packed or in_product):
             locations[name] = layer, ends.get(layer, 0)
             nbytes = math.ceil(struct.size * struct.dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
             ends[layer] = locations[name][1] + nbytes

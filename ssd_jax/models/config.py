@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import shown
+from ssd_jax.models.config_reader import ConfigReader
+from ssd_jax.models.families.registry import SWITCHES, family_of
+from ssd_jax.models.mechanisms import PLAIN, Mechanisms
+from ssd_jax.models.rope_scaling import RopeScaling, read_rope
 
-Family = Literal["llama", "qwen2", "qwen3"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
+KEY = "ssd_jax_decoder"
+"""Key of a `config.json` written by `to_hf` that has what the usual keys do not say."""
 
 _COUNTS = {
     "vocab_size": "vocab_size",
@@ -23,42 +26,8 @@ _COUNTS = {
 }
 """Fields that are positive integers, and their keys in `config.json`."""
 
-_SUPPORTED = {
-    "hidden_act": ("silu", "swish", None),
-    "mlp_bias": (False, None),
-    "use_sliding_window": (False, None),
-    "partial_rotary_factor": (1, None),
-    "is_causal": (True, None),
-}
-_NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-"""Keys of RoPE settings that do not stretch frequencies."""
-_MAX_COUNT = 2**31 - 1
-_MAX_FLOAT = 3e38  # near the largest float32, in which these numbers are used
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the context that the model was trained on.
-
-    `linear` divides every frequency by `factor`. `llama3` (Llama 3.1 and later) leaves wavelengths
-    below `original_context / high_freq_factor` alone, divides those above
-    `original_context / low_freq_factor` by `factor`, and interpolates in between.
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-
-    def to_hf(self) -> dict[str, Any]:
-        """The value of `rope_scaling` in a `config.json`."""
-        settings = {"rope_type": self.kind, "factor": self.factor}
-        if self.kind == "llama3":
-            settings["low_freq_factor"] = self.low_freq_factor
-            settings["high_freq_factor"] = self.high_freq_factor
-            settings["original_max_position_embeddings"] = self.original_context
-        return settings
+_MECHANISMS = {field.name for field in dataclasses.fields(Mechanisms)}
+_SWITCHED = ("qkv_bias", "qk_norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,9 +37,10 @@ class ModelConfig:
     `vocab_size` counts embedding rows, which may exceed the tokenizer's tokens (padding).
     `output_size` counts the rows of the output head where there are fewer (a draft with a reduced
     output vocabulary, whose checkpoint lists the ids of the rows); None means `vocab_size`.
+    `family` is a `model_type`; what a decoder computes is in the other fields alone.
     """
 
-    family: Family
+    family: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -85,12 +55,30 @@ class ModelConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    mechanisms: Mechanisms = PLAIN
     output_size: int | None = None
 
     @property
     def outputs(self) -> int:
         """Rows of the output head: the number of logits at a position."""
         return self.vocab_size if self.output_size is None else self.output_size
+
+    def of_layers(self, layers: Sequence[int]) -> ModelConfig:
+        """That of a decoder that consists of these layers."""
+        mechanisms = self.mechanisms.of_layers(layers)
+        return dataclasses.replace(self, num_layers=len(layers), mechanisms=mechanisms)
+
+    def for_context(self, context: int | None) -> ModelConfig:
+        """That of a decoder for texts of this length; None is what it was trained on.
+
+        Only `longrope` makes a difference: it rotates by other frequencies beyond that.
+        """
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind != "longrope":
+            return self
+        longer = context is not None and context > scaling.original_context
+        limit = scaling.extended_context if longer else scaling.original_context
+        return dataclasses.replace(self, max_context=limit)
 
     @classmethod
     def from_hf(
@@ -105,23 +93,34 @@ class ModelConfig:
         Raises:
           InputError: unknown architecture, missing key, or a feature that this decoder lacks.
         """
-        family = config.get("model_type")
-        if family not in FAMILIES:
-            raise InputError(
-                f"{source}: model_type {shown(family)} is not supported; supported: "
-                f"{', '.join(FAMILIES)}"
-            )
+        family = family_of(config.get("model_type"), source)
         try:
-            return cls(family=family, output_size=output_size, **_settings(config, family, source))
+            stored = config.get(KEY)
+            reader = ConfigReader(config, source) if stored else family.reader(config, source)
+            fields = _common(reader)
+            special = _special(stored) if stored else dict(family.read(reader))
+            reader.require_neutral()
+            mechanisms = Mechanisms(**{k: v for k, v in special.items() if k in _MECHANISMS})
+            others = {name: value for name, value in special.items() if name not in _MECHANISMS}
+            made = cls(
+                family=family.name,
+                output_size=output_size,
+                mechanisms=mechanisms,
+                **(fields | others),
+            )
         except KeyError as error:
             raise InputError(f"{source}: required key {error} is missing") from None
         except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(f"{source}: a setting has the wrong type: {error}") from None
+        _check(made, source)
+        return made.for_context(None)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json`, in plain JSON values; `from_hf` reads it back."""
         scaling = self.rope_scaling
-        return {
+        if self != self.for_context(None):
+            return self.for_context(None).to_hf()
+        written = {
             "architectures": [f"{self.family.capitalize()}ForCausalLM"],
             "model_type": self.family,
             "hidden_act": "silu",
@@ -132,126 +131,82 @@ class ModelConfig:
             "rope_scaling": None if scaling is None else scaling.to_hf(),
             "tie_word_embeddings": self.tie_embeddings,
         }
+        usual = {name: SWITCHES.get(self.family, {}).get(name, False) for name in _SWITCHED}
+        switches = {name: getattr(self, name) for name in _SWITCHED}
+        if self.family in SWITCHES and (switches, self.mechanisms) == (usual, PLAIN):
+            return written
+        return written | {KEY: switches | self.mechanisms.to_json()}
 
 
-def family_switches(family: str) -> dict[str, bool]:
-    """Fields of a `ModelConfig` that depend only on its family."""
-    return {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
+def family_switches(family: str) -> dict[str, Any]:
+    """Fields of a `ModelConfig` that depend only on its family, one of `SWITCHES`."""
+    return dict.fromkeys(_SWITCHED, False) | {"mechanisms": PLAIN} | SWITCHES[family]
 
 
-def _settings(config: Mapping[str, Any], family: str, source: str) -> dict[str, Any]:
-    """Fields of a `ModelConfig` of a known family."""
-    if config.get("num_key_value_heads") is None:
-        config = {**config, "num_key_value_heads": config["num_attention_heads"]}
-    counts = {field: _count(config, key, source) for field, key in _COUNTS.items()}
-    heads, kv_heads = counts["num_heads"], counts["num_kv_heads"]
+def _check(config: ModelConfig, source: str) -> None:
+    """Refuses what cannot be computed.
+
+    Raises:
+      InputError: see there.
+    """
+    m, scaling = config.mechanisms, config.rope_scaling
+    if m.window is not None:
+        raise InputError(
+            f"{source}: layers with a window of {m.window} tokens are not supported; this model "
+            "has some"
+        )
+    if m.score_soft_cap is not None:
+        raise InputError(f"{source}: soft caps of scores ({m.score_soft_cap}) are not supported")
+    if scaling is not None and scaling.kind == "longrope":
+        pairs, counts = (
+            (m.rotary_dim or config.head_dim) // 2,
+            (
+                len(scaling.short_factors),
+                len(scaling.long_factors),
+            ),
+        )
+        if counts != (pairs, pairs):
+            raise InputError(
+                f"{source}: short_factor and long_factor have {counts[0]} and {counts[1]} numbers; "
+                f"heads rotate {pairs} pairs of dimensions"
+            )
+
+
+def _special(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What `to_hf` has written under `KEY`."""
+    switches = {name: bool(stored[name]) for name in _SWITCHED}
+    rest = {name: value for name, value in stored.items() if name not in _SWITCHED}
+    mechanisms = Mechanisms.from_json(rest)
+    return switches | {name: getattr(mechanisms, name) for name in _MECHANISMS}
+
+
+def _common(config: ConfigReader) -> dict[str, Any]:
+    """Fields of a `ModelConfig` that every family has."""
+    heads = config.count("num_attention_heads")
+    counts = {field: config.count(key, _default(key, heads)) for field, key in _COUNTS.items()}
+    kv_heads = counts["num_kv_heads"]
     if heads % kv_heads:
         raise InputError(
-            f"{source}: {heads} query heads do not divide into {kv_heads} key/value heads"
+            f"{config.source}: {heads} query heads do not divide into {kv_heads} key/value heads"
         )
-    rope, scaling = _rope(config, source)
-    supported = _SUPPORTED | ({} if family == "qwen2" else {"attention_bias": (False, None)})
-    for key, allowed in supported.items():
-        for settings in (config, rope):
-            if settings.get(key) not in allowed:
-                raise InputError(f"{source}: {key} = {shown(settings[key])} is not supported")
-    tied = config.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool | None):
-        raise InputError(f"{source}: tie_word_embeddings = {shown(tied)} must be true or false")
-    has_head_dim = bool(config.get("head_dim"))
-    head_dim = (
-        _count(config, "head_dim", source) if has_head_dim else counts["hidden_size"] // heads
-    )
+    theta, scaling = read_rope(config)
+    given = config.get("head_dim")
+    head_dim = config.count("head_dim") if given else counts["hidden_size"] // heads
     if head_dim < 1 or head_dim % 2:  # RoPE rotates pairs
         raise InputError(
-            f"{source}: heads of {head_dim} dimensions are not supported; give an even one"
+            f"{config.source}: heads of {head_dim} dimensions are not supported; give an even one"
         )
+    if scaling is not None and scaling.kind == "yarn":
+        extended = int(scaling.original_context * scaling.factor)
+        counts["max_context"] = max(counts["max_context"], extended)
     return counts | {
         "head_dim": head_dim,
-        "rms_norm_eps": _positive(config, "rms_norm_eps", source),
-        "rope_theta": float(_positive(rope, "rope_theta", source)),
+        "rms_norm_eps": config.positive("rms_norm_eps"),
+        "rope_theta": theta,
         "rope_scaling": scaling,
-        "tie_embeddings": tied is True,
-        **family_switches(family),
+        "tie_embeddings": config.flag("tie_word_embeddings"),
     }
 
 
-def _count(config: Mapping[str, Any], key: str, source: str) -> int:
-    value = config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
-        raise InputError(
-            f"{source}: {key} = {shown(value)} must be a positive integer, at most {_MAX_COUNT}"
-        )
-    return value
-
-
-def _positive(config: Mapping[str, Any], key: str, source: str) -> float:
-    value = config[key]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= _MAX_FLOAT:
-        raise InputError(f"{source}: {key} = {shown(value)} must be a positive, finite number")
-    return value
-
-
-def _rope(config: Mapping[str, Any], source: str) -> tuple[dict[str, Any], RopeScaling | None]:
-    """RoPE settings of the older key, the newer (with `rope_theta`) or both, and their scaling."""
-    sources = [dict(config[key]) for key in ("rope_scaling", "rope_parameters") if config.get(key)]
-    scalings = {_rope_scaling(settings, source) for settings in sources} or {None}
-    if len(scalings) > 1:
-        raise InputError(
-            f"{source}: rope_scaling and rope_parameters are different scalings; keep the one that "
-            "the model was trained with"
-        )
-    rope, scaling = {"rope_theta": config.get("rope_theta", 10000.0)}, scalings.pop()
-    if len({settings.get("rope_theta", rope["rope_theta"]) for settings in sources}) > 1:
-        raise InputError(
-            f"{source}: rope_scaling and rope_parameters have, or default to, different values of "
-            "rope_theta; keep the one that the model was trained with"
-        )
-    outer = config.get("original_max_position_embeddings")
-    inner = scaling.original_context if scaling and scaling.kind == "llama3" else outer
-    if outer not in (None, inner):
-        raise InputError(
-            f"{source}: original_max_position_embeddings = {shown(outer)}, and {inner} in the RoPE "
-            "settings; keep the one that the model was trained with"
-        )
-    for settings in sources:
-        rope |= settings
-    return rope, scaling
-
-
-def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
-    for key, value in rope.items():
-        if isinstance(value, Mapping):
-            raise InputError(f"{source}: RoPE of its own for {shown(key)} layers is not supported")
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind in (None, "default"):
-        surplus = [key for key in rope if key not in _NOT_SCALING and rope[key] is not None]
-        if surplus:
-            raise InputError(
-                f"{source}: {shown(surplus[0])} stands beside rope_type {shown(kind)}, which "
-                "scales nothing; give the rope_type of the scaling (linear, llama3), or drop the "
-                "key"
-            )
-        return None
-    if kind not in ("linear", "llama3"):
-        raise InputError(
-            f"{source}: RoPE scaling {shown(kind)} is not supported; supported: linear, llama3"
-        )
-    factor = float(_positive(rope, "factor", source))
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=factor)
-    low, high = (
-        float(_positive(rope, key, source)) for key in ("low_freq_factor", "high_freq_factor")
-    )
-    if low >= high:
-        raise InputError(
-            f"{source}: low_freq_factor = {low} must be below high_freq_factor, {high}"
-        )
-    return RopeScaling(
-        kind="llama3",
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_context=_count(rope, "original_max_position_embeddings", source),
-    )
+def _default(key: str, heads: int) -> int | None:
+    return heads if key == "num_key_value_heads" else None

@@ -1,7 +1,7 @@
-"""The decoder of the llama, qwen2 and qwen3 families, readable top to bottom.
+"""The decoder of all families, readable top to bottom; `mechanisms.py` says how they differ.
 
-Attribute names spell the checkpoint's tensor names (`model.layers.0.self_attn.q_proj.weight`), so
-loading needs no table. Tokens of all rows are flattened to [n, hidden] for the products and take
+Attribute names spell llama's tensor names (`model.layers.0.self_attn.q_proj.weight`), so most
+checkpoints need no table. Tokens of all rows are flattened to [n, hidden] for the products and take
 their [B, R] shape back for attention.
 """
 
@@ -24,16 +24,20 @@ from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import (
+    ACTIVATIONS,
     Embedding,
+    LayerNorm,
     Linear,
     Multiply,
     RMSNorm,
     linear,
+    normed_products,
     pad_rows,
     repeat,
+    soft_capped,
     stack,
 )
-from ssd_jax.models.rope import Rotation, rotation
+from ssd_jax.models.rope import Rotation, Rotations, rotations
 
 Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
@@ -44,6 +48,8 @@ BranchArray = Shaped[Array, "B kv_heads entries M width"]
 AllBranches = Shaped[Array, "layers B kv_heads entries M width"]
 """Those of all layers. (They and the pages are one array each: a call takes the host a microsecond
 or two for each array.)"""
+
+AnyNorm = RMSNorm | LayerNorm | None
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 """From q [B, R, heads, head_dim], k and v [B, R, kv_heads, head_dim], all float32, q and k
@@ -75,73 +81,113 @@ class Step(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Grouped-query self-attention, with optional q/k norm and q/k/v bias."""
+    """Grouped-query self-attention, with optional biases and norms of queries and keys."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        c, dtype, size = config, execution.compute, config.head_dim
+        c, dtype, size, heads, kv_heads = (
+            config,
+            execution.compute,
+            config.head_dim,
+            "heads",
+            "kv_heads",
+        )
         q, kv, bias = c.num_heads * size, c.num_kv_heads * size, c.qkv_bias
-        self.q_proj = Linear((q, c.hidden_size), ("heads", "embed"), dtype, bias=bias)
-        self.k_proj = Linear((kv, c.hidden_size), ("kv_heads", "embed"), dtype, bias=bias)
-        self.v_proj = Linear((kv, c.hidden_size), ("kv_heads", "embed"), dtype, bias=bias)
-        self.o_proj = Linear((c.hidden_size, q), ("embed", "heads"), dtype)
-        self.q_norm = RMSNorm(size, None, c.rms_norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(size, None, c.rms_norm_eps) if c.qk_norm else None
+        self.q_proj = Linear((q, c.hidden_size), (heads, "embed"), dtype, bias=bias)
+        self.k_proj = Linear((kv, c.hidden_size), (kv_heads, "embed"), dtype, bias=bias)
+        self.v_proj = Linear((kv, c.hidden_size), (kv_heads, "embed"), dtype, bias=bias)
+        output_bias = c.mechanisms.output_bias
+        self.o_proj = Linear((c.hidden_size, q), ("embed", heads), dtype, bias=output_bias)
+        self.joint_norm = c.mechanisms.joint_qk_norm
+        sizes = ((q, heads), (kv, kv_heads)) if self.joint_norm else ((size, None),) * 2
+        norms = [RMSNorm(*of, c.rms_norm_eps) if c.qk_norm else None for of in sizes]
+        self.q_norm, self.k_norm = norms
+        scale = c.mechanisms.multipliers.scores
+        self.score_factor = None if scale is None else scale * size**0.5  # attention has size**-0.5
         self.head_dim = size
         self.execution = execution
 
     def __call__(
-        self, x: Stream, norm: RMSNorm, rope: Rotation, attend: Attend, multiply: Multiply
+        self, x: Stream, norm: AnyNorm, rope: Rotation, attend: Attend, multiply: Multiply
     ) -> tuple[Stream, Any]:
         """x, not normed yet, has n >= B * R rows; surplus rows are padding."""
         batch, rows = rope.cos.shape[:2]
 
         projections = [self.q_proj, self.k_proj, self.v_proj]
-        q, k, v = (
-            y[: batch * rows].reshape(batch, rows, -1, self.head_dim)
-            for y in linear(x, projections, multiply, norm)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (y[: batch * rows] for y in linear(x, projections, multiply, norm))
+        if self.joint_norm:
+            q, k = self._normed(q, k)
+        q, k, v = (y.reshape(batch, rows, -1, self.head_dim) for y in (q, k, v))
+        if not self.joint_norm:
+            q, k = self._normed(q, k)
+        if self.score_factor is not None:
+            q = q * self.score_factor
         attended, aux = attend(rope(q), rope(k), v)
         flat = attended.reshape(batch * rows, -1)
         [out] = linear(pad_rows(flat, x.shape[0]), [self.o_proj], multiply)
         return out, aux
 
+    def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys after their norms, if there are any."""
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
+
 
 class MLP(nnx.Module):
-    """SwiGLU feed-forward."""
+    """Feed-forward of two matrices, or of three with a gate."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        up_shape, dtype = (config.intermediate_size, config.hidden_size), execution.compute
+        m, dtype, bias = config.mechanisms, execution.compute, config.mechanisms.mlp_bias
+        up_shape = (config.intermediate_size, config.hidden_size)
         down_shape = (config.hidden_size, config.intermediate_size)
-        self.gate_proj = Linear(up_shape, ("ffn", "embed"), dtype)
-        self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype)
-        self.down_proj = Linear(down_shape, ("embed", "ffn"), dtype)
+        gate = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
+        self.gate_proj = gate if m.gated else None
+        self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
+        self.down_proj = Linear(down_shape, ("embed", "ffn"), dtype, bias=bias)
+        self.activation = m.activation
 
-    def __call__(self, x: Stream, norm: RMSNorm, multiply: Multiply) -> Stream:
-        """down(silu(gate(x)) * up(x)); x is not normed yet."""
-        gate, up = linear(x, [self.gate_proj, self.up_proj], multiply, norm)
-        [down] = linear(jax.nn.silu(gate) * up, [self.down_proj], multiply)
+    def __call__(self, x: Stream, norm: AnyNorm, multiply: Multiply) -> Stream:
+        """down(act(gate(x)) * up(x)), or down(act(up(x))); x is not normed yet."""
+        act = ACTIVATIONS[self.activation]
+        if self.gate_proj is None:
+            [up] = linear(x, [self.up_proj], multiply, norm)
+            inner = act(up)
+        else:
+            gate, up = linear(x, [self.gate_proj, self.up_proj], multiply, norm)
+            inner = act(gate) * up
+        [down] = linear(inner, [self.down_proj], multiply)
         return down
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and feed-forward with residual connections."""
+    """Attention and feed-forward with residual connections, and norms before, after or both.
+
+    The norms before them have llama's names.
+    """
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        eps = config.rms_norm_eps
-        self.input_layernorm = RMSNorm(config.hidden_size, "embed", eps)
+        m, norm = config.mechanisms, functools.partial(_norm, config)
+        before, after = m.norm_placement != "post", m.norm_placement != "pre"
+        self.input_layernorm = norm() if before else None
         self.self_attn = Attention(config, execution)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, "embed", eps)
+        self.attention_output_norm = norm() if after else None
+        self.post_attention_layernorm = norm() if before else None
         self.mlp = MLP(config, execution)
+        self.mlp_output_norm = norm() if after else None
+        self.residual_multiplier = m.multipliers.residual
 
     def __call__(
         self, x: Stream, rope: Rotation, attend: Attend, multiply: Multiply = products
     ) -> tuple[Stream, Any]:
         """Runs one layer on the residual stream x; also returns the second result of `attend`."""
         attended, aux = self.self_attn(x, self.input_layernorm, rope, attend, multiply)
-        x = x + attended
-        return x + self.mlp(x, self.post_attention_layernorm, multiply), aux
+        x = self._add(x, attended, self.attention_output_norm)
+        fed = self.mlp(x, self.post_attention_layernorm, multiply)
+        return self._add(x, fed, self.mlp_output_norm), aux
+
+    def _add(self, x: Stream, change: Stream, norm: AnyNorm) -> Stream:
+        change = change if norm is None else norm(change)
+        return x + (change if self.residual_multiplier == 1 else change * self.residual_multiplier)
 
 
 class Decoder(nnx.Module):
@@ -153,7 +199,7 @@ class Decoder(nnx.Module):
         self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), dtype)
         copies = stack if execution.scan_layers else repeat
         self.layers = copies(DecoderLayer(config, execution), config.num_layers)
-        self.norm = RMSNorm(config.hidden_size, "embed", config.rms_norm_eps)
+        self.norm = _norm(config)
 
 
 class CausalLM(nnx.Module):
@@ -166,6 +212,12 @@ class CausalLM(nnx.Module):
         self.lm_head = None if config.tie_embeddings else head
         self.config = config
         self.execution = execution
+
+    def embed(self, tokens: Int32[Array, "n"]) -> Stream:
+        """The residual stream before the first layer."""
+        factor = self.config.mechanisms.multipliers.embedding
+        x = self.model.embed_tokens(tokens)
+        return x if factor == 1 else x * factor
 
     def hidden(
         self,
@@ -189,21 +241,28 @@ class CausalLM(nnx.Module):
         write_positions, paths = (
             (positions, None) if tree is None else (tree.write_positions, tree.paths)
         )
-        rope = rotation(self.config, positions)
-        step = Step(write_positions, visible, paths, page_table, rope)
+        ropes = rotations(self.config, positions)
+        step = Step(write_positions, visible, paths, page_table, ropes.of(0))
         branches: Any = None if tree is None else tree.branches
-        x = self.model.embed_tokens(pad_rows(tokens.reshape(-1), self.execution.min_rows))
+        x = self.embed(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
         run_layers: Any = _unroll if isinstance(layers, nnx.List) else _scan
-        x, pages, branches = run_layers(layers, x, pages, branches, step)
+        x, pages, branches = run_layers(layers, x, pages, branches, step, ropes)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
-    def logits(self, hidden: Stream) -> Float32[Array, "n outputs"]:
+    def logits(self, hidden: Stream, multiply: Multiply = products) -> Float32[Array, "n outputs"]:
         """Logits of states from `hidden`; for their columns see `ModelConfig.output_size`."""
-        x = pad_rows(hidden, self.execution.min_rows)
+        x, m = pad_rows(hidden, self.execution.min_rows), self.config.mechanisms
         head = self.lm_head or self.model.embed_tokens
-        [logits] = products(x, [head.operand], self.model.norm.operand)
-        return logits[: hidden.shape[0]]
+        [logits] = normed_products(x, [head.operand], self.model.norm, multiply)
+        logits, factor = logits[: hidden.shape[0]], m.multipliers.logits
+        return soft_capped(logits if factor == 1 else logits * factor, m.logit_soft_cap)
+
+
+def _norm(config: ModelConfig) -> RMSNorm | LayerNorm:
+    """A norm of hidden states."""
+    kind = LayerNorm if config.mechanisms.layer_norm else RMSNorm
+    return kind(config.hidden_size, "embed", config.rms_norm_eps)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -254,19 +313,25 @@ def _unroll(
     pages: PageArray,
     branches: AllBranches | None,
     step: Step,
+    ropes: Rotations,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     new_branches, pages_per_layer = [], pages.shape[0] // len(layers)
     for index, layer in enumerate(layers):
         table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
         layer_branches = None if branches is None else branches[index]
-        layer_step = step._replace(page_table=table)
+        layer_step = step._replace(page_table=table, rotation=ropes.of(index))
         x, (pages, layer_branches) = _layer(*nnx.split(layer), x, pages, layer_branches, layer_step)
         new_branches.append(layer_branches)
     return x, pages, None if branches is None else jnp.stack(new_branches)
 
 
 def _scan(
-    layers: DecoderLayer, x: Stream, pages: PageArray, branches: AllBranches | None, step: Step
+    layers: DecoderLayer,
+    x: Stream,
+    pages: PageArray,
+    branches: AllBranches | None,
+    step: Step,
+    ropes: Rotations,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     """One compiled layer, run by a loop.
 
@@ -280,7 +345,7 @@ def _scan(
     def body(carry, layer):
         (x, pages), (state, index, layer_branches) = carry, layer
         table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
-        layer_step = step._replace(page_table=table)
+        layer_step = step._replace(page_table=table, rotation=ropes.of(index))
         x, (pages, layer_branches) = _layer(graph, state, x, pages, layer_branches, layer_step)
         return (x, pages), layer_branches
 

@@ -13,11 +13,18 @@ from jaxtyping import Array, Float, Float32, Int32, Shaped
 from ssd_jax.kernels.linear.api import W8A8, Packed, Quantized, Weight, products, take
 from ssd_jax.kernels.linear.blocks import BLOCK
 from ssd_jax.kernels.linear.kinds import KINDS
-from ssd_jax.kernels.rows import Norm, rms_norm
+from ssd_jax.kernels.rows import Norm, rms_norm, row_sum
+from ssd_jax.models.mechanisms import Activation
 
 Axes = tuple[str | None, ...]
 Multiply = Callable[[jax.Array, Sequence[Weight], Norm | None], list[jax.Array]]
 """`products`, or a function that does the same with other types."""
+
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": jax.nn.gelu,  # by default JAX's is the approximation
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
 
 Layer = TypeVar("Layer", bound=nnx.Module)
 
@@ -105,14 +112,43 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.operand)
 
 
+class LayerNorm(nnx.Module):
+    """Norm to mean 0 and variance 1, with weights and biases."""
+
+    def __init__(self, size: int, axis: str | None, eps: float):
+        self.weight = parameter((size,), (axis,), jnp.dtype(jnp.float32))
+        self.bias = parameter((size,), (axis,), jnp.dtype(jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
+        """Normalises x over its last axis."""
+        centred = x - row_sum(x) / x.shape[-1]
+        return rms_norm(centred, Norm(self.weight[...], self.eps)) + self.bias[...]
+
+
+def normed_products(
+    x: Float[Array, "n inputs"],
+    weights: Sequence[Weight],
+    norm: RMSNorm | LayerNorm | None,
+    multiply: Multiply = products,
+) -> list[Float32[Array, "n _"]]:
+    """x @ weight^T for each weight, with x normed first if a norm is given.
+
+    Only a root-mean-square norm can be a part of the products.
+    """
+    if isinstance(norm, LayerNorm):
+        return multiply(norm(x), weights, None)
+    return multiply(x, weights, norm and norm.operand)
+
+
 def linear(
     x: Float[Array, "n inputs"],
     layers: Sequence[Linear],
     multiply: Multiply = products,
-    norm: RMSNorm | None = None,
+    norm: RMSNorm | LayerNorm | None = None,
 ) -> list[Float32[Array, "n _"]]:
     """Each layer's outputs of n rows, which are normed first if a norm is given."""
-    ys = multiply(x, [layer.operand for layer in layers], norm and norm.operand)
+    ys = normed_products(x, [layer.operand for layer in layers], norm, multiply)
     return [
         y if layer.bias is None else y + layer.bias[...]
         for y, layer in zip(ys, layers, strict=True)
@@ -132,6 +168,11 @@ class Embedding(Matrix):
         share it would first have to gather.
         """
         return take(self.operand, pad_rows(tokens, 2))[: tokens.shape[0]]
+
+
+def soft_capped(x: Float32[Array, "*rows n"], cap: float | None) -> Float32[Array, "*rows n"]:
+    """cap * tanh(x / cap), or x without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def pad_rows(x: Shaped[Array, "n ..."], rows: int) -> Shaped[Array, "padded ..."]:

@@ -21,10 +21,12 @@ from ssd_jax.kernels.linear.xla import product
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import Norm, rms_norm
 from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
-from ssd_jax.models.rope import Rotation, rotation
+from ssd_jax.models.rope import Rotation, rotations
 from ssd_jax.models.sequence_attention import causal_attention
 
 _BLOCK_ROWS = 64
+
+Graph = nnx.GraphDef[DecoderLayer]
 
 
 def sequence_hidden(
@@ -49,20 +51,21 @@ def sequence_hidden(
     """
     earlier = jnp.tri(tokens.shape[1], dtype=bool)
     visible = (segments[:, :, None] == segments[:, None, :]) & earlier
-    rope = rotation(model.config, positions)
+    ropes = rotations(model.config, positions)
     run_layer = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
 
-    def run(x: jax.Array, graph: nnx.GraphDef[DecoderLayer], state: nnx.State) -> jax.Array:
-        return run_layer(graph, compute, state, x, visible, rope)
+    def run(x: jax.Array, graph: Graph, state: nnx.State, index: int | jax.Array) -> jax.Array:
+        return run_layer(graph, compute, state, x, visible, ropes.of(index))
 
-    x = model.model.embed_tokens(tokens.reshape(-1))
+    x = model.embed(tokens.reshape(-1))
     layers = model.model.layers
     if isinstance(layers, nnx.List):
-        for layer in layers:
-            x = run(x, *nnx.split(layer))
+        for index, layer in enumerate(layers):
+            x = run(x, *nnx.split(layer), index)
     else:
         graph, state = nnx.split(layers)
-        x, _ = jax.lax.scan(lambda x, layer_state: (run(x, graph, layer_state), None), x, state)
+        numbers = jnp.arange(model.config.num_layers)
+        x, _ = jax.lax.scan(lambda x, of: (run(x, graph, *of), None), x, (state, numbers))
     return x.reshape(*tokens.shape, -1)
 
 
@@ -70,14 +73,12 @@ def sequence_logits(
     model: CausalLM, hidden: Stream, *, compute: jnp.dtype | None = None
 ) -> Float32[Array, "n outputs"]:
     """Logits of hidden states: final norm and output head."""
-    head = model.lm_head or model.model.embed_tokens
-    [logits] = _products(hidden, [head.operand], model.model.norm.operand, compute=compute)
-    return logits
+    return model.logits(hidden, functools.partial(_products, compute=compute))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _layer(
-    graph: nnx.GraphDef[DecoderLayer],
+    graph: Graph,
     compute: jnp.dtype | None,
     state: nnx.State,
     x: Stream,

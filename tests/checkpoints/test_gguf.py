@@ -111,7 +111,11 @@ def test_missing_kv_head_count_means_as_many_as_query_heads(tmp_path):
         ({"attention__value_length": 32}, r"value_length = 32"),
         ({"attention__head_count_kv": [2, 4]}, r"head_count_kv differs from layer to layer"),
         ({"block_count": None}, r"key llama.block_count is missing"),
-        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, r"'yarn' is not supported"),
+        (
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+            r"original_context_length is missing",
+        ),
+        ({"rope__scaling__type": "ntk", "rope__scaling__factor": 4.0}, r"'ntk' is not supported"),
     ],
 )
 def test_unsupported_metadata_is_refused_by_key(tmp_path, changes, message):

@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.errors import InputError
 from ssd_jax.models import rope
-from ssd_jax.models.config import RopeScaling
+from ssd_jax.models.rope_scaling import RopeScaling
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
 
@@ -119,6 +119,16 @@ def test_a_file_without_a_base_has_llama_cpps(tmp_path):
 def test_divisors_of_one_change_nothing(tmp_path):
     divisors = np.ones(tiny.HEAD_DIM // 2, np.float32)
     assert GGUFFile(write(tmp_path / "m.gguf", divisors=divisors)).config.rope_scaling is None
+
+
+def test_yarn_is_read_with_the_factor_of_attention_that_llama_cpp_computes(tmp_path):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+    keys = {f"rope__scaling__{name}": value for name, value in scaling.items()}
+    config = GGUFFile(write(tmp_path / "m.gguf", "qwen2", **keys)).config
+    assert config.rope_scaling == RopeScaling(
+        kind="yarn", factor=4.0, original_context=64, attention_factor=0.1 * math.log(4) + 1
+    )
+    assert config.max_context == 256
 
 
 @pytest.mark.parametrize(

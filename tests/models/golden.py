@@ -20,6 +20,9 @@ from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 
+POSITIONS = 40
+"""Of the stored texts."""
+
 FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32))
 ON_TPUS: dict[str, Any] = {
     "scan_layers": True,
@@ -72,11 +75,14 @@ def runner(
     slots: int,
     context: int = BLOCK,
     execution: Execution = FLOAT32,
+    positions: int = POSITIONS,
     **changes,
 ) -> Runner:
-    """A `Runner` on a checkpoint; `changes` are fields of `Execution`."""
+    """A `Runner` on a checkpoint, for texts of so many positions; `changes` are fields of
+    `Execution`."""
     checkpoint = open_checkpoint(str(directory))
-    model = FunctionalModel(checkpoint.config, dataclasses.replace(execution, **changes))
+    config = checkpoint.config.for_context(positions)
+    model = FunctionalModel(config, dataclasses.replace(execution, **changes))
     return Runner(model, parameters(checkpoint, model), slots=slots, context=context)
 
 
@@ -87,4 +93,5 @@ def parameters(checkpoint: Checkpoint, model: FunctionalModel) -> list[jax.Array
 
 def our_logits(directory: Path, tokens: np.ndarray) -> np.ndarray:
     """Float32 logits [B, T, V] of whole sequences tokens [B, T]."""
-    return runner(directory, slots=tokens.shape[0])(tokens.astype(np.int32))
+    run = runner(directory, slots=tokens.shape[0], positions=tokens.shape[1])
+    return run(tokens.astype(np.int32))

@@ -12,6 +12,7 @@ from ssd_jax.models import sequence
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
 from ssd_jax.testing import tiny
+from tests.models.every_mechanism import EVERY_MECHANISM, OTHER_NORMS
 from tests.models.golden import FLOAT32, Runner, parameters
 
 BATCH, LENGTH, CUT = 2, 12, 5
@@ -44,9 +45,15 @@ def opened(path, **changes):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_packed_texts_get_the_logits_of_the_engine(family, tmp_path):
-    model, weights = opened(tiny.write_checkpoint(tmp_path / family, family))
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        *(("llama", {}), ("qwen2", {}), ("qwen3", {})),
+        *(("granite", EVERY_MECHANISM), ("nemotron", OTHER_NORMS)),
+    ],
+)
+def test_packed_texts_get_the_logits_of_the_engine(family, changes, tmp_path):
+    model, weights = opened(tiny.write_checkpoint(tmp_path / family, family, **changes))
     tokens, positions, segments = packed(np.random.default_rng(0))
     got = logits(model, weights, tokens, positions, segments)
     run = Runner(model, weights, slots=BATCH)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import platform
 import zlib
@@ -164,6 +165,124 @@ def cases() -> dict[str, Case]:
     }
 
 
+def small_cases() -> dict[str, Case]:
+    """Checkpoints of the other families: the mechanisms that they add are what is tested."""
+    common = {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "initializer_range": WEIGHT_SCALE,
+        "intermediate_size": 48,
+        "max_position_embeddings": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 64,
+    }
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
+    longrope = {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+    }
+
+    def case(model_type: str, ablations: Mapping[str, Callable[..., Any]], **changes: Any) -> Case:
+        config = common | {"model_type": model_type} | changes
+        return Case(config=config, dtype=torch.bfloat16, ablations=ablations)
+
+    def without(**changes: Any) -> Callable[..., transformers.PreTrainedModel]:
+        return functools.partial(_rebuilt, **changes)
+
+    def phi3(original: int) -> Case:
+        """Longrope whose texts are within or beyond what the model was trained on."""
+        return case(
+            "phi3",
+            {"whole rotation": _with_default_rope, "attention factor": _without_attention_factor},
+            original_max_position_embeddings=original,
+            partial_rotary_factor=0.75,
+            rope_scaling=longrope,
+            sliding_window=262144,
+        )
+
+    biases = {
+        f"{part} bias": _zeroing(f"{part}_proj.bias")
+        for part in ("q", "k", "v", "o", "gate", "up", "down")
+    }
+    output_norms = {"output norms": _filling("post_feedforward_layernorm.weight", 1.0)}
+    qk_norms = {f"{part} norm": _filling(f"{part}_norm.weight", 1.0) for part in "qk"}
+    gemma = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+    return {
+        "llama-biases": case("llama", biases, attention_bias=True, mlp_bias=True),
+        "qwen3-yarn": case(
+            "qwen3",
+            {"rope scaling": _without_rope_scaling, "attention factor": _without_attention_factor},
+            rope_scaling=yarn,
+            rope_theta=500.0,
+            use_sliding_window=False,
+        ),
+        "mistral": case("mistral", {}, sliding_window=None),
+        "smollm3": case(
+            "smollm3",
+            {"layer without RoPE": without(no_rope_layers=[1, 1, 1])},
+            num_hidden_layers=3,
+            no_rope_layers=[1, 0, 1],
+            tie_word_embeddings=True,
+        ),
+        "granite": case(
+            "granite",
+            {
+                name: without(**{name: plain})
+                for name, plain in (
+                    ("attention_multiplier", 16**-0.5),
+                    ("embedding_multiplier", 1.0),
+                    ("logits_scaling", 1.0),
+                    ("residual_multiplier", 1.0),
+                )
+            },
+            attention_multiplier=0.5,
+            embedding_multiplier=3.0,
+            logits_scaling=2.0,
+            residual_multiplier=0.5,
+        ),
+        "phi3": phi3(64),
+        "phi3-long": phi3(32),
+        "olmo2": case("olmo2", output_norms | qk_norms),
+        "glm": case("glm", {"bias": _zeroing("_proj.bias")}, **_GLM),
+        "glm4": case("glm4", {"norms": _filling("post_mlp_layernorm.weight", 1.0)}, **_GLM),
+        "seed-oss": case(
+            "seed_oss",
+            {"output bias": _zeroing("o_proj.bias")},
+            attention_bias=True,
+            attention_out_bias=True,
+            mlp_bias=False,
+        ),
+        "nemotron": case(
+            "nemotron",
+            {"norm bias": _zeroing("norm.bias"), "norm weights": _zeroing("norm.weight")},
+            hidden_act="relu2",
+            norm_eps=1e-5,
+            partial_rotary_factor=0.5,
+        ),
+        "gemma": case(
+            "gemma",
+            {"norm weights": _zeroing("norm.weight")},
+            tie_word_embeddings=True,
+            **gemma,
+        ),
+    }
+
+
+_GLM = {"attention_bias": True, "partial_rotary_factor": 0.5}
+
+
 def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
     """Writes one checkpoint and its logits.
 
@@ -241,6 +360,15 @@ def _with_default_theta(model: transformers.PreTrainedModel) -> transformers.Pre
     return _rebuilt(model, rope_parameters=model.config.rope_parameters | {"rope_theta": 10000.0})
 
 
+def _with_default_rope(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    rope = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0}
+    return _rebuilt(model, rope_parameters=rope, partial_rotary_factor=1.0)
+
+
+def _without_attention_factor(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    return _rebuilt(model, rope_parameters=model.config.rope_parameters | {"attention_factor": 1.0})
+
+
 def _with_tied_head(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     head = model.get_output_embeddings()
     assert head is not None
@@ -276,7 +404,7 @@ def main() -> None:
     out = parser.parse_args().out
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)  # one order of summation, so a rerun gives the same bits
-    made = {name: make(name, case, out / name) for name, case in cases().items()}
+    made = {name: make(name, case, out / name) for name, case in (cases() | small_cases()).items()}
     _write_json(
         out / "made_with.json",
         {

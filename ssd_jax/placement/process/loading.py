@@ -56,6 +56,7 @@ def open_draft(
         attention=spec.attention,
         mesh=mesh,
         page_size=spec.page_size or None,
+        context=spec.context,
         target=target,
     )
     if opened.identity != spec.model:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ssd_jax.config.settings import AUTO_BUDGETS, AUTO_K, MAX_BUDGET, MAX_K
 from ssd_jax.errors import InputError
-from ssd_jax.models.config import FAMILIES
+from ssd_jax.models.families.registry import SWITCHES
 from ssd_jax.options.toml_settings import read_section, read_toml
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
@@ -114,7 +114,7 @@ class DraftSettings:
     Attributes:
       layers: indices of the target's layers that the draft begins with, in this order; empty: from
         scratch, with the sizes below.
-      family: from scratch: one of `FAMILIES`; "" is the target's.
+      family: from scratch: one of `SWITCHES`; "" is the target's.
       num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim: from scratch; 0
         is the target's own (for `head_dim`, where the others differ: hidden_size / num_heads).
       embedding: "frozen" is the target's embedding, which is then not stored; "trained" starts with
@@ -144,8 +144,8 @@ class DraftSettings:
     begin: str = ""
 
     def __post_init__(self) -> None:
-        if self.family and self.family not in FAMILIES:
-            raise InputError(f"family = {self.family!r} must be one of {', '.join(FAMILIES)}")
+        if self.family and self.family not in SWITCHES:
+            raise InputError(f"family = {self.family!r} must be one of {', '.join(SWITCHES)}")
         sizes = [name for name in ("family", *SIZES) if getattr(self, name)]
         if self.layers and sizes:
             raise InputError(

@@ -23,6 +23,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.models.config import ModelConfig, family_switches
 from ssd_jax.models.execution import Execution
+from ssd_jax.models.families.registry import SWITCHES
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.tools.distill.settings import SIZES, DraftSettings
 
@@ -69,6 +70,11 @@ def draft_config(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
                 f'{config.hidden_size}; set {name} = "trained" or hidden_size = 0'
             )
     size = settings.output_size
+    if config.mechanisms.logit_soft_cap is not None:
+        raise InputError(
+            "the target caps its logits, and drafts with its decoder are not trained with a cap; "
+            f"set family to one of {', '.join(SWITCHES)}"
+        )
     same_matrices = (settings.embedding, settings.head, size) == ("frozen", "frozen", 0)
     tied = same_matrices and target.tie_embeddings
     return dataclasses.replace(config, tie_embeddings=tied, output_size=size or None)
@@ -81,7 +87,7 @@ def _of_layers(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
                 f"layers: {layer!r} is out of range, the target has layers 0 to "
                 f"{target.num_layers - 1}"
             )
-    return dataclasses.replace(target, num_layers=len(settings.layers))
+    return target.of_layers(settings.layers)
 
 
 def _of_sizes(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
@@ -97,8 +103,17 @@ def _of_sizes(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
         sizes["head_dim"] = hidden // heads
     if sizes["head_dim"] % 2:
         raise InputError(f"head_dim = {sizes['head_dim']} must be even, for RoPE")
-    sizes["family"] = settings.family or target.family
-    return dataclasses.replace(target, **family_switches(sizes["family"]), **sizes)
+    scaling = target.rope_scaling
+    has_rotary_size = target.mechanisms.rotary_dim or (scaling and scaling.kind == "longrope")
+    if has_rotary_size and (settings.family or sizes["head_dim"] != target.head_dim):
+        raise InputError(
+            f"the target's RoPE is made for heads of {target.head_dim} dimensions of its family "
+            f"{target.family}; leave head_dim and family out"
+        )
+    if settings.family:
+        sizes |= {"family": settings.family} | family_switches(settings.family)
+    layers = [layer % target.num_layers for layer in range(sizes["num_layers"])]
+    return dataclasses.replace(target.of_layers(layers), **sizes)
 
 
 def make_draft(

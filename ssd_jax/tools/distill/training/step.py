@@ -238,7 +238,7 @@ class Trainer:
     def _hidden(
         self, body: Arrays, trained: Arrays, fixed: FixedArrays, batch: PackedBatch
     ) -> jax.Array:
-        """[n, hidden] float32 after the final norm, of the batch's tokens."""
+        """[n, hidden] float32 that the head's rows multiply, of the batch's tokens."""
         model = self.draft.model
         module = model.module(model.assemble({**fixed.frozen, **trained, **body}))
         hidden = sequence_hidden(
@@ -247,7 +247,9 @@ class Trainer:
             compute=jnp.dtype(self.settings.compute),
             rematerialise=self.settings.rematerialise,
         )
-        return module.model.norm(hidden.reshape(-1, hidden.shape[-1]))
+        normed = module.model.norm(hidden.reshape(-1, hidden.shape[-1]))
+        factor = model.config.mechanisms.multipliers.logits
+        return normed if factor == 1 else normed * factor
 
     def _through_head(
         self,

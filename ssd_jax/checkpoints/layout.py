@@ -1,0 +1,122 @@
+"""Tensors of families whose files name or arrange them otherwise than this package."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from typing_extensions import override
+
+from ssd_jax.checkpoints.tensors import Index, TensorSource
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.family import Layout
+from ssd_jax.models.families.registry import FAMILIES
+from ssd_jax.system.files import GET_AGAIN
+
+_IN_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias)")
+_ROTATED = re.compile(r".*\.self_attn\.[qk](_proj|_norm)\.(weight|bias)")
+
+
+def arranged(tensors: TensorSource, config: ModelConfig, *, where: str) -> TensorSource:
+    """The tensors by this package's names and rows; themselves if the family has no `Layout`.
+
+    Raises:
+      InputError: a matrix that holds several has another number of rows than these together.
+    """
+    layout = FAMILIES[config.family].layout
+    return tensors if layout == Layout() else _Arranged(tensors, config, layout, where)
+
+
+class _Part(NamedTuple):
+    """Rows of a stored tensor."""
+
+    name: str
+    start: int
+    rows: int
+
+
+class _Arranged(TensorSource):
+    def __init__(
+        self, stored: TensorSource, config: ModelConfig, layout: Layout, where: str
+    ) -> None:
+        self._stored, self._layout, self._where = stored, layout, where
+        size, m = config.head_dim, config.mechanisms
+        self._head_order = _head_order(size, m.rotary_dim or size)
+        self._rows = {
+            "self_attn.q_proj": config.num_heads * size,
+            "self_attn.k_proj": config.num_kv_heads * size,
+            "self_attn.v_proj": config.num_kv_heads * size,
+            "mlp.gate_proj": config.intermediate_size,
+            "mlp.up_proj": config.intermediate_size,
+        }
+        self._parts = {ours: part for name in stored.shapes for ours, part in self._parts_of(name)}
+        self.shapes = {
+            name: (part.rows, *stored.shapes[part.name][1:]) if stored.shapes[part.name] else ()
+            for name, part in self._parts.items()
+        }
+
+    @override
+    def shape(self, name: str) -> tuple[int, ...]:
+        part = self._parts[name]
+        return (part.rows, *self._stored.shape(part.name)[1:])
+
+    @override
+    def read_part(self, name: str, part: Index) -> np.ndarray:
+        """The part; of norms whose weights get an offset, float32."""
+        if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):
+            return self._read_heads(name, part)
+        values = self._read_rows(name, part)
+        if self._layout.norm_offset and name.endswith("norm.weight"):
+            return values.astype(np.float32) + np.float32(self._layout.norm_offset)
+        return values
+
+    def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
+        """By this package's names, the parts that a stored tensor consists of."""
+        rows = next(iter(self._stored.shapes[name]), 0)
+        plain = self._without_prefix(name)
+        match = _IN_LAYER.fullmatch(plain)
+        modules = self._layout.modules.get(match[2], (match[2],)) if match else ()
+        if match is None or len(modules) == 1:
+            yield (f"{match[1]}{modules[0]}.{match[3]}" if match else plain), _Part(name, 0, rows)
+            return
+        counts = [self._rows[module] for module in modules]
+        if sum(counts) != rows:
+            raise InputError(
+                f"{self._where}: tensor {name!r} has {rows} rows, and the configuration says "
+                f"{' + '.join(map(str, counts))}; {GET_AGAIN}"
+            )
+        start = 0
+        for module, count in zip(modules, counts, strict=True):
+            yield f"{match[1]}{module}.{match[3]}", _Part(name, start, count)
+            start += count
+
+    def _without_prefix(self, name: str) -> str:
+        for prefix, instead in self._layout.prefixes.items():
+            if name.startswith(prefix):
+                return instead + name.removeprefix(prefix)
+        return name
+
+    def _read_rows(self, name: str, part: Index) -> np.ndarray:
+        stored, (rows, *rest) = self._parts[name], part
+        shifted = slice(rows.start + stored.start, rows.stop + stored.start)
+        return self._stored.read(stored.name, (shifted, *rest))
+
+    def _read_heads(self, name: str, part: Index) -> np.ndarray:
+        """Rows of heads whose rotated dimensions are stored as neighbours."""
+        (rows, *rest), size = part, len(self._head_order)
+        first, last = rows.start // size * size, -(-rows.stop // size) * size
+        stored = self._read_rows(name, (slice(first, last), *rest))
+        heads = stored.reshape(-1, size, *stored.shape[1:])[:, self._head_order]
+        return heads.reshape(stored.shape)[rows.start - first : rows.stop - first].copy()
+
+
+@functools.cache
+def _head_order(head_dim: int, rotary_dim: int) -> np.ndarray:
+    """The stored dimension of each dimension of a head: the first halves of all pairs, the second
+    ones, and those that are not rotated."""
+    pairs = np.arange(rotary_dim).reshape(-1, 2).T
+    return np.concatenate([pairs.reshape(-1), np.arange(rotary_dim, head_dim)])

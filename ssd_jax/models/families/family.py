@@ -1,0 +1,91 @@
+"""What a file of this folder says of a line of models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ssd_jax.models.config_reader import ConfigReader
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a family's safetensors files differ from this package's names and rows.
+
+    Attributes:
+      modules: by the file's name of a module in a layer, this package's; of several, each has some
+        of the module's rows, in this order.
+      rotates_neighbours: whether the rotated dimensions of a head are paired as neighbours, and not
+        by halves.
+      norm_offset: what is added to the weights of all norms.
+      prefixes: by the beginning of names in the file, what takes its place.
+    """
+
+    modules: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    rotates_neighbours: bool = False
+    norm_offset: float = 0.0
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+QKV_JOINED = {"self_attn.qkv_proj": tuple(f"self_attn.{part}_proj" for part in "qkv")}
+TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+"""Of the decoders in models that see images."""
+GATE_UP_JOINED = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A line of models with one `model_type`.
+
+    Attributes:
+      name: its `model_type`.
+      read: from its config.json, the fields of `ModelConfig` and `Mechanisms` that it switches,
+        apart from those that every config.json has.
+      defaults: keys that its config.json may leave out, and their values.
+      renamed: keys that it spells otherwise, and the usual ones.
+      part: key of its config.json under which that of the decoder is; empty if it is all of it.
+      layout: of its safetensors files.
+    """
+
+    name: str
+    read: Callable[[ConfigReader], Mapping[str, Any]]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    part: str = ""
+    layout: Layout = Layout()
+
+    def reader(self, config: Mapping[str, Any], source: str) -> ConfigReader:
+        """The config.json of the decoder with the usual keys."""
+        if self.part:
+            config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config[self.part]}
+        renamed = {usual: config[key] for key, usual in self.renamed.items() if key in config}
+        return ConfigReader({**self.defaults, **config, **renamed}, source)
+
+
+def biases(config: ConfigReader) -> dict[str, Any]:
+    """Biases as llama spells them: of all four matrices of attention, and of the feed-forward."""
+    attention = config.flag("attention_bias")
+    return {
+        "qkv_bias": attention,
+        "output_bias": attention,
+        "mlp_bias": config.flag("mlp_bias"),
+    }
+
+
+def partial_rotary(config: ConfigReader, default: float = 1.0) -> dict[str, Any]:
+    """The dimensions of a head that are rotated, if not all, from the newer key or the older.
+
+    Raises:
+      InputError: more than all, or an odd number.
+    """
+    key = "partial_rotary_factor"
+    newer = config.get("rope_parameters") or {}
+    factor = ConfigReader({**config.values, **newer}, config.source).positive(key, default)
+    config.get(key)
+    heads = config.count("num_attention_heads")
+    head_dim = config.count("head_dim", config.count("hidden_size") // heads)
+    dims = int(head_dim * factor)
+    if factor > 1 or dims % 2 or not dims:
+        raise config.unsupported(key, factor, f"it rotates {dims} of {head_dim} dimensions")
+    return {} if dims == head_dim else {"rotary_dim": dims}

@@ -1,0 +1,92 @@
+"""Gemma 1, 2 and 3, of which only the text part."""
+
+import dataclasses
+import math
+from typing import Any
+
+from ssd_jax.models.config_reader import ConfigReader
+from ssd_jax.models.families.family import TEXT_PREFIXES, Family, Layout
+from ssd_jax.models.families.windows import windows
+from ssd_jax.models.mechanisms import Multipliers
+
+_TANH = "gelu_pytorch_tanh"
+_NORMS = {
+    "post_attention_layernorm": ("attention_output_norm",),
+    "pre_feedforward_layernorm": ("post_attention_layernorm",),
+    "post_feedforward_layernorm": ("mlp_output_norm",),
+}
+
+
+def _gemma(config: ConfigReader) -> dict[str, Any]:
+    # Early files of Gemma 1 say gelu in one key; the model was trained with the approximation.
+    activations = {config.get("hidden_act"), config.get("hidden_activation")}
+    if not activations <= {None, "gelu", _TANH}:
+        raise config.unsupported("hidden_activation", activations)
+    bias = config.flag("attention_bias")
+    scale = config.get("query_pre_attn_scalar")
+    multipliers = Multipliers(
+        embedding=math.sqrt(config.count("hidden_size")),
+        scores=None if scale is None else config.positive("query_pre_attn_scalar") ** -0.5,
+    )
+    fields = {"qkv_bias": bias, "output_bias": bias}
+    return fields | {"activation": _TANH, "multipliers": multipliers}
+
+
+def _gemma2(config: ConfigReader) -> dict[str, Any]:
+    layers = range(config.count("num_hidden_layers"))
+    caps = {
+        name: float(config.positive(key))
+        for name, key in (
+            ("score_soft_cap", "attn_logit_softcapping"),
+            ("logit_soft_cap", "final_logit_softcapping"),
+        )
+        if config.get(key) is not None
+    }
+    pattern = windows(config, default=[layer % 2 == 0 for layer in layers])
+    return _gemma(config) | caps | pattern | {"norm_placement": "both"}
+
+
+def _gemma3(config: ConfigReader) -> dict[str, Any]:
+    layers, every = range(config.count("num_hidden_layers")), config.count("sliding_window_pattern")
+    pattern = windows(config, default=[(layer + 1) % every != 0 for layer in layers])
+    if pattern:
+        pattern["window_rope_theta"] = float(config.positive("rope_local_base_freq"))
+    return _gemma(config) | pattern | {"qk_norm": True, "norm_placement": "both"}
+
+
+_DEFAULTS: dict[str, Any] = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
+GEMMA = Family(name="gemma", read=_gemma, defaults=_DEFAULTS, layout=Layout(norm_offset=1.0))
+_LAYOUT = Layout(modules=_NORMS, norm_offset=1.0)
+GEMMA2 = Family(
+    name="gemma2",
+    read=_gemma2,
+    defaults=_DEFAULTS
+    | {
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "max_position_embeddings": 8192,
+    },
+    layout=_LAYOUT,
+)
+_GEMMA3 = _DEFAULTS | {
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+}
+GEMMA3_TEXT = Family(name="gemma3_text", read=_gemma3, defaults=_GEMMA3, layout=_LAYOUT)
+GEMMA3 = Family(
+    name="gemma3",
+    read=_gemma3,
+    defaults=_GEMMA3,
+    part="text_config",
+    layout=dataclasses.replace(_LAYOUT, prefixes=TEXT_PREFIXES),
+)

@@ -1,0 +1,31 @@
+"""OLMo 2 and 3: norms after attention and feed-forward, and of all heads of queries and keys."""
+
+from typing import Any
+
+from ssd_jax.models.config_reader import ConfigReader
+from ssd_jax.models.families.family import Family, Layout, biases
+from ssd_jax.models.families.windows import windows
+
+_LAYOUT = Layout(
+    modules={
+        "post_attention_layernorm": ("attention_output_norm",),
+        "post_feedforward_layernorm": ("mlp_output_norm",),
+    }
+)
+
+
+def _olmo2(config: ConfigReader) -> dict[str, Any]:
+    return biases(config) | {"qk_norm": True, "joint_qk_norm": True, "norm_placement": "post"}
+
+
+def _olmo3(config: ConfigReader) -> dict[str, Any]:
+    default = [(layer + 1) % 4 != 0 for layer in range(config.count("num_hidden_layers"))]
+    pattern = windows(config, default=default)
+    # Layers with a window have RoPE without its scaling.
+    if pattern and config.get("rope_scaling") is not None:
+        pattern["window_rope_theta"] = float(config.positive("rope_theta"))
+    return _olmo2(config) | pattern
+
+
+OLMO2 = Family(name="olmo2", read=_olmo2, layout=_LAYOUT)
+OLMO3 = Family(name="olmo3", read=_olmo3, layout=_LAYOUT)

@@ -1,0 +1,75 @@
+"""All families by their `model_type`, and what models of others would need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ssd_jax.errors import InputError
+from ssd_jax.models.families.family import Family
+from ssd_jax.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
+from ssd_jax.models.families.glm import GLM, GLM4
+from ssd_jax.models.families.granite import GRANITE
+from ssd_jax.models.families.llama import LLAMA
+from ssd_jax.models.families.mistral import MINISTRAL, MISTRAL, MISTRAL3
+from ssd_jax.models.families.nemotron import NEMOTRON
+from ssd_jax.models.families.olmo import OLMO2, OLMO3
+from ssd_jax.models.families.phi3 import PHI3
+from ssd_jax.models.families.qwen import QWEN2, QWEN3
+from ssd_jax.models.families.seed_oss import SEED_OSS
+from ssd_jax.models.families.smollm3 import SMOLLM3
+from ssd_jax.system.files import shown
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        LLAMA,
+        QWEN2,
+        QWEN3,
+        MISTRAL,
+        MINISTRAL,
+        MISTRAL3,
+        SMOLLM3,
+        GRANITE,
+        PHI3,
+        OLMO2,
+        OLMO3,
+        GLM,
+        GLM4,
+        SEED_OSS,
+        NEMOTRON,
+        GEMMA,
+        GEMMA2,
+        GEMMA3_TEXT,
+        GEMMA3,
+    )
+}
+
+SWITCHES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+"""Families of a draft that is trained from scratch, and what they switch in a `ModelConfig`."""
+
+MISSING = {
+    "experts": "glm4_moe granitemoe llama4 minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_moe",
+    "experts, attention sinks and MXFP4": "gpt_oss",
+    "experts and latent attention (MLA)": "deepseek_v2 deepseek_v3 kimi_k2",
+    "linear attention or state spaces": "falcon_h1 granitemoehybrid kimi_linear lfm2 mamba minimax "
+    "nemotron_h qwen3_next",
+    "the text part of models that see images": "gemma3n mllama qwen2_5_vl qwen2_vl qwen3_vl",
+    "attention and feed-forward side by side": "cohere cohere2 falcon phi",
+    "layers of several shapes": "nemotron-nas openelm",
+}
+"""What this package would have to have for other models, by their `model_type`."""
+
+
+def family_of(model_type: Any, source: str) -> Family:
+    """The family of a `model_type`.
+
+    Raises:
+      InputError: there is none; the error says what is missing, if that is known.
+    """
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    missing = next((part for part, types in MISSING.items() if model_type in types.split()), None)
+    raise InputError(
+        f"{source}: model_type {shown(model_type)} is not supported"
+        f"{f' (it needs {missing})' if missing else ''}; supported: {', '.join(FAMILIES)}"
+    )

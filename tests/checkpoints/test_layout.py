@@ -1,0 +1,123 @@
+"""Tensors of families that store them otherwise."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ssd_jax.checkpoints.layout import arranged
+from ssd_jax.checkpoints.tensors import TensorSource
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.mechanisms import Mechanisms
+from ssd_jax.testing import tiny
+
+ATTENTION = "model.layers.1.self_attn"
+CONFIG = ModelConfig.from_hf(tiny.config("llama"))
+HEADS, KV_HEADS, SIZE, HIDDEN = 4, 2, 8, 32
+
+
+class Stored(TensorSource):
+    """Tensors in memory, of distinct numbers."""
+
+    def __init__(self, **shapes):
+        rng = np.random.default_rng(0)
+        self.arrays = {
+            name.replace("__", "."): rng.standard_normal(shape).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+        self.shapes = {name: array.shape for name, array in self.arrays.items()}
+
+    def read_part(self, name, part):
+        return self.arrays[name][part]
+
+
+def of(family, stored, **mechanisms):
+    config = dataclasses.replace(CONFIG, family=family, mechanisms=Mechanisms(**mechanisms))
+    return arranged(stored, config, where="here")
+
+
+def test_files_with_the_usual_names_and_rows_are_read_as_they_are():
+    stored = Stored(model__norm__weight=(HIDDEN,))
+    assert of("llama", stored) is stored
+
+
+def test_joined_matrices_are_split_by_rows():
+    rows = (HEADS + 2 * KV_HEADS) * SIZE
+    stored = Stored(**{f"{ATTENTION}.qkv_proj.weight": (rows, HIDDEN), "lm_head.weight": (9, 3)})
+    tensors, whole = of("phi3", stored), stored.arrays[f"{ATTENTION}.qkv_proj.weight"]
+    q, k, v = (tensors.read(f"{ATTENTION}.{part}_proj.weight") for part in "qkv")
+    np.testing.assert_array_equal(np.concatenate([q, k, v]), whole)
+    assert (len(q), len(k), len(v)) == (HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE)
+    assert tensors.shapes == {
+        **{
+            f"{ATTENTION}.{p}_proj.weight": (len(m), HIDDEN)
+            for p, m in zip("qkv", (q, k, v), strict=True)
+        },
+        "lm_head.weight": (9, 3),
+    }
+
+
+def test_a_shard_of_a_part_is_read_from_its_place():
+    rows = (HEADS + 2 * KV_HEADS) * SIZE
+    tensors = of("phi3", Stored(**{f"{ATTENTION}.qkv_proj.weight": (rows, HIDDEN)}))
+    name, index = f"{ATTENTION}.k_proj.weight", (slice(3, 9), slice(4, 8))
+    np.testing.assert_array_equal(tensors.read(name, index), tensors.read(name)[index])
+
+
+def test_rows_that_do_not_add_up_are_refused():
+    with pytest.raises(InputError, match=r"qkv_proj.weight' has 60 rows.* 32 \+ 16 \+ 16"):
+        of("phi3", Stored(**{f"{ATTENTION}.qkv_proj.weight": (60, HIDDEN)}))
+
+
+def rotated(x, angles, pairs):
+    """x [..., SIZE] with its first dimensions rotated; `pairs` are (first, second) dimensions."""
+    out = x.copy()
+    for angle, (i, j) in zip(angles, pairs, strict=True):
+        out[..., i] = x[..., i] * np.cos(angle) - x[..., j] * np.sin(angle)
+        out[..., j] = x[..., j] * np.cos(angle) + x[..., i] * np.sin(angle)
+    return out
+
+
+@pytest.mark.parametrize("rotary_dim", [None, 4])
+def test_rotating_halves_of_arranged_heads_is_rotating_neighbours_of_stored_ones(rotary_dim):
+    shapes = {f"{ATTENTION}.{p}_proj.weight": (h * SIZE, HIDDEN) for p, h in (("q", 4), ("k", 2))}
+    stored = Stored(**shapes, **{f"{ATTENTION}.q_proj.bias": (HEADS * SIZE,)})
+    tensors, count = of("glm", stored, rotary_dim=rotary_dim), (rotary_dim or SIZE) // 2
+    angles = np.linspace(0.3, 2.0, count)
+    scores = []
+    for source, pairs in (
+        (tensors, [(i, i + count) for i in range(count)]),
+        (stored, [(2 * i, 2 * i + 1) for i in range(count)]),
+    ):
+        q, k = (source.read(name).sum(axis=1).reshape(-1, 1, SIZE) for name in shapes)
+        q = q + source.read(f"{ATTENTION}.q_proj.bias").reshape(-1, 1, SIZE)
+        scores.append(np.sum(rotated(q[:2], angles, pairs) * k, axis=-1))
+    np.testing.assert_allclose(*scores, rtol=1e-4)
+    name, index = f"{ATTENTION}.q_proj.weight", (slice(5, 19), slice(1, 7))
+    np.testing.assert_array_equal(tensors.read(name, index), tensors.read(name)[index])
+
+
+def test_weights_of_norms_get_their_offset_and_biases_do_not():
+    stored = Stored(model__norm__weight=(HIDDEN,), model__norm__bias=(HIDDEN,))
+    tensors = of("nemotron", stored)
+    for name, offset in (("model.norm.weight", 1), ("model.norm.bias", 0)):
+        np.testing.assert_array_equal(tensors.read(name), stored.arrays[name] + np.float32(offset))
+
+
+def test_norms_have_the_names_of_their_places():
+    layer = "model.layers.0"
+    names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    tensors = of("olmo2", Stored(**{f"{layer}.{name}.weight": (HIDDEN,) for name in names}))
+    assert set(tensors.shapes) == {
+        f"{layer}.attention_output_norm.weight",
+        f"{layer}.mlp_output_norm.weight",
+    }
+
+
+def test_the_decoder_of_a_model_that_sees_is_read_under_its_usual_names():
+    for prefix, rest in (("language_model.model.", ""), ("model.language_model.", "model.")):
+        names = (f"{prefix}norm.weight", f"{rest}vision_tower.patch_conv.weight")
+        tensors = of("mistral3", Stored(**dict.fromkeys(names, (HIDDEN,))))
+        assert set(tensors.shapes) == {"model.norm.weight", names[1]}
+        assert len(tensors.read("model.norm.weight")) == HIDDEN

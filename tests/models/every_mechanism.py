@@ -1,0 +1,33 @@
+"""Changes to a tiny config.json that switch mechanisms on."""
+
+from ssd_jax.models.config import KEY
+
+EVERY_MECHANISM = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    KEY: {
+        "qkv_bias": True,
+        "qk_norm": True,
+        "rotary_dim": 4,
+        "output_bias": True,
+        "mlp_bias": True,
+        "joint_qk_norm": True,
+        "norm_placement": "both",
+        "activation": "gelu_pytorch_tanh",
+        "layer_kinds": ["full", "nope"],
+        "multipliers": {"embedding": 3.0, "residual": 0.5, "scores": 0.5, "logits": 0.5},
+        "logit_soft_cap": 20.0,
+    },
+}
+"""All that one decoder can have."""
+
+OTHER_NORMS = {
+    KEY: {
+        "qkv_bias": False,
+        "qk_norm": False,
+        "norm_placement": "post",
+        "layer_norm": True,
+        "activation": "relu2",
+        "gated": False,
+    }
+}
+"""What excludes some of these."""

@@ -1,0 +1,214 @@
+"""Families: how published configurations are read, and what is refused of others."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd_jax.errors import InputError
+from ssd_jax.models import families
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.registry import FAMILIES, MISSING
+from ssd_jax.models.mechanisms import PLAIN, Mechanisms, Multipliers
+
+CONFIGURATIONS = json.loads(
+    Path(__file__).with_name("configurations.json").read_text(encoding="utf-8")
+)
+"""config.json of well-known models; the first 40 are those of `MOST_SERVED`."""
+MOST_SERVED = list(CONFIGURATIONS)[:40]
+REFUSED = {
+    "Qwen/Qwen3-30B-A3B": "needs experts",
+    "allenai/Olmo-3-7B-Instruct": "window of 4096",
+    "deepseek-ai/DeepSeek-R1": r"needs experts and latent attention \(MLA\)",
+    "google/gemma-2-2b-it": "window of 4096",
+    "google/gemma-3-1b-it": "window of 512",
+    "google/gemma-3-4b-it": "window of 1024",
+    "microsoft/Phi-3-mini-4k-instruct": "window of 2047",
+    "mistralai/Mistral-7B-v0.1": "window of 4096",
+    "openai/gpt-oss-20b": "needs experts, attention sinks and MXFP4",
+}
+READ = [name for name in CONFIGURATIONS if name not in REFUSED]
+
+
+def read(name: str, **changes) -> ModelConfig:
+    return ModelConfig.from_hf(CONFIGURATIONS[name] | changes)
+
+
+def test_most_of_the_served_models_are_read():
+    assert len([name for name in MOST_SERVED if name in READ]) >= 32
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_published_configuration_is_read_and_written(name):
+    config = read(name)
+    of_text = CONFIGURATIONS[name].get("text_config", CONFIGURATIONS[name])
+    assert config.vocab_size == of_text["vocab_size"]
+    written = json.loads(json.dumps(config.to_hf()))
+    assert ModelConfig.from_hf(written) == config
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_model_needs_that_there_is_not_is_named(name):
+    with pytest.raises(InputError, match=REFUSED[name]):
+        read(name)
+
+
+def test_a_family_takes_at_most_sixty_lines_of_one_file():
+    folder = Path(families.__path__[0])
+    for path in folder.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if count := text.count("= Family("):
+            assert len(text.splitlines()) <= 60 * count, path.name
+
+
+BILLIONS = {
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": 36.2,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
+    "HuggingFaceTB/SmolLM3-3B": 3.08,
+    "Qwen/Qwen2.5-0.5B-Instruct": 0.494,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1.54,
+    "Qwen/Qwen2.5-14B-Instruct": 14.8,
+    "Qwen/Qwen2.5-32B-Instruct": 32.8,
+    "Qwen/Qwen2.5-3B-Instruct": 3.09,
+    "Qwen/Qwen2.5-7B-Instruct": 7.62,
+    "Qwen/Qwen3-0.6B": 0.596,
+    "Qwen/Qwen3-1.7B": 1.72,
+    "Qwen/Qwen3-14B": 14.8,
+    "Qwen/Qwen3-32B": 32.8,
+    "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-8B": 8.19,
+    "THUDM/GLM-4-9B-0414": 9.40,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1.10,
+    "allenai/OLMo-2-1124-7B-Instruct": 7.30,
+    "ibm-granite/granite-3.3-2b-instruct": 2.53,
+    "ibm-granite/granite-3.3-8b-instruct": 8.17,
+    "meta-llama/Llama-2-7b-chat-hf": 6.74,
+    "meta-llama/Llama-3.1-8B-Instruct": 8.03,
+    "meta-llama/Llama-3.2-1B-Instruct": 1.24,
+    "meta-llama/Llama-3.2-3B-Instruct": 3.21,
+    "meta-llama/Llama-3.3-70B-Instruct": 70.6,
+    "microsoft/Phi-3.5-mini-instruct": 3.82,
+    "microsoft/Phi-4-mini-instruct": 3.84,
+    "microsoft/phi-4": 14.7,
+    "mistralai/Ministral-8B-Instruct-2410": 8.02,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7.25,
+    "mistralai/Mistral-Nemo-Instruct-2407": 12.2,
+    "mistralai/Mistral-Small-24B-Instruct-2501": 23.6,
+    "nvidia/Nemotron-Mini-4B-Instruct": 4.19,
+}
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_a_model_has_as_many_parameters_as_it_is_known_for(name):
+    c = read(name)
+    attention = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+    layer = c.hidden_size * (attention + (2 + c.mechanisms.gated) * c.intermediate_size)
+    outside = (2 - c.tie_embeddings) * c.vocab_size * c.hidden_size
+    assert (layer * c.num_layers + outside) / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+
+
+def test_no_family_is_also_said_to_be_missing():
+    assert not FAMILIES.keys() & set(" ".join(MISSING.values()).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanisms"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", {}),
+        ("mistralai/Ministral-8B-Instruct-2410", {}),  # its window is its context
+        ("microsoft/Phi-4-mini-instruct", {"rotary_dim": 96}),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", {}),
+        (
+            "ibm-granite/granite-3.3-8b-instruct",
+            {
+                "multipliers": Multipliers(
+                    embedding=12.0, residual=0.22, scores=0.0078125, logits=0.0625
+                )
+            },
+        ),
+        ("allenai/OLMo-2-1124-7B-Instruct", {"joint_qk_norm": True, "norm_placement": "post"}),
+        ("THUDM/GLM-4-9B-0414", {"rotary_dim": 64, "norm_placement": "both"}),
+        (
+            "nvidia/Nemotron-Mini-4B-Instruct",
+            {"rotary_dim": 64, "layer_norm": True, "activation": "relu2", "gated": False},
+        ),
+    ],
+)
+def test_mechanisms_of_a_published_model(name, mechanisms):
+    assert read(name).mechanisms == Mechanisms(**mechanisms)
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rope():
+    kinds = read("HuggingFaceTB/SmolLM3-3B").mechanisms.layer_kinds
+    assert kinds == ("full", "full", "full", "nope") * 9
+    assert read("HuggingFaceTB/SmolLM3-3B", no_rope_layers=None).mechanisms.layer_kinds == kinds
+
+
+def test_biases_of_llama_are_read():
+    config = read("meta-llama/Llama-3.1-8B-Instruct", attention_bias=True, mlp_bias=True)
+    assert config.qkv_bias
+    assert config.mechanisms == Mechanisms(output_bias=True, mlp_bias=True)
+
+
+def test_a_decoder_of_some_layers_keeps_what_these_do():
+    config = read("HuggingFaceTB/SmolLM3-3B").of_layers([2, 3, 35])
+    assert (config.num_layers, config.mechanisms.layer_kinds) == (3, ("full", "nope", "nope"))
+    plain = read("Qwen/Qwen3-0.6B")
+    assert plain.of_layers([0, 1]) == dataclasses.replace(plain, num_layers=2)
+
+
+def test_longrope_has_the_context_that_it_is_opened_for():
+    config = read("microsoft/Phi-4-mini-instruct")
+    assert config.max_context == 4096
+    longer = config.for_context(20_000)
+    assert longer.max_context == 131_072
+    assert longer.to_hf() == config.to_hf()
+    assert [config.for_context(length) for length in (None, 4096)] == [config, config]
+
+
+def test_configurations_of_the_first_families_are_written_as_before():
+    for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen3-8B"):
+        config = read(name)
+        assert config.mechanisms == PLAIN
+        assert set(config.to_hf()) == {
+            *("architectures", "model_type", "hidden_act", "vocab_size", "hidden_size"),
+            *("intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+            *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
+            *("rope_scaling", "tie_word_embeddings"),
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mistralai/Mistral-Nemo-Instruct-2407", {"attention_bias": True}, "attention_bias = True"),
+        ("microsoft/phi-4", {"partial_rotary_factor": 1.5}, "it rotates 192 of 128"),
+        ("microsoft/phi-4", {"layer_types": ["full_attention"]}, "there are 40 layers"),
+        ("microsoft/phi-4", {"layer_types": ["chunked"] * 40}, "layer_types = 'chunked'"),
+        ("HuggingFaceTB/SmolLM3-3B", {"no_rope_layers": [1]}, "there are 36 layers"),
+        ("ibm-granite/granite-3.3-2b-instruct", {"logits_scaling": 0}, "logits_scaling = 0 must"),
+        ("Qwen/Qwen3-8B", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ("nvidia/Nemotron-Mini-4B-Instruct", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
+        (
+            "microsoft/phi-4",
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [2.0] * 64}},
+            "have 1 and 64 numbers; heads rotate 64 pairs",
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            {"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}},
+            "beta_slow = 2.0 must not be above beta_fast, 1.0",
+        ),
+        ("Qwen/Qwen3-8B", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not"),
+        ("Qwen/Qwen3-8B", {"ssd_jax_decoder": {"qkv_bias": True}}, "'qk_norm' is missing"),
+        (
+            "Qwen/Qwen3-8B",
+            {"ssd_jax_decoder": {"qkv_bias": True, "qk_norm": True, "sinks": 1}},
+            "unexpected keyword argument 'sinks'",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_named(name, changes, message):
+    with pytest.raises(InputError, match=message):
+        read(name, **changes)

@@ -1,0 +1,170 @@
+"""Which models run in which formats and where: `docs/models.md`.
+
+`python -m tests.models_page` computes the stored logits of every family on this machine, compiles a
+decoder of it for chips that JAX's compilers know without having them, notes what became of it in
+docs/models.json, and writes the page. Platforms may be named, as in
+`python -m tests.models_page cpu v5e`; with `--page` it writes the page alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import sys
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from ssd_jax.checkpoints.gguf_config import ARCHITECTURES
+from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.errors import InputError
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.registry import FAMILIES, MISSING
+from tests.models.golden import our_logits
+from tests.models.golden_logits import GOLDENS, NAMES, golden
+from tests.models.test_families import CONFIGURATIONS
+from tests.support import EVIDENCE, Note, Place, merged, places, versions
+from tests.tools.aot import specs
+
+NOTES, PAGE = EVIDENCE.with_name("models.json"), EVIDENCE.with_name("models.md")
+TOLERANCE = 1e-4
+STATES = {
+    "ran": "gives the logits of `transformers` within 1e-4 in float32, with random weights",
+    "compiled": "compiled by the platform's compiler, without a device",
+    "failed": "does not compile, or gives something else",
+}
+
+
+def goldens() -> dict[str, list[str]]:
+    """Stored logits by family."""
+    families = {name: open_checkpoint(str(GOLDENS / name)).config.family for name in NAMES}
+    return {
+        family: [n for n in NAMES if families[n] == family]
+        for family in sorted({*families.values()})
+    }
+
+
+def ran(names: list[str]) -> None:
+    """Compares logits with those that are stored."""
+    for name in names:
+        tokens, expected = golden(name)
+        np.testing.assert_allclose(our_logits(GOLDENS / name, tokens), expected, atol=TOLERANCE)
+
+
+def compiled(names: list[str], place: Place) -> None:
+    """Compiles a target's forward of decoders with these mechanisms, of sizes that chips take."""
+    for name in names:
+        config = open_checkpoint(str(GOLDENS / name)).config
+        small = specs.config(head_dim=128)
+        sizes = {
+            field: getattr(small, field)
+            for field in ("vocab_size", "hidden_size", "intermediate_size", "num_heads")
+        }
+        m, scaling = config.mechanisms, config.rope_scaling
+        rotary = m.rotary_dim and 128 * m.rotary_dim // config.head_dim
+        if scaling is not None and scaling.kind == "longrope":
+            pairs = rotary // 2 if rotary else 64
+            factors = {"short_factors": (1.0,) * pairs, "long_factors": (2.0,) * pairs}
+            scaling = dataclasses.replace(scaling, **factors)
+        config = dataclasses.replace(
+            config,
+            **sizes,
+            num_kv_heads=small.num_kv_heads,
+            head_dim=128,
+            rope_scaling=scaling,
+            mechanisms=dataclasses.replace(m, rotary_dim=rotary),
+        )
+        programs = specs.programs(config, platform=place.platform, mesh=place.mesh)
+        forward = next(spec for name, spec in programs.items() if name.startswith("target forward"))
+        forward.compile(place.mesh)
+
+
+def survey(wanted: list[str]) -> Iterator[Note]:
+    """Tries every family; prints what fails, and goes on."""
+    today = datetime.date.today().isoformat()
+    for place in places(wanted):
+        for family, names in goldens().items():
+            state = "ran" if place.mesh is None else "compiled"
+            try:
+                ran(names) if place.mesh is None else compiled(names, place)
+            except Exception as error:
+                print(f"{family} on {place.name}: {error}", file=sys.stderr)
+                state = "failed"
+            print(f"{place.name}: {family}: {state}", flush=True)
+            yield Note(family, place.name, state, today, versions(place.name))
+
+
+def read() -> list[Note]:
+    """What is known."""
+    return [Note(*each) for each in json.loads(NOTES.read_text())] if NOTES.exists() else []
+
+
+def render(notes: list[Note]) -> str:
+    """The page."""
+    known = {(note.part, note.platform): note.state for note in notes}
+    platforms = list(dict.fromkeys(note.platform for note in notes))
+    columns = ["models", "safetensors", "GGUF", *platforms]
+    lines = [
+        "# Models",
+        "",
+        "Made by `python -m tests.models_page`; nothing here is typed. Families are files beside",
+        "[`registry.py`](../ssd_jax/models/families/registry.py); each runs in every mode,",
+        "placement and dtype, and `ssd-jax convert` writes each in this package's format.",
+        "",
+        *(f"- `{state}`: {what}" for state, what in STATES.items() if state in known.values()),
+        "- `refused`: with an error that names what is missing, before weights load",
+        "",
+        f"| `model_type` | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for name in FAMILIES:
+        cells = [
+            ", ".join(_models(name)),
+            "read",
+            "read" if name in ARCHITECTURES else "refused",
+            *(known.get((name, platform), "") for platform in platforms),
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "## Well-known configurations", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_reading(name)} |" for name in CONFIGURATIONS]
+    lines += ["", "## What other models need", "", "| `model_type` | needs |", "|---|---|"]
+    lines += [f"| {types.replace(' ', ', ')} | {part} |" for part, types in MISSING.items()]
+    lines += ["", "## When, with what", ""]
+    for platform in platforms:
+        of = sorted({(note.date, note.versions) for note in notes if note.platform == platform})
+        lines.append(f"- {platform}: {'; '.join(f'{date}, {what}' for date, what in of)}")
+    return "\n".join(lines) + "\n"
+
+
+def _models(family: str) -> list[str]:
+    """Names of the well-known models of a family."""
+    return [
+        name.partition("/")[2]
+        for name, config in CONFIGURATIONS.items()
+        if config["model_type"] == family
+    ]
+
+
+def _reading(name: str) -> str:
+    try:
+        ModelConfig.from_hf(CONFIGURATIONS[name], source="config.json")
+    except InputError as error:
+        return f"refused: {str(error).removeprefix('config.json: ').partition('; supported')[0]}"
+    return "read"
+
+
+def main(arguments: list[str]) -> None:
+    """Surveys, or with --page only writes the page; one that is interrupted keeps its notes."""
+    notes = read()
+    for note in survey(arguments) if arguments != ["--page"] else ():
+        notes = merged(notes, [note])
+        lines = ",\n".join(map(json.dumps, notes))
+        NOTES.write_text(f"[\n{lines}\n]\n")
+    PAGE.write_text(render(notes))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 1)
+    main(sys.argv[1:])
