@@ -108,6 +108,9 @@ class ConfigReader:
             for settings in (self.values, *parts):
                 if settings.get(key) not in allowed:
                     raise self.unsupported(key, settings[key])
+        kinds = {*(self.values.get("layer_types") or ())} - {"full_attention"}
+        if kinds and "layer_types" not in self._read:
+            raise self.unsupported("layer_types", sorted(kinds)[0])
 
     def _value(self, key: str, default: Any = None) -> Any:
         self._read.add(key)

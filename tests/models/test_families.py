@@ -186,6 +186,7 @@ def test_configurations_of_the_first_families_are_written_as_before():
         ("microsoft/phi-4", {"partial_rotary_factor": 1.5}, "it rotates 192 of 128"),
         ("microsoft/phi-4", {"layer_types": ["full_attention"]}, "there are 40 layers"),
         ("microsoft/phi-4", {"layer_types": ["chunked"] * 40}, "layer_types = 'chunked'"),
+        ("Qwen/Qwen3-8B", {"layer_types": ["sliding_attention"]}, "'sliding_attention' is not"),
         ("HuggingFaceTB/SmolLM3-3B", {"no_rope_layers": [1]}, "there are 36 layers"),
         ("ibm-granite/granite-3.3-2b-instruct", {"logits_scaling": 0}, "logits_scaling = 0 must"),
         ("Qwen/Qwen3-8B", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),

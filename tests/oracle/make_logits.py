@@ -206,6 +206,8 @@ def small_cases() -> dict[str, Case]:
         return case(
             "phi3",
             {"whole rotation": _with_default_rope, "attention factor": _without_attention_factor},
+            num_attention_heads=2,
+            num_key_value_heads=1,
             original_max_position_embeddings=original,
             partial_rotary_factor=0.75,
             rope_scaling=longrope,
