@@ -84,24 +84,19 @@ class Attention(nnx.Module):
     """Grouped-query self-attention, with optional biases and norms of queries and keys."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
-        c, dtype, size, heads, kv_heads = (
-            config,
-            execution.compute,
-            config.head_dim,
-            "heads",
-            "kv_heads",
-        )
+        c, m, dtype, size = config, config.mechanisms, execution.compute, config.head_dim
         q, kv, bias = c.num_heads * size, c.num_kv_heads * size, c.qkv_bias
-        self.q_proj = Linear((q, c.hidden_size), (heads, "embed"), dtype, bias=bias)
-        self.k_proj = Linear((kv, c.hidden_size), (kv_heads, "embed"), dtype, bias=bias)
-        self.v_proj = Linear((kv, c.hidden_size), (kv_heads, "embed"), dtype, bias=bias)
-        output_bias = c.mechanisms.output_bias
-        self.o_proj = Linear((c.hidden_size, q), ("embed", heads), dtype, bias=output_bias)
-        self.joint_norm = c.mechanisms.joint_qk_norm
-        sizes = ((q, heads), (kv, kv_heads)) if self.joint_norm else ((size, None),) * 2
-        norms = [RMSNorm(*of, c.rms_norm_eps) if c.qk_norm else None for of in sizes]
-        self.q_norm, self.k_norm = norms
-        scale = c.mechanisms.multipliers.scores
+        self.q_proj = Linear((q, c.hidden_size), ("heads", "embed"), dtype, bias=bias)
+        self.k_proj = Linear((kv, c.hidden_size), ("kv_heads", "embed"), dtype, bias=bias)
+        self.v_proj = Linear((kv, c.hidden_size), ("kv_heads", "embed"), dtype, bias=bias)
+        self.o_proj = Linear((c.hidden_size, q), ("embed", "heads"), dtype, bias=m.output_bias)
+        self.joint_norm = m.joint_qk_norm
+        q_size, k_size = (
+            ((q, "heads"), (kv, "kv_heads")) if self.joint_norm else 2 * ((size, None),)
+        )
+        self.q_norm = RMSNorm(*q_size, c.rms_norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(*k_size, c.rms_norm_eps) if c.qk_norm else None
+        scale = m.multipliers.scores
         self.score_factor = None if scale is None else scale * size**0.5  # attention has size**-0.5
         self.head_dim = size
         self.execution = execution
@@ -111,7 +106,6 @@ class Attention(nnx.Module):
     ) -> tuple[Stream, Any]:
         """x, not normed yet, has n >= B * R rows; surplus rows are padding."""
         batch, rows = rope.cos.shape[:2]
-
         projections = [self.q_proj, self.k_proj, self.v_proj]
         q, k, v = (y[: batch * rows] for y in linear(x, projections, multiply, norm))
         if self.joint_norm:
