@@ -55,8 +55,7 @@ class _Arranged(TensorSource):
         }
         self._parts = {ours: part for name in stored.shapes for ours, part in self._parts_of(name)}
         self.shapes = {
-            name: (part.rows, *stored.shapes[part.name][1:]) if stored.shapes[part.name] else ()
-            for name, part in self._parts.items()
+            name: (part.rows, *stored.shapes[part.name][1:]) for name, part in self._parts.items()
         }
 
     @override
@@ -76,7 +75,7 @@ class _Arranged(TensorSource):
 
     def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts that a stored tensor consists of."""
-        rows = next(iter(self._stored.shapes[name]), 0)
+        rows = self._stored.shapes[name][0]
         plain = self._without_prefix(name)
         match = _IN_LAYER.fullmatch(plain)
         modules = self._layout.modules.get(match[2], (match[2],)) if match else ()

@@ -37,6 +37,7 @@ from ssd_jax.models.layers import (
     soft_capped,
     stack,
 )
+from ssd_jax.models.mechanisms import Activation
 from ssd_jax.models.rope import Rotation, Rotations, rotations
 
 Stream = Float32[Array, "n H"]
@@ -138,7 +139,7 @@ class MLP(nnx.Module):
         self.gate_proj = gate if m.gated else None
         self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
         self.down_proj = Linear(down_shape, ("embed", "ffn"), dtype, bias=bias)
-        self.activation = m.activation
+        self.activation: Activation = m.activation
 
     def __call__(self, x: Stream, norm: AnyNorm, multiply: Multiply) -> Stream:
         """down(act(gate(x)) * up(x)), or down(act(up(x))); x is not normed yet."""

@@ -59,7 +59,7 @@ class Rotations(NamedTuple):
 def rotations(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotations:
     """The rotations of every layer at given positions."""
     kinds = [_rope_of(config, layer) for layer in range(config.num_layers)]
-    distinct = sorted(set(kinds))
+    distinct = list(dict.fromkeys(kinds))
     layers = tuple(distinct.index(kind) for kind in kinds)
     return Rotations(tuple(rotation(config, positions, kind) for kind in distinct), layers)
 
