@@ -75,7 +75,7 @@ class _Arranged(TensorSource):
 
     def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts that a stored tensor consists of."""
-        rows = self._stored.shapes[name][0]
+        rows = next(iter(self._stored.shapes[name]))
         plain = self._without_prefix(name)
         match = _IN_LAYER.fullmatch(plain)
         modules = self._layout.modules.get(match[2], (match[2],)) if match else ()

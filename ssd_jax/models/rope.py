@@ -58,8 +58,9 @@ class Rotations(NamedTuple):
 
 def rotations(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotations:
     """The rotations of every layer at given positions."""
-    kinds = [_rope_of(config, layer) for layer in range(config.num_layers)]
-    distinct = list(dict.fromkeys(kinds))
+    kinds: list[LayerKind] = [_rope_of(config, layer) for layer in range(config.num_layers)]
+    every: tuple[LayerKind, ...] = ("full", "nope", "window")
+    distinct = [kind for kind in every if kind in kinds]
     layers = tuple(distinct.index(kind) for kind in kinds)
     return Rotations(tuple(rotation(config, positions, kind) for kind in distinct), layers)
 
