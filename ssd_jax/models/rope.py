@@ -60,7 +60,7 @@ def rotations(config: ModelConfig, positions: Int32[Array, "B R"]) -> Rotations:
     """The rotations of every layer at given positions."""
     kinds: list[LayerKind] = [_rope_of(config, layer) for layer in range(config.num_layers)]
     every: tuple[LayerKind, ...] = ("full", "nope", "window")
-    distinct = [kind for kind in every if kind in kinds]
+    distinct: list[LayerKind] = [kind for kind in every if kind in kinds]
     layers = tuple(distinct.index(kind) for kind in kinds)
     return Rotations(tuple(rotation(config, positions, kind) for kind in distinct), layers)
 
