@@ -61,7 +61,7 @@ class _Arranged(TensorSource):
     @override
     def shape(self, name: str) -> tuple[int, ...]:
         part = self._parts[name]
-        return (part.rows, *self._stored.shape(part.name)[1:])
+        return part.rows, *self._stored.shape(part.name)[1:]
 
     @override
     def read_part(self, name: str, part: Index) -> np.ndarray:
@@ -78,9 +78,12 @@ class _Arranged(TensorSource):
         rows = next(iter(self._stored.shapes[name]))
         plain = self._without_prefix(name)
         match = _IN_LAYER.fullmatch(plain)
-        modules = self._layout.modules.get(match[2], (match[2],)) if match else ()
-        if match is None or len(modules) == 1:
-            yield (f"{match[1]}{modules[0]}.{match[3]}" if match else plain), _Part(name, 0, rows)
+        if match is None:
+            yield plain, _Part(name, 0, rows)
+            return
+        modules = self._layout.modules.get(match[2], (match[2],))
+        if len(modules) == 1:
+            yield f"{match[1]}{modules[0]}.{match[3]}", _Part(name, 0, rows)
             return
         counts = [self._rows[module] for module in modules]
         if sum(counts) != rows:
