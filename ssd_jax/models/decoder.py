@@ -107,25 +107,21 @@ class Attention(nnx.Module):
     ) -> tuple[Stream, Any]:
         """x, not normed yet, has n >= B * R rows; surplus rows are padding."""
         batch, rows = rope.cos.shape[:2]
+        heads = (batch, rows, -1, self.head_dim)
+        normed = heads[:3] if self.joint_norm else heads
         projections = [self.q_proj, self.k_proj, self.v_proj]
-        q, k, v = (y[: batch * rows] for y in linear(x, projections, multiply, norm))
-        if self.joint_norm:
-            q, k = self._normed(q, k)
-        q, k, v = (y.reshape(batch, rows, -1, self.head_dim) for y in (q, k, v))
-        if not self.joint_norm:
-            q, k = self._normed(q, k)
+        q, k, v = (
+            y[: batch * rows].reshape(normed) for y in linear(x, projections, multiply, norm)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.score_factor is not None:
             q = q * self.score_factor
+        q, k, v = (y.reshape(heads) for y in (q, k, v))
         attended, aux = attend(rope(q), rope(k), v)
         flat = attended.reshape(batch * rows, -1)
         [out] = linear(pad_rows(flat, x.shape[0]), [self.o_proj], multiply)
         return out, aux
-
-    def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys after their norms, if there are any."""
-        if self.q_norm is None or self.k_norm is None:
-            return q, k
-        return self.q_norm(q), self.k_norm(k)
 
 
 class MLP(nnx.Module):
