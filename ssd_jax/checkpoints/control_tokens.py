@@ -1,15 +1,17 @@
 """Texts in which a spelled control token stays text, though a chat template's are tokens.
 
-Control tokens are a tokenizer's special ones, such as <|im_end|>. The strings of messages get
-stand-ins, private characters, for the first character of each spelling, so that in the template's
-text only the template's spellings are left. Those are exchanged for aliases: tokens of a copy of
-the tokenizer, in which special tokens are not looked for. That copy then encodes the whole text at
-once, cut where the tokenizer itself would cut it, and the aliases become the tokens again.
+Control tokens are a tokenizer's special ones, such as <|im_end|>, and its marks of tool calls. The
+strings of messages get stand-ins, private characters, for the first character of each spelling, so
+that in the template's text only the template's spellings are left. Those are exchanged for aliases:
+tokens of a copy of the tokenizer, in which control tokens are not looked for. That copy then
+encodes the whole text at once, cut where the tokenizer itself would cut it, and the aliases become
+the tokens again.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,9 @@ from tokenizers import AddedToken
 from ssd_jax.checkpoints.chat_template import unused_characters
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
+
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+"""Marks around tool calls, tokens of many tokenizers, which few of them declare special."""
 
 
 class ControlTokens:
@@ -35,7 +40,11 @@ class ControlTokens:
         self._backend, self._where = backend, where
         self._secret = secrets.token_hex(16)  # so that no text spells an alias
         added = backend.get_added_tokens_decoder()
-        self._tokens = {i: token for i, token in added.items() if token.special and token.content}
+        self._tokens = {
+            i: token
+            for i, token in added.items()
+            if token.content and (token.special or token.content in CALL_MARKS)
+        }
         spellings = [re.escape(token.content) for token in self._tokens.values()]
         # A lookahead: spellings may overlap.
         self._start = (
@@ -138,7 +147,13 @@ class ControlTokens:
     @functools.cached_property
     def _copy(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
         """A tokenizer with aliases in place of control tokens, and what its aliases stand for."""
-        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        definition = self._backend.to_str()
+        if not all(token.special for token in self._tokens.values()):
+            fields = json.loads(definition)
+            for token in fields["added_tokens"]:
+                token["special"] |= token["content"] in CALL_MARKS
+            definition = json.dumps(fields)
+        copy = tokenizers.Tokenizer.from_str(definition)
         copy.encode_special_tokens = True
         if self._backend.encode_special_tokens:  # then a template's are text, too
             return copy, {}

@@ -11,7 +11,7 @@ import codecs
 import functools
 import json
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, Protocol
 
 import tokenizers
@@ -40,7 +40,9 @@ class DecodeStream(Protocol):
 class OpenStream(Protocol):
     """Opens a stream for a text after a token, `Tokenizer.open_stream`."""
 
-    def __call__(self, after: int, /, *, skip_special: bool) -> DecodeStream:
+    def __call__(
+        self, after: int, /, *, skip_special: bool, visible_ids: Collection[int]
+    ) -> DecodeStream:
         """A stream for a text after a token; arguments as of `Tokenizer.open_stream`."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -100,6 +100,11 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens, special or not, that texts are cut at, by their texts."""
+        return {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
+
+    @property
     def definition(self) -> str:
         """The text of a `tokenizer.json` that makes an equal backend."""
         return self._backend.to_str()
@@ -153,17 +158,25 @@ class Tokenizer:
         stream = self.open_stream(skip_special=skip_special_tokens)
         return stream.push([ids] if isinstance(ids, int) else ids) + stream.flush()
 
-    def open_stream(self, after: int | None = None, *, skip_special: bool = True) -> DecodeStream:
+    def open_stream(
+        self,
+        after: int | None = None,
+        *,
+        skip_special: bool = True,
+        visible_ids: Collection[int] = (),
+    ) -> DecodeStream:
         """A stream that decodes a sequence while it grows.
 
         Args:
           after: the id that the sequence follows, whose text it continues: sentencepiece's space
             before its first word stays. Without it, or after a special token, a text begins, as in
             `decode`.
+          visible_ids: special tokens that are not skipped.
         """
         starts_text = after is None or after in self.special_ids
         return self._open_stream(
-            self.special_ids if skip_special else (), None if starts_text else after
+            self.special_ids.difference(visible_ids) if skip_special else (),
+            None if starts_text else after,
         )
 
     def token_bytes(self, token_id: int, after: int | None = None) -> bytes:
@@ -225,8 +238,8 @@ class Tokenizer:
           add_generation_prompt: end with the header of the assistant's turn.
           continue_final_message: end right after the content of the last message.
           tokenize: whether to return ids.
-          split_special_tokens: whether a special token that a message or a tool spells is text like
-            any other; those that the template writes stay tokens.
+          split_special_tokens: whether a control token that a message or a tool spells is text like
+            any other; those that the template writes stay tokens. See `control_tokens`.
           chat_template_kwargs, variables: further variables of the template, such as
             `enable_thinking`.
 

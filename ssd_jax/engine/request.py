@@ -35,6 +35,7 @@ class Request:
       branches: whether the draft of an engine of mode ssd prepares branches for it; without them it
         drafts just in time, as in mode sd. None does, or does not while that is faster (mode auto).
       priority: requests of a lower one enter slots first; see `waiting_queue.rank`.
+      visible_ids: special tokens that the text shows though it shows no others.
     """
 
     prompt_ids: Sequence[int]
@@ -46,6 +47,7 @@ class Request:
     k: int | None = None
     branches: bool | None = None
     priority: int = 0
+    visible_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.params.seed is None:

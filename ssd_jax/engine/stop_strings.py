@@ -169,7 +169,11 @@ def open_text(request: Request, decoder: OpenStream) -> TextStream:
     """The text of a request, which begins after its prompt."""
     params = request.params
     return TextStream(
-        decoder(request.prompt_ids[-1], skip_special=params.skip_special_tokens),
+        decoder(
+            request.prompt_ids[-1],
+            skip_special=params.skip_special_tokens,
+            visible_ids=request.visible_ids,
+        ),
         params.stop,
         params.min_tokens,
         include_stop=params.include_stop_str_in_output,

@@ -36,6 +36,8 @@ from ssd_jax.server.posts import Handler, Post
 from ssd_jax.server.state import ServerState
 from ssd_jax.server.streaming import EventStream, as_json
 from ssd_jax.server.tokens import detokenize, tokenize
+from ssd_jax.server.tool_calls.messages import check_messages
+from ssd_jax.server.tool_calls.request import read_tool_use
 
 
 def make_app(state: ServerState) -> Starlette:
@@ -130,14 +132,20 @@ def _middleware(state: ServerState) -> list[Middleware]:
 async def _chat(state: ServerState, body: dict[str, Any], stack: contextlib.ExitStack) -> ASGIApp:
     fields = CHAT.read(body)
     state.require_model(fields["model"])
-    params = chat_params(fields, state.engine.defaults)
+    tokenizer = state.engine.tokenizer
+    check_messages(fields["messages"], tokenizer.chat_template)
+    tools = read_tool_use(fields, state.options.tool_parser, tokenizer.chat_template)
+    grammar = None if tools is None else tools.grammar(tokenizer)
+    params = chat_params(fields, state.engine.defaults, grammar)
     state.require_ready()
     stack.enter_context(state.admission.admit(params.n))
+    visible_ids = frozenset() if tools is None else tools.visible_ids(tokenizer)
     with CHAT.refusing(fields):
-        answer = await open_answer(state, "chatcmpl", [chat_prompt(fields)], params, fields)
+        prompts = [chat_prompt(fields)]
+        answer = await open_answer(state, "chatcmpl", prompts, params, fields, visible_ids)
     if fields.get("stream"):
-        return EventStream(chat_chunks(answer, fields))
-    return _json_text(as_json(await chat_response(answer, fields)))
+        return EventStream(chat_chunks(answer, fields, tools))
+    return _json_text(as_json(await chat_response(answer, fields, tools)))
 
 
 async def _complete(

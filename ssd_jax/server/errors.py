@@ -21,6 +21,7 @@ _KINDS = {
 _UNIONS = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
     "stop": "a string or a list of strings",
+    "tool_choice": "none, auto, required, or an object that names a function",
 }
 """What fields of several types take."""
 

@@ -61,9 +61,15 @@ _CHAT: dict[str, Any] = {
     "logprobs": bool,
     "max_completion_tokens": int,
     "messages": list[dict[str, Any]],
+    "parallel_tool_calls": bool,
+    "tool_choice": str | dict[str, Any],
+    "tools": list[dict[str, Any]],
     "top_logprobs": int,
 }
-TEMPLATE_FIELDS = ("add_generation_prompt", "chat_template_kwargs", "continue_final_message")
+TEMPLATE_FIELDS = (
+    *("add_generation_prompt", "chat_template_kwargs", "continue_final_message"),
+    "tools",
+)
 """Fields of messages, which say how the chat template writes them."""
 
 _COMPLETION: dict[str, Any] = {
@@ -82,12 +88,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "metadata": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": ([],),
 }
 """Fields that are not supported, with the values that ask for nothing."""
 
@@ -174,7 +177,7 @@ class Form:
         names = {name: name for name in self.model.model_fields} | dict(self.names)
         if "max_completion_tokens" in fields:
             names["max_tokens"] = "max_completion_tokens"
-        for field in ("grammar", "response_format"):
+        for field in ("tools", "grammar", "response_format"):
             if field in fields:
                 names["structured_outputs"] = field
         return of_input(error, names)

@@ -160,11 +160,13 @@ async def open_answer(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     fields: Mapping[str, Any],
+    visible_ids: frozenset[int] = frozenset(),
 ) -> Generation:
     """The answer to a request, whose texts are not queued yet.
 
     Args:
       kind: what its `id` begins with.
+      visible_ids: see `Request`.
 
     Raises:
       InputError: a prompt or a setting that cannot run.
@@ -178,7 +180,9 @@ async def open_answer(
     generation = Generation(
         engine=state.engine,
         meter=state.metrics.meter(),
-        requests=await state.engine.requests(prompts, params, k=k, priority=priority),
+        requests=await state.engine.requests(
+            prompts, params, k=k, priority=priority, visible_ids=visible_ids
+        ),
         prompts=len(prompts),
         mode=mode,
         speculation=speculation,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ssd_jax.errors import InputError
+from ssd_jax.server.tool_calls.protocols import CallForm
 from ssd_jax.system.paths import require_writable, user_path
 from ssd_jax.system.secret_files import read_secrets
 from ssd_jax.wire.security import Files, Names
@@ -26,6 +27,7 @@ class ServerOptions:
 
     Attributes:
       model: the name that requests give.
+      tool_parser: the form of tool calls; None is that of the chat template.
       queue: texts that may wait for a slot.
       max_body: most bytes of a request's body.
       most_connections: open at a time; requests on further ones are refused. None is any number.
@@ -38,6 +40,7 @@ class ServerOptions:
     """
 
     model: str
+    tool_parser: CallForm | None = None
     queue: int = 256
     max_body: int = 8 << 20
     most_connections: int | None = None

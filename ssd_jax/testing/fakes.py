@@ -6,7 +6,7 @@ engine = Engine(fake, Letters, frozenset(), drafter=FakeDrafter(...))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -242,12 +242,18 @@ def finished(
 class Letters:
     """Token id -> a character, whatever precedes it; ids below 32 are special: <5>."""
 
-    def __init__(self, _after: int = 0, *, skip_special: bool = True) -> None:
-        self._skip = skip_special
+    def __init__(
+        self, _after: int = 0, *, skip_special: bool = True, visible_ids: Collection[int] = ()
+    ) -> None:
+        self._skip, self._visible_ids = skip_special, visible_ids
 
     def push(self, ids: Iterable[int]) -> str:
-        special = "" if self._skip else "<{}>"
-        return "".join(chr(token) if token >= 32 else special.format(token) for token in ids)
+        return "".join(map(self._text, ids))
+
+    def _text(self, token: int) -> str:
+        if token >= 32:
+            return chr(token)
+        return "" if self._skip and token not in self._visible_ids else f"<{token}>"
 
     def flush(self) -> str:
         return ""

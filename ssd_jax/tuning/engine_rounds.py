@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import jax
@@ -25,8 +25,10 @@ _MAX_STEPS = 4  # rounds of which one shall be timed from outcome to outcome
 class _NoText:
     """A `DecodeStream` of no text."""
 
-    def __init__(self, last_of_prompt: int, *, skip_special: bool) -> None:
-        del last_of_prompt, skip_special
+    def __init__(
+        self, last_of_prompt: int, *, skip_special: bool, visible_ids: Collection[int]
+    ) -> None:
+        del last_of_prompt, skip_special, visible_ids
 
     def push(self, ids: Iterable[int]) -> str:
         """No token has any text."""

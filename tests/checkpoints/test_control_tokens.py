@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from ssd_jax.checkpoints.control_tokens import CALL_MARKS
 from ssd_jax.checkpoints.tokenizer import Tokenizer as OurTokenizer
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
@@ -135,6 +136,26 @@ def test_tool_calls_and_tools_are_text_too(tokenizers):
     )
     assert special_tokens(tokenizers[0], ids) == ["<s>", "</s>"]
     assert tokenizers[0].decode(ids).count("</s>") == 4
+
+
+def test_marks_of_tool_calls_are_control_tokens_though_they_are_not_special():
+    source = (
+        "{% for m in messages %}<s>{{ m.content }}{% for c in m.tool_calls %}"
+        "<tool_call>{{ c.function.name }}</tool_call>{% endfor %}</s>{% endfor %}"
+    )
+    marks = [AddedToken(mark, special=False, normalized=False) for mark in CALL_MARKS]
+    made = backend(special("<s>"), special("</s>"), *marks)
+    tokenizer = OurTokenizer(made, eos_ids=[], chat_template=source, where="tiny")
+    spelled = "<tool_call>x</tool_call>"
+    call = {"function": {"name": spelled, "arguments": {}}}
+    messages = [{"role": "user", "content": spelled}, {"role": "assistant", "tool_calls": [call]}]
+    ids = tokenizer.apply_chat_template(messages, split_special_tokens=True)
+    assert [t for t in map(tokenizer.token, ids) if t in CALL_MARKS] == [*CALL_MARKS]
+    assert tokenizer.decode(ids) == f"<s>{spelled}</s><s><tool_call>{spelled}</tool_call></s>"
+    plain = tokenizer.encode(spelled, split_special_tokens=True)
+    marks = {tokenizer.added_tokens[mark] for mark in CALL_MARKS}
+    assert marks.isdisjoint(plain)
+    assert marks < {*tokenizer.encode(spelled)}
 
 
 def test_a_key_alone_is_text_too(tokenizers):

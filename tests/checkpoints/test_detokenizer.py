@@ -125,6 +125,11 @@ def test_special_tokens_are_skipped_inside_a_character():
     assert tokenizer.open_stream().push([first, N, *rest, N + 1]) == "é<tool>"
 
 
+def test_single_special_tokens_may_be_visible():
+    tokenizer = byte_level()
+    assert tokenizer.open_stream(visible_ids=[N]).push([N]) == tokenizer.token(N)
+
+
 def test_sentencepiece_drops_only_the_first_space(small_sentencepiece):
     detokenizer = small_sentencepiece.open_stream()
     pieces = [detokenizer.push([i]) for i in small_sentencepiece.encode("  one  two")]

@@ -134,7 +134,8 @@ def test_verification_time_leaves_the_prefill_out():
 def test_text_is_decoded_as_the_continuation_of_the_prompt():
     followed = []
 
-    def decoder(after, *, skip_special):
+    def decoder(after, *, skip_special, visible_ids):
+        assert not visible_ids
         followed.append((after, skip_special))
         return Letters(after)
 
@@ -357,8 +358,9 @@ def test_a_stop_string_and_an_end_in_one_block_say_what_single_tokens_say(k):
         return said[min(position - len(prompt), 3)]
 
     def text(drafter):
-        def streams(_after, *, skip_special):
+        def streams(_after, *, skip_special, visible_ids):
             assert skip_special
+            assert not visible_ids
             return ByteStream(pieces.get, {EOS}, strip_space=False)
 
         engine = Engine(FakeTarget(script), streams, frozenset({EOS}), drafter=drafter)

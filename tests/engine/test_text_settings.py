@@ -1,5 +1,7 @@
 """What a text shows and why it ended, in every mode, streamed or not, on scripted roles."""
 
+import dataclasses
+
 import pytest
 
 from ssd_jax.errors import InputError
@@ -58,6 +60,13 @@ def test_special_tokens_are_shown_where_it_is_asked_for(write):
     ended = write("a|b", skip_special_tokens=False, include_stop_str_in_output=True)
     assert (ended.text, ended.token_ids) == ("a<7>b<1>", shown.token_ids)
     assert write("ab", include_stop_str_in_output=True).text == "ab"  # EOS is a special token
+
+
+def test_single_special_tokens_are_shown_where_a_request_asks_for_them():
+    engine = ENGINES["ar"](script("a|b"))
+    engine.add(dataclasses.replace(request(), visible_ids=frozenset({SPECIAL})))
+    (output,) = outputs(drain(engine)).values()
+    assert output.text == "a<7>b"
 
 
 def test_a_shown_special_token_can_be_part_of_a_stop_string(write):

@@ -19,6 +19,7 @@ def engine(scripted_server):
     """The engine of `server`, as it was at first."""
     engine = scripted_server.state.engine
     engine.held, engine.error, engine.failure = False, None, None
+    engine.pieces, engine.tokenizer.chat_template = None, None
     return engine
 
 

@@ -23,6 +23,7 @@ class Letters:
 
     size = 0x110000
     bos_token, eos_token, chat_template = "<bos>", "<eos>", None
+    eos_ids, added_tokens = frozenset(), {}
 
     def encode(self, text):
         return [ord(letter) for letter in text]
@@ -40,6 +41,7 @@ class ScriptedEngine:
 
     Attributes:
       most: how often it says that where nothing limits it.
+      pieces: what it says in place of "a"s, each as one token.
       running: requests that have not ended.
       held: whether no tokens come.
       error: what the next token raises.
@@ -55,6 +57,7 @@ class ScriptedEngine:
         self.defaults = SamplingParams(max_tokens=None, seed=None)
         self.running = 0
         self.most = 50
+        self.pieces = None
         self.held = False
         self.error = None
         self.seen = None
@@ -92,7 +95,7 @@ class ScriptedEngine:
         self.running += len(requests)
         try:
             for request in requests:
-                for number in range(min(request.params.most_tokens, self.most)):
+                for number in range(len(self._said(request))):
                     while self.held:
                         await asyncio.sleep(0.005)
                     if self.error is not None:
@@ -102,15 +105,18 @@ class ScriptedEngine:
         finally:
             self.running -= len(requests)
 
+    def _said(self, request):
+        return (self.pieces or ["a"] * self.most)[: request.params.most_tokens]
+
     def _event(self, request, number):
-        count = min(request.params.most_tokens, self.most)
-        output = None
+        said = self._said(request)
+        count, output = len(said), None
         if number == count - 1:
             text = CompletionOutput(
                 prompt_index=request.index,
                 seed=0,
                 token_ids=[97] * count,
-                text="a" * count,
+                text="".join(said),
                 finish_reason="stop" if request.params.max_tokens is None else "length",
                 metrics=dict.fromkeys(REQUEST_KEYS),
             )
@@ -124,8 +130,8 @@ class ScriptedEngine:
             request_id=request.index,
             prompt_index=request.index,
             token_ids=[97],
-            text="a",
-            spans=[TextSpan("a", Origin.TARGET)],
+            text=said[number],
+            spans=[TextSpan(said[number], Origin.TARGET)],
             output=output,
         )
 

@@ -135,7 +135,9 @@ def test_fields_that_ask_for_nothing_are_taken(fields):
 @pytest.mark.parametrize(
     ("read", "fields", "param", "code"),
     [
-        (chat, {"tools": [{}]}, "tools", "unsupported_parameter"),
+        (chat, {"tools": {}}, "tools", "invalid_type"),
+        (chat, {"tool_choice": 5}, "tool_choice", "invalid_type"),
+        (chat, {"functions": [{}]}, "functions", "unsupported_parameter"),
         (chat, {"response_format": {"type": "grammar"}}, "response_format", "invalid_value"),
         (chat, {"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
         (

@@ -4,13 +4,15 @@ refused by the field that gave it."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from ssd_jax import SamplingParams
 from tests.checkpoints import tiny_pair
 from tests.server import models
-from tests.server.http_calls import error_of, post
+from tests.server.http_calls import error_of, post, stream
 
 pytest.importorskip("llguidance")
 
@@ -24,9 +26,23 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
+TEMPLATE = (
+    '{# <tool_call> "arguments": #}{% for tool in tools %}{{ tool.function.name }}{% endfor %}'
+    "{% for m in messages %}<eot>{{ m.content }}{% endfor %}<eot>"
+)
+PARAMETERS = {name: value for name, value in SCHEMA.items() if name != "x-guidance"}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
+    """A pair with the marks of calls, of which one is a special token, as in some families."""
     pair = tiny_pair.write(tmp_path_factory.mktemp("grammars"), "qwen3")
+    for directory in map(Path, pair):
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.add_special_tokens(["<tool_call>"])
+        tokenizer.add_tokens([AddedToken("</tool_call>", special=False, normalized=False)])
+        tokenizer.save(str(directory / "tokenizer.json"))
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
     with models.opened(pair) as llm, models.served(llm) as server:
         yield server
 
@@ -73,3 +89,59 @@ def test_what_cannot_be_followed_is_refused_by_its_field(server, fields, param):
     body = {"model": "tiny", "prompt": "a", **fields}
     status, error = error_of(server.port, "/v1/completions", body)
     assert (status, error["param"], error["code"]) == (400, param, "invalid_value")
+
+
+def chat_fields(server, **fields):
+    function = {"name": "f", "parameters": PARAMETERS, "strict": True}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [{"type": "function", "function": function}],
+        "parallel_tool_calls": False,
+        "max_completion_tokens": 90,
+        "seed": 5,
+        # So that the model calls where it may; afterwards there is no other place for the mark.
+        "logit_bias": {str(server.llm.tokenizer.added_tokens["<tool_call>"]): 1000},
+    }
+    return body | fields
+
+
+def call_of(message):
+    (call,) = message["tool_calls"]
+    return message["content"], call["function"]["name"], call["function"]["arguments"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "temperature"),
+    [
+        ("required", 0.0),
+        ("auto", 1.0),
+        ({"type": "function", "function": {"name": "f"}}, 1.0),
+    ],
+    ids=["required", "auto", "named"],
+)
+def test_calls_follow_their_schema_and_are_the_same_in_every_mode(server, choice, temperature):
+    calls = set()
+    for speculation in models.MODES:
+        fields = chat_fields(
+            server, tool_choice=choice, temperature=temperature, speculation=speculation
+        )
+        status, answer = post(server.port, "/v1/chat/completions", fields)
+        assert status == 200, answer
+        (said,) = answer["choices"]
+        assert said["finish_reason"] == "tool_calls"
+        calls.add(call_of(said["message"]))
+    chunks = stream(server.port, "/v1/chat/completions", fields)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    calls.add((None, functions[0]["name"], "".join(part["arguments"] for part in functions)))
+    ((content, name, arguments),) = calls
+    assert (content, name) == (None, "f")
+    assert 0 <= json.loads(arguments)["n"] <= 99
+
+
+def test_parameters_that_are_no_schema_are_refused_as_tools(server):
+    fields = chat_fields(server, tool_choice="required")
+    fields["tools"][0]["function"]["parameters"] = {"properties": {"n": {"type": "x"}}}
+    status, error = error_of(server.port, "/v1/chat/completions", fields)
+    assert (status, error["param"]) == (400, "tools")
