@@ -31,6 +31,7 @@ X = '{"x": [1, "}<"]}'
         (f"<tool_call>{F[:-1]}</tool_call>", "", [("f", X)]),
         (f"<tool_call>{F}<tool_call>{G}", "", [("f", X), ("g", "{}")]),
         (f"<tool_call><tool_call>{F}</tool_call>", "<tool_call>", [("f", X)]),
+        (f"<tool_call> hm <tool_call>{F}</tool_call>", "<tool_call> hm", [("f", X)]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x": 1}')]),
