@@ -43,6 +43,7 @@ from ssd_jax.kernels.tree_attention.api import (
     tree_attention,
     why_not,
 )
+from ssd_jax.kernels.tree_attention.variant import PLAIN
 from ssd_jax.kernels.verify import api as verify_api
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.variants import VARIANTS
@@ -158,9 +159,9 @@ def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..
         for k, v in ((case.k_pages, case.v_pages), (case.branch_k, case.branch_v))
     )
 
-    def function(q, pages, table, visible, branches, paths):
-        scratch = Scratch(branches, paths)
-        return tree_attention(q, pages, table, visible, scratch, backend=backend, kernels=kernels)
+    def function(q, pages, table, visible, branches, paths, variant=PLAIN):
+        options = {"backend": backend, "kernels": kernels, "variant": variant}
+        return tree_attention(q, pages, table, visible, Scratch(branches, paths), **options)
 
     return function, (case.q, pages, case.table, case.visible, branches, case.paths)
 

@@ -212,23 +212,30 @@ def _write_windows(
 def read_block(
     pages: PageArray,
     page_table: PageTable,
-    block: Int32[Array, ""] | int,
+    block: Int32[Array, "B"] | Int32[Array, ""] | int,
     batch: int,
     size: int = BLOCK,
 ) -> Float[Array, "B kv_heads {size} width"]:
-    """Reads positions [block * size, (block + 1) * size) of `batch` rows; `size` divides a page."""
+    """Reads positions [block * size, (block + 1) * size) of `batch` rows; `size` divides a page.
+
+    Args:
+      block: of all rows, or of each row.
+    """
     start = block * size
     _, heads, page_size, width = pages.shape
+
+    def read_row(page_id: jax.Array, offset: jax.Array | int) -> jax.Array:
+        origin = (page_id, 0, offset, 0)
+        return jax.lax.dynamic_slice(pages, origin, (1, heads, size, width))[0]
+
+    if jnp.ndim(block) == 1:
+        page = as_array(page_table, batch)[jnp.arange(batch), start // page_size]
+        return decode(jax.vmap(read_row)(page, start % page_size))
     if isinstance(page_table, Contiguous):
         origin = (page_table.first, 0, start, 0)
         return decode(jax.lax.dynamic_slice(pages, origin, (batch, heads, size, width)))
     page = jax.lax.dynamic_index_in_dim(page_table, start // page_size, axis=1, keepdims=False)
-
-    def read_row(page_id: jax.Array) -> jax.Array:
-        origin = (page_id, 0, start % page_size, 0)
-        return jax.lax.dynamic_slice(pages, origin, (1, heads, size, width))[0]
-
-    return decode(jax.vmap(read_row)(page))
+    return decode(jax.vmap(lambda page_id: read_row(page_id, start % page_size))(page))
 
 
 MAX_ENTRIES = 31

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import lane_width
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2}
 
@@ -120,13 +121,18 @@ def entries_on(path: int) -> list[int]:
     return [entry for entry in range(31) if path >> entry & 1]
 
 
-def hide_unseen(case: Case) -> Case:
+def hide_unseen(case: Case, window: int | None = None) -> Case:
     """With NaN at positions that no query of their row sees."""
     k, v = case.k_pages.copy(), case.v_pages.copy()
     size = k.shape[2]
-    for row, pages in zip(case.visible, case.table, strict=True):
+    last = case.visible.astype(int)
+    if case.paths is not None:
+        last = last + np.bitwise_count(case.paths[..., 1])
+    first = np.where(last == 0, last.max(), last - (window or last.max()))
+    for row, starts, pages in zip(case.visible, first, case.table, strict=True):
         for index, page in enumerate(pages):
-            unseen = index * size + np.arange(size) >= row.max()
+            position = index * size + np.arange(size)
+            unseen = (position >= row.max()) | (position < starts.min())
             k[page][:, unseen] = v[page][:, unseen] = np.nan
     return case._replace(k_pages=k, v_pages=v)
 
@@ -136,7 +142,7 @@ def pack_kv(k, v) -> jnp.ndarray:
     return kv_pages.pack_kv(jnp.asarray(k), jnp.asarray(v), lane_width(k.shape[-1]))
 
 
-def expected(case: Case, *, soft_cap: float | None = None, window: int | None = None) -> np.ndarray:
+def expected(case: Case, variant: AttentionVariant = PLAIN) -> np.ndarray:
     """One query head after the other, in float64: [B, R, heads, head_dim]."""
     group = case.q.shape[2] // case.k_pages.shape[1]
     result = np.zeros(case.q.shape)
@@ -150,13 +156,16 @@ def expected(case: Case, *, soft_cap: float | None = None, window: int | None = 
             seen = np.s_[b, h // group, entries_on(path), branch]
             k = np.concatenate([k, case.branch_k[seen]])
             v = np.concatenate([v, case.branch_v[seen]])
-        if window is not None:
-            k, v = k[-window:], v[-window:]
+        if variant.window is not None:
+            k, v = k[-int(variant.window) :], v[-int(variant.window) :]
         if not len(k):
             continue
-        scores = k.astype(np.float64) @ case.q[b, r, h].astype(np.float64) * k.shape[1] ** -0.5
-        if soft_cap is not None:
-            scores = soft_cap * np.tanh(scores / soft_cap)
-        weights = np.exp(scores - scores.max())
-        result[b, r, h] = weights / weights.sum() @ v.astype(np.float64)
+        scores = k.astype(np.float64) @ case.q[b, r, h].astype(np.float64)
+        scores *= k.shape[1] ** -0.5 if variant.scale is None else variant.scale
+        if variant.soft_cap is not None:
+            scores = variant.soft_cap * np.tanh(scores / variant.soft_cap)
+        sink = -np.inf if variant.sinks is None else float(variant.sinks[h])
+        most = max(scores.max(), sink)
+        weights = np.exp(scores - most)
+        result[b, r, h] = weights / (weights.sum() + np.exp(sink - most)) @ v.astype(np.float64)
     return result

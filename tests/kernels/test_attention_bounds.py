@@ -9,6 +9,7 @@ import pytest
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch
 from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.kernels.tree_attention.bounds import check_shapes
+from ssd_jax.kernels.tree_attention.variant import AttentionVariant
 
 
 def arguments(**changes):
@@ -41,6 +42,20 @@ def test_shapes_that_fit_are_taken():
 def test_shapes_that_do_not_fit_are_errors_with_limits(changes, message):
     with pytest.raises(ValueError, match=message):
         check_shapes(*arguments(**changes))
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({"window": 0}, "window = 0 is not above 0"),
+        ({"soft_cap": 0.0}, r"soft_cap = 0\.0 is not above 0"),
+        ({"scale": float("nan")}, "scale = nan is not above 0"),
+        ({"sinks": jnp.zeros(2)}, r"sinks \(2,\) are not \(4,\)"),
+    ],
+)
+def test_variants_that_make_no_sense_are_errors(variant, message):
+    with pytest.raises(ValueError, match=message):
+        check_shapes(*arguments(), AttentionVariant(**variant))
 
 
 def test_positions_behind_the_reach_are_not_read_and_who_would_see_them_gets_nan():

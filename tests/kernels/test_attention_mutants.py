@@ -30,19 +30,35 @@ def bits(dtype):
 
 def path_bits():
     tests.test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(
-        "float32", "bfloat16 bits"
+        "float32", "bfloat16 bits", ()
+    )
+
+
+def windowed_path_bits():
+    tests.test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(
+        "float32", "bfloat16 bits", (2, 64, 100)
     )
 
 
 def nothing_unseen():
     for dtype in (jnp.float32, jnp.bfloat16):
-        tests.test_what_a_query_does_not_see_may_be_nan(dtype)
+        tests.test_what_a_query_does_not_see_may_be_nan(dtype, None)
+
+
+def nothing_before_the_window():
+    for dtype in (jnp.float32, jnp.bfloat16):
+        tests.test_what_a_query_does_not_see_may_be_nan(dtype, 3)
+
+
+def variants():
+    for dtype in ("float32", "bfloat16"):
+        tests.test_windows_caps_scales_and_sinks_are_near_the_reference(dtype, 1.5)
 
 
 MUTANTS = {
     "visible off by one": (
-        "task.h", "Clamp(call.visible[row * call.tokens + Token(i)],",
-        "Clamp(call.visible[row * call.tokens + Token(i)] + 1,", near_the_reference,
+        "task.h", "Clamp(call.visible[token],", "Clamp(call.visible[token] + 1,",
+        near_the_reference,
     ),
     "keys and values exchanged": (
         "task.h", "TransposeKeys(chunks_, Evenly<Number>{keys,",
@@ -68,20 +84,50 @@ MUTANTS = {
         "PathLength(i + r) > kBlock - seen[r] ? 0 : PathLength(i + r)", path_bits,
     ),
     "blocks in an order of their number": (
-        "task.h", "AddBlock(begin, most - begin);",
+        "task.h", "AddBlock(begin, most - begin, first);",
         "{ const int64_t at = most > 256 ? (most - 1) / kBlock * kBlock - begin : begin; "
-        "AddBlock(at, most - at); }", lambda: bits(jnp.float32),
+        "AddBlock(at, most - at, first); }", lambda: bits(jnp.float32),
     ),
     "a sum that keeps the scale of an earlier maximum": (
         "softmax.h", "state.total *= scale;", "", near_the_reference
     ),
-    "values that others see": ("task.h", "least, sums);", "kBlock, sums);", nothing_unseen),
+    "values that others see": (
+        "task.h", "end_all - begin_all, sums);", "kBlock - begin_all, sums);", nothing_unseen
+    ),
     "tiles of values that others see": (
-        "task.h", "Pair(part, positions, values, paired);", "Pair(part, kPairs, values, paired);",
-        nothing_unseen,
+        "task.h", "Pair(part, positions, values, paired);",
+        "Pair(part, {0, kPairs}, values, paired);", nothing_unseen,
+    ),
+    "a window off by one": (
+        "task.h", "call.first == nullptr ? 0 : call.first[token];",
+        "call.first == nullptr || call.first[token] == 0 ? 0 : call.first[token] - 1;", variants,
+    ),
+    "positions before a window": (
+        "task.h", "std::fill_n(scores, std::min(unseen[r], end), -INFINITY);", "", variants
+    ),
+    "positions before a window, by tiles": (
+        "task.h", "std::fill_n(scores, seen[r].begin, -INFINITY);", "", variants
+    ),
+    "entries before a window": (
+        "task.h", "std::fill_n(weights, hidden, -INFINITY);", "", windowed_path_bits
+    ),
+    "values before a window": (
+        "task.h", "begin_all = end_all = kBlock;", "begin_all = 0;", nothing_before_the_window
+    ),
+    "a scale left out": (
+        "task.h", "call.scale > 0 ? kLog2E * call.scale :", "", variants
+    ),
+    "a cap left out of pages": (
+        "task.h", "if (cap_ > 0) Cap(scores, most, cap_);\n      const bool",
+        "const bool", variants,
+    ),
+    "a cap left out of paths": ("task.h", "cap_ > 0 && query < many", "false", variants),
+    "sinks ignored": ("task.h", "if (call.sinks != nullptr)", "if (false)", variants),
+    "a sink's weight in every lane": (
+        "task.h", "state_[i].total[0] = 1;", "state_[i].total += 1.0f;", variants
     ),
 }  # fmt: skip
-ONLY_TILES = ("tiles of values that others see",)
+ONLY_TILES = ("tiles of values that others see", "positions before a window, by tiles")
 
 
 def flags() -> str:

@@ -4,6 +4,7 @@ Queries of bfloat16 take another way than those of float32 where the processor h
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
 from ssd_jax.kernels.tree_attention.api import tree_attention
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 from tests.kernels.attention_cases import entries_on, random_paths, tree
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
@@ -36,8 +38,9 @@ def stored(shape, seed, storage="bfloat16 bits"):
 compiled = jax.jit(tree_attention, static_argnames=("backend", "kernels"))
 
 
-def attend(*arguments, backend="cpu", kernels=None):
-    return np.asarray(compiled(*arguments, backend=backend, kernels=kernels))
+def attend(*arguments, backend="cpu", kernels=None, variant=PLAIN):
+    call = compiled(*arguments, backend=backend, kernels=kernels, variant=variant)
+    return np.asarray(call)
 
 
 def case(batch, rows, heads, kv_heads, head_dim, storage="bfloat16 bits", *, branches=False):
@@ -69,6 +72,22 @@ def test_compiled_attention_is_near_the_reference(sizes, storage, branches):
     expected = attend(*arguments, backend="reference")
     atol = 2e-2 if storage == "bfloat16" else 2e-6  # the reference multiplies bfloat16 pages so
     np.testing.assert_allclose(attend(*arguments), expected, atol=atol)
+
+
+def variant_of(window, heads, soft_cap=1.5):
+    sinks = jnp.linspace(-2, 2, heads)
+    return AttentionVariant(window=jnp.asarray(window), soft_cap=soft_cap, scale=0.3, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("soft_cap", [1.5, 50.0])
+def test_windows_caps_scales_and_sinks_are_near_the_reference(dtype, soft_cap):
+    q, *others = case(2, 40, 9, 3, 64, branches=True)
+    q = q.astype(dtype)
+    for window in (1, 3, 63, 64, 65, 200):
+        variant = variant_of(window, 9, soft_cap)
+        expected = attend(q.astype(jnp.float32), *others, backend="reference", variant=variant)
+        np.testing.assert_allclose(attend(q, *others, variant=variant), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -106,16 +125,18 @@ def test_a_querys_bits_do_not_depend_on_what_runs_beside_it(dtype, storage, bran
         np.testing.assert_array_equal(part, whole[rows, queries])
 
 
+@pytest.mark.parametrize("variant", [PLAIN, variant_of(62, 9)], ids=["plain", "window"])
 @QUERIES
-def test_a_block_of_tokens_is_its_tokens_one_by_one(dtype):
+def test_a_block_of_tokens_is_its_tokens_one_by_one(dtype, variant):
     """As verification and plain decoding see them: each one position more than the one before."""
     q, kv, table, _, _ = case(1, 9, 9, 3, 64)
     q = q.astype(dtype)
     for length in (1, 60, 96, 250):
         visible = length + jnp.arange(9)[None]
-        whole = attend(q, kv, table, visible)
+        whole = attend(q, kv, table, visible, variant=variant)
         for token in range(9):
-            one = attend(q[:, token : token + 1], kv, table, visible[:, token : token + 1])
+            alone = q[:, token : token + 1], kv, table, visible[:, token : token + 1]
+            one = attend(*alone, variant=variant)
             np.testing.assert_array_equal(one[:, 0], whole[:, token])
 
 
@@ -127,10 +148,17 @@ def test_a_table_and_contiguous_pages_give_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "storage"),
-    [("float32", "float32"), ("float32", "bfloat16 bits"), ("bfloat16", "bfloat16 bits")],
+    ("dtype", "storage", "windows"),
+    [
+        ("float32", "float32", ()),
+        ("float32", "bfloat16 bits", ()),
+        ("bfloat16", "bfloat16 bits", ()),
+        ("bfloat16", "bfloat16 bits", (2, 64, 100)),
+    ],
 )
-def test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(dtype, storage):
+def test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(
+    dtype, storage, windows
+):
     """At the edges of blocks of positions, where a path goes on in the next block or begins one."""
     heads, kv_heads, head_dim, nodes, branches = 6, 2, 64, 31, 2
     rng = np.random.default_rng(0)
@@ -138,8 +166,10 @@ def test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(
     pages = stored((1, kv_heads, 2 * BLOCK, 2 * head_dim), 2, storage)
     kv = stored((1, kv_heads, nodes, branches, 2 * head_dim), 3, storage)
     drafted = np.asarray(kv)[0, :, :, 1]
-    attend_exactly = functools.partial(attend, kernels=Kernels(tiles=False))
-    for trunk in (*range(4), *range(62, 67), *range(126, 131)):
+    trunks = (*range(4), *range(62, 67), *range(126, 131))
+    variants = [variant_of(window, heads) for window in windows] or [PLAIN]
+    for trunk, variant in itertools.product(trunks, variants):
+        attend_exactly = functools.partial(attend, kernels=Kernels(tiles=False), variant=variant)
         paths = np.array(tree(rng, nodes))
         branch_and_path = jnp.asarray(np.stack([np.ones_like(paths), paths], axis=-1), jnp.int32)
         in_tree = attend_exactly(
@@ -159,26 +189,32 @@ def test_a_token_of_a_tree_attends_bit_for_bit_as_if_its_path_were_in_the_pages(
         np.testing.assert_array_equal(alone[0], in_tree[0, -1:])
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @QUERIES
-def test_what_a_query_does_not_see_may_be_nan(dtype):
+def test_what_a_query_does_not_see_may_be_nan(dtype, window):
     storage = "float32" if dtype == jnp.float32 else "bfloat16"
     q, kv, _, _, scratch = case(1, 6, 3, 1, 64, storage, branches=True)
     q = q.astype(dtype)
     visible = np.array([[0, 1, 63, 64, 130, 131]])
     paths = np.array([[[0, 0], [1, 0b1], [1, 0b101], [2, 0b1001110], [3, 0b10], [4, 0]]])
     scratch = scratch._replace(paths=jnp.asarray(paths))
-    clean = attend(q, kv, Contiguous(), jnp.asarray(visible), scratch)
+    variant = AttentionVariant(window=window)
+    clean = attend(q, kv, Contiguous(), jnp.asarray(visible), scratch, variant=variant)
     assert np.isfinite(clean).all()
     for query, (branch, path) in enumerate(paths[0]):
-        seen = np.arange(2 * BLOCK) < visible[0, query]
-        drafted = np.zeros((ENTRIES, BRANCHES), bool)
-        drafted[entries_on(path), branch] = True
+        drafted, on_path = np.zeros((ENTRIES, BRANCHES), bool), entries_on(path)
+        last, hidden = visible[0, query] + len(on_path), 0
+        if window is not None:
+            hidden = max(last - window, 0)
+        seen = (np.arange(2 * BLOCK) < visible[0, query]) & (np.arange(2 * BLOCK) >= hidden)
+        drafted[on_path[max(hidden - visible[0, query], 0) :], branch] = True
         dirty = attend(
             q,
             jnp.where(seen[:, None], kv, jnp.nan),
             Contiguous(),
             jnp.asarray(visible),
             Scratch(jnp.where(drafted[..., None], scratch.kv, jnp.nan), scratch.paths),
+            variant=variant,
         )
         np.testing.assert_array_equal(dirty[0, query], clean[0, query])
 

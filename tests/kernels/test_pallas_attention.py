@@ -17,6 +17,7 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch, lane_width
 from ssd_jax.kernels.tree_attention import pallas_tpu
 from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 from tests.kernels.attention_cases import (
     TOLERANCE,
     Case,
@@ -60,7 +61,7 @@ def scratch_of(case):
     return Scratch(pack_kv(case.branch_k, case.branch_v), jnp.asarray(case.paths))
 
 
-def attend(case, *, interpret=None, page_table=None, jit=jax.jit, **options):
+def attend(case, variant=PLAIN, *, interpret=None, page_table=None, jit=jax.jit, **options):
     interpret = pltpu.InterpretParams() if interpret is None else interpret
     table = jnp.asarray(case.table) if page_table is None else page_table
 
@@ -69,13 +70,13 @@ def attend(case, *, interpret=None, page_table=None, jit=jax.jit, **options):
 
     visible = jnp.asarray(case.visible)
     return np.asarray(
-        jit(call)(jnp.asarray(case.q), pages_of(case), table, visible, scratch_of(case))
+        jit(call)(jnp.asarray(case.q), pages_of(case), table, visible, scratch_of(case), variant)
     )
 
 
-def assert_right(case, got, **options):
+def assert_right(case, got, variant=PLAIN):
     tolerance = TOLERANCE[case.q.dtype.name]
-    np.testing.assert_allclose(got, expected(case, **options), rtol=0, atol=tolerance)
+    np.testing.assert_allclose(got, expected(case, variant), rtol=0, atol=tolerance)
 
 
 def check(shapes):
@@ -124,20 +125,23 @@ def test_tiles_of_queries_read_what_they_see():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("option", [{"soft_cap": 1.5}, {"window": 2}, {"window": 140}])
-def test_pallas_attention_has_a_soft_cap_and_a_window(option):
-    case = hide_unseen(make(EVERYTHING))
-    assert_right(case, attend(case, **option), **option)
+@pytest.mark.parametrize("window", [2, 140, jnp.asarray(140)], ids=["2", "140", "array"])
+def test_pallas_attention_has_windows_caps_scales_and_sinks(window):
+    sinks = jnp.asarray([1.0, -2.0, 0.0, 3.0])
+    variant = AttentionVariant(window=window, soft_cap=1.5, scale=0.2, sinks=sinks)
+    case = hide_unseen(make(EVERYTHING), int(window))
+    assert_right(case, attend(case, variant), variant)
 
 
 def test_pages_behind_the_window_may_be_gone():
     case = make(Shapes(visible=((300, 290),), page_size=16, seed=3))
-    right = expected(case, window=20)
+    window = AttentionVariant(window=20)
+    right = expected(case, window)
     gone = (290 - 20) // 16
     freed = case.table[0, :gone].copy()
     case.k_pages[freed] = case.v_pages[freed] = np.nan
     case.table[0, :gone] = -1
-    np.testing.assert_allclose(attend(case, window=20), right, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(attend(case, window), right, rtol=0, atol=2e-6)
 
 
 def test_one_page_a_row_needs_no_table():
@@ -163,9 +167,10 @@ def test_a_row_does_not_depend_on_how_long_its_neighbour_is():
 def test_pallas_attention_shares_heads_on_eight_devices():
     case = hide_unseen(make(Shapes(visible=((130, 7),), kv_heads=8, branches=2, entries=2)))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
-    got = attend(case, interpret=True, shards=shards)
-    assert_right(case, got)
-    whole = attend(case, interpret=True, shards=shards._replace(split=False))
+    variant = AttentionVariant(window=20, sinks=jnp.linspace(-1, 1, 16))
+    got = attend(case, variant, interpret=True, shards=shards)
+    assert_right(case, got, variant)
+    whole = attend(case, variant, interpret=True, shards=shards._replace(split=False))
     np.testing.assert_array_equal(got, whole)
 
 

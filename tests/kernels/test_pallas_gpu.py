@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from ssd_jax import compat
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import Contiguous, Scratch
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 from tests.kernels import attention_cases as cases
 from tests.kernels.attention_cases import Shapes, expected, hide_unseen, make
 
@@ -95,28 +96,29 @@ def shapes(draw):
     return cases.dataclasses.replace(found, head_dim=size, dtype="bfloat16")
 
 
-def attend(case, name, interpret, *, page_table=None, parts=None, shards=None):
+def attend(case, name, interpret, variant=PLAIN, *, page_table=None, parts=None, shards=None):
     pages = jnp.concatenate([case.k_pages, case.v_pages], axis=-1)
     scratch = None
     if case.paths is not None:
         branches = np.concatenate([case.branch_k, case.branch_v], axis=-1)
         scratch = Scratch(jnp.asarray(branches), jnp.asarray(case.paths))
     table = jnp.asarray(case.table) if page_table is None else page_table
-    arguments = jnp.asarray(case.q), pages, table, jnp.asarray(case.visible), scratch
+    arguments = jnp.asarray(case.q), pages, table, jnp.asarray(case.visible), scratch, variant
     return np.asarray(compiled(name, interpret is not None, parts, shards)(*arguments))
 
 
 @functools.cache
 def compiled(name, interpreted, parts, shards):
-    how = {"name": name, "interpret": INTERPRETED if interpreted else None, "parts": parts}
-    call = functools.partial(pallas_gpu.tree_attention_pallas_gpu, shards=shards, **how)
+    launch = pallas_gpu.Launch(name, parts, INTERPRETED if interpreted else None)
+    call = functools.partial(pallas_gpu.tree_attention_pallas_gpu, shards=shards, launch=launch)
     return jax.jit(call)
 
 
-def check(shape, name, interpret, **options):
+def check(shape, name, interpret, variant=PLAIN, **options):
     case = hide_unseen(make(shape))
-    got = attend(case, name, interpret, **options)
-    np.testing.assert_allclose(got, expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
+    got = attend(case, name, interpret, variant, **options)
+    tolerance = cases.TOLERANCE["bfloat16"]
+    np.testing.assert_allclose(got, expected(case, variant), rtol=0, atol=tolerance)
 
 
 @everywhere
@@ -131,6 +133,35 @@ def test_gpu_attention_is_near_float64(name, interpret, shape):
 @pytest.mark.parametrize("parts", [1, 3, 7, MANY, None])
 def test_parts_of_a_prefix_make_one_softmax(name, interpret, parts):
     check(EDGES, name, interpret, parts=parts)
+
+
+FAR = dataclasses.replace(TREE, visible=(tuple(range(500, 524)),), page_size=64)
+STRADDLING = AttentionVariant(window=125)
+"""With FAR, windows begin in two blocks, behind five that no query sees."""
+SINKS = jnp.asarray([1.0, -2.0, 0.0, 3.0])
+VARIANTS = {
+    "window": AttentionVariant(window=70, sinks=SINKS, scale=0.2),
+    "array": AttentionVariant(window=jnp.asarray(2), soft_cap=1.5),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_gpu_attention_has_windows_caps_scales_and_sinks(name, interpret, variant, parts):
+    check(EDGES, name, interpret, VARIANTS[variant], parts=parts)
+
+
+@everywhere
+def test_a_window_of_all_tiles_skips_blocks(name, interpret):
+    """Queries of two tiles, whose windows begin in different blocks; pages before them are gone."""
+    case = make(FAR)
+    right = expected(case, STRADDLING)
+    gone = case.table[0, : (501 - STRADDLING.window) // 64].copy()
+    case.k_pages[gone] = case.v_pages[gone] = np.nan
+    case.table[0, : len(gone)] = -1
+    got = attend(case, name, interpret, STRADDLING, parts=2)
+    np.testing.assert_allclose(got, right, rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
 
 @everywhere
@@ -182,18 +213,22 @@ def test_a_query_gives_the_same_bits_beside_others(name, interpret, parts):
 def test_each_of_eight_devices_attends_for_its_heads(monkeypatch):
     """With XLA in the kernel's place: JAX interprets a kernel on one device at a time."""
 
-    def attend_here(q, pages, table, visible, branches, paths, **_how):
-        assert (q.shape[2], pages.shape[1], branches.shape[1]) == (2, 1, 1)
-        return tree_attention_xla(q, pages, table, visible, Scratch(branches, paths))
+    def attend_here(q, pages, table, seen, branches, sinks, **_how):
+        assert (q.shape[2], pages.shape[1], branches.shape[1], len(sinks)) == (2, 1, 1, 2)
+        scratch, variant = Scratch(branches, seen.paths), AttentionVariant(sinks=sinks)
+        return tree_attention_xla(q, pages, table, seen.visible, scratch, variant)
 
     monkeypatch.setattr(pallas_gpu, "_attend", attend_here)
     shape = Shapes(visible=((130, 7),), kv_heads=8, branches=2, entries=2, dtype="bfloat16")
     case = hide_unseen(make(shape))
     shards = HeadShards("model", mesh=Mesh(np.array(jax.devices()[:8]), ("model",)))
-    got = attend(case, "pallas_gpu", None, shards=shards)
-    np.testing.assert_allclose(got, expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
+    variant = AttentionVariant(sinks=jnp.linspace(-1, 1, 16))
+    got = attend(case, "pallas_gpu", None, variant, shards=shards)
+    tolerance = cases.TOLERANCE["bfloat16"]
+    np.testing.assert_allclose(got, expected(case, variant), rtol=0, atol=tolerance)
 
 
+CAPPED = "cap_scores(", "(lambda scores, soft_cap: scores)("
 MUTANTS = {
     pallas_gpu_part: {
         "a position too many": (
@@ -213,8 +248,25 @@ MUTANTS = {
         ),
         "the tokens beside the path": ("return same_branch & (on_path == 1)", "return same_branch"),
         "the path of the entry before": ("path_bits, bit)", "path_bits, bit + 1)"),
+        "a position before the window": (
+            "visible &= column >= lax.broadcast_in_dim(hidden_columns",
+            "visible &= column + 1 >= lax.broadcast_in_dim(hidden_columns",
+        ),
+        "blocks before the window that are taken for seen": (
+            "lax.div(operands.window.common_start[self.b] + (block - 1), block)",
+            "lax.div(operands.window.start[self.b], block)",
+        ),
+        "blocks in a window that are left out": (
+            "start = lax.div(operands.window.start[self.b], block)",
+            "start = lax.div(operands.window.common_start[self.b], block)",
+        ),
+        "blocks of the beginning in place of the window's": (
+            "index = index + self.left_out",
+            "index = index",
+        ),
     },
     pallas_gpu_wgmma: {
+        "a cap left out": CAPPED,
         "what nobody sees stays": ("row < visible_rows, v", "row < block, v"),
         "a total that keeps the scale of an earlier maximum": ("total * rescale + w", "total + w"),
         "an output that does": ("rescale_output(softmax.output, rescale)", "softmax.output"),
@@ -228,6 +280,7 @@ MUTANTS = {
         "queries of the first tile": ("* tiles + thread) * ROWS", "* tiles) * ROWS"),
     },
     pallas_gpu_mma: {
+        "a cap left out": CAPPED,
         "what nobody sees stays": ("row < part.visible_positions(index), kv", "row < block, kv"),
         "a total that keeps the scale of an earlier maximum": ("total * rescale + w", "total + w"),
         "an output that does": ("rescale_output(softmax.output, rescale)", "softmax.output"),
@@ -260,9 +313,12 @@ def test_every_mutant_is_caught(module, name, monkeypatch):
     monkeypatch.setattr(kernel, changed, mutant[changed])
     monkeypatch.setattr(sys.modules[__name__], "compiled", compiled.__wrapped__)
     shape = WIDE if "group" in name else TREE if "tile" in name else EDGES
+    variant = VARIANTS["array"] if "cap" in name or "window" in name else PLAIN
+    if "window" in name and "blocks" in name:
+        shape, variant = FAR, STRADDLING
     backend = next(each for each, its in pallas_gpu.KERNELS.items() if its is kernel)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        check(shape, backend, INTERPRETED, parts=2)
+        check(shape, backend, INTERPRETED, variant, parts=2)
 
 
 def test_pages_and_devices_without_the_gpu_kernel_are_refused():

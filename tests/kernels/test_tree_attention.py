@@ -12,6 +12,7 @@ from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch, encode, write
 from ssd_jax.kernels.tree_attention import api
 from ssd_jax.kernels.tree_attention.api import BACKENDS, why_missing
 from ssd_jax.kernels.tree_attention.cpu import POSITIONS
+from ssd_jax.kernels.tree_attention.variant import NOTHING, PLAIN, AttentionVariant
 from tests.kernels import attention_cases
 from tests.selection import cases
 
@@ -131,6 +132,68 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_the_tokens_on_its_path_only(
         keys = np.concatenate([k[0, 0, :seen], branch_k[on_path]])
         values = np.concatenate([v[0, 0, :seen], branch_v[on_path]])
         np.testing.assert_allclose(got[0, r, h], _one_query(q[0, r, h], keys, values), atol=2e-6)
+
+
+NEAR_EDGES = attention_cases.Shapes(  # of pages and blocks
+    visible=((0, 0, 0, 0), (300, 299, 302, 298), (128, 127, 129, 130)),
+    kv_heads=2,
+    head_dim=8,
+    branches=4,
+    entries=6,
+    seed=1,
+)
+SINKS = jnp.asarray([1.0, -2.0, 0.0, 3.0])
+VARIANTS = {
+    "a window within a path, and sinks": AttentionVariant(window=3, sinks=SINKS),
+    "a soft cap and a scale": AttentionVariant(soft_cap=1.5, scale=0.9),
+    "a window that is an array": AttentionVariant(window=jnp.asarray(140), soft_cap=20.0),
+}
+
+
+def attend_case(case, variant, backend):
+    pages, branches = (
+        jnp.asarray(np.concatenate(pair, axis=-1))
+        for pair in ((case.k_pages, case.v_pages), (case.branch_k, case.branch_v))
+    )
+    arguments = map(jnp.asarray, (case.q, np.nan_to_num(pages), case.table, case.visible))
+    scratch = Scratch(branches, jnp.asarray(case.paths))
+    return tree_attention(*arguments, scratch, variant=variant, backend=backend)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_windows_caps_scales_and_sinks_are_those_of_float64(backend, name):
+    case, variant = attention_cases.make(NEAR_EDGES), VARIANTS[name]
+    found = attend_case(case, variant, backend)
+    np.testing.assert_allclose(
+        found, attention_cases.expected(case, variant), rtol=0, atol=TOLERANCE["float32"]
+    )
+
+
+@pytest.mark.more
+def test_a_window_that_hides_nothing_changes_no_bit(backend):
+    case = attention_cases.make(NEAR_EDGES)
+    plain = attend_case(case, PLAIN, backend)
+    for window in (1000, jnp.asarray(NOTHING)):
+        wide = attend_case(case, AttentionVariant(window=window), backend)
+        np.testing.assert_array_equal(wide, plain)
+
+
+def test_pages_before_the_window_may_be_gone(backend):
+    table = np.array([[0, 1, 2]])
+    k, v = _random((1, 1, 3 * BLOCK, 8), 1), _random((1, 1, 3 * BLOCK, 8), 2)
+    pages = _pages(k, v, jnp.float32, BLOCK, table)
+    q, visible = jnp.asarray(_random((1, 2, 2, 8), 3)), jnp.array([[300, 0]])
+
+    def attend(pages, table):
+        variant = AttentionVariant(window=30)
+        return tree_attention(
+            q, pages, jnp.asarray(table), visible, variant=variant, backend=backend
+        )
+
+    expected = attend(pages, table)
+    assert np.isfinite(expected).all()
+    gone = pages.at[:2].set(jnp.nan)
+    np.testing.assert_array_equal(attend(gone, np.array([[-1, 7, 2]])), expected)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous, Scratch
 from ssd_jax.kernels.tree_attention import xla
 from ssd_jax.kernels.tree_attention.api import tree_attention
+from ssd_jax.kernels.tree_attention.variant import AttentionVariant
+from tests.kernels import attention_cases
 from tests.sampling.edits import Edit, edited
 
 FORMS = ("xla", "xla_static")
@@ -56,10 +58,10 @@ MUTANTS = {
         "_attend", "output[..., -head_dim:]", "output[..., :head_dim]", ("xla_static", 64)
     ),
     "the last block left out": (
-        "_attend", "(0, blocks, add", "(0, blocks - 1, add", ("xla_static", 128)
+        "_attend", "blocks.end, add", "blocks.end - 1, add", ("xla_static", 128)
     ),
     "positions of smaller blocks": (
-        "_attend", "block * block_size +", "block * BLOCK +", ("xla_static", 128)
+        "_attend", "start = block * blocks.size", "start = block * BLOCK", ("xla_static", 128)
     ),
 }  # fmt: skip
 
@@ -69,3 +71,67 @@ def test_every_mutant_is_caught(name):
     function, old, new, of = MUTANTS[name]
     with edited([Edit(xla, function, old, new)]), pytest.raises(AssertionError):
         check(*of)
+
+
+VARIANT = AttentionVariant(window=3, soft_cap=1.5, sinks=jnp.asarray([1.0, -2.0]))
+TREE = attention_cases.Shapes(  # windows that begin in the trunk and on a path
+    visible=((9, 4, 9, 9, 6),), head_dim=8, branches=1, entries=6, seed=37
+)
+
+
+def check_variant():
+    case = attention_cases.make(TREE)
+    pages, branches = (
+        jnp.asarray(np.nan_to_num(np.concatenate(pair, axis=-1)))
+        for pair in ((case.k_pages, case.v_pages), (case.branch_k, case.branch_v))
+    )
+    arguments = jnp.asarray(case.q), pages, jnp.asarray(case.table), jnp.asarray(case.visible)
+    scratch = Scratch(branches, jnp.asarray(case.paths))
+    found = xla.tree_attention_xla(*arguments, scratch, VARIANT)
+    expected = attention_cases.expected(case, VARIANT)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def test_a_tree_under_a_window_with_a_cap_and_sinks_is_near_float64():
+    check_variant()
+
+
+def test_the_static_form_reads_a_window_alone_and_gives_nan_to_who_would_see_more():
+    rng = np.random.default_rng(0)
+    q, pages = (
+        jnp.asarray(rng.standard_normal(shape, np.float32))
+        for shape in ((1, 2, 2, 8), (1, 1, 64 * BLOCK, 16))
+    )
+    variant, table = AttentionVariant(window=200), Contiguous()
+
+    def attend(form):
+        call = jax.jit(getattr(xla, f"tree_attention_{form}"))
+        return lambda *visible: call(q, pages, table, jnp.asarray([visible]), None, variant)[0]
+
+    found, wanted = attend("xla_static"), attend("xla")
+    for visible in [(1, 2), (513, 514), (8192, 8191), (0, 5000)]:
+        np.testing.assert_allclose(found(*visible), wanted(*visible), atol=2e-6)
+    np.testing.assert_array_equal(np.isnan(found(8000, 400)).all(axis=(1, 2)), [True, False])
+
+
+OF_VARIANTS = {
+    "a window off by one in the trunk": ("first_seen", "count - self.window", "count - 4"),
+    "a window that begins at the slot in the trunk": (
+        "first_seen", "visible + jax.lax.population_count(scratch.paths[..., 1])", "visible"
+    ),
+    "a window off by one on a path": ("within", "> self.window", "> 4"),
+    "a window by slot in place of position": (
+        "within", "jax.lax.population_count(from_entry)", "(32 - jax.lax.clz(from_entry))"
+    ),
+    "a cap left out": ("cap", "self.soft_cap is None", "True"),
+    "sinks ignored": ("tiled_sinks", "self.sinks is None", "True"),
+    "sinks of other heads": (
+        "tiled_sinks", "reshape(kv_heads, -1)", "reshape(kv_heads, -1)[:, ::-1]"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_VARIANTS)
+def test_every_mutant_of_variants_is_caught(name):
+    with edited([Edit(AttentionVariant, *OF_VARIANTS[name])]), pytest.raises(AssertionError):
+        check_variant()

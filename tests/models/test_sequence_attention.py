@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.kernels.tree_attention.variant import AttentionVariant
 from ssd_jax.models.sequence_attention import causal_attention
 from tests.selection import cases
 
@@ -61,3 +62,38 @@ def test_packed_attention_takes_one_head_for_all_queries_and_one_each():
         np.testing.assert_allclose(
             causal_attention(q, k, v, visible), plain(q, k, v, visible), atol=1e-5
         )
+
+
+def test_windows_caps_scales_and_sinks_and_their_gradients_are_those_of_the_whole_square():
+    length, window = 130, 20
+    q, k, v, segments = inputs(length, "float32")
+    positions = jnp.asarray(np.maximum(np.arange(length) - [[0], [40]], 0))
+    visible = segments & (positions[:, :, None] - positions[:, None] < window)
+    weight = jnp.asarray(np.random.default_rng(0).normal(size=q.shape), jnp.float32)
+
+    def whole(q, k, v, sinks):
+        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+        scores = 1.5 * jnp.tanh(jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.9 / 1.5)
+        scores = jnp.where(visible[:, None], scores, -jnp.inf)
+        scores = jnp.append(
+            scores, jnp.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1)), axis=-1
+        )
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1)[..., :-1], v)
+
+    def by_blocks(q, k, v, sinks):
+        variant = AttentionVariant(window=window, soft_cap=1.5, scale=0.9, sinks=sinks)
+        return causal_attention(q, k, v, segments, positions, variant)
+
+    def loss(attention):
+        def total(*operands):
+            attended = attention(*operands)
+            return jnp.sum(attended * weight), attended
+
+        return jax.jit(jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True))
+
+    operands = q, k, v, jnp.linspace(-1, 2, q.shape[2])
+    wanted, wanted_values = loss(whole)(*operands)
+    found, values = loss(by_blocks)(*operands)
+    np.testing.assert_allclose(values, wanted_values, atol=1e-5)
+    for gradient, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(gradient, other, atol=1e-5 * float(jnp.max(jnp.abs(other))))

@@ -16,6 +16,7 @@ from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 from ssd_jax.kernels.tree_attention.bounds import check_shapes
 from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 from ssd_jax.kernels.tree_attention.xla import (
     tree_attention_xla,
     tree_attention_xla_static,
@@ -121,6 +122,7 @@ def tree_attention(
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
     *,
+    variant: AttentionVariant = PLAIN,
     backend: str = "xla",
     kernels: Kernels | None = None,
 ) -> Float32[Array, "B R heads head_dim"]:
@@ -132,29 +134,32 @@ def tree_attention(
     its key has been written before. A query that sees nothing gets zeros; a query that would see a
     page or an entry of the scratch that does not exist gets NaN.
 
+    `variant` may have a window, a soft cap, a scale and sinks. Pages before the windows of all
+    queries of a row are not seen, so they need not exist; what they hold in a block with positions
+    that some query sees must be finite.
+
     `backend` is one of `BACKENDS`, or "pallas_tpu" or one of `GPU_BACKENDS`; those of
     `KERNEL_BACKENDS` are called as `kernels` specifies.
 
     Raises:
-      ValueError: the shapes do not fit each other, or the backend does not support them.
+      ValueError: the shapes do not fit each other, the backend does not support them, or a number
+        of the variant is not above 0.
     """
-    check_shapes(q, kv_pages, page_table, visible, scratch)
+    check_shapes(q, kv_pages, page_table, visible, scratch, variant)
     shards, interpret, tiles = kernels or Kernels()
     if backend in GPU_BACKENDS:
-        from ssd_jax.kernels.tree_attention.pallas_gpu import tree_attention_pallas_gpu
+        from ssd_jax.kernels.tree_attention.pallas_gpu import Launch, tree_attention_pallas_gpu
 
-        options: dict[str, Any] = {
-            "name": backend,
-            "shards": shards,
-            "interpret": interpret or None,
-        }
-        return tree_attention_pallas_gpu(q, kv_pages, page_table, visible, scratch, **options)
+        launch = Launch(backend, interpret=interpret or None)
+        return tree_attention_pallas_gpu(
+            q, kv_pages, page_table, visible, scratch, variant, launch=launch, shards=shards
+        )
     if backend == "pallas_tpu":
         from ssd_jax.kernels.tree_attention.pallas_tpu import tree_attention_pallas_tpu
 
         return tree_attention_pallas_tpu(
-            q, kv_pages, page_table, visible, scratch, shards=shards, interpret=interpret
+            q, kv_pages, page_table, visible, scratch, variant, shards=shards, interpret=interpret
         )
     if backend == "cpu":
-        return tree_attention_cpu(q, kv_pages, page_table, visible, scratch, tiles=tiles)
-    return BACKENDS[backend](q, kv_pages, page_table, visible, scratch)
+        return tree_attention_cpu(q, kv_pages, page_table, visible, scratch, variant, tiles=tiles)
+    return BACKENDS[backend](q, kv_pages, page_table, visible, scratch, variant)

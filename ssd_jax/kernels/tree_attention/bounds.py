@@ -15,6 +15,7 @@ from ssd_jax.kernels.kv_pages import (
     Scratch,
     as_array,
 )
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 
 
 def check_shapes(
@@ -23,11 +24,12 @@ def check_shapes(
     page_table: jax.Array | Contiguous,
     visible: jax.Array,
     scratch: Scratch | None,
+    variant: AttentionVariant = PLAIN,
 ) -> None:
-    """Checks shapes only, while a program is traced.
+    """Checks shapes, and numbers of the variant that are known while a program is traced.
 
     Raises:
-      ValueError: some shapes do not fit.
+      ValueError: some shapes do not fit, or a number makes no sense.
     """
     batch, rows, heads, head_dim = q.shape
     kv_heads, width = kv_pages.shape[1], kv_pages.shape[3]
@@ -49,6 +51,13 @@ def check_shapes(
             f"paths {paths.shape} are not {(batch, rows, 2)}": paths.shape != (batch, rows, 2),
             f"{entries} entries a branch: at most {MAX_ENTRIES}": entries > MAX_ENTRIES,
         }
+    for name in ("window", "soft_cap", "scale"):
+        value = getattr(variant, name)
+        if isinstance(value, int | float):
+            problems[f"{name} = {value} is not above 0"] = not value > 0
+    if variant.sinks is not None:
+        shape = variant.sinks.shape
+        problems[f"sinks {shape} are not {(heads,)}"] = shape != (heads,)
     for problem, present in problems.items():
         if present:
             raise ValueError(problem)
@@ -59,18 +68,18 @@ def in_range(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None,
-    lower: Int32[Array, "B R"] | int = 0,
+    first: Int32[Array, "B R"] | None = None,
 ) -> Bool[Array, "B R"]:
     """Whether everything that a query sees exists.
 
     Args:
-      lower: the first position that the query sees.
+      first: see `AttentionVariant.first_seen`.
     """
     reach = page_table.reach if isinstance(page_table, Contiguous) else None
     page_table = as_array(page_table, len(visible))
     page_size, count = kv_pages.shape[2], page_table.shape[1]
     page_start = jnp.arange(count) * page_size
-    lower = jnp.broadcast_to(lower, visible.shape)
+    lower = jnp.broadcast_to(0 if first is None else first, visible.shape)
     page_seen = (page_start < visible[..., None]) & (page_start + page_size > lower[..., None])
     page_exists = (page_table >= 0) & (page_table < len(kv_pages))
     valid = jnp.all(~page_seen | page_exists[:, None], axis=-1) & (

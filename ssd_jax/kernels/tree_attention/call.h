@@ -19,6 +19,9 @@ struct Call {
   bool narrow;  // q has bits of bfloat16
   bool tiles;
   const int32_t *table, *visible, *paths;
+  const int32_t* first;  // null without a window
+  const float* sinks;  // null without any
+  float scale, soft_cap;  // 0: that of the size; none
   float* out;
 
   int64_t Group() const { return heads / kv_heads; }
@@ -43,9 +46,12 @@ struct Call {
     }
   }
 
+  // Number of a row's positions from the first that some query sees to the last.
   int64_t Seen(int64_t row) const {
     const int32_t* of_row = visible + row * tokens;
-    return Clamp(*std::max_element(of_row, of_row + tokens), Capacity());
+    const int64_t end = Clamp(*std::max_element(of_row, of_row + tokens), Capacity());
+    if (first == nullptr) return end;
+    return end - Clamp(*std::min_element(first + row * tokens, first + (row + 1) * tokens), end);
   }
 };
 

@@ -36,11 +36,13 @@ bool IsBits(ffi::DataType type) { return type == ffi::U16 || type == ffi::BF16; 
 
 ffi::Error Refused(const char* why) { return ffi::Error::InvalidArgument(why); }
 
-// `branches`: none, or keys beside values, and paths. `tiles`: whether tiles may compute products.
+// `others`: of branches, keys beside values, and paths; with a window, the first position that each
+// query sees; sinks. `tiles`: whether tiles may compute products.
 ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
                   ffi::Buffer<ffi::S32> table,
-                  ffi::Buffer<ffi::S32> visible, ffi::RemainingArgs branches,
-                  ffi::ResultBuffer<ffi::F32> out, bool tiles) {
+                  ffi::Buffer<ffi::S32> visible, ffi::RemainingArgs others,
+                  ffi::ResultBuffer<ffi::F32> out, bool tiles, bool window, bool sinks, float scale,
+                  float soft_cap) {
   const auto queries = q.dimensions(), pages = kv.dimensions();
   const bool bits = IsBits(kv.element_type()), narrow = IsBits(q.element_type());
   if (!bits && kv.element_type() != ffi::F32)
@@ -56,9 +58,22 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
   call.table = table.typed_data();
   call.visible = visible.typed_data();
   call.out = out->typed_data();
-  if (branches.size() == 2) {
-    const auto branch_kv = branches.get<ffi::AnyBuffer>(0);
-    const auto paths = branches.get<ffi::Buffer<ffi::S32>>(1);
+  call.scale = scale;
+  call.soft_cap = soft_cap;
+  const int64_t of_branches = others.size() - window - sinks;
+  if (window) {
+    const auto first = others.get<ffi::Buffer<ffi::S32>>(of_branches);
+    if (first.has_error()) return first.error();
+    call.first = first->typed_data();
+  }
+  if (sinks) {
+    const auto of_heads = others.get<ffi::Buffer<ffi::F32>>(of_branches + window);
+    if (of_heads.has_error()) return of_heads.error();
+    call.sinks = of_heads->typed_data();
+  }
+  if (of_branches == 2) {
+    const auto branch_kv = others.get<ffi::AnyBuffer>(0);
+    const auto paths = others.get<ffi::Buffer<ffi::S32>>(1);
     if (paths.has_error()) return paths.error();
     if (branch_kv->element_type() != kv.element_type() || branch_kv->dimensions()[4] != pages[3])
       return Refused("branches are not stored as pages are");
@@ -87,4 +102,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ssd_jax_tree_attention, Attend,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<bool>("tiles"));
+                                  .Attr<bool>("tiles")
+                                  .Attr<bool>("window")
+                                  .Attr<bool>("sinks")
+                                  .Attr<float>("scale")
+                                  .Attr<float>("soft_cap"));

@@ -6,13 +6,13 @@ merges them. `pallas_gpu_wgmma.py` is for Hopper, `pallas_gpu_mma.py` for any GP
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
@@ -21,7 +21,14 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention import pallas_gpu_mma, pallas_gpu_wgmma
 from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
-from ssd_jax.kernels.tree_attention.pallas_gpu_part import LOWEST, ROWS, Operands, Results
+from ssd_jax.kernels.tree_attention.pallas_gpu_merge import (
+    FOLDS,
+    MAX_MERGED,
+    merge,
+    with_sinks,
+)
+from ssd_jax.kernels.tree_attention.pallas_gpu_part import ROWS, Operands, Results, Window
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 
 POSITIONS = 64
 """Page sizes are multiples of this."""
@@ -31,8 +38,39 @@ KERNELS = {"pallas_gpu": pallas_gpu_wgmma, "pallas_mma": pallas_gpu_mma}
 
 _FEW_TILES = 6  # tiles; for fewer queries parts are as for one
 _MIN_PART = 1 << 15  # numbers of a part's keys, so that a part returns little against what it reads
-_MAX_MERGED, _FOLDS = 16, 8  # most parts merged at once; number of parts that more are folded into
 _CORES = 132  # of an H100 or H200; a guess elsewhere costs time only
+
+
+class Launch(NamedTuple):
+    """How a kernel is called.
+
+    Attributes:
+      name: of the kernel, among `KERNELS`.
+      parts: approximate number of parts that a prefix is dealt out to; None is enough to keep every
+        core busy.
+      interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, in an interpreter.
+    """
+
+    name: str = "pallas_gpu"
+    parts: int | None = None
+    interpret: Any = None
+
+
+_AS_USUAL = Launch()
+
+
+class Seen(NamedTuple):
+    """What each query sees.
+
+    Attributes:
+      first: see `AttentionVariant.first_seen`.
+      visible: positions of pages.
+      paths: in the window; see `Scratch`.
+    """
+
+    first: Int32[Array, "B R"] | None
+    visible: Int32[Array, "B R"]
+    paths: Int32[Array, "B R 2"] | None
 
 
 def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | None:
@@ -65,22 +103,17 @@ def tree_attention_pallas_gpu(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
+    variant: AttentionVariant = PLAIN,
     *,
-    name: str = "pallas_gpu",
-    parts: int | None = None,
+    launch: Launch = _AS_USUAL,
     shards: HeadShards | None = None,
-    interpret: Any = None,
 ) -> Float32[Array, "B R heads head_dim"]:
     """`api.tree_attention`, with products in the pages' dtype, softmax and sums in float32.
 
     Pages that no query sees are not read; their numbers in the table may be out of range.
 
     Args:
-      name: of the kernel, among `KERNELS`.
-      parts: approximate number of parts that a prefix is dealt out to; None is enough to keep every
-        core busy.
       shards: given if several devices share the heads.
-      interpret: `plgpu.InterpretGPUParams()` runs the kernel on a processor, in an interpreter.
 
     Raises:
       ValueError: the kernel cannot read the pages.
@@ -89,35 +122,47 @@ def tree_attention_pallas_gpu(
     if reason is not None:
         raise ValueError(f"attention by Pallas on a GPU does not take {reason}")
     page_table = as_array(page_table, len(q))
-    valid = in_range(kv_pages, page_table, visible, scratch)
-    attend = functools.partial(_attend, name=name, parts=parts, interpret=interpret)
+    first = variant.first_seen(visible, scratch)
+    valid = in_range(kv_pages, page_table, visible, scratch, first)
+    window = variant.window if isinstance(variant.window, int) else None
+    static = dataclasses.replace(variant, window=window, sinks=None)
+    attend = functools.partial(_attend, launch=launch, variant=static)
     if shards is not None:
-        attend = shards.map(attend, (2, 1, None, None, 1, None), result=2)
+        attend = shards.map(attend, (2, 1, None, None, 1, 0), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
-    branches, paths = scratch or (None, None)
-    return nan_where_invalid(attend(q, kv_pages, page_table, visible, branches, paths), valid)
+    branches, paths = variant.within(scratch) or (None, None)
+    seen = Seen(first, visible, paths)
+    attended = attend(q, kv_pages, page_table, seen, branches, variant.sinks)
+    return nan_where_invalid(attended, valid)
 
 
 def _attend(
     q: Float[Array, "B R heads head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size width"],
     page_table: Int32[Array, "B P"],
-    visible: Int32[Array, "B R"],
+    seen: Seen,
     branches: Shaped[Array, "B kv_heads entries M width"] | None,
-    paths: Int32[Array, "B R 2"] | None,
+    sinks: Float[Array, "heads"] | None,
     *,
-    name: str,
-    parts: int | None,
-    interpret: Any,
+    variant: AttentionVariant,
+    launch: Launch,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Attention for the heads of one device."""
+    """Attention for the heads of one device.
+
+    Args:
+      variant: without arrays.
+    """
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
-    scratch = None if branches is None or paths is None else Scratch(branches, paths)
-    output = _softmax(grouped, kv_pages, page_table, visible, scratch, name, parts, interpret)
+    state = _softmax(grouped, kv_pages, page_table, seen, branches, variant, launch)
+    tiled_sinks = AttentionVariant(sinks=sinks).tiled_sinks(kv_heads, rows * group)
+    if tiled_sinks is not None:
+        state = with_sinks(*state, tiled_sinks)
+    _, total, output = state
+    output /= jnp.where(total == 0, 1.0, total)
     output = output.reshape(batch, kv_heads, rows, group, head_dim)
     return output.transpose(0, 2, 1, 3, 4).reshape(batch, rows, heads, head_dim)
 
@@ -126,30 +171,35 @@ def _softmax(
     q: Float[Array, "B kv_heads Q head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size width"],
     page_table: Int32[Array, "B P"],
-    visible: Int32[Array, "B R"],
-    scratch: Scratch | None,
-    name: str,
-    parts: int | None,
-    interpret: Any,
-) -> Float32[Array, "B kv_heads Q head_dim"]:
-    """Calls the kernel, and merges what its parts return."""
-    kernel = KERNELS[name]
+    seen: Seen,
+    branches: Shaped[Array, "B kv_heads entries M width"] | None,
+    variant: AttentionVariant,
+    launch: Launch,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Calls the kernel, and merges what its parts return; see `merge`."""
+    name, parts, interpret = launch
+    kernel, (first, visible, paths) = KERNELS[name], seen
+    scratch = None if branches is None or paths is None else Scratch(branches, paths)
     batch, kv_heads, queries, head_dim = q.shape
     block = math.gcd(kv_pages.shape[2], kernel.BLOCK // head_dim)
     tiles = pl.cdiv(queries, ROWS)
     groups = pl.cdiv(tiles, kernel.TILES)
     tiles = pl.cdiv(tiles, groups)  # tiles of a group
     capacity = page_table.shape[1] * kv_pages.shape[2]
+    # About the most positions that a query sees.
+    reach = capacity
+    if isinstance(variant.window, int):
+        reach = min(capacity, variant.window + block)
     if parts is None:
         # The same for one token as for those of a verification.
         blocks = batch * kv_heads * (1 if groups * tiles <= _FEW_TILES else groups)
         concurrent_blocks = _CORES * kernel.PER_CORE
-        useful_parts = min(pl.cdiv(capacity * head_dim, _MIN_PART), _MAX_MERGED * _FOLDS)
+        useful_parts = min(pl.cdiv(reach * head_dim, _MIN_PART), MAX_MERGED * FOLDS)
         parts = max(1, min(concurrent_blocks // blocks, useful_parts))
-    if parts > _MAX_MERGED:
-        parts -= parts % _FOLDS
+    if parts > MAX_MERGED:
+        parts -= parts % FOLDS
     padding = groups * tiles * ROWS - queries
-    scaled = (q * head_dim**-0.5).astype(kv_pages.dtype)
+    scaled = (q * variant.scale_for(head_dim)).astype(kv_pages.dtype)
     scaled = jnp.pad(scaled, ((0, 0), (0, 0), (0, padding), (0, 0)))
     visible = jnp.clip(visible, 0, capacity)
 
@@ -171,13 +221,23 @@ def _softmax(
         branches,
     )
 
-    def body(*refs: Any) -> None:
-        inputs, outputs = refs[: len(operands)], refs[len(operands) :]
-        results, scratch_refs = outputs[: len(Results._fields)], outputs[len(Results._fields) :]
-        options = {"branch_blocks": branch_blocks, "M": M, "interpret": interpret is not None}
-        kernel.kernel(Operands(*inputs), Results(*results), *scratch_refs, **options)
+    if first is not None:
+        first = jnp.clip(first, 0, capacity)
+        start = jnp.minimum(jnp.min(first, axis=1), operands.length)
+        window = Window(start, jnp.max(first, axis=1), by_query(first))
+        operands = operands._replace(window=window)
+    arrays, structure = jax.tree.flatten(operands)
 
-    page_bytes = page_table.size * math.prod(kv_pages.shape[1:]) * kv_pages.dtype.itemsize
+    def body(*refs: Any) -> None:
+        inputs, outputs = refs[: len(arrays)], refs[len(arrays) :]
+        results, scratch_refs = outputs[: len(Results._fields)], outputs[len(Results._fields) :]
+        options = {"branch_blocks": branch_blocks, "M": M, "soft_cap": variant.soft_cap}
+        options["interpret"] = interpret is not None
+        with_structure = jax.tree.unflatten(structure, inputs)
+        kernel.kernel(with_structure, Results(*results), *scratch_refs, **options)
+
+    position_bytes = kv_pages.shape[1] * kv_pages.shape[3] * kv_pages.dtype.itemsize
+    page_bytes = batch * reach * position_bytes
     bytes_accessed = page_bytes + sum(
         repeated.size * repeated.dtype.itemsize for repeated in (scaled, branches)
     )
@@ -198,54 +258,9 @@ def _softmax(
     )
     # JAX does not tell XLA what such kernels cost.
     with jax.named_scope(f"bytes_accessed.{bytes_accessed}"):
-        maximum, total, output = call(*operands)
+        maximum, total, output = call(*arrays)
     state = maximum[..., None], total[..., None], output
-    _, total, output = _merge(*(x[:, :, :, :queries] for x in state))
-    return output / jnp.where(total == 0, 1.0, total)
-
-
-def _merge(
-    maximum: Float32[Array, "parts *rows 1"],
-    total: Float32[Array, "parts *rows 1"],
-    output: Float32[Array, "parts *rows head_dim"],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Merges the softmaxes of parts, with maxima of powers of two, into one.
-
-    A few are written out, so that XLA's kernels wait for reads only once. Many are merged in two
-    steps, each of which has a thread for every number that it writes.
-    """
-    if len(maximum) > _MAX_MERGED:
-        groups = [x.reshape(_FOLDS, -1, *x.shape[1:]) for x in (maximum, total, output)]
-        return _merge_by_reduction(*_merge_by_reduction(*(x.swapaxes(0, 1) for x in groups)))
-    merged_maximum = functools.reduce(jnp.maximum, maximum)
-    weights = [jnp.exp2(part - merged_maximum) for part in maximum]
-
-    def weighted_sum(values: jax.Array) -> jax.Array:
-        terms = [weight * part for weight, part in zip(weights, values, strict=True)]
-        return functools.reduce(jnp.add, terms)
-
-    return merged_maximum, weighted_sum(total), weighted_sum(output)
-
-
-def _merge_by_reduction(
-    maximum: Float32[Array, "parts *rows _"],
-    total: Float32[Array, "parts *rows _"],
-    output: Float32[Array, "parts *rows head_dim"],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `_merge`, by one reduction, of which each result has the output's shape."""
-
-    def add(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        merged_maximum = jnp.maximum(left[0], right[0])
-        left_scale, right_scale = (
-            jnp.exp2(left[0] - merged_maximum),
-            jnp.exp2(right[0] - merged_maximum),
-        )
-        sums = (a * left_scale + b * right_scale for a, b in zip(left[1:], right[1:], strict=True))
-        return merged_maximum, *sums
-
-    state = tuple(jnp.broadcast_to(x, output.shape) for x in (maximum, total, output))
-    identity = jnp.float32(LOWEST), jnp.float32(0), jnp.float32(0)
-    return lax.reduce(state, identity, add, (0,))
+    return merge(*(x[:, :, :, :queries] for x in state))
 
 
 def _branch_operands(

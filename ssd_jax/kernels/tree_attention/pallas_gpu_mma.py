@@ -29,6 +29,7 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     SequencePart,
     Tile,
     Visible,
+    cap_scores,
     empty_softmax,
     load,
     mask_scores,
@@ -71,6 +72,7 @@ def kernel(
     *,
     branch_blocks: int,
     M: int,
+    soft_cap: float | None,
     interpret: bool,
 ) -> None:
     """One block of the grid.
@@ -78,6 +80,7 @@ def kernel(
     Args:
       kv_shared, weights_shared: [block, 2 * D], [ROWS, block].
       branch_blocks, M: see `SequencePart`.
+      soft_cap: of scores; see `AttentionVariant`.
       interpret: whether JAX interprets the kernel; it has no `mma`.
     """
     block, head_dim = kv_shared.shape[0], kv_shared.shape[1] // 2
@@ -117,7 +120,8 @@ def kernel(
         kv = fetch(blocks(jnp.minimum(index + 1, end - 1)))
         keys = load(kv_shared.at[:, pl.ds(0, head_dim)].transpose((1, 0)), layout=rhs)
         zeros = plgpu.layout_cast(jnp.zeros((ROWS, block), jnp.float32), SUMS)
-        scores = mask_scores(multiply(zeros, q, keys), visible, index)
+        scores = cap_scores(multiply(zeros, q, keys), soft_cap)
+        scores = mask_scores(scores, visible, index)
         weights, maximum, rescale = softmax_weights(scores, softmax.maximum)
         weights_shared[...] = weights.astype(dtype)
         values = load(kv_shared.at[:, pl.ds(head_dim, head_dim)], layout=rhs)
@@ -135,8 +139,11 @@ def kernel(
 
     softmax = empty_softmax(head_dim), fetch(part.page_block(0))
     add_full = partial(add_block, blocks=part.page_block, end=jnp.maximum(part.page_blocks, 1))
-    softmax = lax.fori_loop(0, part.unmasked_blocks, partial(add_full, visible=None), softmax)
     add_masked = partial(add_full, visible=page_visible, clean=True)
+    first = part.first_unmasked
+    if operands.window is not None:
+        softmax = lax.fori_loop(0, first, add_masked, softmax)
+    softmax = lax.fori_loop(first, part.unmasked_blocks, partial(add_full, visible=None), softmax)
     softmax, _ = lax.fori_loop(part.unmasked_blocks, part.page_blocks, add_masked, softmax)
     if branch_blocks:
         has_branches = part.blocks > part.page_blocks

@@ -42,6 +42,20 @@ def swizzled(width: int, dtype: Any) -> tuple[Any, Any]:
     return plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle)
 
 
+class Window(NamedTuple):
+    """Where the windows of queries begin.
+
+    Attributes:
+      start, common_start: [B] int32: the first position that some query of a sequence sees; from
+        which on all see what they see of the pages at all.
+      first: [B, Q] int32: the first position that each query sees.
+    """
+
+    start: Ref
+    common_start: Ref
+    first: Ref
+
+
 class Operands(NamedTuple):
     """The arguments of a kernel, in the GPU's memory.
 
@@ -54,6 +68,7 @@ class Operands(NamedTuple):
       pages: [pages, kv_heads, page_size, 2 * D].
       branches: [B, kv_heads, E, 2 * D], E a multiple of the positions of a block; entry e is in
         branch e % M, with number e // M there. Entries that no query sees are finite.
+      window: None if all queries see their first positions.
     """
 
     table: Ref
@@ -64,6 +79,7 @@ class Operands(NamedTuple):
     paths: Ref
     pages: Ref
     branches: Ref
+    window: Window | None = None
 
 
 class Results(NamedTuple):
@@ -112,6 +128,20 @@ class SequencePart:
         # Blocks in which all queries see every position, blocks of pages, and all.
         self.unmasked_blocks = self._blocks_of_part(lax.div(operands.common_length[self.b], block))
         self.page_blocks = self._blocks_of_part(lax.div(self.length + (block - 1), block))
+        # Before all windows there are blocks that are left out, and then some that are masked.
+        self.left_out: jax.Array | None = None
+        self.first_unmasked: jax.Array | int = 0
+        if operands.window is not None:
+            start = lax.div(operands.window.start[self.b], block)
+            common = lax.div(operands.window.common_start[self.b] + (block - 1), block)
+            self.left_out = self._blocks_of_part(start)
+            self.page_blocks -= self.left_out
+            self.first_unmasked = jnp.minimum(
+                self._blocks_of_part(common) - self.left_out, self.page_blocks
+            )
+            self.unmasked_blocks = jnp.maximum(
+                self.unmasked_blocks - self.left_out, self.first_unmasked
+            )
         last = self.part == self.parts - 1
         self.blocks = self.page_blocks + jnp.where(last, branch_blocks, 0)
 
@@ -122,6 +152,8 @@ class SequencePart:
 
     def _start(self, index: jax.Array | int) -> jax.Array:
         """Position of the first entry of the part's block."""
+        if self.left_out is not None:
+            index = index + self.left_out
         return (self.part + index * self.parts) * self.block
 
     def visible_positions(self, index: jax.Array) -> jax.Array:
@@ -149,10 +181,18 @@ class SequencePart:
             load(values.at[self.b, rows], layout=BY_ROW, optimized=False)
             for values in (operands.visible, operands.paths.at[0], operands.paths.at[1])
         )
+        first = None
+        if operands.window is not None:
+            window = operands.window.first
+            first = load(window.at[self.b, rows], layout=BY_ROW, optimized=False)
 
         def page_visible(index: jax.Array, column: Tile) -> Tile:
             visible_columns = length - self._start(index)
-            return column < lax.broadcast_in_dim(visible_columns, column.shape, [0])
+            visible = column < lax.broadcast_in_dim(visible_columns, column.shape, [0])
+            if first is not None:
+                hidden_columns = first - self._start(index)
+                visible &= column >= lax.broadcast_in_dim(hidden_columns, column.shape, [0])
+            return visible
 
         def branch_visible(index: jax.Array, column: Tile) -> Tile:
             entry = column + (index - self.page_blocks) * self.block
@@ -178,6 +218,15 @@ def empty_softmax(head_dim: int) -> RunningSoftmax:
         plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), SUMS),
     )
+
+
+def cap_scores(scores: Tile, soft_cap: float | None) -> Tile:
+    """A block's scores under a soft cap."""
+    if soft_cap is None:
+        return scores
+    # By a power: a GPU's instruction for tanh has 11 bits.
+    power = jnp.exp2(scores * (2 * LOG2_E / soft_cap))
+    return soft_cap - 2 * soft_cap / (power + 1.0)
 
 
 def mask_scores(scores: Tile, visible: Visible | None, index: jax.Array) -> Tile:

@@ -25,6 +25,7 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
     RunningSoftmax,
     SequencePart,
     Visible,
+    cap_scores,
     empty_softmax,
     load,
     mask_scores,
@@ -83,6 +84,7 @@ def kernel(
     *,
     branch_blocks: int,
     M: int,
+    soft_cap: float | None,
     interpret: bool,
 ) -> None:
     """One block of the grid.
@@ -94,6 +96,7 @@ def kernel(
       values_clean: barrier: unseen values in the last block are cleaned.
       weights_shared: [tiles, ROWS, block], given if `interpret`.
       branch_blocks, M: see `SequencePart`.
+      soft_cap: of scores; see `AttentionVariant`.
       interpret: whether JAX interprets the kernel.
     """
     tiles, _, head_dim = q_shared.shape
@@ -140,6 +143,7 @@ def kernel(
             plgpu.barrier_wait(k_arrived.at[slot])
             keys = k_shared.at[slot].transpose((1, 0))
             scores = _product(q_shared.at[thread], keys, (ROWS, block))
+            scores = cap_scores(scores, soft_cap)
             weights, maximum, rescale = softmax_weights(
                 mask_scores(scores, visible, index), softmax.maximum
             )
@@ -175,8 +179,11 @@ def kernel(
                 plgpu.barrier_wait(values_clean)
 
         softmax = empty_softmax(head_dim)
-        softmax = lax.fori_loop(0, part.unmasked_blocks, partial(add_block, visible=None), softmax)
         add_masked = partial(add_block, visible=page_visible, clean=True)
+        first, add_full = part.first_unmasked, partial(add_block, visible=None)
+        if operands.window is not None:
+            softmax = lax.fori_loop(0, first, add_masked, softmax)
+        softmax = lax.fori_loop(first, part.unmasked_blocks, add_full, softmax)
         softmax = lax.fori_loop(part.unmasked_blocks, part.page_blocks, add_masked, softmax)
         if branch_blocks:
             add_branches = partial(add_block, visible=branch_visible)

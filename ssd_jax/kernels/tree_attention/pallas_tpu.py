@@ -11,7 +11,6 @@ import math
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32, Int32, Shaped
@@ -20,6 +19,7 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import LANES, PageTable, Scratch, as_array, lane_width
 from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
 from ssd_jax.kernels.tree_attention.pallas_tpu_kernel import Options, Tiles, kernel
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 
 POSITIONS = 16
 """Page sizes are multiples of this, the least that a copy of bfloat16 moves."""
@@ -59,9 +59,8 @@ def tree_attention_pallas_tpu(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
+    variant: AttentionVariant = PLAIN,
     *,
-    soft_cap: float | None = None,
-    window: int | None = None,
     shards: HeadShards | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float32[Array, "B R heads head_dim"]:
@@ -74,8 +73,6 @@ def tree_attention_pallas_tpu(
         the second half, and the rest is 0. There are `lanes(head_dim)` lanes; page_size is a
         multiple of `POSITIONS`, and the dtype is one of `DTYPES`.
       scratch: laid out likewise; all of it is finite, even what no query sees.
-      soft_cap: scores become soft_cap * tanh(scores / soft_cap).
-      window: a query sees only the last `window` of the tokens that it would see.
       shards: given if several devices share the heads.
       interpret: runs the kernel on a processor, in an interpreter.
 
@@ -85,16 +82,20 @@ def tree_attention_pallas_tpu(
     """
     page_table = as_array(page_table, len(q))
     _check(q, kv_pages, page_table)
-    branches, paths = scratch or (None, None)
-    limits = _limits(visible, paths, window)
+    in_window = variant.within(scratch)
+    branches, paths = in_window or (None, None)
+    limits = _limits(visible, paths, variant.first_seen(visible, scratch))
     valid = in_range(kv_pages, page_table, visible, scratch, limits[..., 0])
     if not isinstance(valid, jax.core.Tracer) and not valid.all():
         raise ValueError(_out_of_range(kv_pages, page_table, branches))
-    attend = functools.partial(_attend, soft_cap=soft_cap, window=window, interpret=interpret)
+    count = 0 if branches is None else branches.shape[3]
+    scale, sinks = variant.scale_for(q.shape[3]), variant.sinks
+    options = Options(count, scale, variant.soft_cap, sinks is not None)
+    attend = functools.partial(_attend, options=options, interpret=interpret)
     if shards is not None:
-        attend = shards.map(attend, (2, 1, None, None, 1), result=2)
+        attend = shards.map(attend, (2, 1, None, None, 1, 0), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
-    attended = attend(q, kv_pages, page_table, limits, branches)
+    attended = attend(q, kv_pages, page_table, limits, branches, sinks)
     return nan_where_invalid(attended, valid)
 
 
@@ -119,16 +120,16 @@ def _attend(
     page_table: Int32[Array, "B P"],
     limits: Int32[Array, "B R 4"],
     branches: Shaped[Array, "B kv_heads entries M lanes"] | None,
+    sinks: Float[Array, "heads"] | None,
     *,
-    soft_cap: float | None,
-    window: int | None,
+    options: Options,
     interpret: bool | pltpu.InterpretParams,
 ) -> Float32[Array, "B R heads head_dim"]:
     """Calls the kernel for the heads of one device."""
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
-    tiles = _tiles(q, kv_pages, page_table)
+    tiles = _tiles(q, kv_pages, page_table, sinks=options.sinks)
     half = kv_pages.shape[3] // 2
     query_lanes = half if half % LANES == 0 else 2 * half  # lanes of a query and its result
     padding = tiles.per_sequence * tiles.rows - rows * group
@@ -149,11 +150,15 @@ def _attend(
         operands.append(flat)
         shape = (1, tiles.heads, *flat.shape[2:])
         specs.append(pl.BlockSpec(shape, lambda h, b, t, *_: (b, h, 0, 0)))
+    tiled_sinks = AttentionVariant(sinks=sinks).tiled_sinks(kv_heads, rows * group)
+    if tiled_sinks is not None:
+        operands.append(jnp.pad(tiled_sinks, ((0, 0), (0, padding)))[..., None])
+        shape = (tiles.heads, tiles.rows, 1)
+        specs.append(pl.BlockSpec(shape, lambda h, b, t, *_: (h, t, 0)))
     slots = (2, tiles.heads, tiles.block, 2 * half)
     sums = pltpu.VMEM((tiles.heads, tiles.rows, 1), jnp.float32)
-    count = 0 if branches is None else branches.shape[3]
     attended = pl.pallas_call(
-        functools.partial(kernel, tiles=tiles, options=Options(head_dim, count, soft_cap, window)),
+        functools.partial(kernel, tiles=tiles, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(kv_heads // tiles.heads, batch, tiles.per_sequence),
@@ -181,15 +186,20 @@ def _attend(
 
 
 def _limits(
-    visible: Int32[Array, "B R"], paths: Int32[Array, "B R 2"] | None, window: int | None
+    visible: Int32[Array, "B R"],
+    paths: Int32[Array, "B R 2"] | None,
+    first: Int32[Array, "B R"] | None,
 ) -> Int32[Array, "B R 4"]:
-    """[first position, end, branch, path] of what each query sees; see `Scratch`."""
+    """[first position, end, branch, path] of what each query sees.
+
+    Args:
+      paths: in the window; see `Scratch`.
+      first: see `AttentionVariant.first_seen`.
+    """
     if paths is None:
         paths = jnp.zeros((*visible.shape, 2), jnp.int32)
     branch, path = paths[..., 0], paths[..., 1]
-    lower = jnp.zeros_like(visible)
-    if window is not None:
-        lower = jnp.clip(visible + lax.population_count(path) - window, 0, visible)
+    lower = jnp.zeros_like(visible) if first is None else jnp.minimum(first, visible)
     return jnp.stack([lower, visible, branch, path], axis=-1)
 
 
@@ -218,14 +228,17 @@ def _tiles(
     q: Float[Array, "B R heads head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: Int32[Array, "B P"],
+    *,
+    sinks: bool = False,
 ) -> Tiles:
     """Tiles with as many key/value heads a step as fit, then queries, then positions."""
     rows, heads = q.shape[1:3]
     _, kv_heads, page_size, width = kv_pages.shape
     itemsize = kv_pages.dtype.itemsize
     queries = rows * heads // kv_heads
-    # Queries and results have two buffers each; a maximum and a total take a row of lanes each.
-    head_bytes = 2 * width * (itemsize + 4) + 2 * LANES * 4
+    # Queries, results and sinks have two buffers each; a maximum, a total and a sink take a row of
+    # lanes each.
+    head_bytes = 2 * width * (itemsize + 4) + 2 * (1 + sinks) * LANES * 4
     head_counts = [h for h in range(1, kv_heads + 1) if kv_heads % h == 0]
     head_counts = [h for h in head_counts if h == 1 or h * head_bytes * queries <= _QUERY_BYTES]
     per_sequence = pl.cdiv(head_bytes * max(head_counts) * queries, _QUERY_BYTES)

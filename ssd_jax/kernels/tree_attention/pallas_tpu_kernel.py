@@ -43,16 +43,17 @@ class Tiles(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What scores depend on besides queries and keys; see `pallas_tpu.tree_attention_pallas_tpu`.
+    """What weights depend on besides queries and keys; see `variant.AttentionVariant`.
 
     Attributes:
       branches: number of branches of a sequence; 0 if it has none.
+      sinks: whether there are any.
     """
 
-    head_dim: int
     branches: int
+    scale: float
     soft_cap: float | None
-    window: int | None
+    sinks: bool
 
 
 class TileSoftmax(NamedTuple):
@@ -87,11 +88,12 @@ def kernel(
       q: [1, heads, rows, half of the pages' lanes, or all].
       limits: [1, rows, 4] int32: a query sees positions [0] to [1] of the pages, and the entries of
         branch [2] whose bits are set in [3].
-      refs: [1, heads, entries, lanes] of branches, if there are any; pages in HBM; the result;
-        [2, heads, block, lanes], the slots; maxima and totals of the softmax; the next slot;
-        the slots' semaphores.
+      refs: [1, heads, entries, lanes] of branches, if there are any; [heads, rows, 1] of sinks, if
+        there are any; pages in HBM; the result; [2, heads, block, lanes], the slots; maxima and
+        totals of the softmax; the next slot; the slots' semaphores.
     """
-    *branch_refs, pages, output, slots, maximum, total, next_slot, semaphores = refs
+    *others, pages, output, slots, maximum, total, next_slot, semaphores = refs
+    sinks = others.pop() if options.sinks else None
     group = pl.ds(pl.program_id(0) * tiles.heads, tiles.heads)
     copies = functools.partial(
         _copies, table, first, length, pages, slots, semaphores, tiles, group
@@ -99,8 +101,8 @@ def kernel(
     step = pl.program_id(1) * tiles.per_sequence + pl.program_id(2)
     first_block, end_block = lax.div(first[step], tiles.block), pl.cdiv(length[step], tiles.block)
     state = TileSoftmax(maximum, total, output)
-    maximum[...] = jnp.full_like(maximum, _LOWEST)
-    total[...] = jnp.zeros_like(total)
+    maximum[...] = jnp.full_like(maximum, _LOWEST) if sinks is None else sinks[...]
+    total[...] = jnp.zeros_like(total) if sinks is None else jnp.ones_like(total)
     output[...] = jnp.zeros_like(output)
 
     # A step copies the next step's first block; before the first step there is none to do so.
@@ -149,7 +151,7 @@ def kernel(
     next_slot[0] = lax.fori_loop(first_block, end_block, add_block, next_slot[0])
 
     def add_branches(head: jax.Array, rows: Any) -> None:
-        [branches] = branch_refs
+        [branches] = others
         limit = limits[0, rows]
         shape = (tiles.product_rows, branches.shape[2])
         number = lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -157,11 +159,9 @@ def kernel(
         path_from_here = lax.shift_right_logical(jnp.broadcast_to(limit[:, 3:4], shape), entry)
         mask = number - entry * options.branches == limit[:, 2:3]
         mask &= (path_from_here & 1) == 1
-        if options.window is not None:
-            mask &= lax.population_count(path_from_here) <= options.window
         _accumulate(state, head, rows, q, branches[0, head], mask, options)
 
-    if branch_refs:
+    if others:
         for_each_part(add_branches)
 
     def normalise(head: jax.Array, rows: Any) -> None:
@@ -246,7 +246,7 @@ def _accumulate(
     product = functools.partial(
         lax.dot_general, precision=precision, preferred_element_type=jnp.float32
     )
-    scores = product(q[0, head, rows], k, (((1,), (1,)), ((), ()))) * options.head_dim**-0.5
+    scores = product(q[0, head, rows], k, (((1,), (1,)), ((), ()))) * options.scale
     if options.soft_cap is not None:
         scores = jnp.tanh(scores / options.soft_cap) * options.soft_cap
     scores = jnp.where(mask, scores, _LOWEST)

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kBlock = 64;  // positions; divides kv_pages.BLOCK
 constexpr float kLowest = -1e30f;
+constexpr float kLog2E = 1.44269504f;
 
 // 2^x, for x <= 0; 0 below 2^-125. Off by at most 1 unit in the last place,
 // or 1.3 where multiplications are not fused with additions.
@@ -30,6 +31,21 @@ inline Floats Exp2(Floats x) {
   return x < kSmallest ? Floats{} : p * scale;
 }
 
+// tanh x, off by at most some units in the last place.
+inline Floats Tanh(Floats x) {
+  const Words sign = (Words)x & 0x80000000u;
+  const Floats size = (Floats)((Words)x ^ sign), square = x * x;
+  Floats p = Floats{} + -5.70498872745e-3f;
+  p = MulAdd(p, square, Floats{} + 2.06390887954e-2f);
+  p = MulAdd(p, square, Floats{} + -5.37397155531e-2f);
+  p = MulAdd(p, square, Floats{} + 1.33314422036e-1f);
+  p = MulAdd(p, square, Floats{} + -3.33332819422e-1f);
+  const Floats small = MulAdd(p * square, x, x);
+  const Floats power = Exp2(size * (-2.0f * kLog2E));
+  const Floats large = (Floats)((Words)((1.0f - power) / (1.0f + power)) | sign);
+  return size < 0.625f ? small : large;
+}
+
 inline float Sum(Floats x) {
   return Fold(x, [](Floats a, Floats b) { return a + b; });
 }
@@ -41,6 +57,12 @@ struct Softmax {
   float maximum = kLowest;  // of scores, which are in units of log 2
   Floats total = {};
 };
+
+// Scores of the first positions of a block under a soft cap.
+__attribute__((noinline)) void Cap(float* scores, int64_t positions, float soft_cap) {
+  for (int64_t at = 0; at < positions; at += kLanes)
+    Store(scores + at, Tanh(Load<Floats>(scores + at) / soft_cap) * soft_cap);
+}
 
 // Turns a block's scores into weights, those beyond `seen` into zeros. Never inlined, so that it is
 // the same instructions for every query.

@@ -7,7 +7,8 @@
 // that it may be NaN.
 //
 // The entries on a query's path take the positions behind what it sees of the pages, and belong to
-// the same blocks: its bits are those of a query that sees them in the pages.
+// the same blocks: its bits are those of a query that sees them in the pages. A window hides the first
+// positions, of the pages and then of the path; the others stay where they are in their blocks.
 //
 // Keys and values are float32, or bits of bfloat16. Where queries are bfloat16, too, AMX tiles make
 // the products, if there are any and the caller allows them; else vectors do, in float32. Paths are
@@ -31,6 +32,7 @@
 namespace {
 
 constexpr int64_t kTile = 32;  // queries of a task
+constexpr int64_t kNothing = INT32_MAX;  // the first position that a query of nothing sees
 
 template <typename Number>
 class Task {
@@ -40,14 +42,21 @@ class Task {
         many_(std::min(kTile, call.Queries() - first)), width_(chunks_.Width()),
         memory_(new Line[((2 * kTile + kBlock) * width_ + (call.entries > 0) * kTile * kBlock) /
                          kLanes]),
-        scale_(1.44269504f / std::sqrt(float(call.size))), q_(memory_[0].words),
+        scale_(call.scale > 0 ? kLog2E * call.scale : kLog2E / std::sqrt(float(call.size))),
+        cap_(kLog2E * call.soft_cap), q_(memory_[0].words),
         sums_(q_ + kTile * width_), keys_(sums_ + kTile * width_),
         path_scores_(keys_ + kBlock * width_), tiled_q_(reinterpret_cast<Tile*>(keys_)),
         tiled_values_(tiled_q_ + kTile / kTileRows * Pairs()),
         spare_(reinterpret_cast<float*>(tiled_values_ + kParts * 2 * Pairs())) {
     std::fill_n(q_, 2 * kTile * width_, 0.0f);
     for (int64_t i = 0; i < many_; ++i) {
-      seen_[i] = Clamp(call.visible[row * call.tokens + Token(i)], call.Capacity());
+      const int64_t token = row * call.tokens + Token(i);
+      seen_[i] = Clamp(call.visible[token], call.Capacity());
+      unseen_[i] = call.first == nullptr ? 0 : call.first[token];
+      if (call.sinks != nullptr) {
+        state_[i].maximum = kLog2E * call.sinks[Head(i)];
+        state_[i].total[0] = 1;
+      }
       if (call.tiles && call.entries == 0) continue;
       call.ReadQuery(Index(i), keys_);
       chunks_.Pack(keys_, scale_, q_ + i * width_);
@@ -58,9 +67,8 @@ class Task {
   }
 
   void Run() {
-    const int64_t most = *std::max_element(seen_, seen_ + many_);
-    while (there_ < most && PageExists(there_)) there_ += call_.page_size;
-    for (int64_t begin = 0; begin < most; begin += kBlock) AddBlock(begin, most - begin);
+    const int64_t most = *std::max_element(seen_, seen_ + many_), first = FirstBlock(most);
+    for (int64_t begin = first; begin < most; begin += kBlock) AddBlock(begin, most - begin, first);
     if (call_.entries > 0)
       for (int64_t i = 0; i < many_; ++i)
         if (call_.tiles || LastBlock(i) >= most) AddPath(i, 0);
@@ -78,10 +86,19 @@ class Task {
 
   int64_t Token(int64_t i) const { return (first_ + i) / call_.Group(); }
 
+  int64_t Head(int64_t i) const { return head_ * call_.Group() + (first_ + i) % call_.Group(); }
+
   // Where query i is in q and in the output.
   int64_t Index(int64_t i) const {
-    const int64_t head = head_ * call_.Group() + (first_ + i) % call_.Group();
-    return ((row_ * call_.tokens + Token(i)) * call_.heads + head) * call_.size;
+    return ((row_ * call_.tokens + Token(i)) * call_.heads + Head(i)) * call_.size;
+  }
+
+  // Where the first block begins that has something for a query.
+  int64_t FirstBlock(int64_t most) const {
+    int64_t first = most;
+    for (int64_t i = 0; i < many_; ++i)
+      if (unseen_[i] != kNothing) first = std::min({first, unseen_[i], LastBlock(i)});
+    return first / kBlock * kBlock;
   }
 
   int64_t Page(int64_t position) const {
@@ -95,7 +112,10 @@ class Task {
   // Whether all exists that query i sees.
   bool InRange(int64_t i) const {
     const int64_t token = row_ * call_.tokens + Token(i);
-    if (call_.visible[token] > there_) return false;
+    if (call_.visible[token] > call_.Capacity()) return false;
+    const int64_t first_page = unseen_[i] / call_.page_size * call_.page_size;
+    for (int64_t page = first_page; page < seen_[i]; page += call_.page_size)
+      if (!PageExists(page)) return false;
     return call_.entries == 0 || call_.HasPath(call_.paths + 2 * token);
   }
 
@@ -106,12 +126,13 @@ class Task {
     return static_cast<const Number*>(call_.kv) + at * call_.Stride();
   }
 
-  void AddBlock(int64_t begin, int64_t most) {
+  // Merges the block that begins at `begin` into all queries; the row's first one is at `first`.
+  void AddBlock(int64_t begin, int64_t most, int64_t first) {
     const Number *keys = Block(head_, begin), *values = keys + call_.size;
     if constexpr (std::is_same_v<Number, uint16_t>)
       if (call_.tiles) return AddTiled(begin, keys, values);
     const Number* next = most > kBlock                  ? Block(head_, begin + kBlock)
-                         : head_ + 1 < call_.kv_heads ? Block(head_ + 1, 0)
+                         : head_ + 1 < call_.kv_heads ? Block(head_ + 1, first)
                                                       : keys;
     TransposeKeys(chunks_, Evenly<Number>{keys, call_.Stride()}, std::min(most, kBlock), keys_, next);
     InGroups(0, many_, [&](int64_t i, auto many) {
@@ -137,31 +158,49 @@ class Task {
   // its last block, and what that has no room for is merged after it.
   template <int kMany>
   void AddTo(int64_t i, int64_t begin, const Evenly<Number>& values) {
-    int64_t seen[kMany];
-    for (int r = 0; r < kMany; ++r) seen[r] = Clamp(seen_[i + r] - begin, kBlock);
-    const int64_t least = *std::min_element(seen, seen + kMany);
+    int64_t seen[kMany], unseen[kMany];
+    for (int r = 0; r < kMany; ++r) {
+      seen[r] = Clamp(seen_[i + r] - begin, kBlock);
+      unseen[r] = Clamp(unseen_[i + r] - begin, kBlock);
+    }
     float *q = q_ + i * width_, *sums = sums_ + i * width_;
     alignas(64) float weights[kMany * kBlock];
-    Scores<kMany>(q, width_, keys_, *std::max_element(seen, seen + kMany), weights);
+    const int64_t most = *std::max_element(seen, seen + kMany);
+    Scores<kMany>(q, width_, keys_, most, weights);
     int64_t added[kMany];  // entries of the path
     for (int r = 0; r < kMany; ++r) {
+      float* const scores = weights + r * kBlock;
+      if (cap_ > 0) Cap(scores, most, cap_);
       const bool last = call_.entries > 0 && LastBlock(i + r) == begin;
       added[r] = last ? std::min(PathLength(i + r), kBlock - seen[r]) : 0;
-      std::copy_n(path_scores_ + (i + r) * kBlock, added[r], weights + r * kBlock + seen[r]);
-      if (seen[r] + added[r] > 0)
-        Weigh(weights + r * kBlock, seen[r] + added[r], state_[i + r], sums + r * width_, width_);
+      std::copy_n(path_scores_ + (i + r) * kBlock, added[r], scores + seen[r]);
+      const int64_t end = seen[r] + added[r];
+      std::fill_n(scores, std::min(unseen[r], end), -INFINITY);
+      if (end > unseen[r]) Weigh(scores, end, state_[i + r], sums + r * width_, width_);
     }
-    AddValues<Number, kMany>(chunks_, weights, values, least, sums);
-    for (int r = 0; r < kMany; ++r) {
-      const float* rest = weights + r * kBlock + least;
-      if (seen[r] > least)
-        AddValues<Number, 1>(chunks_, rest, Evenly<Number>{values[least], values.stride},
-                             seen[r] - least, sums + r * width_);
-      if (added[r] == 0) continue;
-      const PathEntries<Number> values = Path(i + r).Values(call_.size, 0);
-      AddValues<Number, 1>(chunks_, weights + r * kBlock + seen[r], values, added[r],
+    // Positions that all see, if there are any, are added for all together.
+    int64_t begin_all = *std::max_element(unseen, unseen + kMany);
+    int64_t end_all = *std::min_element(seen, seen + kMany);
+    if (begin_all >= end_all) begin_all = end_all = kBlock;
+    const auto add = [&](int r, int64_t from, int64_t to) {
+      if (from >= to) return;
+      AddValues<Number, 1>(chunks_, weights + r * kBlock + from,
+                           Evenly<Number>{values[from], values.stride}, to - from,
                            sums + r * width_);
-      if (added[r] < values.Count()) AddPath(i + r, added[r]);
+    };
+    for (int r = 0; r < kMany; ++r) add(r, unseen[r], std::min(seen[r], begin_all));
+    if (begin_all < end_all)
+      AddValues<Number, kMany>(chunks_, weights + begin_all,
+                               Evenly<Number>{values[begin_all], values.stride},
+                               end_all - begin_all, sums);
+    for (int r = 0; r < kMany; ++r) {
+      add(r, end_all, seen[r]);
+      if (added[r] == 0) continue;
+      const int64_t hidden = Clamp(unseen[r] - seen[r], added[r]);
+      AddValues<Number, 1>(chunks_, weights + r * kBlock + seen[r] + hidden,
+                           Path(i + r).Values(call_.size, hidden), added[r] - hidden,
+                           sums + r * width_);
+      if (added[r] < PathLength(i + r)) AddPath(i + r, added[r]);
     }
   }
 
@@ -180,22 +219,31 @@ class Task {
 
   // Merges a block into all queries by tiles.
   void AddTiled(int64_t begin, const uint16_t* keys, const uint16_t* values) {
-    int64_t paired[kParts] = {};  // positions for which `tiled_values_` are
+    Positions paired[kParts] = {};  // for which `tiled_values_` are
     for (int64_t i = 0; i < many_; i += kTileRows) {
       const int64_t many = std::min(kTileRows, many_ - i);
-      int64_t seen[kTileRows];
-      for (int64_t r = 0; r < many; ++r) seen[r] = Clamp(seen_[i + r] - begin, kBlock);
+      Positions seen[kTileRows];
+      int64_t most = 0;
+      bool all = true;  // whether all queries see all positions
+      for (int64_t r = 0; r < many; ++r) {
+        seen[r] = {Clamp(unseen_[i + r] - begin, kBlock), Clamp(seen_[i + r] - begin, kBlock)};
+        most = std::max(most, seen[r].end);
+        all &= seen[r] == Positions{0, kBlock};
+      }
       alignas(64) float weights[kTileRows * kBlock];
-      TileScores(tiled_q_ + i / kTileRows * Pairs(), call_.size, keys, call_.Stride(),
-                 *std::max_element(seen, seen + many), many, scale_, weights);
+      TileScores(tiled_q_ + i / kTileRows * Pairs(), call_.size, keys, call_.Stride(), most, many,
+                 scale_, weights);
       float* sums = sums_ + i * width_;
       for (int64_t r = 0; r < many; ++r) {
-        if (seen[r] == 0) continue;
-        Weigh(weights + r * kBlock, seen[r], state_[i + r], sums + r * width_, width_);
-        Split(weights + r * kBlock, r, split_);
+        if (seen[r].begin >= seen[r].end) continue;
+        float* const scores = weights + r * kBlock;
+        if (cap_ > 0) Cap(scores, most, cap_);
+        std::fill_n(scores, seen[r].begin, -INFINITY);
+        Weigh(scores, seen[r].end, state_[i + r], sums + r * width_, width_);
+        Split(scores, r, split_);
       }
-      if (*std::min_element(seen, seen + many) == kBlock) {
-        for (int64_t part = 0; part < kParts; ++part) Pair(part, kPairs, values, paired);
+      if (all) {
+        for (int64_t part = 0; part < kParts; ++part) Pair(part, {0, kPairs}, values, paired);
         AddPaired(split_, 0, kParts, tiled_values_, width_, sums, sums);
         continue;
       }
@@ -203,23 +251,26 @@ class Task {
     }
   }
 
-  // Makes the tiles of the first positions of a part of a block, if they are not there.
-  void Pair(int64_t part, int64_t positions, const uint16_t* values, int64_t* paired) {
+  // Makes the tiles of these positions of a part of a block, if they are not there.
+  void Pair(int64_t part, Positions positions, const uint16_t* values, Positions* paired) {
     if (paired[part] == positions) return;
     PairValues(values + part * kPairs * call_.Stride(), call_.size, call_.Stride(), positions,
                tiled_values_ + part * 2 * Pairs());
     paired[part] = positions;
   }
 
-  // Adds the values of a part of a block to sums of queries, those together that see as much of it:
+  // Adds the values of a part of a block to sums of queries, those together that see the same of it:
   // what one does not see shall not meet another's weights.
-  void AddPart(int64_t part, const uint16_t* values, const int64_t* seen, int64_t many, float* sums,
-               int64_t* paired) {
-    const auto of_part = [&](int64_t r) { return Clamp(seen[r] - part * kPairs, kPairs); };
+  void AddPart(int64_t part, const uint16_t* values, const Positions* seen, int64_t many,
+               float* sums, Positions* paired) {
+    const auto of_part = [&](int64_t r) {
+      const int64_t begin = part * kPairs;
+      return Positions{Clamp(seen[r].begin - begin, kPairs), Clamp(seen[r].end - begin, kPairs)};
+    };
     uint32_t left = 0;
-    for (int64_t r = 0; r < many; ++r) left |= uint32_t(of_part(r) > 0) << r;
+    for (int64_t r = 0; r < many; ++r) left |= uint32_t(of_part(r).begin < of_part(r).end) << r;
     while (left != 0) {
-      const int64_t positions = of_part(__builtin_ctz(left));
+      const Positions positions = of_part(__builtin_ctz(left));
       uint32_t same = 0;
       for (int64_t r = 0; r < many; ++r) same |= uint32_t(of_part(r) == positions) << r;
       left &= ~same;
@@ -277,8 +328,10 @@ class Task {
       for (int64_t token = begin; token < i; token = NextToken(token)) {
         const int64_t length = PathLength(token);
         InGroups(token, NextToken(token), [&](int64_t r, auto many) {
-          Scores<decltype(many)::value>(q_ + r * width_, width_, of_token, length,
-                                        path_scores_ + r * kBlock);
+          float* const scores = path_scores_ + r * kBlock;
+          Scores<decltype(many)::value>(q_ + r * width_, width_, of_token, length, scores);
+          for (int64_t query = 0; cap_ > 0 && query < many; ++query)
+            Cap(scores + query * kBlock, length, cap_);
         });
         of_token += length;
       }
@@ -287,26 +340,28 @@ class Task {
 
   // Merges the entries on the path of query i, but the first ones, as a block of their own.
   void AddPath(int64_t i, int64_t first) {
-    const PathEntries<Number> values = Path(i).Values(call_.size, first);
-    if (values.Count() == 0) return;
+    const int64_t count = PathLength(i) - first;
+    const int64_t hidden = Clamp(unseen_[i] - seen_[i] - first, count);
+    if (hidden == count) return;
     alignas(64) float weights[kBlock];
-    std::copy_n(path_scores_ + i * kBlock + first, values.Count(), weights);
-    Weigh(weights, values.Count(), state_[i], sums_ + i * width_, width_);
-    AddValues<Number, 1>(chunks_, weights, values, values.Count(), sums_ + i * width_);
+    std::copy_n(path_scores_ + i * kBlock + first, count, weights);
+    std::fill_n(weights, hidden, -INFINITY);
+    Weigh(weights, count, state_[i], sums_ + i * width_, width_);
+    AddValues<Number, 1>(chunks_, weights + hidden, Path(i).Values(call_.size, first + hidden),
+                         count - hidden, sums_ + i * width_);
   }
 
   const Call& call_;
   const Chunks<Number> chunks_;
   const int64_t row_, head_, first_, many_, width_;
   const std::unique_ptr<Line[]> memory_;
-  const float scale_;
+  const float scale_, cap_;  // in units of log 2; a cap of 0 is none
   float *const q_, *const sums_;  // [kTile, width]
   float* const keys_;             // [width, kBlock]; or, with tiles, the memory of tiles and spare_
   float* const path_scores_;      // [kTile, kBlock], where there are branches
   Tile *const tiled_q_, *const tiled_values_;
   float* const spare_;  // [16, width]
-  int64_t seen_[kTile];
-  int64_t there_ = 0;  // positions before the first page that does not exist
+  int64_t seen_[kTile], unseen_[kTile];  // positions of pages; first ones, in the window of none
   Softmax state_[kTile];
   SplitWeights split_ = {};
 };

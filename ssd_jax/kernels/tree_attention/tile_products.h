@@ -15,6 +15,12 @@ namespace {
 constexpr int64_t kPairs = 2 * kTileRows;  // bfloat16 numbers of a tile's row
 constexpr int64_t kParts = kBlock / kPairs;  // of a block's positions: each is a row of weights
 
+struct Positions {
+  int64_t begin, end;
+
+  bool operator==(const Positions& other) const { return begin == other.begin && end == other.end; }
+};
+
 struct alignas(64) Tile {
   Words rows[kLanes];  // kTileRows, where there are tiles
 };
@@ -72,16 +78,18 @@ inline void Split(const float* weights, int64_t query, SplitWeights& to) {
   }
 }
 
-// Values of 32 positions, `stride` numbers apart, of which the first `seen` are not taken for zeros,
-// as tiles of 16 numbers each, in packed order (vector_products.h): a tile's word has the numbers of
-// two positions.
-inline void PairValues(const uint16_t* values, int64_t size, int64_t stride, int64_t seen,
+// Values of 32 positions, `stride` numbers apart, of which all but `seen` are taken for zeros, as
+// tiles of 16 numbers each, in packed order (vector_products.h): a tile's word has the numbers of two
+// positions.
+inline void PairValues(const uint16_t* values, int64_t size, int64_t stride, Positions seen,
                        Tile* out) {
+  const auto read = [&](const uint16_t* from, int64_t position) {
+    return position >= seen.begin && position < seen.end ? Load<Words>(from) : Words{};
+  };
   for (int64_t chunk = 0; chunk < size / kPairs; ++chunk) {
     for (int64_t i = 0; i < kTileRows; ++i) {
       const uint16_t* from = values + 2 * i * stride + chunk * kPairs;
-      const Words first = 2 * i < seen ? Load<Words>(from) : Words{};
-      const Words second = 2 * i + 1 < seen ? Load<Words>(from + stride) : Words{};
+      const Words first = read(from, 2 * i), second = read(from + stride, 2 * i + 1);
       out[2 * chunk].rows[i] = (first & 0xffffu) | second << 16;
       out[2 * chunk + 1].rows[i] = first >> 16 | (second & 0xffff0000u);
     }
@@ -117,7 +125,7 @@ inline void AddPaired(const SplitWeights& weights, int64_t begin, int64_t end, c
 inline void TileScores(const Tile*, int64_t, const uint16_t*, int64_t, int64_t, int64_t, float,
                        float*) {}
 inline void Split(const float*, int64_t, SplitWeights&) {}
-inline void PairValues(const uint16_t*, int64_t, int64_t, int64_t, Tile*) {}
+inline void PairValues(const uint16_t*, int64_t, int64_t, Positions, Tile*) {}
 inline void AddPaired(const SplitWeights&, int64_t, int64_t, const Tile*, int64_t, const float*,
                       float*) {}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,11 +30,30 @@ from ssd_jax.kernels.kv_pages import (
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import row_sum
 from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
+from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 
 STATIC_BLOCK = 4 * BLOCK
 """Positions that `tree_attention_xla_static` reduces at a time, if they divide a page."""
 
 _LOWEST = -1e30
+
+Score = Callable[[jax.Array], jax.Array]
+"""From products of queries with keys to scores."""
+
+
+class Blocks(NamedTuple):
+    """The blocks of positions that are reduced.
+
+    Attributes:
+      size: positions of a block.
+      start, end: the first block, and the one behind the last.
+      skipped: number of blocks of each row before these; None is 0.
+    """
+
+    size: int
+    start: Int32[Array, ""] | int
+    end: Int32[Array, ""] | int
+    skipped: Int32[Array, "B"] | None = None
 
 
 class Softmax(NamedTuple):
@@ -50,14 +70,18 @@ def tree_attention_xla(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
+    variant: AttentionVariant = PLAIN,
 ) -> Float32[Array, "B R heads head_dim"]:
     """`api.tree_attention`, with products in the pages' dtype, softmax and sums in float32.
 
-    Blocks beyond every query's `visible` are never read.
+    Blocks beyond every query's `visible`, or before every query's window, are never read.
     """
     size = math.gcd(kv_pages.shape[2], BLOCK)
-    blocks = (jnp.max(visible) + size - 1) // size
-    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, together=False)
+    end = (jnp.max(visible) + size - 1) // size
+    first = variant.first_seen(visible, scratch)
+    start = 0 if first is None else jnp.min(first) // size
+    blocks = Blocks(size, start, end)
+    return _attend(q, kv_pages, page_table, visible, scratch, variant, blocks, together=False)
 
 
 def tree_attention_xla_static(
@@ -66,9 +90,14 @@ def tree_attention_xla_static(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None = None,
+    variant: AttentionVariant = PLAIN,
 ) -> Float32[Array, "B R heads head_dim"]:
     """As `tree_attention_xla`, but reads every block within the page table's reach, seen or not: a
     device that would wait for the host at a loop of unknown length does not wait.
+
+    Under a window that is no array, it reads as many blocks as a row's queries see if they lie no
+    further apart than their number, or than a branch has entries and two; one that sees more gets
+    NaN.
 
     Where a key does not fill whole vectors of a TPU, products take key and value together, with
     zeros in the query for the value: slicing within the lanes would copy every block.
@@ -76,11 +105,18 @@ def tree_attention_xla_static(
     page_size = kv_pages.shape[2]
     size = math.gcd(page_size, STATIC_BLOCK)
     if isinstance(page_table, Contiguous):
-        blocks = (page_table.reach or page_size) // size
+        end = (page_table.reach or page_size) // size
     else:
-        blocks = page_table.shape[1] * page_size // size
-    together = q.shape[-1] % LANES != 0
-    return _attend(q, kv_pages, page_table, visible, scratch, blocks, size, together=together)
+        end = page_table.shape[1] * page_size // size
+    together, blocks = q.shape[-1] % LANES != 0, Blocks(size, 0, end)
+    first = variant.first_seen(visible, scratch)
+    if first is not None and isinstance(variant.window, int):
+        apart = max(q.shape[1], 0 if scratch is None else scratch.kv.shape[2] + 2)
+        count = 1 + -(-(variant.window + apart) // size)
+        if count < end:
+            skipped = jnp.clip(jnp.min(first, axis=1) // size, 0, end - count)
+            blocks = Blocks(size, 0, count, skipped)
+    return _attend(q, kv_pages, page_table, visible, scratch, variant, blocks, together=together)
 
 
 def _attend(
@@ -89,12 +125,12 @@ def _attend(
     page_table: PageTable,
     visible: Int32[Array, "B R"],
     scratch: Scratch | None,
-    blocks: Int32[Array, ""] | int,
-    block_size: int,
+    variant: AttentionVariant,
+    blocks: Blocks,
     *,
     together: bool,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Attention over the first `blocks` blocks of `block_size` positions.
+    """Attention over some blocks of positions.
 
     Args:
       together: keeps keys and values together in products.
@@ -105,31 +141,50 @@ def _attend(
     # Query heads of one key/value head become rows of one product: [B, kv_heads, R * group, D].
     grouped = q.reshape(batch, rows, kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
     grouped = grouped.reshape(batch, kv_heads, rows * group, head_dim)
-    query_visible = jnp.repeat(visible, group, axis=1)
-    if rows * group == 1:  # a product of one row rounds differently
-        grouped, query_visible = (
-            jnp.repeat(grouped, 2, axis=2),
-            jnp.repeat(query_visible, 2, axis=1),
-        )
+    first = variant.first_seen(visible, scratch)
+    copies = 2 if rows * group == 1 else group  # a product of one row rounds differently
+    query_visible = jnp.repeat(visible, copies, axis=1)
+    query_first = None if first is None else jnp.repeat(first, copies, axis=1)
+    if rows * group == 1:
+        grouped = jnp.repeat(grouped, 2, axis=2)
     if together:
         grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, 0), (0, head_dim)))
-    scale = head_dim**-0.5
 
     def add_block(block: jax.Array | int, state: Softmax) -> Softmax:
-        kv = read_block(kv_pages, page_table, block, batch, block_size)
-        mask = block * block_size + jnp.arange(block_size) < query_visible[:, :, None]
-        return _accumulate(state, grouped, kv, mask, scale)
+        block = block if blocks.skipped is None else blocks.skipped + block
+        kv = read_block(kv_pages, page_table, block, batch, blocks.size)
+        start = block * blocks.size
+        if blocks.skipped is not None:
+            start = start[:, None, None]
+        position = start + jnp.arange(blocks.size)
+        mask = position < query_visible[:, :, None]
+        if query_first is not None:
+            mask &= position >= query_first[:, :, None]
+        return _accumulate(state, grouped, kv, mask, score)
 
-    shape = grouped.shape[:-1]
-    state = Softmax(jnp.full(shape, _LOWEST), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
-    state = jax.lax.fori_loop(0, blocks, add_block, state)
-    if scratch is not None:
-        state = add_branches(state, grouped, scratch, group, scale)
+    def score(products: jax.Array) -> jax.Array:
+        return variant.cap(products * variant.scale_for(head_dim))
+
+    state = jax.lax.fori_loop(blocks.start, blocks.end, add_block, _empty(grouped, variant))
+    in_window = variant.within(scratch)
+    if in_window is not None:
+        state = add_branches(state, grouped, in_window, group, score)
     output = normalise(state)
     output = output[..., -head_dim:][:, :, : rows * group]
     output = output.reshape(batch, kv_heads, rows, group, head_dim).transpose(0, 2, 1, 3, 4)
     output = output.reshape(batch, rows, heads, head_dim)
-    return nan_where_invalid(output, in_range(kv_pages, page_table, visible, scratch))
+    valid = in_range(kv_pages, page_table, visible, scratch, first)
+    if blocks.skipped is not None:
+        valid &= visible <= (blocks.skipped[:, None] + blocks.end) * blocks.size
+    return nan_where_invalid(output, valid)
+
+
+def _empty(q: Float[Array, "B kv_heads Q _"], variant: AttentionVariant) -> Softmax:
+    """The softmax of no keys but the sinks."""
+    shape, sinks = q.shape[:-1], variant.tiled_sinks(*q.shape[1:3])
+    if sinks is None:
+        return Softmax(jnp.full(shape, _LOWEST), jnp.zeros((*shape, 1)), jnp.zeros(q.shape))
+    return Softmax(jnp.broadcast_to(sinks, shape), jnp.ones((*shape, 1)), jnp.zeros(q.shape))
 
 
 def normalise(state: Softmax) -> Float32[Array, "B kv_heads Q _"]:
@@ -142,7 +197,7 @@ def _accumulate(
     q: Float[Array, "B kv_heads Q _"],
     kv: Float[Array, "B kv_heads T width"],
     mask: Bool[Array, "B _ T"],
-    scale: float,
+    score: Score,
 ) -> Softmax:
     """Adds keys under a mask to the running softmax; `q` is as wide as a key, or as key and value.
 
@@ -155,7 +210,7 @@ def _accumulate(
     )
     scores = product("bhqd,bhtd->bhqt", q.astype(k.dtype), k)
     mask = mask[:, None]
-    scores = jnp.where(mask, scores * scale, _LOWEST)
+    scores = jnp.where(mask, score(scores), _LOWEST)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     weights = jnp.where(mask, jnp.exp(scores - maximum[..., None]), 0.0)
     rescale = jnp.exp(state.maximum - maximum)[..., None]
@@ -170,9 +225,9 @@ def add_branches(
     q: Float[Array, "B kv_heads Q _"],
     scratch: Scratch,
     group: int,
-    scale: float,
+    score: Score,
 ) -> Softmax:
     """Adds the tokens on each query's path; `group` queries belong to one token."""
     batch, heads, entries, branches, width = scratch.kv.shape
     kv = decode(scratch.kv).reshape(batch, heads, entries * branches, width)
-    return _accumulate(state, q, kv, jnp.repeat(scratch.visible(), group, axis=1), scale)
+    return _accumulate(state, q, kv, jnp.repeat(scratch.visible(), group, axis=1), score)
