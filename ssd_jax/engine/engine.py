@@ -29,6 +29,7 @@ from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.openings import Openings
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.planner import Planner, RoundPlan
+from ssd_jax.engine.prompt_reader import PromptReader
 from ssd_jax.engine.request import Request, TokenEvent
 from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
 from ssd_jax.engine.round_batches import RoundBatches
@@ -40,7 +41,6 @@ from ssd_jax.engine.seats import EngineLoad, Seats
 from ssd_jax.engine.sequence import Sequence, check, require_one_text
 from ssd_jax.engine.stop_strings import open_text
 from ssd_jax.engine.trace import EngineTrace
-from ssd_jax.engine.waiting_queue import rank
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, Outcomes
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from ssd_jax.checkpoints.detokenizer import OpenStream
 
 _LOG = logging.getLogger(__name__)
-_SHORT_PROMPTS = 4  # most that a step reads
 
 
 class Engine:
@@ -104,12 +103,21 @@ class Engine:
         self.branches = drafter is not None and drafter.branches
         """Whether its draft prepares branches, as mode ssd does."""
         self._planner, self._plan = planner, RoundPlan(self.k)
-        self._openings = Openings(drafter, planner, occurrences or Occurrences(), target.context)
         self._draft_prefill = None if drafter is None else DraftPrefill(drafter, target.max_chunk)
         self._batches = RoundBatches(target.slots, self.k)
         self._ids = itertools.count()
         self._in_flight: deque[InFlight] = deque()
         self._reports = EventReports(self._seats, self._log)
+        self._prompts = PromptReader(
+            target,
+            self._roles,
+            self._draft_prefill,
+            seats=self._seats,
+            openings=Openings(drafter, planner, occurrences or Occurrences(), target.context),
+            log=self._log,
+            reports=self._reports,
+            in_flight=self._in_flight,
+        )
         self.broken: str | None = None
         """Why no further step can run; None while one can."""
 
@@ -222,7 +230,7 @@ class Engine:
         if ahead:
             return
         self._grow()
-        self._read_prompts()
+        self._prompts.read(self._plan)
         self._log.mark("admit")
 
         drafter = self._drafter if self._speculates else None
@@ -348,80 +356,6 @@ class Engine:
                 role.set_pages(state.slot, pages)
             state.pages = state.times.kv_pages = len(pages)
         return complete
-
-    def _admit(self) -> None:
-        if not self._running:
-            self._log.idle()
-        while (seat := self._seats.offer()) is not None:
-            state = seat.state
-            state.follow(self._plan)
-            opening = self._openings.make(seat)
-            try:
-                for role in self._roles:
-                    role.open(opening)
-            except DeviceError:
-                raise
-            except Exception as error:
-                self._reports.fail(state, error)
-                continue
-            self._seats.enter(seat)
-
-    def _read_prompts(self) -> None:
-        """Admits requests and reads their prompts, by rank: one whole chunk, or a few short
-        prompts that fit into one, so as not to hold up running requests."""
-        budget = chunk = self._target.max_chunk
-        while True:
-            self._admit()
-            tokens = self._prefill(budget)
-            if self._draft_prefill is not None:
-                self._draft_prefill.follow_prompts(self._running.values())
-            self._seats.share()
-            if not tokens:
-                return
-            budget -= max(tokens, chunk // _SHORT_PROMPTS)
-
-    def _prefill(self, budget: int) -> int:
-        """Prefills the next chunk of the first request, in rank, whose prompt is not read.
-
-        The first chunk also covers the positions whose keys and values the pages hold already.
-
-        Args:
-          budget: most tokens to run.
-
-        Returns: number of tokens that are run; 0 if there are more than `budget`, or none.
-        """
-        unfinished = [
-            (rank(state), slot)
-            for slot, state in self._running.items()
-            if not state.sequence.prefilled
-        ]
-        if not unfinished:
-            return 0
-        _, slot = min(unfinished)
-        state = self._running[slot]
-        sequence, prefilled = state.sequence, state.sequence.given
-        begin = max(prefilled, state.reused)
-        end = min(begin + self._target.max_chunk, sequence.to_prefill)
-        if end - begin > budget:
-            return 0
-        chunk = sequence.text[prefilled:end]
-        self._log.prompt()
-        if end < sequence.to_prefill or sequence.output:
-            self._target.prefill(slot, chunk, prefilled)
-        else:
-            masks = round_masks([(0, state)], 1, self._target, None, self._reports.fail)
-            more = () if masks is None else (masks,)
-            pending = self._target.prefill_last(slot, chunk, prefilled, *more)
-            self._in_flight.append(InFlight(pending, [(0, state)], end))
-        sequence.prefill(end)
-        try:
-            if state.prompt_logprobs is not None:
-                state.prompt_logprobs.ask(self._target, slot, prefilled, end)
-        except DeviceError:
-            raise
-        except Exception as error:
-            self._reports.fail(state, error)
-        return end - begin
 
     def _decoding_rows(self) -> list[tuple[int, RequestState]]:
         """Slots whose pending token is known and whose pages hold all tokens before it."""

@@ -157,7 +157,7 @@ def test_requests_without_branches_have_noise_of_their_own_where_their_lengths_d
 
 def test_a_planner_that_may_change_k_counts_for_requests_without_branches_too():
     parts = ssd(spell(LONG), budget=8)
-    parts.engine._openings._timed = True  # as a planner's decisions by time make it
+    parts.engine._prompts._openings._timed = True  # as a planner's decisions by time make it
     for k in (3, None):
         for _ in range(2):
             asked = request(seed=5, temperature=1.0, index=k or 0)
