@@ -8,15 +8,15 @@ of k = L also runs the last proposed token. Pure host code.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from typing_extensions import override
 
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.acceptance import FIRST_GUESS, WEIGHT, AcceptanceEstimator, odds, smoothed
+from ssd_jax.speculation.power_law import Ranks, by_power_law, divide, exponent
 
 After = Literal["hit", "miss"]
 """Source of the tokens being verified: a prepared branch ("hit"); a backup or nothing ("miss")."""
@@ -30,8 +30,6 @@ Classes = Sequence[int]
 LEAST_BUDGET = 2
 """Least branches a sequence needs: one for k = L, and one for anything else."""
 
-_LEAST, _MOST = 0.3, 3.0  # r
-_HALVINGS = 12
 _GUESSES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.84, 0.91, 0.97)  # of a(q), for each class
 
 
@@ -135,7 +133,7 @@ class GeometricFanOut(FanOut):
 
     @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        return _by_power_law(odds([self.acceptance(after)] * length), self._r, budget)
+        return by_power_law(odds([self.acceptance(after)] * length), self._r, budget)
 
     @override
     def observe(self, verified: VerificationStats) -> None:
@@ -181,32 +179,13 @@ class MeasuredFanOut(FanOut):
 
     @override
     def counts(self, length: int, budget: int, after: After, confidence: Classes = ()) -> Counts:
-        return _by_power_law(odds(self.rates(length, after)), self.r, budget)
+        return by_power_law(odds(self.rates(length, after)), self.r, budget)
 
     @override
     def observe(self, verified: VerificationStats) -> None:
         self._by_place[verified.after].observe(verified.accepted, range(verified.length))
         self._ranks.observe(verified.prepared, verified.rank)
         self._r = None
-
-
-class Ranks:
-    """Places of bonus tokens among the prepared ones.
-
-    Attributes:
-      lookups, hits: by place, from 0: how often a token was prepared at this place and the bonus
-        token was at no place before; and how often it was at this place.
-    """
-
-    def __init__(self) -> None:
-        self.lookups: Counter[int] = Counter()
-        self.hits: Counter[int] = Counter()
-
-    def observe(self, prepared: int, rank: int | None) -> None:
-        """Counts one look-up; see `VerificationStats`."""
-        self.lookups.update(range(prepared if rank is None else rank + 1))
-        if rank is not None:
-            self.hits[rank] += 1
 
 
 class ConfidenceFanOut(FanOut):
@@ -277,58 +256,3 @@ class ConfidenceFanOut(FanOut):
             shares.append(share)
             remaining *= 1 - rate
         return shares
-
-
-def exponent(ranks: Ranks, guess: float = 1.0, *, weight: float = WEIGHT) -> float:
-    """r of the power law, within [.3, 3]: F prepared bonus tokens miss with probability F^-r.
-
-    The law holds up to a constant factor, the probability that one prepared token misses, on which
-    fan-outs do not depend. So r is the likeliest exponent for the places behind the first, where
-    the bonus token passes place F - 1 with probability ((F - 1) / F)^r. `weight` look-ups that
-    agree with r = `guess` are counted beforehand.
-    """
-    observations: list[tuple[int, float, float]] = [(1, weight, weight * (1 - 2**-guess))]
-    observations += [(place, n, ranks.hits[place]) for place, n in ranks.lookups.items() if place]
-    low, high = _LEAST, _MOST
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _slope(observations, middle) > 0 else (low, middle)
-    return (low + high) / 2
-
-
-def _slope(observations: Iterable[tuple[int, float, float]], r: float) -> float:
-    """Derivative by r of the log-likelihood; it falls as r rises."""
-    total = 0.0
-    for place, lookups, hits in observations:
-        passed = (place / (place + 1)) ** r
-        gained = hits * passed / (1 - passed) - (lookups - hits)
-        total += gained * math.log((place + 1) / place)
-    return total
-
-
-def _by_power_law(chances: Sequence[float], r: float, budget: int) -> Counts:
-    """F_k proportional to P(k)^(1/(1+r)): Theorem 12 for any P."""
-    return divide([p ** (1 / (1 + r)) for p in chances], budget)
-
-
-def share(weights: Sequence[float], total: int) -> Counts:
-    """Divides `total` in proportion to the weights, by largest remainder.
-
-    Of equal remainders the first wins, so larger weights never get less.
-
-    Args:
-      weights: none negative, not all 0.
-    """
-    scale = total / sum(weights)
-    quotas = [weight * scale for weight in weights]
-    counts = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(quotas)), key=lambda i: counts[i] - quotas[i])
-    for i in by_remainder[: total - sum(counts)]:
-        counts[i] += 1
-    return tuple(counts)
-
-
-def divide(weights: Sequence[float], budget: int) -> Counts:
-    """Divides `budget` as `share` does, with at least 1 for the last weight."""
-    counts = share(weights, budget)
-    return counts if counts[-1] else (*share(weights[:-1], budget - 1), 1)

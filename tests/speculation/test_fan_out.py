@@ -14,9 +14,9 @@ from ssd_jax.speculation.fan_out import (
     MeasuredFanOut,
     UniformFanOut,
     VerificationStats,
-    share,
 )
 from ssd_jax.speculation.fan_out_flag import POLICIES
+from ssd_jax.speculation.power_law import share
 from tests.speculation.budgets import BUDGETS, LENGTHS, RATES, require_whole
 
 FINE = 10_000  # branches a branch, to see counts before rounding

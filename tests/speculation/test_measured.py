@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.acceptance import odds
-from ssd_jax.speculation.fan_out import (
-    GeometricFanOut,
-    MeasuredFanOut,
-    Ranks,
-    VerificationStats,
-    exponent,
-)
+from ssd_jax.speculation.fan_out import GeometricFanOut, MeasuredFanOut, VerificationStats
+from ssd_jax.speculation.power_law import Ranks, exponent
 from tests.speculation.budgets import BUDGETS, LENGTHS, require_whole
 
 FINE = 100_000

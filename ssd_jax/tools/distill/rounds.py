@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssd_jax.speculation.fan_out import After, Ranks, exponent
+from ssd_jax.speculation.fan_out import After
+from ssd_jax.speculation.power_law import Ranks, exponent
 
 _MOST_PREPARED = 16
 """Ranks of a bonus token that are told apart."""
