@@ -11,7 +11,7 @@ import pytest
 from ssd_jax.devices import tree_continuations, tree_growth
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.sampling import siblings
-from ssd_jax.sampling.judgement import recursive
+from ssd_jax.sampling.judgement import nodes, recursive
 from tests.devices import tree_simulation
 from tests.sampling.edits import Edit, edited
 from tests.sampling.evidence import ALPHA
@@ -112,8 +112,8 @@ FAULTS = {
         "jnp.take_along_axis(growth.q, 0 * parent_run[:, :, None], axis=1)",
     ),
     "one uniform for siblings": Edit(
-        recursive,
-        "judge",
+        nodes,
+        "nodes_of",
         "uniforms_of_nodes(sampling, start, count)",
         "jnp.take_along_axis(uniforms_of_nodes(sampling, start, count), parents, axis=1)",
     ),

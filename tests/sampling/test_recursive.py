@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.judgement import recursive
+from ssd_jax.sampling.judgement import nodes, recursive
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
 from tests.sampling.drawn_trees import NODES, ROWS, SETTINGS, VOCAB, case, ends, noise, outcome_of
@@ -87,14 +87,14 @@ def test_a_q_that_is_no_number_gives_p_and_logits_that_are_none_give_no_token(va
 
 FAULTS = {
     "one uniform for siblings": Edit(
-        recursive,
-        "judge",
+        nodes,
+        "nodes_of",
         "uniforms_of_nodes(sampling, start, count)",
         "jnp.take_along_axis(uniforms_of_nodes(sampling, start, count), parents, axis=1)",
     ),
     "acceptance noise by depth": Edit(
-        recursive,
-        "judge",
+        nodes,
+        "nodes_of",
         "uniforms_of_nodes(sampling, start, count)",
         "jnp.take_along_axis(uniforms_of_nodes(sampling, start, count), "
         "topology.depth_of(topology.paths(parents))[:, 1:] - 1, axis=1)",
@@ -112,7 +112,7 @@ FAULTS = {
     ),
     "no residual": Edit(recursive, "_step", "changes = rejected & ", "changes = ~judged & "),
     "a wrong parent": Edit(
-        recursive, "_next_child", "nodes.parents == row[:, None]", "nodes.parents <= row[:, None]"
+        nodes, "first_child", "parents[:, None] == row", "parents[:, None] <= row"
     ),
     "p of the row before": Edit(recursive, "_step", "probs_at_row(row)", "probs_at_row(row - 1)"),
     "q of another row": Edit(
@@ -122,7 +122,7 @@ FAULTS = {
         "jnp.where(judged, False, now.is_first)",
     ),
     "a node that was dropped": Edit(
-        recursive, "judge", "is_proposed(proposal) &", "(proposal.tokens >= 0) &"
+        nodes, "nodes_of", "is_proposed(proposal) &", "(proposal.tokens >= 0) &"
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling import keys
-from ssd_jax.sampling.judgement import rejection, traversal
+from ssd_jax.sampling.judgement import nodes, traversal
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.params import NO_TOKEN
 from tests.sampling.drawn_trees import NODES, ROWS, SETTINGS, VOCAB, case, ends, noise, outcome_of
@@ -125,13 +125,13 @@ def test_a_tree_ends_where_logits_are_no_numbers_as_often_as_a_text_comes_there(
 
 FAULTS = {
     "one uniform for siblings": Edit(
-        traversal,
-        "judge",
+        nodes,
+        "nodes_of",
         "uniforms_of_nodes(sampling, start, count)",
         "jnp.take_along_axis(uniforms_of_nodes(sampling, start, count), parents, axis=1)",
     ),
     "acceptance noise of the row": Edit(
-        rejection, "uniforms_of_nodes", "start[row] + 1 + jnp", "start[row] + 2 + jnp"
+        nodes, "uniforms_of_nodes", "start[row] + 1 + jnp", "start[row] + 2 + jnp"
     ),
     "the product of odds without a cap": Edit(
         traversal,
@@ -157,13 +157,13 @@ FAULTS = {
     "odds of a q that is not renormalised": Edit(traversal, "_survival", " * p * total", " * p"),
     "what a parent was before": Edit(traversal, "_step", "changed(now.p, left.p)", "now.p"),
     "a wrong parent": Edit(
-        traversal, "_first_children", "parents[:, None] == jnp", "parents[:, None] <= jnp"
+        nodes, "first_child", "parents[:, None] == row", "parents[:, None] <= row"
     ),
     "p of the pending token": Edit(
         traversal, "judge", "(count + 1) + end.row", "(count + 1) + 0 * end.row"
     ),
     "a node that was dropped": Edit(
-        traversal, "judge", "is_proposed(proposal) &", "(proposal.tokens >= 0) &"
+        nodes, "nodes_of", "is_proposed(proposal) &", "(proposal.tokens >= 0) &"
     ),
 }
 

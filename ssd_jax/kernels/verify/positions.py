@@ -108,7 +108,7 @@ class Judges(NamedTuple):
 
 
 class SamplingParts(Protocol):
-    """SamplingParts of sampling that some row of a batch needs.
+    """Parts of sampling that some row of a batch needs.
 
     True: computed for all rows and selected row by row; False: left out, and no row may need it;
     None: decided on the device.

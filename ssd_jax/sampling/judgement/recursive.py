@@ -19,36 +19,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.noise import gumbel_max
 from ssd_jax.kernels.rows import map_rows, row_sum, take_rows
 from ssd_jax.kernels.sparse import dense
-from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs, no_token_where_zero
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
 from ssd_jax.sampling import keys, topology
-from ssd_jax.sampling.judgement.outcome import is_proposed, take_column
-from ssd_jax.sampling.judgement.rejection import finite_q, uniforms_of_nodes
+from ssd_jax.sampling.judgement.nodes import Nodes, draw_by, first_child, nodes_of, repeat
+from ssd_jax.sampling.judgement.outcome import take_column
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling, sampling_of
 from ssd_jax.sampling.topology import Parents
 from ssd_jax.sampling.variants import when
-
-
-class Nodes(NamedTuple):
-    """The trees of n sequences.
-
-    Attributes:
-      exists: whether a node is proposed, in a sampled sequence.
-      u: the uniform that judges it.
-      sequence: its number among all.
-    """
-
-    tokens: Int32[Array, "n m"]
-    parents: Int32[Array, "n m"]
-    exists: Bool[Array, "n m"]
-    u: Float32[Array, "n m"]
-    support: Int32[Array, "n m N"]
-    q: Float32[Array, "n m N"]
-    sequence: Int32[Array, "n"]
 
 
 class Walk(NamedTuple):
@@ -78,28 +59,16 @@ def judge(
     start: Int32[Array, "B"],
     parents: Parents,
 ) -> Outcome:
-    """The outcome of sampled rows, anything in greedy ones; see `judgement.judge`.
-
-    Siblings come in the order in which they were drawn. Those that q has no tokens for come last,
-    with any token: Q is empty then, and they change nothing.
-    """
+    """The outcome of sampled rows, anything in greedy ones; see `judgement.judge`."""
     batch, count = parents.shape
     width, every = count + 1, jnp.arange(batch)
 
-    def at(index: Int32[Array, "n"], row: Int32[Array, "n"]) -> Positions:
-        return jax.tree.map(lambda a: take_rows(a, index * width + row), positions)
+    def at(sequence: Int32[Array, "n"], row: Int32[Array, "n"]) -> Positions:
+        return jax.tree.map(lambda a: take_rows(a, sequence * width + row), positions)
 
-    nodes = Nodes(
-        jnp.asarray(proposal.tokens),
-        parents,
-        is_proposed(proposal) & (sampling.temperature > 0)[:, None],
-        uniforms_of_nodes(sampling, start, count),
-        jnp.asarray(proposal.support),
-        finite_q(proposal),
-        every,
-    )
-
-    def walk(p: Float32[Array, "n V"], nodes: Nodes) -> tuple[Int32[Array, "n"], jax.Array]:
+    def walk(
+        p: Float32[Array, "n V"], nodes: Nodes, sequence: Int32[Array, "n"]
+    ) -> tuple[Int32[Array, "n"], jax.Array]:
         """The row where each sequence ends, and the weights that its bonus is drawn by."""
         rows = p.shape[0]
         none, one = jnp.zeros(rows, jnp.int32), jnp.ones(rows)
@@ -107,30 +76,24 @@ def judge(
         begin = Walk(none, _next_child(nodes, none, none), none == 0, p, one, no_q, one)
 
         def step(now: Walk) -> Walk:
-            return _step(target, nodes, now, lambda row: target.probs_at(at(nodes.sequence, row)))
+            return _step(target, nodes, now, lambda row: target.probs_at(at(sequence, row)))
 
-        def step_if_needed(_: jax.Array, now: Walk) -> Walk:
-            # XLA on CPU crashes when it compiles such a step in a loop of unknown length.
-            always = None if target.uses_cond else True
-            return when(always, jnp.any(now.node < count), step, lambda now: now, now)
-
-        end = jax.lax.fori_loop(0, count, step_if_needed, begin)
+        end = repeat(step, begin, lambda now: now.node < count, count, target)
         return end.row, end.weights
 
-    def walk_and_draw(root: Positions, path: jax.Array, nodes: Nodes) -> tuple[jax.Array, ...]:
-        p = target.probs_at(root)
-        row, weights = walk(p, nodes)
+    def walk_and_draw(
+        root: Positions, path: jax.Array, nodes: Nodes, sequence: Int32[Array, "n"]
+    ) -> tuple[jax.Array, ...]:
+        row, weights = walk(target.probs_at(root), nodes, sequence)
         path = take_column(path, row)
-        position = start[nodes.sequence] + 1 + topology.depth_of(path)
-        settings = sampling_of(sampling, nodes.sequence)
-        key = keys.derive(
-            settings.seed, settings.request, start[nodes.sequence], position, Purpose.BONUS
-        )
-        drawn = gumbel_max(weights, key, check_blocks=target.uses_cond)
-        return path, no_token_where_zero(drawn, weights, target.uses_cond)
+        begin, settings = start[sequence], sampling_of(sampling, sequence)
+        position = begin + 1 + topology.depth_of(path)
+        key = keys.derive(settings.seed, settings.request, begin, position, Purpose.BONUS)
+        return path, draw_by(weights, key, target)
 
     root, paths = at(every, jnp.zeros_like(every)), topology.paths(parents)
-    path, bonus = map_rows(walk_and_draw, root, paths, nodes)
+    nodes = nodes_of(proposal, sampling, start, parents)
+    path, bonus = map_rows(walk_and_draw, root, paths, nodes, every)
     return Outcome(topology.depth_of(path), bonus, path)
 
 
@@ -187,10 +150,8 @@ def _step(
 
 
 def _next_child(
-    nodes: Nodes, row: Int32[Array, "n"], first: Int32[Array, "n"]
+    nodes: Nodes, row: Int32[Array, "n"], begin: Int32[Array, "n"]
 ) -> Int32[Array, "n"]:
-    """The first child of each row among the nodes from `first` on; m if there is none."""
-    count = nodes.tokens.shape[1]
-    node = jnp.arange(count)
-    is_child = nodes.exists & (nodes.parents == row[:, None]) & (node >= first[:, None])
-    return jnp.min(jnp.where(is_child, node, count), axis=1).astype(jnp.int32)
+    """The first child of each row among the nodes from `begin` on; m if there is none."""
+    begin = begin[:, None, None]
+    return first_child(nodes.exists, nodes.parents, row[:, None], begin)[:, 0]

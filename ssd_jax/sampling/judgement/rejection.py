@@ -31,17 +31,6 @@ def uniforms(
     return keys.uniform(key).reshape(start.shape[0], -1)[:, :-1]
 
 
-def uniforms_of_nodes(
-    sampling: Sampling, start: Int32[Array, "B"], count: int
-) -> Float32[Array, "B m"]:
-    """The uniform that judges each node of a tree: its own, so that siblings do not share one."""
-    row = jnp.repeat(jnp.arange(start.shape[0]), count)
-    place = start[row] + 1 + jnp.tile(jnp.arange(count), start.shape[0])
-    settings = sampling_of(sampling, row)
-    key = keys.derive(settings.seed, settings.request, start[row], place, Purpose.ACCEPT)
-    return keys.uniform(key).reshape(-1, count)
-
-
 def finite_q(proposal: Proposal) -> Float32[Array, "B K N"]:
     """The proposal's q; one that is no number is 0."""
     return jnp.where(jnp.isfinite(proposal.q), proposal.q, 0.0)

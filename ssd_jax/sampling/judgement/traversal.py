@@ -20,19 +20,19 @@ from a q.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.noise import gumbel_max
 from ssd_jax.kernels.rows import map_rows, row_sum, take_rows
 from ssd_jax.kernels.sparse import dense
-from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs, no_token_where_zero
+from ssd_jax.kernels.verify.positions import Outcome, Positions, TargetProbs
 from ssd_jax.sampling import keys, topology
-from ssd_jax.sampling.judgement.outcome import is_proposed, take_column
-from ssd_jax.sampling.judgement.rejection import finite_q, uniforms_of_nodes
+from ssd_jax.sampling.judgement.nodes import Nodes, draw_by, first_child, nodes_of, repeat
+from ssd_jax.sampling.judgement.outcome import take_column
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import Sampling
@@ -62,7 +62,7 @@ class Left(NamedTuple):
     Attributes:
       row: that is judged next, or that was accepted.
       ended: whether it was accepted.
-      there: nodes that have not been deleted.
+      remains: whether a node has not been deleted.
       survival: a of each row; of those that have not been judged, anything.
       p: P on the support; `scale` times p elsewhere.
       q, q_total: Q is q / q_total.
@@ -70,7 +70,7 @@ class Left(NamedTuple):
 
     row: Int32[Array, "B"]
     ended: Bool[Array, "B"]
-    there: Bool[Array, "B m"]
+    remains: Bool[Array, "B m"]
     survival: Float32[Array, "B R"]
     p: Float32[Array, "B R N"]
     scale: Float32[Array, "B R"]
@@ -86,45 +86,30 @@ def judge(
     start: Int32[Array, "B"],
     parents: Parents,
 ) -> Outcome:
-    """The outcome of sampled rows, anything in greedy ones; see `judgement.judge`.
-
-    Siblings come in the order in which they were drawn. Those that q has no tokens for come last,
-    with any token: Q is empty then, and they change nothing.
-    """
+    """The outcome of sampled rows, anything in greedy ones; see `judgement.judge`."""
     batch, count = parents.shape
-    there = is_proposed(proposal) & (sampling.temperature > 0)[:, None]
-    q, laws = _laws(target, positions, proposal, there, parents)
+    nodes = nodes_of(proposal, sampling, start, parents)
+    q, laws = _laws(target, positions, nodes)
     one = jnp.ones((batch, count + 1))
     begin = Left(
         jnp.zeros(batch, jnp.int32),
         jnp.zeros(batch, bool),
-        there,
+        nodes.exists,
         one,
         laws.p,
         one,
         q,
         one,
     )
-    u = uniforms_of_nodes(sampling, start, count)
-    tokens = jnp.asarray(proposal.tokens)
-
-    def step(now: Left) -> Left:
-        return _step(laws, tokens, parents, u, now)
-
-    def step_if_needed(_: jax.Array, now: Left) -> Left:
-        # XLA on CPU crashes when it compiles such a step in a loop of unknown length.
-        always = None if target.uses_cond else True
-        return when(always, jnp.any(~now.ended), step, lambda now: now, now)
-
     # A node is come to once, and deleted at most once.
-    end = jax.lax.fori_loop(0, 2 * count + 1, step_if_needed, begin)
+    most = 2 * count + 1
+    end = repeat(partial(_step, laws, nodes), begin, lambda now: ~now.ended, most, target)
 
     def draw(at: Positions, support, p, scale, key: keys.Key) -> Int32[Array, "n"]:
         of_row = target.probs_at(at)
         on_support = dense(support, jnp.ones_like(p), of_row.shape[1]) > 0
         weights = jnp.where(on_support, dense(support, p, of_row.shape[1]), scale[:, None] * of_row)
-        drawn = gumbel_max(weights, key, check_blocks=target.uses_cond)
-        return no_token_where_zero(drawn, weights, target.uses_cond)
+        return draw_by(weights, key, target)
 
     index = jnp.arange(batch) * (count + 1) + end.row
     final = jax.tree.map(lambda array: take_rows(array, index), positions)
@@ -136,18 +121,13 @@ def judge(
 
 
 def _laws(
-    target: TargetProbs,
-    positions: Positions,
-    proposal: Proposal,
-    there: Bool[Array, "B m"],
-    parents: Parents,
+    target: TargetProbs, positions: Positions, nodes: Nodes
 ) -> tuple[Float32[Array, "B R N"], Laws]:
     """q of the children of each row, which is that of the first, and p there."""
-    batch, count = parents.shape
-    first = _first_children(there, parents)
+    batch, count = nodes.parents.shape
+    first = _first_children(nodes.exists, nodes.parents)
     has_children, node = first < count, jnp.minimum(first, count - 1)[:, :, None]
-    of_nodes = jnp.asarray(proposal.support), finite_q(proposal)
-    support, q = (jnp.take_along_axis(array, node, axis=1) for array in of_nodes)
+    support, q = (jnp.take_along_axis(array, node, axis=1) for array in (nodes.support, nodes.q))
     q = jnp.where(has_children[:, :, None], q, 0.0)
     support = jnp.where(q > 0, support, -1)
 
@@ -173,16 +153,11 @@ def _laws(
     return q, Laws(support, p.reshape(support.shape), elsewhere, is_sound)
 
 
-def _step(
-    laws: Laws,
-    tokens: Int32[Array, "B m"],
-    parents: Parents,
-    u: Float32[Array, "B m"],
-    now: Left,
-) -> Left:
+def _step(laws: Laws, nodes: Nodes, now: Left) -> Left:
     """Goes on to the first child of each row, or judges the row where there is none."""
+    tokens, parents = nodes.tokens, nodes.parents
     every, count = jnp.arange(now.row.shape[0]), parents.shape[1]
-    child = take_column(_first_children(now.there, parents), now.row)
+    child = take_column(_first_children(now.remains, parents), now.row)
     descends = ~now.ended & (child < count)
     child = jnp.minimum(child, count - 1)
     survival = now.survival.at[every, jnp.where(descends, child + 1, count + 1)].set(
@@ -190,7 +165,7 @@ def _step(
     )
     is_leaf, node = ~now.ended & ~descends, jnp.maximum(now.row - 1, 0)
     arrives = take_column(now.survival, now.row)
-    accepts = is_leaf & ((now.row == 0) | (take_column(u, node) < arrives))
+    accepts = is_leaf & ((now.row == 0) | (take_column(nodes.u, node) < arrives))
     deletes, above = is_leaf & ~accepts, take_column(parents, node)
     left = _without(laws, take_column(tokens, node), above, now)
     row = jnp.where(deletes, above, count + 1)  # none where nothing is deleted
@@ -201,7 +176,7 @@ def _step(
     return Left(
         jnp.where(descends, child + 1, jnp.where(deletes, above, now.row)),
         now.ended | accepts,
-        now.there.at[every, jnp.where(deletes, node, count)].set(False, mode="drop"),
+        now.remains.at[every, jnp.where(deletes, node, count)].set(False, mode="drop"),
         changed(survival, left.survival),
         changed(now.p, left.p),
         changed(now.scale, left.scale),
@@ -253,8 +228,7 @@ def _without(laws: Laws, token: Int32[Array, "B"], row: Int32[Array, "B"], now: 
     )
 
 
-def _first_children(there: Bool[Array, "B m"], parents: Parents) -> Int32[Array, "B R"]:
-    """The first child of each row; m where there is none."""
-    count = parents.shape[1]
-    is_child = there[:, None] & (parents[:, None] == jnp.arange(count + 1)[:, None])
-    return jnp.min(jnp.where(is_child, jnp.arange(count), count), axis=2).astype(jnp.int32)
+def _first_children(remains: Bool[Array, "B m"], parents: Parents) -> Int32[Array, "B R"]:
+    """The first child of every row; m where there is none."""
+    rows = jnp.arange(parents.shape[1] + 1)
+    return first_child(remains, parents, jnp.broadcast_to(rows, (parents.shape[0], rows.size)))
