@@ -8,22 +8,20 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 from typing_extensions import override
 
 from ssd_jax.devices import device
-from ssd_jax.devices.packed_branches import PackedBranches
+from ssd_jax.devices.packed_trees import TreeBranches, UnpackedBranches
 from ssd_jax.devices.program_spec import Program
 from ssd_jax.devices.tree_draft_programs import TreeRequest, as_log_rates
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
-from ssd_jax.devices.tree_records import DraftedTrees, TreeRecords
+from ssd_jax.devices.tree_record_answers import DraftedTrees, TreeRecords
 from ssd_jax.devices.tree_role import TreeRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import (
     IDLE,
-    BranchTokens,
-    BranchTrees,
     ExpansionRequest,
     Promotion,
     RecordRequest,
@@ -31,39 +29,8 @@ from ssd_jax.roles.records import (
     SlotOpening,
     no_promotion,
 )
-from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.rules import RULES
-from ssd_jax.speculation.fixed_rates import fixed_rates
 from ssd_jax.speculation.rank_rates import RankRates, Visit, path_visits
-
-
-class UnpackedBranches(NamedTuple):
-    """What `TreeExpansionPrograms` packs of M branches and, as the last one, of the record.
-
-    Attributes:
-      gap_class: of the rows of each tree; -1 where the draft has not run them.
-      row, bonus, rank: of the outcomes; see `tree_branching.TreeOutcomes`. 0 of the record.
-      length, tokens, parents: of the trees.
-      ranks: of the nodes among the continuations of their parents.
-    """
-
-    gap_class: Int32[np.ndarray, "B M+1 m+1"]
-    row: Int32[np.ndarray, "B M+1"]
-    bonus: Int32[np.ndarray, "B M+1"]
-    rank: Int32[np.ndarray, "B M+1"]
-    length: Int32[np.ndarray, "B M+1"]
-    tokens: Int32[np.ndarray, "B M+1 m"]
-    parents: Int32[np.ndarray, "B M+1 m"]
-    ranks: Int32[np.ndarray, "B M+1 m"]
-
-
-def unpack(packed: Int32[np.ndarray, "B M+1 columns"], nodes: int) -> UnpackedBranches:
-    """Takes the columns apart; m is `nodes`."""
-    ends = np.cumsum([nodes + 1, 1, 1, 1, 1, nodes, nodes])
-    gap_class, row, bonus, rank, length, *trees = np.split(packed, ends, axis=2)
-    heads = (array[..., 0] for array in (row, bonus, rank, length))
-    return UnpackedBranches(gap_class, *heads, *trees)
 
 
 class TreeBranchDraft(TreeRole, BranchingDraft):
@@ -71,8 +38,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
 
     Args:
       programs, parameters, temperature: see `PagedRole`.
-      rates: how often a target's token has a rank, by depths 0 to K; learned from the outcomes. The
-        trees of sampled rows have a fixed shape where the rule compares p with q.
+      rates: see `TreeRole`; of depths 0 to K.
 
     Attributes:
       variants: of the programs.
@@ -87,17 +53,14 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         rates: RankRates,
         temperature: float | None = None,
     ) -> None:
-        super().__init__(programs.base, parameters, temperature)
+        super().__init__(programs.base, parameters, temperature, rates=rates)
         self.k, self.branches = programs.shape.depth, programs.branches
         self.support = programs.support
         self.nodes, self.variants = programs.shape.nodes, programs.variants
-        self._programs, self._rates = programs, rates
+        self._programs = programs
         self._scratch = programs.new_scratch()
         self._record = programs.new_record()
         self._expansion = programs.new_expansion()
-        self._rule = RULES[programs.drafting.rule]
-        self._hot = np.zeros(self.slots, bool)
-        self._start = np.full(self.slots, IDLE, np.int32)  # of the records
         self._answer: TreeBranches | None = None  # of the expansion of these records
         self._trees: dict[int, _KnownTree] = {}  # of the records that teach ranks, by slot
         self._drafted: Sequence[int] = ()  # slots whose records' trees are to be read
@@ -107,8 +70,6 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
     def open(self, opening: SlotOpening) -> None:
         super().open(opening)
         self._trees.pop(opening.slot, None)
-        self._start[opening.slot] = IDLE
-        self._hot[opening.slot] = opening.params.temperature > 0
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
@@ -179,13 +140,6 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         )
         return proposal, parents
 
-    def _tables(self) -> Float32[np.ndarray, "B depths classes ranks"]:
-        """The rates that shape each row's trees."""
-        rates = self._rates.tables(self._hot)
-        if not self._rule.keyed_by_position:
-            rates[self._hot] = fixed_rates(self._programs.shape, trees=True)[0]
-        return rates
-
     @override
     def expand(self, request: ExpansionRequest) -> TreeBranches:
         log_rates = as_log_rates(self._tables())
@@ -200,14 +154,15 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
             log_rates,
             self._rows.on_device(),
         )
-        answer = self._answer = TreeBranches(self, log_rates, packed)
+        grow = partial(self._grow, log_rates)
+        answer = self._answer = TreeBranches(packed, grow, self._programs.shape)
         for _ in range(1, request.forwards):
             answer.grow()
         answer.begin_read()
         return answer
 
-    def grow(
-        self, depth: int, log_rates: Float32[np.ndarray, "B depths classes ranks"]
+    def _grow(
+        self, log_rates: Float32[np.ndarray, "B depths classes ranks"], depth: int
     ) -> jax.Array:
         """Adds a depth to the trees of all branches; returns the programs' `packed`."""
         self._pages, self._scratch, self._record, self._expansion, packed = device.run(
@@ -261,11 +216,12 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
                 classes = known
             classes = np.where(self._unexpanded[:, None], known, classes)
         ended = (self._start != IDLE) & (promotion.position > self._start)
+        has_fixed_shape = self._has_fixed_shape
         for slot, tree in self._trees.items():
             is_known = branches is not None or self._unexpanded[slot]
             if classes is None or not is_known or not ended[slot]:
                 continue
-            if self._hot[slot] and not self._rule.keyed_by_position:
+            if has_fixed_shape[slot]:
                 continue
             node, gap_class = int(promotion.node[slot]), classes[slot].tolist()
             visits = path_visits(tree.parents, tree.ranks, gap_class, node)
@@ -295,11 +251,11 @@ def _with_outcomes(
 ) -> Visit:
     """A visit of the last accepted row, behind which the draft also knows whether t* was a bonus
     token of the branches there."""
-    there = np.flatnonzero(branches.row[slot, :-1] == node)
-    if not there.size:
+    prepared = np.flatnonzero(branches.row[slot, :-1] == node)
+    if not prepared.size:
         return visit
-    is_bonus = branches.bonus[slot, there] == promotion.pending[slot]
-    ranks = branches.rank[slot, there]
+    is_bonus = branches.bonus[slot, prepared] == promotion.pending[slot]
+    ranks = branches.rank[slot, prepared]
     taken = int(ranks[is_bonus.argmax()]) if is_bonus.any() else None
     return Visit(visit.gap_class, sorted({*visit.children, *ranks.tolist()}), taken)
 
@@ -309,45 +265,3 @@ class _KnownTree(NamedTuple):
 
     ranks: Sequence[int]
     parents: Sequence[int]
-
-
-class TreeBranches(PackedBranches):
-    """Branches with trees on a draft's devices.
-
-    Args:
-      log_rates: that their trees grow by.
-      packed: the branches after the first forward, as `TreeExpansionPrograms` packs them.
-
-    Attributes:
-      unpacked: the same, as far as they were read; None before.
-    """
-
-    def __init__(
-        self,
-        draft: TreeBranchDraft,
-        log_rates: Float32[np.ndarray, "B depths classes ranks"],
-        packed: jax.Array,
-    ) -> None:
-        super().__init__(packed)
-        self._draft, self._log_rates = draft, log_rates
-        self.unpacked: UnpackedBranches | None = None
-
-    @override
-    def _grown(self, forwards: int) -> jax.Array | None:
-        """A tree has no more than K depths."""
-        return self._draft.grow(forwards, self._log_rates) if forwards < self._draft.k else None
-
-    @override
-    def _unpacked(
-        self, packed: Int32[np.ndarray, "B branches columns"], forwards: int
-    ) -> BranchTokens:
-        unpacked = self.unpacked = unpack(packed, self._draft.nodes)
-        tokens = unpacked.tokens[:, :-1]
-        return BranchTokens(
-            bonus=unpacked.bonus[:, :-1],
-            lengths=unpacked.length[:, :-1],
-            tokens=tokens,
-            confidence=np.full(tokens.shape, UNKNOWN, np.int32),
-            forwards=forwards,
-            trees=BranchTrees(unpacked.row[:, :-1], unpacked.parents[:, :-1]),
-        )

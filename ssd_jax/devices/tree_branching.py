@@ -1,9 +1,4 @@
-"""Branches of a token tree: one for each verification outcome that is prepared for.
-
-An outcome is (row, t*): the target's text leaves the tree behind one of its rows by a token that is
-none of the row's children. The outcomes that a draft prepares for are the likeliest continuations
-that are not in the tree, so the speculation cache is the frontier of the tree.
-"""
+"""Branches of a token tree, one for each outcome that is prepared for, and their promotion."""
 
 from __future__ import annotations
 
@@ -11,61 +6,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Bool, Int32
 
 from ssd_jax.devices import tree_growth
 from ssd_jax.devices.tree_growth import Growth, TreeProposal
+from ssd_jax.devices.tree_outcomes import TreeOutcomes
+from ssd_jax.devices.tree_record import TreeRecord
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.roles.records import Promotion
 from ssd_jax.sampling import topology
+from ssd_jax.sampling.confidence import UNKNOWN
+from ssd_jax.sampling.confidence_class import class_of_probability
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.ranking import Ranking
-
-_NONE = -jnp.inf  # score of a continuation that is no outcome
-
-
-class TreeRecord(NamedTuple):
-    """The trees of B slots that the target verifies.
-
-    Attributes:
-      start: position of the pending token; -1 is an idle slot.
-      pending: that token.
-      tokens, parents: of the nodes; see `topology`.
-      length: number of nodes; others do not count.
-      has_run: whether the draft has run each row, so that its key and value are there.
-      candidates: the ranked continuations of each row that has run, -1 where there are none.
-      gap_class: of each row; -1 where it has not run. Where a rule compares p with q, both are of
-        other things in sampled rows; see `tree_residuals`.
-    """
-
-    start: Int32[Array, "B"]
-    pending: Int32[Array, "B"]
-    tokens: Int32[Array, "B m"]
-    parents: Int32[Array, "B m"]
-    length: Int32[Array, "B"]
-    has_run: Bool[Array, "B m+1"]
-    candidates: Int32[Array, "B m+1 ranks"]
-    gap_class: Int32[Array, "B m+1"]
-
-    @property
-    def exists(self) -> Bool[Array, "B m+1"]:
-        """Whether each row is one of the tree."""
-        rows = jnp.arange(self.has_run.shape[1])
-        return (self.start >= 0)[:, None] & (rows <= self.length[:, None])
-
-
-class TreeOutcomes(NamedTuple):
-    """The outcomes of B slots that M branches are prepared for.
-
-    Attributes:
-      row: of the tree; -1 is no branch.
-      bonus: t*, or -1.
-      rank: of t* among the continuations of the row.
-    """
-
-    row: Int32[Array, "B M"]
-    bonus: Int32[Array, "B M"]
-    rank: Int32[Array, "B M"]
 
 
 class TreeExpansion(NamedTuple):
@@ -82,23 +34,6 @@ class TreeExpansion(NamedTuple):
     growth: Growth
 
 
-def no_record(slots: int, shape: TreeShape) -> TreeRecord:
-    """Idle slots."""
-    rows = slots, shape.nodes + 1
-    zero = jnp.zeros(slots, jnp.int32)
-    nodes = jnp.zeros((slots, shape.nodes), jnp.int32)
-    return TreeRecord(
-        jnp.full(slots, -1, jnp.int32),
-        zero,
-        nodes,
-        nodes,
-        zero,
-        jnp.zeros(rows, bool),
-        jnp.full((*rows, shape.ranks), -1, jnp.int32),
-        jnp.full(rows, -1, jnp.int32),
-    )
-
-
 def no_expansion(slots: int, branches: int, shape: TreeShape, support: int = 1) -> TreeExpansion:
     """No branches in any slot; q has N = `support` ids."""
     nothing = jnp.full((slots, branches), -1, jnp.int32)
@@ -107,77 +42,6 @@ def no_expansion(slots: int, branches: int, shape: TreeShape, support: int = 1) 
         jnp.full((slots * branches, shape.depth + 1), -1, jnp.int32),
         tree_growth.empty(slots * branches, shape, support),
     )
-
-
-def add_ranking(record: TreeRecord, ranking: Ranking, ran: Bool[Array, "B m+1"]) -> TreeRecord:
-    """The record with the continuations of rows that have just been run.
-
-    Args:
-      ranking: of all rows, [B * (m + 1)]; used where `ran`.
-    """
-    candidates = ranking.tokens.reshape(record.candidates.shape)
-    return record._replace(
-        has_run=record.has_run | ran,
-        candidates=jnp.where(ran[:, :, None], candidates, record.candidates),
-        gap_class=jnp.where(ran, ranking.gap_class.reshape(ran.shape), record.gap_class),
-    )
-
-
-def are_children(record: TreeRecord) -> Bool[Array, "B m+1 m"]:
-    """Whether each node is a child of each row."""
-    rows = jnp.arange(record.has_run.shape[1])
-    return (record.parents[:, None] == rows[:, None]) & record.exists[:, None, 1:]
-
-
-def likeliest_outcomes(
-    record: TreeRecord,
-    log_rates: Float32[Array, "B depths classes ranks"],
-    counts: Int32[Array, "B depths"],
-    share: Int32[Array, "2"],
-    branches: int,
-) -> TreeOutcomes:
-    """The outcomes that are likeliest to come true, best first.
-
-    The probability of one is the product of the rates along its path; see `tree_growth`.
-
-    Args:
-      record: all rows have run.
-      log_rates: of continuations, by depth of their row, gap class and rank.
-      counts: most branches with each number of accepted tokens: M, or 0 where the text has no room
-        for a proposal behind them.
-      share: see `roles.Share`.
-      branches: M.
-    """
-    nodes, ranks = record.parents.shape[1], record.candidates.shape[2]
-    path = topology.paths(record.parents)
-    depth = jnp.minimum(topology.depth_of(path), log_rates.shape[1] - 1)
-    slot = jnp.arange(path.shape[0])[:, None]
-    log_rate = log_rates[slot, depth, jnp.maximum(record.gap_class, 0)]  # [B, m + 1, ranks]
-    # Where each node is among the continuations of its parent: the last of those that are none.
-    siblings = jnp.take_along_axis(record.candidates, record.parents[:, :, None], axis=1)
-    is_node = siblings == record.tokens[:, :, None]
-    rank = jnp.where(is_node.any(axis=2), jnp.argmax(is_node, axis=2), ranks - 1)
-    rate_of_parent = jnp.take_along_axis(log_rate, record.parents[:, :, None], axis=1)
-    rate_of_node = jnp.take_along_axis(rate_of_parent, rank[:, :, None], axis=2)[:, :, 0]
-    score = jnp.sum(jnp.where(topology.on_path(path, nodes), rate_of_node[:, None], 0.0), axis=2)
-    # A continuation that is a child is in the tree.
-    is_child = are_children(record)[:, :, None] & (
-        record.tokens[:, None, None] == record.candidates[:, :, :, None]
-    )
-    has_room = jnp.take_along_axis(counts, depth, axis=1) > 0
-    usable = (record.exists & has_room)[:, :, None] & (record.candidates >= 0)
-    usable &= ~is_child.any(axis=3)
-    number, parts = share
-    usable &= (jnp.arange(nodes + 1)[:, None] + jnp.arange(ranks)) % parts == number
-    scores = jnp.where(usable, score[:, :, None] + log_rate, _NONE).reshape(path.shape[0], -1)
-    count = min(branches, scores.shape[1])
-    best, index = jax.lax.top_k(scores, count)
-    budget = counts.max(axis=1, keepdims=True)
-    chosen = (best > _NONE) & (jnp.arange(count) < budget)
-    bonus = jnp.take_along_axis(record.candidates.reshape(scores.shape), index, axis=1)
-    arrays = (jnp.where(chosen, array, -1) for array in (index // ranks, bonus, index % ranks))
-    padding = (0, 0), (0, branches - count)
-    return TreeOutcomes(*(jnp.pad(array, padding, constant_values=-1) for array in arrays))
 
 
 class TreeForks(NamedTuple):
@@ -207,7 +71,7 @@ def forks_of(record: TreeRecord, outcomes: TreeOutcomes, shape: TreeShape) -> Tr
     return TreeForks(topology.depth_of(path), nodes, path_tokens)
 
 
-def begun(
+def begin_branches(
     record: TreeRecord,
     outcomes: TreeOutcomes,
     forks: TreeForks,
@@ -239,7 +103,7 @@ class PromotedTrees(NamedTuple):
     proposal: Proposal
 
 
-def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -> PromotedTrees:
+def promote(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -> PromotedTrees:
     """New records: of the branches that came true, and of given tokens, which are point masses.
 
     The tokens are those of the promotion in either case: a branch may have grown since it was read,
@@ -256,6 +120,17 @@ def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -
     runs = tree_growth.runs_of(growth, tokens, parents, shape)
     rows = jnp.arange(shape.nodes + 1)
     run = jnp.where(hit[:, None] & (rows <= limit[:, None]), runs, -1)
+    drawn_from = jnp.maximum(jnp.take_along_axis(runs, parents, axis=1), 0)[:, :, None]
+    is_first = jnp.arange(growth.q.shape[2]) == 0
+    point_mass, of_branch = jnp.where(is_first, tokens[:, :, None], -1), hit[:, None, None]
+    support = jnp.take_along_axis(growth.support, drawn_from, axis=1)
+    q = jnp.take_along_axis(growth.q, drawn_from, axis=1)
+    proposal = Proposal(
+        tokens,
+        limit,
+        jnp.where(of_branch, support, point_mass),
+        jnp.where(of_branch, q, is_first.astype(jnp.float32)),
+    )
     has_run = run >= 0
     gap_class = jnp.take_along_axis(growth.runs.gap_class, jnp.maximum(run, 0), axis=1)
     record = TreeRecord(
@@ -267,17 +142,7 @@ def promoted(expansion: TreeExpansion, promotion: Promotion, shape: TreeShape) -
         has_run=has_run,
         candidates=_continuations(growth, run, shape),
         gap_class=jnp.where(has_run, gap_class, -1),
-    )
-    drawn_from = jnp.maximum(jnp.take_along_axis(runs, parents, axis=1), 0)[:, :, None]
-    is_first = jnp.arange(growth.q.shape[2]) == 0
-    given, of_branch = jnp.where(is_first, tokens[:, :, None], -1), hit[:, None, None]
-    support = jnp.take_along_axis(growth.support, drawn_from, axis=1)
-    q = jnp.take_along_axis(growth.q, drawn_from, axis=1)
-    proposal = Proposal(
-        tokens,
-        limit,
-        jnp.where(of_branch, support, given),
-        jnp.where(of_branch, q, is_first.astype(jnp.float32)),
+        q_class=jnp.where(hit[:, None], _q_classes(proposal), UNKNOWN),
     )
     return PromotedTrees(record, run[:, 1:], proposal)
 
@@ -306,7 +171,14 @@ def with_trees(
         has_run=chosen(tree.run >= 0, record.has_run),
         candidates=chosen(_continuations(growth, tree.run, shape), record.candidates),
         gap_class=chosen(tree.gap_class, record.gap_class),
+        q_class=chosen(_q_classes(tree.proposal), record.q_class),
     )
+
+
+def _q_classes(proposal: Proposal) -> Int32[Array, "B m"]:
+    """The class of the probability that each node was drawn with."""
+    is_token = proposal.support == proposal.tokens[:, :, None]
+    return class_of_probability(jnp.sum(jnp.where(is_token, proposal.q, 0.0), axis=2))
 
 
 def _continuations(

@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
 from typing_extensions import override
 
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms, TreeRequest, as_log_rates
 from ssd_jax.devices.tree_role import TreeRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
-from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
+from ssd_jax.roles.records import IDLE, DraftBatch, Drafted
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.sampling.rules import RULES
-from ssd_jax.speculation.fixed_rates import fixed_rates
 from ssd_jax.speculation.rank_rates import RankRates, path_visits
 
 
@@ -25,10 +22,8 @@ class TreeDrafter(TreeRole, Drafter):
 
     Args:
       programs, parameters, temperature: see `PagedRole`.
-      rates: how often a target's token has a rank; learned from the outcomes.
+      rates, sampled_trees: see `TreeRole`.
       k: most tokens of a path; None is the depth that the programs were compiled for.
-      sampled_trees: whether sampled rows have trees under a rule that needs a fixed shape; False
-        gives them chains, whose text does not depend on the number of nodes.
       send: moves arrays to the target's devices, where they differ from the draft's.
     """
 
@@ -45,24 +40,14 @@ class TreeDrafter(TreeRole, Drafter):
         sampled_trees: bool = True,
         send: Callable[[Any], Any] | None = None,
     ) -> None:
-        super().__init__(programs, parameters, temperature)
+        super().__init__(
+            programs, parameters, temperature, rates=rates, sampled_trees=sampled_trees
+        )
         self._depth = programs.shape.depth
         self.k = k or self._depth
-        self._rates, self._send = rates, send
-        self._start = np.full(self.slots, IDLE, np.int32)  # of the last tree of each slot
+        self._send, self._sampled_trees = send, sampled_trees
         self._counted = np.zeros(self.slots, np.int32)  # tokens that the history has counted
         self._proposal: Proposal | None = None
-        self._hot = np.zeros(self.slots, bool)
-        self._rule = RULES[programs.drafting.rule]
-        trees = self._rule.keyed_by_position or sampled_trees
-        self._sampled_chains = not trees
-        self._fixed_rates = fixed_rates(programs.shape, trees=trees)
-
-    @override
-    def open(self, opening: SlotOpening) -> None:
-        super().open(opening)
-        self._start[opening.slot] = IDLE
-        self._hot[opening.slot] = opening.params.temperature > 0
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
@@ -98,23 +83,17 @@ class TreeDrafter(TreeRole, Drafter):
         sent = tree.proposal, tree.parents
         proposal, parents = sent if self._send is None else self._send(sent)
         self._proposal = proposal
-        chains = np.flatnonzero(self._hot).tolist() if self._sampled_chains else ()
+        has_chain = self._has_fixed_shape & (not self._sampled_trees)
+        chains = np.flatnonzero(has_chain).tolist()
         return Drafted(request.limit, proposal.tokens, parents=parents, chains=chains)
 
     @override
     def proposal(self) -> Any:
         return self._proposal
 
-    def _tables(self) -> Float32[np.ndarray, "B depths classes ranks"]:
-        """The rates that shape each row's tree."""
-        tables = self._rates.tables(self._hot)
-        if not self._rule.keyed_by_position:
-            tables[self._hot] = self._fixed_rates
-        return tables
-
     def _learn(self, batch: DraftBatch) -> None:
         """Counts the ranks that the target took in the trees whose outcomes a batch has."""
-        learns = ~self._hot | self._rule.keyed_by_position  # others have a fixed shape
+        learns = ~self._has_fixed_shape
         judged = [
             slot
             for slot in batch.slots

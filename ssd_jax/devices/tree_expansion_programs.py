@@ -23,14 +23,15 @@ from jaxtyping import Array, Int32
 from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import passes, program_spec, tree_branching, tree_growth
+from ssd_jax.devices import passes, program_spec, tree_branching, tree_growth, tree_record
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
-from ssd_jax.devices.tree_branching import TreeExpansion, TreeRecord
+from ssd_jax.devices.tree_branching import TreeExpansion
 from ssd_jax.devices.tree_continuations import support_of
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_steps import Keys, TreeContext, TreeExpansionSteps
 from ssd_jax.devices.tree_growth import Frontier
+from ssd_jax.devices.tree_record import TreeRecord
 from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import zeros
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
@@ -50,7 +51,7 @@ class TreeExpansionPrograms(PagedPrograms):
     history, scratch, record, proposal.
     `expand_tree`: (parameters, pages, history, table, scratch, record, counts, share, log_rates,
     sampling) -> pages, scratch, record, expansion, packed; `counts` [B, K + 1], `share` [B, 2], the
-    same in each row, and `log_rates` as `tree_branching.likeliest_outcomes` has them.
+    same in each row, and `log_rates` as `tree_growth.add_run` has them.
     `grow_branches`: (parameters, pages, history, table, scratch, record, expansion, depth [],
     log_rates, sampling) -> pages, scratch, expansion, packed.
     `adopt_tree`: (scratch, record, growth, proposal, branches, drafts [B]) -> scratch, record, what
@@ -88,7 +89,7 @@ class TreeExpansionPrograms(PagedPrograms):
         rates = (slots, shape.depth + 1, GAP_CLASSES, shape.ranks)
         self.structs |= self.by_slots(
             {
-                "record": jax.eval_shape(lambda: tree_branching.no_record(slots, shape)),
+                "record": jax.eval_shape(lambda: tree_record.no_record(slots, shape)),
                 "expansion": jax.eval_shape(
                     lambda: tree_branching.no_expansion(slots, self.branches, shape, self.support)
                 ),
@@ -137,7 +138,7 @@ class TreeExpansionPrograms(PagedPrograms):
     def new_record(self) -> TreeRecord:
         """Idle slots, on the model's devices."""
         shape = self.shape
-        return self.model.place(create_arrays(lambda: tree_branching.no_record(self.slots, shape)))
+        return self.model.place(create_arrays(lambda: tree_record.no_record(self.slots, shape)))
 
     def new_expansion(self) -> TreeExpansion:
         """No branches in any slot, on the model's devices."""
@@ -171,10 +172,10 @@ class TreeExpansionPrograms(PagedPrograms):
             pages = passes.promote(
                 self.model, pages, self.table(table), scratch, source, positions, entries
             )
-            record, run, proposal = tree_branching.promoted(expansion, promotion, shape)
+            record, run, proposal = tree_branching.promote(expansion, promotion, shape)
             won = jnp.take_along_axis(scratch, _column(source), axis=4)
-            own_entry = jnp.broadcast_to(jnp.arange(shape.nodes), run.shape)
-            entry = jnp.where(run > 0, shape.stem + run - 1, own_entry)
+            entry_of_node = jnp.broadcast_to(jnp.arange(shape.nodes), run.shape)
+            entry = jnp.where(run > 0, shape.stem + run - 1, entry_of_node)
             nodes_kv = jnp.take_along_axis(won, _column(entry, axis=3), axis=3)
             scratch = scratch.at[:, :, :, : shape.nodes, self.branches].set(nodes_kv[..., 0, :])
             return pages, history, scratch, record, proposal
@@ -230,7 +231,7 @@ class TreeExpansionPrograms(PagedPrograms):
             outcomes = steps.outcomes(context, record, counts, share[0])
             forks = tree_branching.forks_of(record, outcomes, shape)
             keys = steps.copy_stems(keys, forks)
-            expansion = tree_branching.begun(record, outcomes, forks, shape, self.support)
+            expansion = tree_branching.begin_branches(record, outcomes, forks, shape, self.support)
             bonus = outcomes.bonus.reshape(-1, 1)
             root = Frontier(bonus, jnp.full_like(bonus, -1), jnp.zeros_like(bonus))
             expansion, keys = steps.run_branches(

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.devices import passes, tree_branching, tree_growth, tree_residuals
+from ssd_jax.devices import passes, tree_growth, tree_outcomes, tree_record, tree_residuals
 from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.devices.tree_branching import TreeExpansion, TreeForks, TreeOutcomes, TreeRecord
+from ssd_jax.devices.tree_branching import TreeExpansion, TreeForks
 from ssd_jax.devices.tree_continuations import continuations, places
-from ssd_jax.devices.tree_draft_programs import as_log_rates
 from ssd_jax.devices.tree_growth import Continuations, Frontier
+from ssd_jax.devices.tree_outcomes import TreeOutcomes
+from ssd_jax.devices.tree_record import TreeRecord
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
 from ssd_jax.kernels.rows import map_row_blocks
 from ssd_jax.models.decoder import AllBranches, Tree
@@ -114,13 +115,11 @@ class TreeExpansionSteps:
             context, hidden, history, slot, record.start[slot], depth.reshape(-1), flat
         )
         if self._draws_from_q:
-            bonus = ranking.tokens.reshape(record.candidates.shape)
-            of_residual, rows = tree_residuals.continuations(record, bonus), hot[slot]
-            ranking = Ranking(
-                jnp.where(rows[:, None], of_residual.tokens, ranking.tokens),
-                jnp.where(rows, of_residual.gap_class, ranking.gap_class),
-            )
-        return tree_branching.add_ranking(record, ranking, run), keys
+            expected = ranking.tokens.reshape(record.candidates.shape)
+            of_residual = tree_residuals.continuations(record, expected)
+            tokens = jnp.where(hot[:, None, None], of_residual, expected)
+            ranking = ranking._replace(tokens=tokens.reshape(ranking.tokens.shape))
+        return tree_record.add_ranking(record, ranking, run), keys
 
     def outcomes(
         self,
@@ -129,13 +128,13 @@ class TreeExpansionSteps:
         counts: Int32[Array, "B depths"],
         share: Int32[Array, "2"],
     ) -> TreeOutcomes:
-        """The outcomes that get branches; see `tree_branching.likeliest_outcomes`."""
-        log_rates = context.log_rates
+        """The outcomes that get branches; see `tree_outcomes.likeliest_outcomes`."""
+        log_rates = tree_outcomes.log_rates_of(record, context.log_rates)
         if self._draws_from_q:
-            rates = tree_residuals.outcome_rates(self._shape, self._drafting.predict)
-            hot = (context.sampling.temperature > 0)[:, None, None, None]
-            log_rates = jnp.where(hot, as_log_rates(rates), log_rates)
-        return tree_branching.likeliest_outcomes(record, log_rates, counts, share, self._branches)
+            rates = tree_residuals.outcome_rates(record, self._drafting.predict)
+            hot = (context.sampling.temperature > 0)[:, None, None]
+            log_rates = jnp.where(hot, jnp.log(rates), log_rates)
+        return tree_outcomes.likeliest_outcomes(record, log_rates, counts, share, self._branches)
 
     def copy_stems(self, keys: Keys, forks: TreeForks) -> Keys:
         """Copies keys and values of the record's paths to the front of the branches."""

@@ -6,25 +6,46 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float32
+from typing_extensions import override
 
 from ssd_jax.devices import device
 from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms, TreeRequest
 from ssd_jax.devices.tree_growth import Growth, TreeProposal
 from ssd_jax.models.functional import Parameters
+from ssd_jax.roles.records import IDLE, SlotOpening
+from ssd_jax.sampling.rules import RULES
+from ssd_jax.speculation.fixed_rates import fixed_rates
+from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.system.stored_jit import create_arrays
 
 
 class TreeRole(PagedRole):
-    """A draft's slots, each with a tree; see `PagedRole`."""
+    """A draft's slots, each with a tree; see `PagedRole`.
+
+    Args:
+      rates: how often a target's token has a rank; learned from the outcomes. They shape the trees
+        of all rows but sampled ones whose rule compares p with q: those have a fixed shape.
+      sampled_trees: whether these have trees; False gives them chains, whose text does not depend
+        on the number of nodes.
+    """
 
     def __init__(
         self,
         programs: TreeDraftPrograms,
         parameters: Parameters,
         temperature: float | None = None,
+        *,
+        rates: RankRates,
+        sampled_trees: bool = True,
     ) -> None:
         super().__init__(programs, parameters, temperature)
+        self._rates, self._rule = rates, RULES[programs.drafting.rule]
+        self._fixed_rates = fixed_rates(programs.shape, trees=sampled_trees)[0]
+        self._hot = np.zeros(self.slots, bool)
+        self._start = np.full(self.slots, IDLE, np.int32)
+        """Positions of the pending tokens of the last trees."""
         self._tree_programs = programs
         self._growth, self._tree = programs.model.place(create_arrays(self._no_trees))
         self._grown_keys = programs.new_branches()  # keys and values of what was run
@@ -33,6 +54,23 @@ class TreeRole(PagedRole):
     def _no_trees(self) -> tuple[Growth, TreeProposal]:
         programs = self._tree_programs
         return programs.empty_growth(self.slots), programs.empty_proposal(self.slots)
+
+    @override
+    def open(self, opening: SlotOpening) -> None:
+        super().open(opening)
+        self._start[opening.slot] = IDLE
+        self._hot[opening.slot] = opening.params.temperature > 0
+
+    @property
+    def _has_fixed_shape(self) -> Bool[np.ndarray, "B"]:
+        """Rows whose trees may not depend on what was drawn."""
+        return self._hot & (not self._rule.keyed_by_position)
+
+    def _tables(self) -> Float32[np.ndarray, "B depths classes ranks"]:
+        """The rates that shape each row's trees."""
+        tables = self._rates.tables(self._hot)
+        tables[self._has_fixed_shape] = self._fixed_rates
+        return tables
 
     def _grow_trees(self, request: TreeRequest) -> None:
         """Dispatches the programs that make the trees of a request."""

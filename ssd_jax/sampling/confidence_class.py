@@ -10,7 +10,7 @@ from ssd_jax.sampling.confidence import EDGES, GAP_EDGES, SHARED_EDGES
 _LEAST = 1e-6  # chance that a token is another one
 
 
-def class_of_probability(probability: Float32[Array, "B"]) -> Int32[Array, "B"]:
+def class_of_probability(probability: Float32[Array, "*rows"]) -> Int32[Array, "*rows"]:
     """The class of a token with this probability."""
     return _class_of(probability, EDGES)
 
@@ -43,5 +43,5 @@ def _gap(scores: Float32[Array, "B n"]) -> Float32[Array, "B"]:
     return jnp.where(alone, jnp.inf, best - rival)
 
 
-def _class_of(value: Float32[Array, "B"], edges: tuple[float, ...]) -> Int32[Array, "B"]:
-    return jnp.sum(value[:, None] >= jnp.array(edges), axis=-1, dtype=jnp.int32)
+def _class_of(value: Float32[Array, "*rows"], edges: tuple[float, ...]) -> Int32[Array, "*rows"]:
+    return jnp.sum(value[..., None] >= jnp.array(edges), axis=-1, dtype=jnp.int32)

@@ -23,6 +23,7 @@ from ssd_jax.roles.records import (
     record_request,
 )
 from ssd_jax.sampling import penalties
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.prediction import predict_bonus
 from ssd_jax.speculation.rank_rates import RankRates
@@ -220,6 +221,17 @@ def check_q(new_drafter, texts, records, limit=K):
                 np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def check_classes(draft, records, drawn=True):
+    """Records keep the class of the probability that each node was drawn with."""
+    record, proposal = jax.device_get(draft._record), jax.tree.map(np.asarray, records.proposal())
+    for slot in range(SLOTS):
+        for node in range(proposal.length[slot]):
+            is_token = proposal.support[slot, node] == proposal.tokens[slot, node]
+            q = proposal.q[slot, node][is_token].sum()
+            expected = np.searchsorted(EDGES, q, side="right") if drawn else UNKNOWN
+            assert record.q_class[slot, node] == expected
+
+
 def check_bonus(path, text, node, bonus):
     """Outcomes of a sampled row are ranked by q and the noise of its bonus, without its children.
 
@@ -287,6 +299,7 @@ def test_branches_are_the_trees_behind_their_outcomes(drafts):
         records = promote(draft, texts, won(branches, next(picks), limit))
         if draft.support > 1:
             check_q(new_drafter, texts, records)
+            check_classes(draft, records)
         branches = expand(draft)
         check(new_drafter, texts, branches)
         if draft.support > 1 and round_index == 2:
@@ -301,6 +314,7 @@ def test_branches_are_the_trees_behind_their_outcomes(drafts):
     assert (given.support[:, :2] == given.tokens[:, :2, None])[..., 0].all()
     assert (given.q[:, :2, 0] == 1).all()
     assert (given.support[:, :2, 1:] == -1).all()
+    check_classes(draft, records, drawn=False)
     branches = expand(draft)
     check(new_drafter, texts, branches)
     promote(draft, texts, won(branches, deepest))
@@ -316,6 +330,7 @@ def test_a_tree_drafted_after_a_miss_is_the_one_that_mode_sd_proposes(drafts):
         records = promote(draft, texts, missed(texts), [limit] * SLOTS)
         if draft.support > 1:
             check_q(new_drafter, texts, records, limit)
+            check_classes(draft, records)
         assert [text.tree for text in texts] == trees_behind(new_drafter, texts, limit)
         branches = expand(draft)
         check(new_drafter, texts, branches)

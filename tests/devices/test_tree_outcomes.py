@@ -1,15 +1,16 @@
 """The outcomes that branches are prepared for are the likeliest ones that are not in the tree."""
 
-import functools
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.devices import tree_branching
-from ssd_jax.devices.tree_branching import TreeRecord
+from ssd_jax.devices import tree_outcomes, tree_record
+from ssd_jax.devices.tree_record import TreeRecord
 from ssd_jax.roles.drafting import GAP_CLASSES
+from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from tests.sampling.edits import Edit, edited
 from tests.sampling.trees import path_of, random_parents
 
@@ -35,8 +36,9 @@ def random_record(seed):
     length = rng.integers(NODES - 3, NODES + 1, SLOTS).astype(np.int32)
     start = np.where(np.arange(SLOTS) == 2, -1, 30).astype(np.int32)  # one slot is idle
     classes = rng.integers(0, GAP_CLASSES, (SLOTS, NODES + 1)).astype(np.int32)
+    q_classes = rng.integers(UNKNOWN, len(EDGES) + 1, (SLOTS, NODES)).astype(np.int32)
     everywhere = np.ones((SLOTS, NODES + 1), bool)
-    arrays = start, start, tokens, parents, length, everywhere, candidates, classes
+    arrays = start, start, tokens, parents, length, everywhere, candidates, classes, q_classes
     return TreeRecord(*map(jnp.asarray, arrays))
 
 
@@ -71,9 +73,14 @@ def check(seed, share=(0, 1)):
     log_rates = -rng.exponential(1.0, (SLOTS, DEPTH + 1, GAP_CLASSES, RANKS)).astype(np.float32)
     counts = np.full((SLOTS, DEPTH + 1), M, np.int32)
     counts[1, 2:], counts[3] = 0, [M - 3] * (DEPTH + 1)  # little room; a smaller budget
-    choose = jax.jit(functools.partial(tree_branching.likeliest_outcomes, branches=M))
-    outcomes = map(np.asarray, choose(record, jnp.asarray(log_rates), jnp.asarray(counts), share))
-    rows, bonus, ranks = outcomes
+
+    @jax.jit
+    def choose(record, log_rates, counts, share):
+        of_rows = tree_outcomes.log_rates_of(record, log_rates)
+        return tree_outcomes.likeliest_outcomes(record, of_rows, counts, share, M)
+
+    outcomes = choose(record, jnp.asarray(log_rates), jnp.asarray(counts), share)
+    rows, bonus, ranks = map(np.asarray, outcomes)
     for slot in range(SLOTS):
         all_outcomes = searched(record, slot, log_rates, counts)
         wanted = {
@@ -99,7 +106,7 @@ def test_a_draft_that_shares_outcomes_has_the_likeliest_of_its_own(share):
 
 
 def test_a_draft_that_takes_the_outcomes_of_others_is_caught():
-    edit = Edit(tree_branching, "likeliest_outcomes", "% parts == number", "% parts >= 0")
+    edit = Edit(tree_outcomes, "likeliest_outcomes", "% parts == number", "% parts >= 0")
     with edited([edit]), pytest.raises(AssertionError):
         check(0, (0, 2))
 
@@ -107,20 +114,23 @@ def test_a_draft_that_takes_the_outcomes_of_others_is_caught():
 FLAWS = {
     "children are outcomes, too": ("usable &= ~is_child.any(axis=3)", "pass"),
     "rates of the first depth": ("log_rates[slot, depth,", "log_rates[slot, 0 * depth,"),
-    "rates along the path left out": ("score[:, :, None] + log_rate", "log_rate"),
+    "rates along the path left out": ("score[:, :, None] + log_rates", "log_rates"),
     "no room is no matter": ("(record.exists & has_room)", "record.exists"),
     "nodes that are none": ("record.exists[:, None, 1:]", "True"),
     "rates of the node in place of its parent's": (
-        "log_rate, record.parents[:, :, None], axis=1",
-        "log_rate, record.parents[:, :, None] + 1, axis=1",
+        "log_rates, record.parents[:, :, None], axis=1",
+        "log_rates, record.parents[:, :, None] + 1, axis=1",
     ),
 }
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_planted_flaws_of_the_choice_are_caught(flaw):
-    function = "are_children" if flaw == "nodes that are none" else "likeliest_outcomes"
-    edit = Edit(tree_branching, function, *FLAWS[flaw])
+    function = {
+        "nodes that are none": tree_record.are_children,
+        "rates of the first depth": tree_outcomes.log_rates_of,
+    }.get(flaw, tree_outcomes.likeliest_outcomes)
+    edit = Edit(sys.modules[function.__module__], function.__name__, *FLAWS[flaw])
     with edited([edit]), pytest.raises(AssertionError):  # noqa: PT012 (any of the seeds)
         for seed in range(6):
             check(seed)

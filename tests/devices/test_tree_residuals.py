@@ -5,22 +5,23 @@ import numpy as np
 import pytest
 
 from ssd_jax.devices import tree_residuals
-from ssd_jax.roles.drafting import TreeShape
-from ssd_jax.speculation.fixed_rates import fixed_rates
 from tests.devices.test_tree_outcomes import NODES, RANKS, SLOTS, VOCAB, random_record
 from tests.sampling.edits import Edit, edited
 
-SHAPE = TreeShape(nodes=NODES, depth=4, ancestors=4)
+
+def children_of(record, slot, row):
+    """The nodes that are the children of a row."""
+    length = int(record.length[slot]) if record.start[slot] >= 0 else 0
+    return [node for node in range(length) if record.parents[slot, node] == row]
 
 
 def listed(record, bonus, slot, row):
-    """The continuations of a row, one by one, and the number of its children."""
-    parents, tokens = np.asarray(record.parents)[slot], np.asarray(record.tokens)[slot]
-    length = int(record.length[slot]) if record.start[slot] >= 0 else 0
-    children = [int(tokens[node]) for node in range(length) if parents[node] == row]
+    """The continuations of a row, one by one."""
+    tokens = np.asarray(record.tokens)[slot]
+    children = [int(tokens[node]) for node in children_of(record, slot, row)]
     others = [token for token in bonus[slot, row].tolist() if token >= 0 and token not in children]
     found = [*children, *others][:RANKS]
-    return [*found, *[-1] * (RANKS - len(found))], len(children)
+    return [*found, *[-1] * (RANKS - len(found))]
 
 
 def check(seed):
@@ -30,14 +31,10 @@ def check(seed):
     ).astype(np.int32)
     bonus[:, :, 0] = np.asarray(record.tokens)[:, [0]]  # often a child
     bonus[rng.random(bonus.shape) < 0.1] = -1
-    found = tree_residuals.continuations(record, jnp.asarray(bonus))
-    tokens = np.asarray(found.tokens).reshape(bonus.shape)
-    classes = np.asarray(found.gap_class).reshape(bonus.shape[:2])
+    found = np.asarray(tree_residuals.continuations(record, jnp.asarray(bonus)))
     for slot in range(SLOTS):
         for row in range(NODES + 1):
-            expected, children = listed(record, bonus, slot, row)
-            assert tokens[slot, row].tolist() == expected
-            assert classes[slot, row] == children
+            assert found[slot, row].tolist() == listed(record, bonus, slot, row)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -51,7 +48,6 @@ FLAWS = {
         "_at_places(bonus, is_other, children, ranks)",
         "_at_places(bonus, is_other, 0 * children, ranks)",
     ),
-    "as many children everywhere": ("jnp.minimum(children, ", "jnp.minimum(0 * children + 1, "),
 }
 
 
@@ -63,13 +59,51 @@ def test_planted_flaws_of_the_lists_are_caught(flaw):
             check(seed)
 
 
+def expected_rates(record, predict, slot, row):
+    """The rates of a row's continuations, one by one."""
+    rates, reached = [], 1.0
+    nodes = children_of(record, slot, row)
+    for place, node in enumerate(nodes[:RANKS]):
+        accepted = tree_residuals._ACCEPTED[int(record.q_class[slot, node])][place]
+        rates.append(reached * accepted)
+        reached *= 1 - accepted
+    shares = (tree_residuals._OF_RESIDUALS if nodes else tree_residuals._OF_LEAVES)[predict]
+    return [*rates, *(reached * share for share in shares)][:RANKS]
+
+
+def check_rates(seed, predict):
+    record = random_record(seed)
+    found = np.asarray(tree_residuals.outcome_rates(record, predict))
+    for slot in range(SLOTS):
+        for row in range(NODES + 1):
+            rates = expected_rates(record, predict, slot, row)
+            np.testing.assert_allclose(found[slot, row], rates, rtol=1e-5)
+
+
 @pytest.mark.parametrize("predict", ["plain", "noise"])
-def test_rates_of_a_row_are_those_of_its_children_then_shares_of_what_is_left(predict):
-    rates = tree_residuals.outcome_rates(SHAPE, predict)
-    accepted = fixed_rates(SHAPE, trees=True)[0, 0]
-    for children in range(SHAPE.ranks):
-        row = rates[0, children]
-        assert row[:children].tolist() == accepted[:children].tolist()
-        assert 0 < row[children:].sum() < 1 - accepted[:children].sum()
-        assert (np.diff(row[children:]) <= 0).all()
-    assert (rates == rates[0]).all()
+def test_a_row_goes_on_by_a_child_by_the_class_of_its_q_or_by_what_is_left(predict):
+    check_rates(0, predict)
+
+
+RATE_FLAWS = {
+    "children by the order of all nodes": ("_places(is_child)", "jnp.cumsum(is_child, axis=2)"),
+    "children that do not wait for each other": ("before * accepted", "accepted"),
+    "bonus tokens of leaves everywhere": ("(children > 0).astype(int)", "(0 * children)"),
+    "classes of other nodes": ("record.q_class[:, None]", "record.q_class[:, None, ::-1]"),
+}
+
+
+@pytest.mark.parametrize("flaw", RATE_FLAWS)
+def test_planted_flaws_of_the_rates_are_caught(flaw):
+    edit = Edit(tree_residuals, "outcome_rates", *RATE_FLAWS[flaw])
+    with edited([edit]), pytest.raises(AssertionError):
+        check_rates(0, "noise")
+
+
+def test_rates_of_a_row_are_a_distribution_that_favours_surer_children():
+    accepted = np.array(tree_residuals._ACCEPTED)
+    assert ((accepted > 0) & (accepted < 1)).all()
+    assert (np.diff(accepted[:-1, 0]) > 0).all()
+    for shares in (*tree_residuals._OF_LEAVES.values(), *tree_residuals._OF_RESIDUALS.values()):
+        assert sum(shares) < 1
+        assert (np.diff(shares) <= 0).all()

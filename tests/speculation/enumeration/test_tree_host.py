@@ -25,7 +25,7 @@ from tests.speculation.enumeration.rounds import Game, block, coupled, ratio
 from tests.speculation.enumeration.toys import PROMPT
 from tests.speculation.enumeration.tree_flaws import DRAFT, TARGET
 from tests.speculation.enumeration.tree_host import TreeHost, always
-from tests.speculation.enumeration.tree_roles import Drawing
+from tests.speculation.enumeration.tree_roles import Drawing, by_proposal, by_q
 
 TWO = Game(target=toys.TARGET2, draft=toys.DRAFT2, k=2)
 THREE = Game(target=toys.TARGET3, draft=toys.DENSE3, k=2)
@@ -61,6 +61,11 @@ SETTINGS = {
     "outcomes by q": (
         TreeHost(game=TWO, width=1, budget=3, drawing=lambda *a, **b: Drawing(*a, **b, by_noise=0)),
         5,
+        BOTH,
+    ),
+    "outcomes by the q of what was drawn": (
+        TreeHost(game=THREE, nodes=3, shape=always(0, 0, 1), width=1, budget=2, order=by_q),
+        3,
         BOTH,
     ),
     "a slow draft": (TreeHost(game=TWO, forward=seconds(0.55), width=1, budget=3), 5, BOTH),
@@ -263,3 +268,12 @@ def test_a_host_that_changes_what_was_drawn_changes_the_law_but_no_coupled_text(
     with edited([fault]):
         assert run(host, 4).law != expected(host, 4)
         assert not run(replace(host, game=replace(FLAT, verify=coupled)), 4).differs
+
+
+@pytest.mark.parametrize("rule", [ratio, block])
+def test_outcomes_chosen_by_what_their_branches_would_propose_change_the_law(rule):
+    host = TreeHost(game=replace(TWO, verify=rule), shape=always(0, 1), budget=1, order=by_q)
+    assert run(host, 4).law == expected(host, 4)
+    host = replace(host, order=by_proposal)
+    assert run(host, 4).law != expected(host, 4)
+    assert not run(replace(host, game=replace(TWO, verify=coupled)), 4).differs

@@ -12,9 +12,11 @@ from tests.speculation.enumeration.host_roles import Clock, ToyDraft, ToyTarget
 from tests.speculation.enumeration.rounds import block, coupled, ratio
 from tests.speculation.enumeration.tree_roles import (
     Drawing,
+    Order,
     Shape,
     TreeDraft,
     TreeTarget,
+    by_place,
     by_position,
     from_leaves,
     recursively,
@@ -40,7 +42,7 @@ class TreeHost(Host):
     Attributes:
       nodes: most of a tree.
       shape: of every tree.
-      drawing, strict: see `tree_roles.TreeDraft`.
+      drawing, strict, order: see `tree_roles.TreeDraft`.
     """
 
     nodes: int = 4
@@ -48,6 +50,7 @@ class TreeHost(Host):
     backup: Any = "none"
     drawing: Callable[..., Drawing] = Drawing
     strict: bool = True
+    order: Order = by_place
 
     def roles(self, noise: Any, clock: Clock) -> tuple[ToyTarget, ToyDraft]:
         by_noise = self.game.verify is coupled
@@ -63,6 +66,7 @@ class TreeHost(Host):
             shape=self.shape,
             drawing=partial(self.drawing, keyed_by_position=by_noise),
             strict=self.strict,
+            order=self.order,
             **self.draft_settings,
         )
         return target, draft

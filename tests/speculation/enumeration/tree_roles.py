@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -103,7 +104,7 @@ class TreeSpeculation:
       parents: of the tree's nodes.
     """
 
-    host, path = False, ()
+    host, path, row = False, (), 0
 
     def __init__(
         self, start: int, text: Callable[[], Text], parents: Sequence[int], drawing: Drawing
@@ -119,11 +120,13 @@ class TreeSpeculation:
         """Number of nodes whose paths have at most so many tokens."""
         return sum(at <= depth for at in depths(self.parents)[1:])
 
+    def way(self, row: int) -> list[int]:
+        """The nodes on the path to a row."""
+        return [*self.way(self.parents[row - 1]), row - 1] if row else []
+
     def words(self, row: int) -> list[Token]:
         """The tokens on the path to a row."""
-        if row == 0:
-            return []
-        return [*self.words(self.parents[row - 1]), self.tokens[row - 1]]
+        return [self.tokens[node] for node in self.way(row)]
 
     def text_at(self, row: int) -> Text | None:
         """The text up to a row; None if a token of its path is missing."""
@@ -147,6 +150,30 @@ class TreeSpeculation:
         return found[rank] if len(found) > rank else MISSING
 
 
+Order = Callable[[TreeSpeculation, TreeSpeculation], Any]
+"""What the branches of a record are sorted by: the last ones are left out."""
+
+
+def by_place(_record: TreeSpeculation, _branch: TreeSpeculation) -> int:
+    """As they come: by rank, then by row."""
+    return 0
+
+
+def by_q(record: TreeSpeculation, branch: TreeSpeculation) -> float:
+    """By the q of the nodes that were drawn: of those on the way, and of those left behind it."""
+    way, chance = record.way(branch.row), Fraction(1)
+    for node, parent in enumerate(record.parents):
+        law = record.law_at(node)
+        q = law[int(record.tokens[node])] if law else Fraction(0)
+        chance *= q if node in way else 1 - q if parent == branch.row else 1
+    return -chance
+
+
+def by_proposal(_record: TreeSpeculation, branch: TreeSpeculation) -> int:
+    """By what a branch would propose, which may not decide anything."""
+    return int(branch.tokens[0])
+
+
 class TreeDraft(ToyDraft):
     """A draft that branches off trees; see `ToyDraft`.
 
@@ -155,6 +182,7 @@ class TreeDraft(ToyDraft):
       shape: of every tree.
       drawing: makes a `Drawing` from a model and noise.
       strict: whether it notices records that do not follow from the last ones.
+      order: of the outcomes that it has branches for.
       settings: see `ToyDraft`; `width` is outcomes at each row that get a branch, as long as there
         are branches.
     """
@@ -169,10 +197,11 @@ class TreeDraft(ToyDraft):
         shape: Shape,
         drawing: Callable[..., Drawing],
         strict: bool = True,
+        order: Order = by_place,
         **settings: Any,
     ) -> None:
         super().__init__(model, noise, clock, **settings)
-        self._strict = strict
+        self._strict, self._order = strict, order
         self.nodes, self._shape, self._drawing = nodes, shape, drawing
         self._promotion: Promotion | None = None
 
@@ -232,9 +261,8 @@ class TreeDraft(ToyDraft):
             for rank in range(min(self._width, size - len(children(record.parents, row))))
             if (row + rank) % parts == number
         ]
-        return [self._outcome(slot, record, row, rank) for rank, row in sorted(places)][
-            : max(counts)
-        ]
+        branches = [self._outcome(slot, record, row, rank) for rank, row in sorted(places)]
+        return sorted(branches, key=partial(self._order, record))[: max(counts)]
 
     def _outcome(self, slot: int, record: TreeSpeculation, row: int, rank: int) -> TreeSpeculation:
         """The branch of an outcome behind a row."""
