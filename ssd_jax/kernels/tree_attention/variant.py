@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 from ssd_jax.kernels.kv_pages import MAX_ENTRIES, Scratch
 
@@ -23,20 +23,20 @@ class AttentionVariant:
     The default differs in nothing. Through `jax.jit`, arrays pass as arguments, all else is static.
 
     Attributes:
-      window: a query at position p sees keys at positions p - window + 1 to p, as the
-        `sliding_window` of `transformers`; None sees all. An array makes layers with other windows
-        one program; a layer that sees all then has `NOTHING`. Positions count along a query's path:
-        it is at visible - 1, and a token further for every entry of its path.
+      window: an int, or [] int32; a query at position p sees keys at positions p - window + 1 to p,
+        as the `sliding_window` of `transformers`. None sees all. An array makes layers with other
+        windows one program; a layer that sees all then has `NOTHING`. Positions count along a
+        query's path: it is at visible - 1, and a token further for every entry of its path.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       scale: that products with keys are multiplied with to be scores; None is head_dim**-0.5.
-      sinks: a score for each query head, neither scaled nor capped, of a key without a value which
-        every query sees.
+      sinks: [heads] of any float dtype; a score for each query head, neither scaled nor capped, of
+        a key without a value which every query sees. None is no such key.
     """
 
-    window: Int32[Array, ""] | int | None = None
+    window: Any = None  # like `sinks`, whatever `jax.tree.map` makes of it
     soft_cap: float | None = None
     scale: float | None = None
-    sinks: Float[Array, "heads"] | None = None
+    sinks: Any = None
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The arrays, and the rest."""
