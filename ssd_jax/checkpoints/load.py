@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.kinds import KINDS
-from ssd_jax.kernels.linear.packing import pack_blocks
+from ssd_jax.kernels.linear.kinds import BFLOAT16, KINDS
+from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_blocks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.stacks import Stacks
@@ -87,8 +88,7 @@ def load_arrays(
         struct = structs[name]
         with limit.loading(sizes[name], nbytes[name]):
             if native_kinds is not None and name in native_kinds:
-                blocks = tensors.read_blocks(name)
-                array = jax.device_put(pack_blocks(KINDS[native_kinds[name]], blocks))
+                array = _read_panels(tensors, name, native_kinds[name])
             elif struct.sharding is None:
                 array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
             else:
@@ -106,6 +106,12 @@ def load_arrays(
     with ThreadPoolExecutor(1 if spans_processes else _THREADS) as pool:
         loaded = pool.map(load, structs)  # an error cancels tensors not begun
         return {name: array for arrays in loaded for name, array in arrays.items()}
+
+
+def _read_panels(tensors: TensorSource, name: str, kind: str) -> jax.Array:
+    if kind == BFLOAT16.name:
+        return pack_bfloat16(jnp.asarray(tensors.read(name)))
+    return jax.device_put(pack_blocks(KINDS[kind], tensors.read_blocks(name)))
 
 
 def _on_huge_pages(array: jax.Array, pages: HugePages) -> jax.Array:

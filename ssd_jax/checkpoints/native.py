@@ -1,4 +1,4 @@
-"""Weights in the quantised types that a GGUF file stores them in, for `dtype = native`."""
+"""Weights in the quantised types that a file stores them in, for `dtype = native`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from collections import Counter
 
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.kinds import STORED_KINDS
+from ssd_jax.kernels.linear.kinds import BFLOAT16, STORED_KINDS
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_KINDS = (*STORED_KINDS, BFLOAT16.name)
 _KIND_NAMES = ", ".join(STORED_KINDS)
 _REMEDY = "give `dtype='bfloat16'` or `dtype='int8'` (`draft_dtype` of a draft)"
 
 
 def check_source(source: str | None, dtype: str | None) -> None:
-    """Refuses, before any download, a source that cannot be a GGUF file.
+    """Refuses, before any download, a source whose types are known after it alone.
 
     Args:
       source: see `sources.resolve`.
 
     Raises:
-      InputError: dtype is `native` and the source is on the hub, from which only safetensors are
-        taken.
+      InputError: dtype is `native` and the source is on the hub.
     """
     if dtype == "native" and source is not None and source.startswith("hf:"):
-        raise _no_gguf(source)
+        raise InputError(
+            f"{source}: dtype = 'native' needs quantised weights, and whether these are is known "
+            "once they are downloaded; leave it out: `auto` takes it where it can"
+        )
 
 
 def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
@@ -34,12 +37,15 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
       where: names the checkpoint in errors.
 
     Raises:
-      InputError: the file is not GGUF, or a matrix of a product has a type that no kernel takes.
+      InputError: nothing is quantised, or a matrix of a product has a type that no kernel takes.
     """
     kinds = {name: tensors.stored_type(name) for name in _product_weights(tensors)}
     if None in kinds.values():
-        raise _no_gguf(where)
-    unsupported = [name for name, kind in kinds.items() if kind not in STORED_KINDS]
+        raise InputError(
+            f"{where} is no GGUF file and not quantised, and dtype = 'native' takes weights as "
+            f"they are quantised in their file ({_KIND_NAMES}); {_REMEDY}"
+        )
+    unsupported = [name for name, kind in kinds.items() if kind not in _KINDS]
     if unsupported:
         counts = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds.values()).items())
         raise InputError(
@@ -55,14 +61,7 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
 
 def has_native(tensors: TensorSource) -> bool:
     """Whether `native_kinds` knows every matrix that takes part in a product."""
-    return all(tensors.stored_type(name) in STORED_KINDS for name in _product_weights(tensors))
-
-
-def _no_gguf(where: str) -> InputError:
-    return InputError(
-        f"{where} is no GGUF file, and dtype = 'native' takes the weights of one as they are "
-        f"quantised in it ({_KIND_NAMES}); {_REMEDY}"
-    )
+    return all(tensors.stored_type(name) in _KINDS for name in _product_weights(tensors))
 
 
 def _product_weights(tensors: TensorSource) -> list[str]:

@@ -15,6 +15,8 @@ from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.native import has_native
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.checkpoints.places import check_places, check_tied
+from ssd_jax.checkpoints.quantized.registry import scheme_of
+from ssd_jax.checkpoints.quantized.tensors import QuantizedTensors
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.sources import resolve
 from ssd_jax.checkpoints.tensors import Progress, TensorSource
@@ -23,7 +25,7 @@ from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.system.files import read_json, reading, shown
+from ssd_jax.system.files import read_json, reading
 
 
 def open_checkpoint(
@@ -92,20 +94,16 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     config = read_json(where)
     if KEY in config and not converted:
         return open_draft(source, path, config, target)
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = (
-            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        )
-        raise InputError(
-            f"{where}: quantised with {shown(method)}, which is not supported; use the "
-            "unquantised model, or a GGUF file"
-        )
     model_config = ModelConfig.from_hf(config, source=str(where))
+    quantization = config.get("quantization_config")
     if converted:
         tensors: TensorSource = OrbaxDirectory(path)
     else:
-        tensors = arranged(SafetensorsDirectory(path), model_config, where=str(path))
+        tensors = SafetensorsDirectory(path)
+        if quantization is not None:
+            scheme = scheme_of(quantization, where=str(where))
+            tensors = QuantizedTensors(tensors, scheme, where=str(path))
+        tensors = arranged(tensors, model_config, where=str(path))
     check_places(tensors.shapes, model_config, str(path))
     check_tied(tensors, model_config, str(path))
     return _checkpoint(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - gives NumPy bfloat16, which safetensors asks for by name
+import ml_dtypes  # also gives NumPy bfloat16, which safetensors asks for by name
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from typing_extensions import override
@@ -25,6 +26,8 @@ from ssd_jax.system.files import (
 SINGLE = "model.safetensors"
 SHARDED = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
+_FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+"""Types that safetensors does not give to NumPy."""
 
 
 class SafetensorsDirectory(TensorSource):
@@ -39,11 +42,13 @@ class SafetensorsDirectory(TensorSource):
         self._directory = directory
         single, index = directory / SINGLE, directory / SHARDED
         self._shards: dict[str, Any]  # opened shard by tensor name
+        self._files: dict[str, Path]  # and its file
         if single.exists():  # an index beside it belongs to earlier shards
             shard = open_file(single)
             self._shards = dict.fromkeys(shard.keys(), shard)
+            self._files = dict.fromkeys(shard.keys(), single)
         elif index.exists():
-            self._shards = _open_shards(index)
+            self._shards, self._files = _open_shards(index)
         else:
             present = ", ".join(sorted(p.name for p in directory.iterdir() if p.is_file()))
             raise InputError(
@@ -69,9 +74,29 @@ class SafetensorsDirectory(TensorSource):
     def read_part(self, name: str, part: Index) -> np.ndarray:
         return self._shards[name].get_slice(name)[part]
 
+    def read_stored(self, name: str, index: Index = ()) -> np.ndarray:
+        """One tensor of any type, or a part of it.
 
-def _open_shards(index: Path) -> dict[str, Any]:
-    """Opened shard by tensor name."""
+        The array of a type that safetensors does not give to NumPy is a view of the file.
+        """
+        shard = self._shards[name]
+        dtype = _FLOAT8.get(shard.get_slice(name).get_dtype())
+        if dtype is not None:
+            return _mapped(self._files[name], name).view(dtype)[index]
+        return shard.get_slice(name)[index] if index else shard.get_tensor(name)
+
+
+def _mapped(file: Path, name: str) -> np.ndarray:
+    """A tensor of one-byte entries, in a file whose header is known to be sound."""
+    with open_regular(file) as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        entry = json.loads(opened.read(header_bytes))[name]
+    offset = 8 + header_bytes + entry["data_offsets"][0]
+    return np.memmap(file, np.uint8, "r", offset, tuple(entry["shape"]))
+
+
+def _open_shards(index: Path) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Opened shard by tensor name, and its file."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise InputError(f"{index} has no weight_map; get the file again")
@@ -84,7 +109,8 @@ def _open_shards(index: Path) -> dict[str, Any]:
                 f"{index} says that {file} holds tensor {shown(name)}, but it does not; the index "
                 "and the shards are not from the same checkpoint: get both again"
             )
-    return {name: shards[file] for name, file in weight_map.items()}
+    paths = {name: index.parent / file for name, file in weight_map.items()}
+    return {name: shards[file] for name, file in weight_map.items()}, paths
 
 
 def open_file(path: Path) -> Any:

@@ -44,7 +44,8 @@ class TensorSource(ABC):
         return self.read_part(name, bounds(index, self.shape(name)))
 
     def stored_type(self, name: str) -> str | None:
-        """ggml's name of the storage type of a tensor in a GGUF file; None for other formats."""
+        """ggml's name of the storage type of a tensor in a GGUF file; of a quantised checkpoint see
+        `QuantizedTensors`; None for other formats."""
         return None
 
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:

@@ -56,7 +56,7 @@ def _quantized(name: str, setting: str, value: Any) -> dict[str, Any]:
         return {setting: "native"}
     raise InputError(
         f"{name} = {value!r} is not supported; `{setting}='int8'` quantises any checkpoint as it "
-        f"loads, and `{setting}='native'` takes a GGUF file as it is quantised"
+        f"loads, and a checkpoint that is quantised says so itself: leave it out"
     )
 
 

@@ -122,9 +122,9 @@ def test_the_tokenizer_comes_from_the_same_place(tmp_path, gguf_path, monkeypatc
     assert directory == tmp_path / "hf"
 
 
-def test_quantised_hugging_face_checkpoints_are_refused(tmp_path):
-    tiny.write_hf(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(InputError, match=r"config.json: quantised with 'gptq'.*GGUF"):
+def test_unknown_quantisations_of_hugging_face_checkpoints_are_refused(tmp_path):
+    tiny.write_hf(tmp_path, quantization_config={"quant_method": "hqq", "nbits": 4})
+    with pytest.raises(InputError, match=r"config.json: quantised with 'hqq'.*GGUF"):
         open_checkpoint(str(tmp_path))
 
 

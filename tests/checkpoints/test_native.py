@@ -87,9 +87,8 @@ def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_
 
 def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     tiny.write_hf(tmp_path / "hf")
-    with pytest.raises(
-        InputError, match=r"hf is no GGUF file, .* \(Q4_0, .*give `dtype='bfloat16'`"
-    ):
+    message = r"hf is no GGUF file and not quantised, .* \(Q4_0, .*give `dtype='bfloat16'`"
+    with pytest.raises(InputError, match=message):
         native_kinds(SafetensorsDirectory(tmp_path / "hf"), where="hf")
 
 
@@ -101,7 +100,7 @@ def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     ],
 )
 def test_a_repository_of_the_hub_is_refused_before_it_is_downloaded(given):
-    with pytest.raises(InputError, match=r"^hf:org/name is no GGUF file"):
+    with pytest.raises(InputError, match=r"^hf:org/name: dtype = 'native' needs quantised weights"):
         Config(**given)
     Config(**(given | {"dtype": "native", "target": "x.gguf", "draft_dtype": None}))
 

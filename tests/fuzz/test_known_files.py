@@ -151,7 +151,7 @@ DRAFT, MADE = "draft/config.json", "made/ssd_jax.json"
         ("hf", edited("config.json", head_dim=7), "heads of 7 dimensions"),
         ("hf", edited("config.json", rms_norm_eps=float("nan")), "rms_norm_eps = nan"),
         ("hf", edited("config.json", rope_theta=float("inf")), "rope_theta = inf"),
-        ("hf", edited("config.json", quantization_config=3), "quantised with 3"),
+        ("hf", edited("config.json", quantization_config=3), "_config = 3 is no object"),
         ("scaled", edited("config.json", rope_scaling__factor=10**400), "factor = 1000+.*positive"),
         ("scaled", edited("config.json", rope_scaling__low_freq_factor=9), "must be below"),
         ("hf", edited(INDEX, **{"weight_map__model.norm.weight": "../x"}), "no plain name"),

@@ -1,0 +1,81 @@
+"""GPTQ, as AutoGPTQ and GPTQModel write it: 2, 4 or 8 bits, groups in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import UInt8
+from typing_extensions import override
+
+from ssd_jax.checkpoints.quantized.blocks import kind_of, pack
+from ssd_jax.checkpoints.quantized.scheme import (
+    Groups,
+    GroupScheme,
+    MatrixShape,
+    StoredTensors,
+    contiguous_groups,
+    unpack,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gptq(GroupScheme):
+    """`qweight` int32 [inputs / p, outputs] with p integers a word, `qzeros` [groups, outputs / p],
+    `scales` [groups, outputs], `g_idx` [inputs].
+
+    Attributes:
+      bits: of an integer.
+      zero_offset: what is added to stored zeros: 1, or 0 in files of the second format.
+      symmetric: whether all zeros are half of the range.
+      ordered: whether groups are of inputs that follow each other.
+    """
+
+    name = "GPTQ"
+    main = "qweight"
+    needed = (("qzeros",), ("scales",))
+    beside = ("g_idx",)
+
+    bits: int
+    zero_offset: int
+    symmetric: bool
+    ordered: bool
+
+    @override
+    def shape(self, stored: StoredTensors, module: str) -> MatrixShape:
+        words, outputs = stored.shapes[f"{module}.qweight"]
+        inputs, scales = words * 32 // self.bits, stored.shapes[f"{module}.scales"]
+        if scales[1] != outputs or inputs % scales[0] or outputs % (32 // self.bits):
+            raise ValueError(f"scales {[*scales]} beside qweight {[words, outputs]}")
+        return outputs, inputs
+
+    @override
+    def read_groups(self, stored: StoredTensors, module: str, rows: slice) -> Groups:
+        words, _ = stored.shapes[f"{module}.qweight"]
+        groups, _ = stored.shapes[f"{module}.scales"]
+        packed = stored.read_stored(f"{module}.qweight", (slice(0, words), rows))
+        integers = unpack(np.ascontiguousarray(packed.T), self.bits)
+        scales = stored.read_stored(f"{module}.scales", (slice(0, groups), rows))
+        zeros = unpack(stored.read_stored(f"{module}.qzeros"), self.bits)[:, rows]
+        zeros = (zeros + np.uint8(self.zero_offset)) & np.uint8((1 << self.bits) - 1)
+        inputs, name = integers.shape[1], f"{module}.g_idx"
+        if name in stored.shapes:
+            order = stored.read_stored(name)
+            if order.shape != (inputs,) or order.min() < 0 or order.max() >= groups:
+                raise ValueError(f"g_idx does not give a group of {groups} to {inputs} inputs")
+        else:
+            order = contiguous_groups(inputs, inputs // groups)
+        return Groups(integers, scales.T, zeros.T, order)
+
+    @override
+    def kind(self, stored: StoredTensors, module: str) -> str | None:
+        groups, (_, inputs) = stored.shapes[f"{module}.scales"][0], self.shape(stored, module)
+        kind = kind_of(self.bits, inputs // groups, symmetric=self.symmetric)
+        return kind if self.ordered else None
+
+    @override
+    def read_blocks(
+        self, stored: StoredTensors, module: str
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        rows = slice(0, self.shape(stored, module)[0])
+        return pack(self.kind(stored, module), self.read_groups(stored, module, rows))

@@ -1,0 +1,222 @@
+"""Quantised matrices of safetensors files, as the libraries that define the formats read them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import gguf
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from ssd_jax.checkpoints.load import load_arrays
+from ssd_jax.checkpoints.native import has_native, native_kinds
+from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.quantized.registry import scheme_of
+from ssd_jax.checkpoints.quantized.tensors import QuantizedTensors
+from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.kinds import KINDS
+from ssd_jax.kernels.linear.reference import dense
+from tests.checkpoints import tiny_models as tiny
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "quantized"
+
+
+def compressed(form, **weights):
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+GROUPS = {"type": "int", "strategy": "group", "group_size": 32}
+ROWS = {"num_bits": 8, "strategy": "channel"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+CONFIGS = {
+    "awq": {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    "packed4": compressed("pack-quantized", num_bits=4, **GROUPS),
+    "packed4_zeros": compressed("pack-quantized", num_bits=4, **GROUPS),
+    "packed8": compressed("pack-quantized", num_bits=8, **GROUPS),
+    "int8_rows": compressed("int-quantized", **ROWS),
+    "int8_zeros": compressed("int-quantized", **ROWS),
+    "float8_tensor": {"quant_method": "fp8", "activation_scheme": "static"},
+    "float8_rows": compressed("float-quantized", **ROWS),
+    "float8_blocks": {"quant_method": "fp8", "weight_block_size": [16, 32]},
+    "bitsandbytes_nf4": NF4,
+    "bitsandbytes_fp4": NF4,
+    "bitsandbytes_nf4_nested": NF4,
+    "bitsandbytes_int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+}
+KINDS_BY_NAME = {"awq": "Q4_1", "packed4": "Q4_0", "packed4_zeros": "Q4_1", "packed8": "Q8_0"}
+
+
+def opened(tmp_path, name):
+    """The tensors of a golden, and what its matrix is."""
+    shutil.copy(GOLDENS / f"{name}.safetensors", tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        values = file.get_tensor("values")
+    stored = SafetensorsDirectory(tmp_path)
+    return QuantizedTensors(stored, scheme_of(CONFIGS[name], where="here"), where="here"), values
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_matrix_is_what_the_library_reads_and_so_is_each_part_of_it(tmp_path, name):
+    tensors, values = opened(tmp_path, name)
+    assert tensors.shapes == {"m.weight": values.shape, "values": values.shape}
+    assert tensors.shape("m.weight") == values.shape
+    # Some libraries compute in 16 bits.
+    tolerance = 4e-3 if "nf4" in name or "fp4" in name else 1e-6
+    read = tensors.read("m.weight")
+    np.testing.assert_allclose(read, values, atol=tolerance * np.abs(values).max())
+    for part in ((slice(5, 6),), (slice(3, 30), slice(7, 40)), (slice(0, 0),)):
+        np.testing.assert_array_equal(tensors.read("m.weight", part), read[part])
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS_BY_NAME.items())
+def test_integers_in_groups_stay_integers_in_blocks(tmp_path, name, kind):
+    tensors, values = opened(tmp_path, name)
+    assert tensors.stored_type("m.weight") == kind
+    assert tensors.stored_type("values") == "bfloat16"
+    blocks = tensors.read_blocks("m.weight")
+    read = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    # Scales, and zeros times scales, have 11 bits there.
+    np.testing.assert_allclose(read, values, atol=2**-11 * 2 * np.abs(values).max())
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - KINDS_BY_NAME.keys()))
+def test_other_types_are_named_where_they_have_no_products(tmp_path, name):
+    tensors, _ = opened(tmp_path, name)
+    assert not has_native(tensors)
+    with pytest.raises(InputError, match=r"no products with .*'m.weight'.*dtype='bfloat16'"):
+        native_kinds(tensors, where="here")
+
+
+def packed(integers, bits, axis):
+    """Integers in words, the first in the lowest bits, spelled out."""
+    integers, count = np.moveaxis(integers, axis, -1), 32 // bits
+    words = np.zeros((*integers.shape[:-1], integers.shape[-1] // count), np.int64)
+    for place in range(integers.shape[-1]):
+        words[..., place // count] |= integers[..., place].astype(np.int64) << (
+            bits * (place % count)
+        )
+    return np.moveaxis(words, -1, axis).astype(np.uint32).view(np.int32)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("desc_act", [False, True])
+def test_gptq_is_read(tmp_path, bits, version, desc_act):
+    rng = np.random.default_rng(bits)
+    inputs, outputs, groups, top = 64, 32, 2, 1 << bits
+    integers = rng.integers(0, top, (inputs, outputs))
+    zeros = rng.integers(0, top, (groups, outputs))
+    scales = rng.random((groups, outputs)).astype(np.float16)
+    order = rng.permutation(np.arange(inputs) % groups) if desc_act else np.arange(inputs) // 32
+    stored_zeros = zeros if version == "gptq_v2" else (zeros - 1) % top
+    stored = {
+        "qweight": packed(integers, bits, 0),
+        "qzeros": packed(stored_zeros, bits, 1),
+        "scales": scales,
+        "g_idx": order.astype(np.int32),
+    }
+    save_file({f"m.{key}": np.ascontiguousarray(array) for key, array in stored.items()},
+              tmp_path / "model.safetensors")  # fmt: skip
+    config = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
+    scheme = scheme_of(config | {"desc_act": desc_act}, where="here")
+    tensors = QuantizedTensors(SafetensorsDirectory(tmp_path), scheme, where="here")
+    values = ((integers - zeros[order]) * scales.astype(np.float64)[order]).T
+    np.testing.assert_allclose(tensors.read("m.weight"), values, rtol=1e-6)
+    np.testing.assert_allclose(tensors.read("m.weight", (slice(3, 9),)), values[3:9], rtol=1e-6)
+    native = bits == 4 and not desc_act
+    assert tensors.stored_type("m.weight") == ("Q4_1" if native else "GPTQ")
+    if native:
+        blocks = tensors.read_blocks("m.weight")
+        read = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q4_1)
+        np.testing.assert_allclose(read, values, atol=2**-11 * 30)
+
+
+def write_quantized(directory, **config):
+    """A tiny model whose matrices of layers are symmetric GPTQ; returns its tensors as floats."""
+    rng, floats, stored = np.random.default_rng(0), tiny.hf_tensors("llama"), {}
+    for name, array in list(floats.items()):
+        if ".layers." not in name or array.ndim != 2:
+            stored[name] = array.astype(np.float32)
+            continue
+        outputs, inputs = array.shape
+        integers = rng.integers(0, 16, (inputs, outputs))
+        scales = (rng.random((inputs // 128, outputs)) / 8).astype(np.float16)
+        module = name.removesuffix(".weight")
+        stored[f"{module}.qweight"] = packed(integers, 4, 0)
+        stored[f"{module}.qzeros"] = packed(np.full(scales.shape, 7), 4, 1)
+        stored[f"{module}.scales"] = scales
+        floats[name] = ((integers - 8) * np.repeat(scales.astype(np.float32), 128, axis=0)).T
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True} | config
+    settings = tiny.hf_config("llama", quantization_config=quantization)
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(settings))
+    arrays = {name: np.ascontiguousarray(array) for name, array in stored.items()}
+    save_file(arrays, directory / "model.safetensors")
+    return floats
+
+
+def test_a_quantised_checkpoint_opens_as_the_model_that_it_is(tmp_path):
+    floats = write_quantized(tmp_path)
+    tensors = open_checkpoint(str(tmp_path)).tensors
+    assert tensors.shapes == {name: array.shape for name, array in floats.items()}
+    for name, array in floats.items():
+        np.testing.assert_allclose(tensors.read(name), array, rtol=1e-6)
+
+
+def test_its_matrices_are_packed_for_products_as_they_are(tmp_path):
+    floats = write_quantized(tmp_path)
+    tensors = open_checkpoint(str(tmp_path)).tensors
+    assert has_native(tensors)
+    kinds = native_kinds(tensors, where="here")
+    name, head = "model.layers.1.mlp.down_proj.weight", "lm_head.weight"
+    assert (kinds[name], kinds[head]) == ("Q4_0", "bfloat16")
+    structs = {key: jax.ShapeDtypeStruct(tensors.shape(key), np.float32) for key in (name, head)}
+    arrays = load_arrays(tensors, structs, where="here", native_kinds=kinds)
+    for key in structs:
+        panels = dense(KINDS[kinds[key]], np.asarray(arrays[key]), *tensors.shape(key))
+        np.testing.assert_allclose(panels, floats[key], rtol=2**-8)
+
+
+def test_settings_and_arrays_that_do_not_fit_are_named(tmp_path):
+    write_quantized(tmp_path, sym=True, bits=3)
+    with pytest.raises(
+        InputError, match=r"config.json: quantised with gptq, whose bits = 3 is not"
+    ):
+        open_checkpoint(str(tmp_path))
+    write_quantized(tmp_path, bits=8)
+    with pytest.raises(InputError, match=r"q_proj.weight' has shape \(256, 128\), expected"):
+        open_checkpoint(str(tmp_path))
+    write_quantized(tmp_path, quant_method="awq")
+    with pytest.raises(InputError, match=r"0.self_attn.q_proj' cannot be read: scales \[2, 256\]"):
+        open_checkpoint(str(tmp_path))
+    floats = write_quantized(tmp_path, checkpoint_format="gptq_v2")
+    with pytest.raises(InputError, match=r"the zeros are not half of the range"):
+        open_checkpoint(str(tmp_path)).tensors.read_blocks("model.layers.0.mlp.up_proj.weight")
+    tiny.write_hf(tmp_path, tensors=floats, quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(InputError, match=r"no tensor is quantised, and config.json says so"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (3, "quantization_config = 3 is no object"),
+        ({"quant_method": "hqq"}, "quantised with 'hqq', which is not supported; supported: awq"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version = 'gemv'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size = "),
+        (compressed("nvfp4-pack-quantized", num_bits=4), "format = 'nvfp4-pack-quantized'"),
+        (compressed("pack-quantized", num_bits=3, **GROUPS), "num_bits = 3"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups = "),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit = "),
+    ],
+)
+def test_formats_that_cannot_be_read_are_refused_by_name(config, message):
+    with pytest.raises(InputError) as error:
+        scheme_of(config, where="here")
+    assert message in str(error.value)
