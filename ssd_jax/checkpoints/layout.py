@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
 from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Index, TensorSource
@@ -73,6 +74,18 @@ class _Arranged(TensorSource):
             return values.astype(np.float32) + np.float32(self._layout.norm_offset)
         return values
 
+    @override
+    def stored_type(self, name: str) -> str | None:
+        return self._stored.stored_type(self._parts[name].name)
+
+    @override
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+        part = self._parts[name]
+        blocks = self._stored.read_blocks(part.name)[part.start : part.start + part.rows]
+        if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):
+            return self._by_halves(blocks)
+        return blocks
+
     def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts that a stored tensor consists of."""
         rows = next(iter(self._stored.shapes[name]))
@@ -111,9 +124,13 @@ class _Arranged(TensorSource):
         """Rows of heads whose rotated dimensions are stored as neighbours."""
         (rows, *rest), size = part, len(self._head_order)
         first, last = rows.start // size * size, -(-rows.stop // size) * size
-        stored = self._read_rows(name, (slice(first, last), *rest))
-        heads = stored.reshape(-1, size, *stored.shape[1:])[:, self._head_order]
-        return heads.reshape(stored.shape)[rows.start - first : rows.stop - first].copy()
+        heads = self._by_halves(self._read_rows(name, (slice(first, last), *rest)))
+        return heads[rows.start - first : rows.stop - first].copy()
+
+    def _by_halves(self, stored: np.ndarray) -> np.ndarray:
+        """Whole heads whose rotated dimensions are stored as neighbours."""
+        heads = stored.reshape(-1, len(self._head_order), *stored.shape[1:])
+        return heads[:, self._head_order].reshape(stored.shape)
 
 
 @functools.cache

@@ -121,3 +121,23 @@ def test_the_decoder_of_a_model_that_sees_is_read_under_its_usual_names():
         tensors = of("mistral3", Stored(**dict.fromkeys(names, (HIDDEN,))))
         assert set(tensors.shapes) == {"model.norm.weight", names[1]}
         assert len(tensors.read("model.norm.weight")) == HIDDEN
+
+
+@pytest.mark.parametrize(("family", "joined"), [("phi3", True), ("glm4", False)])
+def test_blocks_of_quantised_matrices_are_in_the_order_of_the_rows_that_are_read(family, joined):
+    class Blocks(Stored):
+        def stored_type(self, name):
+            return "Q4_0"
+
+        def read_blocks(self, name):
+            return self.arrays[name].view(np.uint8)
+
+    rows = {"qkv_proj": 8 * SIZE} if joined else {"q_proj": 4 * SIZE, "k_proj": 2 * SIZE}
+    stored = Blocks(**{f"{ATTENTION}.{key}.weight": (n, HIDDEN) for key, n in rows.items()})
+    tensors = of(family, stored, rotary_dim=SIZE // 2)
+    for part in "qk":
+        name = f"{ATTENTION}.{part}_proj.weight"
+        assert tensors.stored_type(name) == "Q4_0"
+        np.testing.assert_array_equal(
+            tensors.read_blocks(name).view(np.float32), tensors.read(name)
+        )

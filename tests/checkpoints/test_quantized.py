@@ -1,6 +1,5 @@
 """Quantised matrices of safetensors files, as the libraries that define the formats read them."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.reference import dense
 from tests.checkpoints import tiny_models as tiny
+from tests.checkpoints.gptq import packed, quantise
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "quantized"
 
@@ -92,17 +92,6 @@ def test_other_types_are_named_where_they_have_no_products(tmp_path, name):
         native_kinds(tensors, where="here")
 
 
-def packed(integers, bits, axis):
-    """Integers in words, the first in the lowest bits, spelled out."""
-    integers, count = np.moveaxis(integers, axis, -1), 32 // bits
-    words = np.zeros((*integers.shape[:-1], integers.shape[-1] // count), np.int64)
-    for place in range(integers.shape[-1]):
-        words[..., place // count] |= integers[..., place].astype(np.int64) << (
-            bits * (place % count)
-        )
-    return np.moveaxis(words, -1, axis).astype(np.uint32).view(np.int32)
-
-
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("desc_act", [False, True])
@@ -120,8 +109,7 @@ def test_gptq_is_read(tmp_path, bits, version, desc_act):
         "scales": scales,
         "g_idx": order.astype(np.int32),
     }
-    save_file({f"m.{key}": np.ascontiguousarray(array) for key, array in stored.items()},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file({f"m.{key}": array for key, array in stored.items()}, tmp_path / "model.safetensors")
     config = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
     scheme = scheme_of(config | {"desc_act": desc_act}, where="here")
     tensors = QuantizedTensors(SafetensorsDirectory(tmp_path), scheme, where="here")
@@ -138,26 +126,8 @@ def test_gptq_is_read(tmp_path, bits, version, desc_act):
 
 def write_quantized(directory, **config):
     """A tiny model whose matrices of layers are symmetric GPTQ; returns its tensors as floats."""
-    rng, floats, stored = np.random.default_rng(0), tiny.hf_tensors("llama"), {}
-    for name, array in list(floats.items()):
-        if ".layers." not in name or array.ndim != 2:
-            stored[name] = array.astype(np.float32)
-            continue
-        outputs, inputs = array.shape
-        integers = rng.integers(0, 16, (inputs, outputs))
-        scales = (rng.random((inputs // 128, outputs)) / 8).astype(np.float16)
-        module = name.removesuffix(".weight")
-        stored[f"{module}.qweight"] = packed(integers, 4, 0)
-        stored[f"{module}.qzeros"] = packed(np.full(scales.shape, 7), 4, 1)
-        stored[f"{module}.scales"] = scales
-        floats[name] = ((integers - 8) * np.repeat(scales.astype(np.float32), 128, axis=0)).T
-    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True} | config
-    settings = tiny.hf_config("llama", quantization_config=quantization)
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(settings))
-    arrays = {name: np.ascontiguousarray(array) for name, array in stored.items()}
-    save_file(arrays, directory / "model.safetensors")
-    return floats
+    tiny.write_hf(directory)
+    return quantise(directory, group=128, **config)
 
 
 def test_a_quantised_checkpoint_opens_as_the_model_that_it_is(tmp_path):
@@ -192,7 +162,7 @@ def test_settings_and_arrays_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(InputError, match=r"q_proj.weight' has shape \(256, 128\), expected"):
         open_checkpoint(str(tmp_path))
     write_quantized(tmp_path, quant_method="awq")
-    with pytest.raises(InputError, match=r"0.self_attn.q_proj' cannot be read: scales \[2, 256\]"):
+    with pytest.raises(InputError, match=r"0.mlp.down_proj' cannot be read: scales \[4, 256\]"):
         open_checkpoint(str(tmp_path))
     floats = write_quantized(tmp_path, checkpoint_format="gptq_v2")
     with pytest.raises(InputError, match=r"the zeros are not half of the range"):

@@ -80,7 +80,7 @@ def test_a_setting_of_vllm_means_ours(given, meant):
         ({"gpu_memory_utilization": 0.5, "kv_memory": "1GiB"}, "and kv_memory say the same thing"),
         (
             {"quantization": "awq"},
-            r"quantization = 'awq' is not supported; `dtype='int8'` .*native",
+            r"quantization = 'awq' is not supported; `dtype='int8'` .*leave it out",
         ),
         ({"quantization": "gguf", "dtype": "int8"}, "quantization and dtype say the same thing"),
         ({"seed": 1}, r"seed = 1 means nothing here: .*`SamplingParams\(seed=...\)`"),

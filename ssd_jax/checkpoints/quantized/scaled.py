@@ -13,8 +13,8 @@ from ssd_jax.checkpoints.quantized.scheme import MatrixShape, Scheme, StoredTens
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Scheme):
-    """`weight` [outputs, inputs] with `weight_scale` or `weight_scale_inv`, which both multiply, and
-    `weight_zero_point` of integers.
+    """`weight` [outputs, inputs] with `weight_scale` or `weight_scale_inv`, both of which multiply,
+    and `weight_zero_point` of integers.
 
     Attributes:
       block: rows and columns that share a scale, if scales are a matrix of more than one column.

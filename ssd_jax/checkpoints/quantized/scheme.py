@@ -20,7 +20,10 @@ MatrixShape = tuple[int, int]
 class StoredTensors(Protocol):
     """Named arrays of a file, of any type."""
 
-    shapes: Mapping[str, tuple[int, ...]]
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all arrays, by name."""
+        ...
 
     def read_stored(self, name: str, index: Index = ()) -> np.ndarray:
         """One array as it is stored, or a part of it."""
