@@ -150,13 +150,6 @@ def _check(config: ModelConfig, source: str) -> None:
       InputError: see there.
     """
     m, scaling = config.mechanisms, config.rope_scaling
-    if m.window is not None:
-        raise InputError(
-            f"{source}: layers with a window of {m.window} tokens are not supported; this model "
-            "has some"
-        )
-    if m.score_soft_cap is not None:
-        raise InputError(f"{source}: soft caps of scores ({m.score_soft_cap}) are not supported")
     if scaling is not None and scaling.kind == "longrope":
         pairs, counts = (
             (m.rotary_dim or config.head_dim) // 2,

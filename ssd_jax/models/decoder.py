@@ -21,8 +21,10 @@ from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
 from ssd_jax.kernels.kv_write import write
 from ssd_jax.kernels.linear.api import products
 from ssd_jax.kernels.tree_attention.api import tree_attention
+from ssd_jax.kernels.tree_attention.variant import AttentionVariant
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
+from ssd_jax.models.layer_kinds import attention_variant
 from ssd_jax.models.layers import (
     ACTIVATIONS,
     Embedding,
@@ -38,7 +40,7 @@ from ssd_jax.models.layers import (
     stack,
 )
 from ssd_jax.models.mechanisms import Activation
-from ssd_jax.models.rope import Rotation, Rotations, rotations
+from ssd_jax.models.rope import Rotation, rotations
 
 Stream = Float32[Array, "n H"]
 """Hidden states of tokens: the residual stream, or its norm."""
@@ -79,6 +81,11 @@ class Step(NamedTuple):
     paths: Int32[Array, "B R 2"] | None  # None without branches
     page_table: PageTable
     rotation: Rotation
+    variant: AttentionVariant
+
+
+OfLayer = Callable[[int | jax.Array], dict[str, Any]]
+"""From a layer's number to the fields of a `Step` that differ between layers."""
 
 
 class Attention(nnx.Module):
@@ -97,8 +104,6 @@ class Attention(nnx.Module):
         )
         self.q_norm = RMSNorm(*q_size, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(*k_size, c.rms_norm_eps) if c.qk_norm else None
-        scale = m.multipliers.scores
-        self.score_factor = None if scale is None else scale * size**0.5  # attention has size**-0.5
         self.head_dim = size
         self.execution = execution
 
@@ -115,8 +120,6 @@ class Attention(nnx.Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.score_factor is not None:
-            q = q * self.score_factor
         q, k, v = (y.reshape(heads) for y in (q, k, v))
         attended, aux = attend(rope(q), rope(k), v)
         flat = attended.reshape(batch * rows, -1)
@@ -233,12 +236,18 @@ class CausalLM(nnx.Module):
             (positions, None) if tree is None else (tree.write_positions, tree.paths)
         )
         ropes = rotations(self.config, positions)
-        step = Step(write_positions, visible, paths, page_table, ropes.of(0))
+
+        def of_layer(layer: int | jax.Array) -> dict[str, Any]:
+            """What of a `Step` differs from layer to layer, beside the pages."""
+            variant = attention_variant(self.config, layer)
+            return {"rotation": ropes.of(layer), "variant": variant}
+
+        step = Step(write_positions, visible, paths, page_table, **of_layer(0))
         branches: Any = None if tree is None else tree.branches
         x = self.embed(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         layers = self.model.layers
         run_layers: Any = _unroll if isinstance(layers, nnx.List) else _scan
-        x, pages, branches = run_layers(layers, x, pages, branches, step, ropes)
+        x, pages, branches = run_layers(layers, x, pages, branches, step, of_layer)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream, multiply: Multiply = products) -> Float32[Array, "n outputs"]:
@@ -290,6 +299,7 @@ def _layer(
             step.page_table,
             step.visible,
             scratch,
+            variant=step.variant,
             backend=execution.attention,
             kernels=execution.kernels,
         )
@@ -304,13 +314,13 @@ def _unroll(
     pages: PageArray,
     branches: AllBranches | None,
     step: Step,
-    ropes: Rotations,
+    of_layer: OfLayer,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     new_branches, pages_per_layer = [], pages.shape[0] // len(layers)
     for index, layer in enumerate(layers):
         table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
         layer_branches = None if branches is None else branches[index]
-        layer_step = step._replace(page_table=table, rotation=ropes.of(index))
+        layer_step = step._replace(page_table=table, **of_layer(index))
         x, (pages, layer_branches) = _layer(*nnx.split(layer), x, pages, layer_branches, layer_step)
         new_branches.append(layer_branches)
     return x, pages, None if branches is None else jnp.stack(new_branches)
@@ -322,7 +332,7 @@ def _scan(
     pages: PageArray,
     branches: AllBranches | None,
     step: Step,
-    ropes: Rotations,
+    of_layer: OfLayer,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     """One compiled layer, run by a loop.
 
@@ -336,7 +346,7 @@ def _scan(
     def body(carry, layer):
         (x, pages), (state, index, layer_branches) = carry, layer
         table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
-        layer_step = step._replace(page_table=table, rotation=ropes.of(index))
+        layer_step = step._replace(page_table=table, **of_layer(index))
         x, (pages, layer_branches) = _layer(graph, state, x, pages, layer_branches, layer_step)
         return (x, pages), layer_branches
 

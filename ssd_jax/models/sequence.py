@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,23 @@ from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products
 from ssd_jax.kernels.linear.xla import product
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import Norm, rms_norm
+from ssd_jax.kernels.tree_attention.variant import AttentionVariant
 from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
+from ssd_jax.models.layer_kinds import attention_variant
 from ssd_jax.models.rope import Rotation, rotations
 from ssd_jax.models.sequence_attention import causal_attention
 
 _BLOCK_ROWS = 64
 
 Graph = nnx.GraphDef[DecoderLayer]
+
+
+class Seen(NamedTuple):
+    """What tokens see in a layer; see `causal_attention`."""
+
+    visible: Bool[Array, "B T T"]
+    positions: Int32[Array, "B T"]
+    variant: AttentionVariant
 
 
 def sequence_hidden(
@@ -55,7 +65,8 @@ def sequence_hidden(
     run_layer = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
 
     def run(x: jax.Array, graph: Graph, state: nnx.State, index: int | jax.Array) -> jax.Array:
-        return run_layer(graph, compute, state, x, visible, ropes.of(index))
+        seen = Seen(visible, positions, attention_variant(model.config, index))
+        return run_layer(graph, compute, state, x, seen, ropes.of(index))
 
     x = model.embed(tokens.reshape(-1))
     layers = model.model.layers
@@ -82,7 +93,7 @@ def _layer(
     compute: jnp.dtype | None,
     state: nnx.State,
     x: Stream,
-    visible: Bool[Array, "B T T"],
+    seen: Seen,
     rope: Rotation,
 ) -> Stream:
     """One layer, traced once for all layers; x is the residual stream."""
@@ -90,7 +101,7 @@ def _layer(
     dtype = layer.self_attn.execution.floating if compute is None else compute
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-        return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), visible), None
+        return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), *seen), None
 
     return layer(x, rope, attend, functools.partial(_products, compute=compute))[0]
 

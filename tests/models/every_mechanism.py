@@ -3,6 +3,7 @@
 from ssd_jax.models.config import KEY
 
 EVERY_MECHANISM = {
+    "num_hidden_layers": 3,
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
     KEY: {
         "qkv_bias": True,
@@ -13,7 +14,10 @@ EVERY_MECHANISM = {
         "joint_qk_norm": True,
         "norm_placement": "both",
         "activation": "gelu_pytorch_tanh",
-        "layer_kinds": ["full", "nope"],
+        "layer_kinds": ["full", "nope", "window"],
+        "window": 24,
+        "window_rope_theta": 500.0,
+        "score_soft_cap": 8.0,
         "multipliers": {"embedding": 3.0, "residual": 0.5, "scores": 0.5, "logits": 0.5},
         "logit_soft_cap": 20.0,
     },

@@ -19,13 +19,7 @@ CONFIGURATIONS = json.loads(
 MOST_SERVED = list(CONFIGURATIONS)[:40]
 REFUSED = {
     "Qwen/Qwen3-30B-A3B": "needs experts",
-    "allenai/Olmo-3-7B-Instruct": "window of 4096",
     "deepseek-ai/DeepSeek-R1": r"needs experts and latent attention \(MLA\)",
-    "google/gemma-2-2b-it": "window of 4096",
-    "google/gemma-3-1b-it": "window of 512",
-    "google/gemma-3-4b-it": "window of 1024",
-    "microsoft/Phi-3-mini-4k-instruct": "window of 2047",
-    "mistralai/Mistral-7B-v0.1": "window of 4096",
     "openai/gpt-oss-20b": "needs experts, attention sinks and MXFP4",
 }
 READ = [name for name in CONFIGURATIONS if name not in REFUSED]
@@ -43,7 +37,7 @@ def test_most_of_the_served_models_are_read():
 def test_a_published_configuration_is_read_and_written(name):
     config = read(name)
     of_text = CONFIGURATIONS[name].get("text_config", CONFIGURATIONS[name])
-    assert config.vocab_size == of_text["vocab_size"]
+    assert config.num_layers == of_text["num_hidden_layers"]
     written = json.loads(json.dumps(config.to_hf()))
     assert ModelConfig.from_hf(written) == config
 
@@ -177,6 +171,40 @@ def test_configurations_of_the_first_families_are_written_as_before():
             *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
             *("rope_scaling", "tie_word_embeddings"),
         }
+
+
+def test_rope_of_layers_with_a_window_is_read_in_both_spellings():
+    spelled = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    older = CONFIGURATIONS["google/gemma-3-1b-it"]
+    rope = ("rope_theta", "rope_local_base_freq", "rope_scaling")
+    newer = {key: value for key, value in older.items() if key not in rope}
+    config = ModelConfig.from_hf(newer | {"rope_parameters": spelled})
+    assert config == ModelConfig.from_hf(older)
+    assert (config.rope_theta, config.mechanisms.window_rope_theta) == (1e6, 1e4)
+    scaled = spelled | {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(InputError, match="rope_type = 'linear' is not supported: layers have"):
+        ModelConfig.from_hf(newer | {"rope_parameters": scaled})
+
+
+def test_windows_are_those_of_the_layers_that_have_them():
+    kinds = read("google/gemma-2-2b-it").mechanisms.layer_kinds
+    assert kinds == ("window", "full") * 13
+    assert read("google/gemma-3-1b-it").mechanisms.layer_kinds[:7] == (
+        *5 * ("window",),
+        "full",
+        "window",
+    )
+    assert set(read("mistralai/Mistral-7B-v0.1").mechanisms.layer_kinds) == {"window"}
+    qwen = read(
+        "Qwen/Qwen2.5-7B-Instruct",
+        use_sliding_window=True,
+        max_window_layers=26,
+        sliding_window=4096,
+    )
+    assert qwen.mechanisms.layer_kinds == ("full",) * 26 + ("window",) * 2
 
 
 @pytest.mark.parametrize(

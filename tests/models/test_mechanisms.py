@@ -30,6 +30,12 @@ WITHOUT = [
     ("glm4", "norm_placement"),
     ("nemotron", "layer_norm"),
     ("gemma", "activation"),
+    ("mistral-window", "layer_kinds"),
+    ("olmo3", "window_rope_theta"),
+    ("gemma2", "score_soft_cap"),
+    ("gemma2", "logit_soft_cap"),
+    ("gemma2", "layer_kinds"),
+    ("gemma3", "window_rope_theta"),
     ("qwen3-yarn", "rope_scaling.attention_factor"),
     ("qwen3-yarn", "rope_scaling.factor"),
 ]
@@ -80,5 +86,4 @@ def test_every_mechanism_is_switched_on_somewhere_above():
         if getattr(ModelConfig.from_hf(tiny.config("granite", **changes)).mechanisms, field.name)
         != getattr(PLAIN, field.name)
     }
-    unsupported = {"window", "window_rope_theta", "score_soft_cap"}
-    assert switched == {field.name for field in dataclasses.fields(Mechanisms)} - unsupported
+    assert switched == {field.name for field in dataclasses.fields(Mechanisms)}

@@ -279,6 +279,46 @@ def small_cases() -> dict[str, Case]:
             tie_word_embeddings=True,
             **gemma,
         ),
+        # Windows of 12 tokens in texts of 40.
+        "mistral-window": case(
+            "mistral", {"window": without(sliding_window=None)}, sliding_window=12
+        ),
+        "olmo3": case(
+            "olmo3",
+            {"window": without(sliding_window=64)},
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={
+                "full_attention": yarn | {"rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            sliding_window=12,
+        ),
+        "gemma2": case(
+            "gemma2",
+            {
+                "window": without(sliding_window=64),
+                "soft cap of scores": without(attn_logit_softcapping=None),
+                "soft cap of logits": without(final_logit_softcapping=None),
+                "scale of scores": without(query_pre_attn_scalar=16),
+            },
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=10.0,
+            query_pre_attn_scalar=64,
+            sliding_window=12,
+            tie_word_embeddings=True,
+            **gemma,
+        ),
+        "gemma3": case(
+            "gemma3_text",
+            {"window": without(sliding_window=64)} | qk_norms,
+            layer_types=["sliding_attention", "full_attention"],
+            query_pre_attn_scalar=64,
+            rope_local_base_freq=100.0,
+            sliding_window=12,
+            sliding_window_pattern=2,
+            tie_word_embeddings=True,
+            **gemma,
+        ),
     }
 
 

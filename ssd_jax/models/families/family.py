@@ -44,6 +44,7 @@ class Family:
         apart from those that every config.json has.
       defaults: keys that its config.json may leave out, and their values.
       renamed: keys that it spells otherwise, and the usual ones.
+      local_rope: whether layers with a window have RoPE of their own, unscaled.
       part: key of its config.json under which that of the decoder is; empty if it is all of it.
       layout: of its safetensors files.
     """
@@ -52,6 +53,7 @@ class Family:
     read: Callable[[ConfigReader], Mapping[str, Any]]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    local_rope: bool = False
     part: str = ""
     layout: Layout = Layout()
 
@@ -59,8 +61,30 @@ class Family:
         """The config.json of the decoder with the usual keys."""
         if self.part:
             config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config[self.part]}
+        if self.local_rope:
+            config = _with_local_rope(config, source)
         renamed = {usual: config[key] for key, usual in self.renamed.items() if key in config}
         return ConfigReader({**self.defaults, **config, **renamed}, source)
+
+
+LOCAL_THETA = "rope_local_base_freq"
+"""Key of the base of RoPE in layers with a window."""
+
+
+def _with_local_rope(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """A config.json with RoPE settings for each kind of layer in the older spelling.
+
+    Raises:
+      InputError: RoPE of layers with a window is scaled.
+    """
+    ropes = config.get("rope_parameters") or {}
+    if "full_attention" not in ropes:
+        return config
+    local = ConfigReader(ropes.get("sliding_attention") or {}, source)
+    if local.get("rope_type", "default") != "default":
+        raise local.unsupported("rope_type", local.get("rope_type"), "layers have a window")
+    theta = {LOCAL_THETA: local.get("rope_theta")} if local.get("rope_theta") else {}
+    return {**config, "rope_parameters": ropes["full_attention"], **theta}
 
 
 def biases(config: ConfigReader) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import TEXT_PREFIXES, Family, Layout
+from ssd_jax.models.families.family import LOCAL_THETA, TEXT_PREFIXES, Family, Layout
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Multipliers
 
@@ -50,7 +50,7 @@ def _gemma3(config: ConfigReader) -> dict[str, Any]:
     layers, every = range(config.count("num_hidden_layers")), config.count("sliding_window_pattern")
     pattern = windows(config, default=[(layer + 1) % every != 0 for layer in layers])
     if pattern:
-        pattern["window_rope_theta"] = float(config.positive("rope_local_base_freq"))
+        pattern["window_rope_theta"] = float(config.positive(LOCAL_THETA))
     return _gemma(config) | pattern | {"qk_norm": True, "norm_placement": "both"}
 
 
@@ -75,18 +75,21 @@ _GEMMA3 = _DEFAULTS | {
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
     "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
+    LOCAL_THETA: 1e4,
     "max_position_embeddings": 131072,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
     "vocab_size": 262208,
 }
-GEMMA3_TEXT = Family(name="gemma3_text", read=_gemma3, defaults=_GEMMA3, layout=_LAYOUT)
+GEMMA3_TEXT = Family(
+    name="gemma3_text", read=_gemma3, defaults=_GEMMA3, local_rope=True, layout=_LAYOUT
+)
 GEMMA3 = Family(
     name="gemma3",
     read=_gemma3,
     defaults=_GEMMA3,
+    local_rope=True,
     part="text_config",
     layout=dataclasses.replace(_LAYOUT, prefixes=TEXT_PREFIXES),
 )

@@ -3,9 +3,10 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, Layout, biases
+from ssd_jax.models.families.family import LOCAL_THETA, Family, Layout, biases
 from ssd_jax.models.families.windows import windows
 
+_THETA = 500000.0
 _LAYOUT = Layout(
     modules={
         "post_attention_layernorm": ("attention_output_norm",),
@@ -21,11 +22,17 @@ def _olmo2(config: ConfigReader) -> dict[str, Any]:
 def _olmo3(config: ConfigReader) -> dict[str, Any]:
     default = [(layer + 1) % 4 != 0 for layer in range(config.count("num_hidden_layers"))]
     pattern = windows(config, default=default)
-    # Layers with a window have RoPE without its scaling.
-    if pattern and config.get("rope_scaling") is not None:
-        pattern["window_rope_theta"] = float(config.positive("rope_theta"))
+    if pattern:
+        theta = config.get(LOCAL_THETA) or config.positive("rope_theta", _THETA)
+        pattern["window_rope_theta"] = float(theta)
     return _olmo2(config) | pattern
 
 
 OLMO2 = Family(name="olmo2", read=_olmo2, layout=_LAYOUT)
-OLMO3 = Family(name="olmo3", read=_olmo3, layout=_LAYOUT)
+OLMO3 = Family(
+    name="olmo3",
+    read=_olmo3,
+    defaults={"rope_theta": _THETA},
+    local_rope=True,
+    layout=_LAYOUT,
+)
