@@ -27,11 +27,13 @@ class PageGrant(NamedTuple):
 
 @dataclasses.dataclass
 class _SlotPages:
-    """Pages of a slot; the first `filled` of them hold the tokens that `names` stand for."""
+    """Pages of a slot; the first `filled` of them hold the tokens that `names` stand for, and the
+    first `released` are no longer its own, since no query sees them any more."""
 
     pages: tuple[int, ...]
     names: Sequence[Digest]
     filled: int
+    released: int = 0
 
 
 class _Group:
@@ -87,6 +89,8 @@ class PageStock:
     common prefix share its pages, which are never written again; the last token of a prompt is
     never in a shared page, because it must run for its logits.
 
+    Where every layer has a window, a text's pages before it are given back as the text grows.
+
     Args:
       slots: number of slots of the engine.
       count: pages of all slots together; equal groups of slots have equal shares.
@@ -96,6 +100,7 @@ class PageStock:
       groups: number of groups of slots whose devices have pages of their own.
       grain: positions that are reused together, in whole pages; 0 reuses none.
       grows: whether pages are given as texts grow.
+      window: most positions that a query sees, its own included; None sees all.
     """
 
     def __init__(
@@ -109,8 +114,9 @@ class PageStock:
         groups: int = 1,
         grain: int = 0,
         grows: bool = False,
+        window: int | None = None,
     ) -> None:
-        self.grows = grows
+        self.grows, self._window = grows, window
         self._size, self._beyond, self._context = size, beyond, context
         self._group_pages = count // groups
         self._group_slots = slots // groups
@@ -219,14 +225,31 @@ class PageStock:
                 group.by_name[name], group.names[page] = page, name
         slot_pages.filled = max(slot_pages.filled, end)
 
+    def release_hidden(self, slot: int, position: int) -> None:
+        """Takes back the pages of a slot that no query from `position` on sees.
+
+        A slot's page numbers stay as they are, since places in a page table are positions. Pages of
+        a prompt that others may reuse stay until they are filled.
+        """
+        if self._window is None:
+            return
+        slot_pages, group = self._by_slot[slot], self._group(slot)
+        end = max(position - self._window + 1, 0) // self._size
+        if slot_pages.filled < len(slot_pages.names):
+            end = min(end, slot_pages.filled)
+        for page in slot_pages.pages[slot_pages.released : end]:
+            group.leave(page)
+        slot_pages.released = max(slot_pages.released, end)
+
     def give_back(self, slot: int) -> None:
         """Takes back the pages of a slot, if it has any.
 
         Of the pages that are kept, the end of a text is forgotten before its beginning.
         """
         slot_pages = self._by_slot.pop(slot, None)
-        for page in () if slot_pages is None else reversed(slot_pages.pages):
-            self._group(slot).leave(page)
+        if slot_pages is not None:
+            for page in reversed(slot_pages.pages[slot_pages.released :]):
+                self._group(slot).leave(page)
 
     def _group(self, slot: int) -> _Group:
         return self._groups[slot // self._group_slots]

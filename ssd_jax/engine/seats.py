@@ -9,6 +9,8 @@ from ssd_jax.engine.request import Request
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.waiting_queue import WaitingQueue, rank
 
+_RUN_AGAIN = 1  # tokens before those that a role lacks which a draft may run again
+
 
 class Seat(NamedTuple):
     """A free slot for a request, and the pages that it would have there."""
@@ -113,12 +115,14 @@ class Seats:
             del self.running[state.slot]
 
     def share(self) -> None:
-        """Lets other requests reuse the pages that both roles were asked to fill."""
+        """Lets other requests reuse pages that both roles were asked to fill, and takes back those
+        that no query sees any more."""
         if self._pages is not None:
             for slot, state in self.running.items():
                 end = state.sequence.cached
                 drafted = min(end, state.drafted) if state.most_proposed else end
                 self._pages.fill(slot, drafted)
+                self._pages.release_hidden(slot, drafted - _RUN_AGAIN)
 
     def grow(self, *, puts_off: bool) -> bool:
         """Gives running requests the pages that the next round writes to, by rank.

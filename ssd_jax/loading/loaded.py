@@ -146,6 +146,7 @@ class Loaded:
             groups=programs.model.data_shards,
             grain=grain,
             grows=self.grows,
+            window=self.resolved.window,
         )
 
     def roles(self, mode: str, k: int) -> Roles:

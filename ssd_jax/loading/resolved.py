@@ -74,11 +74,20 @@ class Resolved:
         )
 
     @property
+    def _opened(self) -> list[OpenedModel]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def window(self) -> int | None:
+        """Most tokens that a layer of either model sees; None if some layer sees all."""
+        windows = [opened.model.config.mechanisms.widest_window for opened in self._opened]
+        return max(window or 0 for window in windows) if all(windows) else None
+
+    @property
     def support(self) -> int:
         """Number of ids that a proposal's q keeps: no more than either model has outputs."""
         setting = self.config.proposal_support
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        num_outputs = min(opened.model.config.outputs for opened in models)
+        num_outputs = min(opened.model.config.outputs for opened in self._opened)
         if setting == "full":
             return num_outputs
         return min(SUPPORT if setting is None else int(setting), num_outputs)

@@ -69,6 +69,11 @@ class Mechanisms:
     score_soft_cap: float | None = None
     logit_soft_cap: float | None = None
 
+    @property
+    def widest_window(self) -> int | None:
+        """Most tokens that a query of any layer sees; None if some layer sees all."""
+        return self.window if {*self.layer_kinds} == {"window"} else None
+
     def kind(self, layer: int) -> LayerKind:
         """Attention of a layer."""
         return self.layer_kinds[layer] if self.layer_kinds else "full"

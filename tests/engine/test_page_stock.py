@@ -7,15 +7,16 @@ import hashlib
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ssd_jax.engine.page_stock import PageStock
 from tests.engine.flawed_stocks import Early, Uncounted
 
 SIZE, BEYOND, CONTEXT = 4, 3, 40
+WINDOW = 6
 
 
-def stock(count, slots=4, groups=1, grain=0, kind=PageStock):
+def stock(count, slots=4, groups=1, grain=0, kind=PageStock, window=None):
     return kind(
         slots=slots,
         count=count,
@@ -24,6 +25,7 @@ def stock(count, slots=4, groups=1, grain=0, kind=PageStock):
         context=CONTEXT,
         groups=groups,
         grain=grain,
+        window=window,
     )
 
 
@@ -132,6 +134,33 @@ def test_pages_are_left_for_requests_that_run():
     assert some.take(1, 9, spare=1).pages
 
 
+def test_pages_that_no_query_sees_are_for_others():
+    some = stock(6, slots=2, window=WINDOW)
+    pages = some.take(0, 20).pages
+    some.release_hidden(0, SIZE + WINDOW - 2)
+    assert some.used == 6, "the query sees the last position of the first page"
+    some.release_hidden(0, SIZE + WINDOW - 1)
+    assert some.used == 5
+    assert some.take(1, 1).pages == pages[:1]
+    some.give_back(0)
+    assert some.used == 1
+    everything = stock(6)
+    everything.take(0, 20)
+    everything.release_hidden(0, 20)
+    assert everything.used == 6, "without a window all is seen"
+
+
+def test_pages_of_a_prompt_are_reused_after_their_text_no_longer_sees_them():
+    some, text = stock(12, grain=SIZE, window=WINDOW), [*range(17)]
+    pages = enter(some, 0, text, filled=2 * SIZE).pages
+    some.release_hidden(0, 30)
+    assert some.used == len(pages) - 2, "others may yet reuse those that are not filled"
+    some.fill(0, 17)
+    some.release_hidden(0, 30)
+    assert some.used == 0
+    assert enter(some, 1, text).pages[:4] == pages[:4]
+
+
 class Life:
     """Requests with prompts and pages.
 
@@ -139,16 +168,22 @@ class Life:
     request has not filled it.
     """
 
-    def __init__(self, kind=PageStock, each=8) -> None:
-        self.stock = stock(2 * each, slots=6, groups=2, grain=SIZE, kind=kind)
+    def __init__(self, kind=PageStock, each=8, window=None) -> None:
+        self.stock = stock(2 * each, slots=6, groups=2, grain=SIZE, kind=kind, window=window)
         self.each, self.held, self.prompts, self.filled = each, {}, {}, {}
         self.written = dict.fromkeys(range(2 * each))
+        self.window, self.released = window, {}
+
+    @property
+    def used(self):
+        held = self.held.items()
+        return {page for slot, pages in held for page in pages[self.released[slot] :]}
 
     def enter(self, slot, prompt, output=1):
         tokens = len(prompt) + output
         taken = self.stock.take(slot, tokens, self.stock.names(prompt))
         group = range(self.each * (slot // 3), self.each * (slot // 3) + self.each)
-        used = {page for each in self.held.values() for page in each} & {*group}
+        used = self.used & {*group}
         needed = self.stock.needed(tokens)
         if taken is None:
             assert needed > self.each - len(used)
@@ -165,6 +200,7 @@ class Life:
         for page in pages[count:]:
             self.written[page] = None
         self.held[slot], self.prompts[slot], self.filled[slot] = pages, prompt, reused
+        self.released[slot] = 0
 
     def fill(self, slot, end=None):
         prompt = self.prompts[slot]
@@ -176,11 +212,11 @@ class Life:
 
     def grow(self, slot, tokens):
         had, needed = self.held[slot], self.stock.needed(tokens)
-        used = {page for each in self.held.values() for page in each}
+        used = self.used
         grown = self.stock.grow(slot, tokens)
         pages = self.held[slot] = self.stock.pages(slot)
         assert pages[: len(had)] == had
-        more = {*pages} - {*had}
+        more = {*pages[len(had) :]}
         assert len(pages) == len(had) + len(more)
         assert len(pages) == (max(needed, len(had)) if grown else len(had))
         assert not more & used, "a page of its own is another's"
@@ -188,12 +224,23 @@ class Life:
         assert more <= {*group}
         if not grown:
             assert needed - len(had) > len({*group} - used)
+            assert not more
         for page in more:
             self.written[page] = None
+
+    def advance(self, slot, position):
+        prompt, filled = self.prompts[slot], self.filled[slot]
+        self.stock.release_hidden(slot, position if filled == len(prompt) else filled)
+        if self.window is not None:
+            position = position if filled == len(prompt) else filled
+            end = max(position - self.window + 1, 0) // SIZE
+            self.released[slot] = max(self.released[slot], min(end, len(self.held[slot])))
+        assert self.stock.used == len(self.used)
 
     def leave(self, slot):
         del self.held[slot]
         self.stock.give_back(slot)
+        assert self.stock.used == len(self.used)
 
 
 class Requests(RuleBasedStateMachine):
@@ -203,6 +250,10 @@ class Requests(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.life = Life()
+
+    @initialize(window=st.sampled_from([None, WINDOW]))
+    def begin(self, window):
+        self.life = Life(window=window)
 
     @rule(
         slot=st.integers(0, 5),
@@ -224,6 +275,11 @@ class Requests(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(1, 40))
     def grow(self, data, tokens):
         self.life.grow(data.draw(st.sampled_from(sorted(self.life.held))), tokens)
+
+    @precondition(lambda self: self.life.held)
+    @rule(data=st.data(), position=st.integers(0, 40))
+    def advance(self, data, position):
+        self.life.advance(data.draw(st.sampled_from(sorted(self.life.held))), position)
 
     @precondition(lambda self: self.life.held)
     @rule(data=st.data())

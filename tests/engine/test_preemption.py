@@ -18,10 +18,12 @@ from tests.fakes.instrument import At, instrument
 from tests.fakes.paged import CONTEXT, LONG, SIZE, K, Paged
 
 
-def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, timed=False, fail=None):
-    target = Paged(spell(says), slots=slots, context=CONTEXT)
+def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, timed=False, fail=None,
+         window=None):  # fmt: skip
+    target = Paged(spell(says), slots=slots, context=CONTEXT, window=window)
     stock = PageStock(slots=slots, count=count, size=SIZE, beyond=K + 1 if speculates else 1,
-                      context=CONTEXT, groups=groups, grain=grain, grows=True)  # fmt: skip
+                      context=CONTEXT, groups=groups, grain=grain, grows=True,
+                      window=window)  # fmt: skip
     drafter = FakeDrafter(spell(says), slots=slots, k=K, wrong=lambda at: at % 5 == 0)
     drafter.timed = timed
     instrument(drafter, fail=fail)
@@ -89,6 +91,17 @@ def test_no_request_is_put_off_while_there_are_pages():
     found = outputs(drain(engine))
     assert preemptions(found) == [0, 0, 0]
     assert len(target.opened) == 3
+
+
+def test_texts_behind_a_window_need_its_pages_only():
+    engine, _ = made(16, window=9)
+    asked(engine, 40, 40)
+    found = outputs(drain(engine))
+    assert [found[n].text for n in range(2)] == [LONG[:40]] * 2
+    assert preemptions(found) == [0, 0]
+    everything, _ = made(16)
+    asked(everything, 40, 40)
+    assert sum(preemptions(outputs(drain(everything)))) > 0
 
 
 def test_more_requests_run_at_once_than_if_each_had_all_its_pages():
@@ -184,11 +197,12 @@ def test_roles_that_failed_when_given_pages_are_given_them_again(monkeypatch):
     grain=st.sampled_from([0, SIZE]),
     slots=st.integers(1, 4),
     cut=st.dictionaries(st.integers(0, 60), st.integers(0, 6), max_size=3),
+    window=st.sampled_from([None, 1, 9]),
 )
 def test_texts_are_those_of_requests_alone_whatever_pages_run_out(
-    sizes, count, speculates, grain, slots, cut
+    sizes, count, speculates, grain, slots, cut, window
 ):
-    engine, _ = made(count, speculates=speculates, slots=slots, grain=grain)
+    engine, _ = made(count, speculates=speculates, slots=slots, grain=grain, window=window)
     for n, (prompt, most) in enumerate(sizes):
         engine.add(request([70 + n % 2] * prompt, n, max_tokens=most))
     events = []
@@ -222,6 +236,21 @@ def as_it_was(self):
 def forgotten(self):
     """Runs its prompt alone again."""
     self.given = self.cached = 0
+
+
+class Eager(PageStock):
+    """Takes back pages that the next query sees."""
+
+    def release_hidden(self, slot, position):
+        super().release_hidden(slot, position + 2 * SIZE)
+
+
+def test_a_page_that_is_taken_back_too_early_is_noticed(monkeypatch):
+    monkeypatch.setitem(made.__globals__, "PageStock", Eager)
+    engine, _ = made(13, window=9)
+    asked(engine, 40, 40, 40)
+    with pytest.raises(AssertionError, match=r"two slots write to one page|another's"):
+        drain(engine)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from ssd_jax import LLM, Config
 from ssd_jax.config.settings import AUTO_BUDGETS, AUTO_K, AUTO_WIDTHS, SUPPORT
+from ssd_jax.models.mechanisms import Mechanisms
 from tests.loading.variation import resolved_of
 
 SSD = {"mode": "ssd", "draft_placement": "process"}
@@ -88,3 +89,20 @@ def test_q_has_no_more_ids_than_either_model_has_outputs(support, outputs, ids):
 def test_widths_and_choices_follow_from_the_settings(settings, widths, chooses):
     resolved = resolved_of(Config(target="t", draft="d", **settings))
     assert (resolved.widths, resolved.chooses) == (widths, chooses)
+
+
+def _with_layers(*kinds, window=9):
+    mechanisms = Mechanisms(layer_kinds=kinds, window=window if "window" in kinds else None)
+    return SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(mechanisms=mechanisms)))
+
+
+def test_texts_give_back_pages_where_every_layer_of_both_models_has_a_window():
+    every, wide = _with_layers("window", "window"), _with_layers("window", window=20)
+    mixed, plain = _with_layers("window", "full"), _with_layers()
+
+    def window(target, draft=None):
+        resolved = resolved_of(Config(target="t"), target=target)
+        return dataclasses.replace(resolved, draft=draft).window
+
+    assert (window(every), window(every, wide), window(wide, every)) == (9, 20, 20)
+    assert window(mixed) is window(plain) is window(every, mixed) is window(plain, every) is None
