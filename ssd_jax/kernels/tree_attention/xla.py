@@ -155,7 +155,7 @@ def _attend(
         kv = read_block(kv_pages, page_table, block, batch, blocks.size)
         start = block * blocks.size
         if blocks.skipped is not None:
-            start = start[:, None, None]
+            start = jnp.expand_dims(start, (1, 2))
         position = start + jnp.arange(blocks.size)
         mask = position < query_visible[:, :, None]
         if query_first is not None:
