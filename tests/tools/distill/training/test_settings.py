@@ -7,6 +7,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.mechanisms import PLAIN, Mechanisms
 from ssd_jax.options.toml_settings import read_section
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill.settings import DraftSettings, TrainSettings
@@ -82,3 +83,25 @@ def test_the_output_vocabulary_is_the_most_frequent_ids_and_the_special_ones():
     assert ids.dtype == np.int32
     np.testing.assert_array_equal(most_frequent([text], count=5, size=20, always=[19])[:1], [0])
     np.testing.assert_array_equal(columns_of(ids[:3], 10), [3, 3, 3, 3, 3, 0, 3, 1, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "changes", "message"),
+    [
+        ({"logit_soft_cap": 30.0}, {}, "caps its logits.*family to one of llama, qwen2, qwen3"),
+        ({"rotary_dim": 4}, {"head_dim": 16}, "RoPE is made for heads of 8 dimensions"),
+        ({"rotary_dim": 4}, {"family": "qwen3"}, "RoPE is made for heads of 8 dimensions"),
+    ],
+)
+def test_what_drafts_cannot_take_from_a_target_is_named(mechanisms, changes, message):
+    target = dataclasses.replace(TARGET, mechanisms=Mechanisms(**mechanisms))
+    with pytest.raises(InputError, match=message):
+        draft_config(DraftSettings(num_layers=1, **changes), target)
+
+
+def test_a_draft_from_scratch_has_the_mechanisms_of_its_target_or_those_of_its_family():
+    kinds = Mechanisms(layer_kinds=("full", "nope"), output_bias=True)
+    target = dataclasses.replace(TARGET, family="smollm3", mechanisms=kinds)
+    same = draft_config(DraftSettings(num_layers=3), target)
+    assert same.mechanisms == dataclasses.replace(kinds, layer_kinds=("full", "nope", "full"))
+    assert draft_config(DraftSettings(num_layers=1, family="llama"), target).mechanisms == PLAIN
