@@ -22,7 +22,7 @@ from ssd_jax.models.functional import Parameters
 from ssd_jax.models.sharding import fully_addressable
 from ssd_jax.roles.handles import LogitsHandle, ProposalHandle, TokenArray
 from ssd_jax.roles.protocols import Target
-from ssd_jax.roles.records import Drafted, Masks, SlotOpening
+from ssd_jax.roles.records import Drafted, Masks, ProposedTokens, SlotOpening
 from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.masks import ANY_TOKEN, words_of
 from ssd_jax.sampling.variants import VARIANTS, Needed
@@ -210,9 +210,9 @@ class DeviceTarget(PagedRole, Target):
         return _Forward(logits, lengths, nodes, size, _Tree(parents, branches))
 
     @override
-    def read_tokens(self, drafted: Drafted) -> Int32[np.ndarray, "B K"]:
-        tokens = drafted.tokens
-        return device.read(fully_addressable(tokens) if isinstance(tokens, jax.Array) else tokens)
+    def read_tokens(self, drafted: Drafted) -> ProposedTokens:
+        parents = None if drafted.parents is None else _read(drafted.parents)
+        return ProposedTokens(_read(drafted.tokens), parents)
 
     @override
     def accept(
@@ -344,3 +344,7 @@ class DeviceTarget(PagedRole, Target):
         padded[:, :count, :words] = masks
         place = model.place if rows == self.slots else model.replicate
         return "masked_", [place(padded)]
+
+
+def _read(tokens: TokenArray) -> Int32[np.ndarray, "B K"]:
+    return device.read(fully_addressable(tokens) if isinstance(tokens, jax.Array) else tokens)

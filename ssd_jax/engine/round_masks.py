@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from jaxtyping import Int32
 
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.roles.protocols import Target
-from ssd_jax.roles.records import Drafted, Masks
+from ssd_jax.roles.records import Drafted, Masks, ProposedTokens
 from ssd_jax.sampling.masks import ANY_TOKEN
 
 
@@ -29,18 +28,18 @@ def round_masks(
       fail: ends a request whose grammar has grown too complex.
     """
     with_grammar = [row for row in rows if row[1].sequence.grammar is not None]
-    proposed: Int32[np.ndarray, "B K"] | None = None
+    proposed: ProposedTokens | None = None
     by_slot: dict[int, np.ndarray] = {}
     for slot, state in with_grammar:
         tokens, parents, depth = [], None, 0
         if drafted is not None and drafted.lengths[slot]:
             depth = int(drafted.lengths[slot])
             proposed = target.read_tokens(drafted) if proposed is None else proposed
-            tokens = proposed[slot].tolist()
-            if drafted.parents is None:
+            tokens = proposed.tokens[slot].tolist()
+            if proposed.parents is None:
                 tokens = tokens[:depth]
             else:
-                parents = np.asarray(drafted.parents)[slot].tolist()
+                parents = proposed.parents[slot].tolist()
         grammar = state.sequence.grammar
         assert grammar is not None
         try:

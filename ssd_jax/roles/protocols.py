@@ -18,6 +18,7 @@ from ssd_jax.roles.records import (
     ExpansionRequest,
     Masks,
     Outcomes,
+    ProposedTokens,
     RecordRequest,
     Row,
     SlotOpening,
@@ -263,7 +264,7 @@ class Target(Protocol):
         """
         ...
 
-    def read_tokens(self, drafted: Drafted) -> Int32[np.ndarray, "B K"]:
+    def read_tokens(self, drafted: Drafted) -> ProposedTokens:
         """Waits for the proposed tokens of the last `forward`, for masks of them."""
         ...
 

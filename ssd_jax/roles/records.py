@@ -177,6 +177,17 @@ class Drafted:
     chains: Collection[int] = ()
 
 
+class ProposedTokens(NamedTuple):
+    """The tokens of a `Drafted`, on the host.
+
+    Attributes:
+      parents: the tree that they are; None is a chain.
+    """
+
+    tokens: Int32[np.ndarray, "B K"]
+    parents: Int32[np.ndarray, "B K"] | None = None
+
+
 class DraftBatch(NamedTuple):
     """Input of `Drafter.propose`; rows that get no proposal are idle.
 

@@ -14,7 +14,7 @@ from ssd_jax.engine.grammar import TextGrammar, allows
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.round_masks import round_masks
 from ssd_jax.errors import InputError, SsdError
-from ssd_jax.roles.records import Drafted
+from ssd_jax.roles.records import Drafted, ProposedTokens
 from ssd_jax.sampling.masks import ANY_TOKEN
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeTarget, Letters
@@ -136,7 +136,8 @@ class Reading:
 
     def read_tokens(self, drafted):
         self.reads += 1
-        return np.asarray(drafted.tokens)
+        parents = None if drafted.parents is None else np.asarray(drafted.parents)
+        return ProposedTokens(np.asarray(drafted.tokens), parents)
 
 
 def refuse(state, error):
@@ -159,6 +160,24 @@ def test_rows_without_a_grammar_may_go_on_with_any_token():
     assert (masks[1] == ANY_TOKEN).all()
     assert allowed(masks[2]) == [{2, 33}, EVERY, EVERY]
     assert target.reads == 1
+
+
+class OnManyHosts:
+    """An array that no process can read alone."""
+
+    def __array__(self, *_args, **_kwargs):
+        raise RuntimeError("spans devices that are not addressable")
+
+
+def test_a_proposal_is_read_by_the_target_alone_also_the_shape_of_a_tree():
+    class Gathering(Reading):
+        def read_tokens(self, drafted):
+            return ProposedTokens(np.array([[2, 33, 1]] * 2), np.array([[0, 0, 1]] * 2))
+
+    drafted = Drafted(np.array([0, 2]), OnManyHosts(), parents=OnManyHosts())
+    masks = round_masks(rows_of(states(1)), 2, Gathering(), drafted, refuse)
+    assert masks is not None
+    assert allowed(masks[1]) == [{2, 33}, {1, 2, END}, {END}, {2, 33}]
 
 
 def test_a_round_without_a_proposal_has_one_mask_a_row():

@@ -11,7 +11,15 @@ from typing_extensions import override
 
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.roles.protocols import Drafter, Pending, PendingLogprobs, Target
-from ssd_jax.roles.records import DraftBatch, Drafted, Masks, Outcomes, SlotOpening, TopLogprobs
+from ssd_jax.roles.records import (
+    DraftBatch,
+    Drafted,
+    Masks,
+    Outcomes,
+    ProposedTokens,
+    SlotOpening,
+    TopLogprobs,
+)
 from ssd_jax.wire.host_messages import Role
 
 Read = TypeVar("Read", Outcomes, TopLogprobs)
@@ -164,10 +172,10 @@ class MirroredTarget:
         self._logits = self._call("forward", *arguments, make=make)
         return self._logits
 
-    def read_tokens(self, drafted: Drafted) -> np.ndarray:
+    def read_tokens(self, drafted: Drafted) -> ProposedTokens:
         """Reads the tokens of the last `forward`, as `Target.read_tokens`."""
         if not self._has_mirrored_drafter:
-            return np.asarray(drafted.tokens)
+            return self._target.read_tokens(drafted)
         return self._call("read_tokens", make=partial(self._target.read_tokens, drafted))
 
     def accept(

@@ -3,6 +3,7 @@ of the tests of speculative decoding in each mode, and prints the tokens."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from collections.abc import Iterable
 from ssd_jax.engine.request import TokenLogprobs
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests.llm.runs import PROMPTS, outputs, requests
+from tests.fakes.grammars import Successors
+from tests.llm.runs import PROMPTS, SAMPLED, ids, outputs, requests
 
 
 def likeliest(entries: Iterable[TokenLogprobs | None] | None) -> list[list[int]]:
@@ -31,13 +33,42 @@ def answers(llm: LLM, verify: str, few: bool) -> dict:
     return found
 
 
+def under_a_grammar(llm: LLM) -> dict[str, list[list[int]]]:
+    """Tokens of texts that may have a few of them, in some orders, by mode."""
+    letters, ends = range(40, 60), llm.tokenizer.eos_ids
+    successors = {
+        token: {other for other in letters if (other - token) % 3} | (ends if token > 57 else {*()})
+        for token in letters
+    }
+    grammar = Successors({None: letters, **successors}, llm.tokenizer.size)
+    found = {}
+    for mode in llm.modes:
+        asked = [
+            dataclasses.replace(
+                request,
+                params=dataclasses.replace(request.params, structured_outputs={"regex": "any"}),
+                grammar=grammar,
+            )
+            for request in (
+                llm.request(prompt, SamplingParams(max_tokens=30, **sampling), index)
+                for index, (prompt, sampling) in enumerate(zip(PROMPTS[:3], SAMPLED, strict=False))
+            )
+        ]
+        found[mode] = ids(outputs(llm, asked, mode))
+    return found
+
+
 def main() -> None:
     settings = json.loads(sys.argv[1])
     given = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[2:])
     timeout = float(given["host_timeout"])
     with LLM(**settings, hosts=given["hosts"], host_timeout=timeout) as llm:
-        found = answers(llm, settings["verify"], given["few"] == "True")
-        print(json.dumps(found | {"predicted": llm.predicted}))
+        if given.get("grammar"):
+            found = under_a_grammar(llm)
+        else:
+            found = answers(llm, settings["verify"], given["few"] == "True")
+            found["predicted"] = llm.predicted
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

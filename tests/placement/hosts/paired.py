@@ -20,7 +20,7 @@ from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
 from ssd_jax.roles.protocols import Drafter
-from ssd_jax.roles.records import Drafted, Outcomes, TopLogprobs
+from ssd_jax.roles.records import Drafted, Outcomes, ProposedTokens, TopLogprobs
 from ssd_jax.sampling.proposal import Proposal
 
 HOSTS = Hosts("127.0.0.1:1", 2, joining=10)
@@ -110,9 +110,9 @@ class Scripted(Drafter):
         self.note("forward", pending, lengths, drafted and (drafted.lengths, drafted.tokens))
         return "logits"
 
-    def read_tokens(self, drafted: Drafted) -> np.ndarray:
+    def read_tokens(self, drafted: Drafted) -> ProposedTokens:
         self.note("read_tokens", drafted.tokens)
-        return np.asarray(drafted.tokens)
+        return ProposedTokens(np.asarray(drafted.tokens))
 
     def accept(self, logits: str, proposal: Any = None, masks: Any = None) -> Pending:
         self.note("accept", logits, proposal, masks)

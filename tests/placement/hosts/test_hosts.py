@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.llm.llm import LLM
 from tests.checkpoints import tiny_pair
-from tests.placement.hosts.leading import answers
+from tests.placement.hosts.leading import answers, under_a_grammar
 from tests.placement.hosts.processes import Processes, said
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
@@ -90,3 +90,26 @@ def test_trees_of_several_processes_say_what_decoding_one_by_one_says(pair, veri
         found = said(processes)
     assert {mode: found[mode] for mode in ("ar", "sd")} == expected
     assert [tokens for tokens, *_ in found["sd"]] == [tokens for tokens, *_ in found["ar"]]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("mesh", "more"),
+    [
+        ("tensor=4", {"mode": "sd", "k": 4, "tree_nodes": 12, "budget": None}),
+        pytest.param("data=2,tensor=2", {"mode": "sd", "budget": None}, marks=pytest.mark.slow),
+        pytest.param("data=4", {"tree_nodes": 8}, marks=pytest.mark.slow),
+    ],
+    ids=["trees", "chains", "trees of ssd"],
+)
+def test_texts_under_a_grammar_of_several_processes_are_those_of_one(pair, mesh, more):
+    settings = settings_of(pair("qwen3", 2), "coupled", **more)
+    leader = json.dumps(settings | {"mesh": mesh})
+    place = {"draft_placement": "inline"} if settings["mode"] == "ssd" else {}
+    with Processes("tests.placement.hosts.leading", leader, "--grammar=True") as processes:
+        with LLM(**settings | place) as alone:
+            expected = under_a_grammar(alone)
+        found = said(processes)
+    assert found == expected
+    assert found["sd"] == found["ar"]
+    assert {token for text in found["ar"] for token in text[:-1]} <= {*range(40, 60)}
