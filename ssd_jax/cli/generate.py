@@ -211,7 +211,8 @@ class _JsonLines:
     def event(self, event: TokenEvent) -> None:
         if event.output is not None:
             (text,) = event.output.outputs
-            line = dataclasses.asdict(text)
+            line = dataclasses.asdict(dataclasses.replace(text, error=None))
+            del line["error"]  # standard error has it
             if line["logprobs"] is None:
                 del line["logprobs"]
             scores = event.output.prompt_logprobs

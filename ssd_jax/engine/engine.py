@@ -31,7 +31,7 @@ from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.planner import Planner, RoundPlan
 from ssd_jax.engine.prompt_reader import PromptReader
 from ssd_jax.engine.request import Request, TokenEvent
-from ssd_jax.engine.request_state import NO_NUMBERS, RequestState
+from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.round_batches import RoundBatches
 from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
 from ssd_jax.engine.round_masks import round_masks
@@ -41,7 +41,7 @@ from ssd_jax.engine.seats import EngineLoad, Seats
 from ssd_jax.engine.sequence import Sequence, check, require_one_text
 from ssd_jax.engine.stop_strings import open_text
 from ssd_jax.engine.trace import EngineTrace
-from ssd_jax.errors import DeviceError, InputError, SsdError
+from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, Outcomes
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
@@ -254,7 +254,7 @@ class Engine:
             proposal = None if drafter is None or drafted is None else drafter.proposal()
             masks = round_masks(rows, target.slots, target, drafted, self._reports.fail)
             outcome = target.accept(logits, proposal, *(() if masks is None else (masks,)))
-            dispatch = {"dispatched": dispatched, "drafted": drafted}
+            dispatch = {"dispatched": dispatched, "drafted": drafted, "branches": batch.branches}
             self._in_flight.append(
                 InFlight(outcome, rows, mode="ar" if drafter is None else self._mode, **dispatch)
             )
@@ -346,7 +346,7 @@ class Engine:
                 flight.committed.append(committed_row)
                 self._reports.commit(committed_row)
             if not sound and not state.finished:
-                self._reports.fail(state, SsdError(NO_NUMBERS))
+                self._reports.fail(state, state.no_token)
 
     def _grow(self, *, puts_off: bool = True) -> bool:
         """Takes pages for the next round and tells the roles of them; see `Seats.grow`."""

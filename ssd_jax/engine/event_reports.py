@@ -63,13 +63,13 @@ class EventReports:
             state, reason, error = self._cut_off.popleft()
             if state.ended:  # by an earlier event
                 continue
+            explained = error if isinstance(error, SsdError) else None
             if error is not None:
-                expected = isinstance(error, SsdError)
-                message, trace = (str(error), None) if expected else (repr(error), error)
+                message, trace = (repr(error), error) if explained is None else (explained, None)
                 _LOG.error(
                     "request %d ends by an error: %s", state.request_id, message, exc_info=trace
                 )
-            self._add(state.final(reason, state.text.cut()))
+            self._add(state.final(reason, state.text.cut(), explained))
 
     def take(self) -> list[TokenEvent]:
         """Hands the events out."""

@@ -26,7 +26,7 @@ class Matcher(Protocol):
         end.
 
         Raises:
-          SsdError: the grammar has grown too complex.
+          InputError: the grammar has grown too complex.
         """
         ...
 
@@ -34,7 +34,7 @@ class Matcher(Protocol):
         """Moves behind a token that may follow and does not end the text.
 
         Raises:
-          SsdError: the grammar has grown too complex.
+          InputError: the grammar has grown too complex.
         """
         ...
 

@@ -10,6 +10,7 @@ from typing import Literal
 from ssd_jax.engine.grammar import Grammar
 from ssd_jax.engine.origin import TextSpan
 from ssd_jax.engine.request_metrics import RequestMetrics
+from ssd_jax.errors import SsdError
 from ssd_jax.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -94,6 +95,8 @@ class CompletionOutput:
       stop_reason: the stop string, or the id of `stop_token_ids`, that ended it; None where another
         EOS token or no stop did.
       limit: what a `finish_reason` of "length" reached, `max_tokens` or the context; else None.
+      error: why it ended with "error", where that is known to be the text's own: an `InputError`
+        where the request is to blame; else None.
       metrics: every key of `RequestMetrics`; None where it does not apply.
       logprobs: one entry a token, if the request asked for them.
     """
@@ -106,6 +109,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     limit: LengthLimit | None = None
+    error: SsdError | None = None
     metrics: RequestMetrics
     logprobs: list[TokenLogprobs] | None = None
 

@@ -18,6 +18,7 @@ from ssd_jax.engine.request import (
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.engine.stop_strings import Released, TextStream
 from ssd_jax.engine.token_logprobs import PromptLogprobs, entry
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.roles.records import Outcomes
 from ssd_jax.sampling.params import SamplingParams
 
@@ -101,6 +102,18 @@ class RequestState:
         return max(min(self.k, self.sequence.room - 1), 0) if self.follows else 0
 
     @property
+    def no_token(self) -> SsdError:
+        """Why it ends where no token can be drawn; an `InputError` where it may have banned all."""
+        params = self.request.params
+        bans = (
+            params.bad_words,
+            params.min_tokens,
+            params.logit_bias,
+            self.request.grammar is not None,
+        )
+        return (InputError if any(bans) else SsdError)(NO_NUMBERS)
+
+    @property
     def reuses(self) -> bool:
         """Whether it may take keys and values of others: such positions give no logits."""
         return self.prompt_logprobs is None or self.prompt_logprobs.complete
@@ -149,7 +162,9 @@ class RequestState:
             spans=spans(released.text, released.ends, self.origins[begin:end] or self.origins[-1:]),
         )
 
-    def final(self, reason: FinishReason, released: Released) -> TokenEvent:
+    def final(
+        self, reason: FinishReason, released: Released, error: SsdError | None = None
+    ) -> TokenEvent:
         """The last event, with the output; tokens past the end of the text do not count."""
         token_ids = self.text.token_ids
         self.times.keep(len(token_ids))
@@ -162,6 +177,7 @@ class RequestState:
             finish_reason=reason,
             stop_reason=self._stop(token_ids) if reason == "stop" else None,
             limit=self.sequence.limit if reason == "length" else None,
+            error=error,
             metrics=self.times.summary(),
             logprobs=None if self.logprobs is None else self.logprobs[: len(token_ids)],
         )

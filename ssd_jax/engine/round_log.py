@@ -15,7 +15,7 @@ from ssd_jax.engine.round_timer import RoundTimer
 from ssd_jax.engine.trace import EngineTrace, RowTrace
 from ssd_jax.roles.activity import DraftCost, TargetTimes
 from ssd_jax.roles.protocols import Pending
-from ssd_jax.roles.records import ABSENCES, Drafted, Outcomes
+from ssd_jax.roles.records import ABSENCES, Drafted, Outcomes, Row
 
 
 class CommittedRow(NamedTuple):
@@ -42,6 +42,7 @@ class InFlight:
       dispatched: when its forward was dispatched, in seconds; 0 where an earlier outcome is read
         after that.
       drafted: the proposal that the round verifies.
+      branches: rows for which branches were prepared, by slot, where there is a proposal.
       mode: "ar" where rounds propose tokens for none of its requests, "ssd" where branches are
         prepared for one, else "sd".
       costs: cost of the proposal to a draft with devices of its own, by slot.
@@ -53,6 +54,7 @@ class InFlight:
     prompt: int = 0
     dispatched: float = 0.0
     drafted: Drafted | None = None
+    branches: Row | None = None
     mode: str = "ar"
     costs: dict[int, DraftCost] = dataclasses.field(default_factory=dict)
     committed: list[CommittedRow] = dataclasses.field(default_factory=list)
@@ -189,7 +191,8 @@ class RoundLog:
             )
             if drafted is not None:
                 record.proposed, record.source = int(drafted.lengths[row]), drafted.sources.get(row)
-                record.mode = "sd" if record.source is None else "ssd"
+                prepared = flight.branches is not None and flight.branches[row]
+                record.mode = "ssd" if prepared and record.source is not None else "sd"
                 record.lookup = row_lookup(drafted.lookup, row, record.proposed)
                 record.tree = None if drafted.parents is None else row not in drafted.chains
             facts = record.source, record.proposed, accepted

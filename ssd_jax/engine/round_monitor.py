@@ -103,7 +103,10 @@ class RoundMonitor:
             self._target.append(TargetSpan(*span, prompt=prompt, tokens=tokens))
 
     def round(self, span: tuple[float, float], records: Sequence[RoundRecord], mode: str) -> None:
-        """Takes a round, with what its rows have committed; none of those that count no more."""
+        """Takes a round, with what its rows have committed; none of those that count no more.
+
+        Where the draft was out of reach of all of them, it did without the draft.
+        """
         tokens = drafts = proposed = accepted = hits = 0
         misses: list[str] = []
         with self._lock:
@@ -121,6 +124,8 @@ class RoundMonitor:
                 elif record.source is not None:
                     misses.append(record.source)
                     counts.misses[record.source] += 1
+            if misses and {*misses} == {"dead"} and not hits and not proposed:
+                mode = "ar"
             counts.rounds[mode] += 1
             counts.tokens += tokens
             counts.drafts += drafts

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.engine.grammar import Grammar, Matcher
-from ssd_jax.errors import InputError, SsdError
+from ssd_jax.errors import InputError
 from ssd_jax.sampling.masks import BITS, words_of
 from ssd_jax.sampling.structured_outputs import StructuredOutputsParams
 from ssd_jax.system.files import brief, shown
@@ -110,7 +110,7 @@ class _Compiled(Grammar):
             raise _wrong(outputs, self._matcher.get_error())
         try:
             possible = self.start().mask().any()
-        except SsdError as error:
+        except InputError as error:
             raise _wrong(outputs, str(error)) from None
         if not possible:
             raise _wrong(outputs, "no text matches it")
@@ -169,8 +169,8 @@ def _wrong(outputs: StructuredOutputsParams, why: str) -> InputError:
     )
 
 
-def _failed(matcher: Any) -> SsdError:
-    return SsdError(
+def _failed(matcher: Any) -> InputError:
+    return InputError(
         f"the text's grammar has grown too complex: {_one_line(matcher.get_error())}; give a "
         "simpler one"
     )

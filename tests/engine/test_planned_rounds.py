@@ -1,5 +1,6 @@
 """Rounds without the drafter of an engine that has one: by request, and by a planner."""
 
+import dataclasses
 import random
 
 import pytest
@@ -171,6 +172,37 @@ def test_texts_are_the_same_however_often_the_planner_changes_its_mind(seed):
     assert found == {number: expected[number] for number in found}
     running = [slot for slot, *_ in target.drafted]
     assert set(running) <= {0, 1}
+
+
+class OutOfReach(FakeDrafter):
+    """A draft of mode ssd whose worker answers nothing."""
+
+    branches = True
+
+    def propose(self, batch):
+        proposed = super().propose(batch)
+        sources = {int(slot): "dead" for slot in batch.slots}
+        return dataclasses.replace(proposed, lengths=0 * proposed.lengths, sources=sources)
+
+
+@pytest.mark.parametrize(("branches", "mode"), [(False, "sd"), (True, "ssd")])
+def test_a_text_whose_draft_is_away_has_the_mode_that_was_planned_and_its_rounds_ran_alone(
+    branches, mode
+):
+    class Planned(Scripted):
+        def plan(self, rows):
+            return RoundPlan(3, branches)
+
+    target = FakeTarget(spell(LONG), slots=2)
+    drafter = OutOfReach(spell(LONG), slots=2)
+    engine = Engine(
+        target, Letters, frozenset({EOS}), drafter=drafter, clock=Clock(), planner=Planned()
+    )
+    engine.add(request(max_tokens=6))
+    output = outputs(drain(engine))[0]
+    assert (output.text, output.metrics["mode"]) == (LONG[:6], mode)
+    assert output.metrics["miss_causes"] == {"dead": 4}  # the last round has no room to propose
+    assert engine.monitor.view().counts.rounds == {"ar": 4, mode: 1}
 
 
 def test_pages_are_shared_only_as_far_as_the_drafter_has_filled_them():

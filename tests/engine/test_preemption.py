@@ -9,18 +9,26 @@ from hypothesis import strategies as st
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import derived
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.request import Request
+from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.seats import Seats
 from ssd_jax.engine.sequence import Sequence
 from ssd_jax.errors import DeviceError
+from ssd_jax.roles.records import ProposedTokens
+from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import Clock, FakeDrafter, Letters
 from tests.engine.letters import drain, ids, outputs, request, spell
+from tests.fakes.grammars import Successors, mask_of
 from tests.fakes.instrument import At, instrument
 from tests.fakes.paged import CONTEXT, LONG, SIZE, K, Paged
+from tests.sampling.edits import Edit, edited
 
 
-def made(count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, timed=False, fail=None,
-         window=None):  # fmt: skip
-    target = Paged(spell(says), slots=slots, context=CONTEXT, window=window)
+def made(
+    count, *, speculates=True, slots=3, groups=1, says=LONG, grain=0, timed=False, fail=None,
+    window=None, kind=Paged,
+):  # fmt: skip
+    target = kind(spell(says), slots=slots, context=CONTEXT, window=window)
     stock = PageStock(slots=slots, count=count, size=SIZE, beyond=K + 1 if speculates else 1,
                       context=CONTEXT, groups=groups, grain=grain, grows=True,
                       window=window)  # fmt: skip
@@ -74,6 +82,70 @@ def test_the_youngest_request_waits_and_goes_on_where_it_was(speculates):
     again = [each for each in target.opened if each.index == 2][1:]
     assert all(opening.prompt == opening.ban_before == 6 for opening in again)
     assert found[0].metrics["kv_pages"] in (12, 13)
+
+
+VOCAB = 128
+FOLLOWS: dict[int | None, set[int]] = {
+    None: {ord("a"), ord("!")},
+    **{token: {ord("!"), 97 + (token - 96) % 26} for token in range(97, 123)},
+}
+"""What may follow each letter of `LONG`: the one that does, and another."""
+
+
+class Masked(Paged):
+    """Checks the masks of every position: the grammar is where the text is."""
+
+    masks = 0
+
+    def prefill_last(self, slot, tokens, offset, masks=None):
+        assert masks.tolist() == [[mask_of(FOLLOWS[None], VOCAB).tolist()]]
+        return super().prefill_last(slot, tokens, offset)
+
+    def forward(self, tokens, lengths, drafted=None):
+        self._pending = {
+            slot: int(token)
+            for slot, (token, length) in enumerate(zip(tokens, lengths, strict=True))
+            if length >= 0
+        }
+        return super().forward(tokens, lengths, drafted)
+
+    def read_tokens(self, drafted):
+        return ProposedTokens(drafted.tokens)
+
+    def accept(self, logits, proposal=None, masks=None):
+        assert masks is not None
+        for slot, pending in self._pending.items():
+            allowed = FOLLOWS[pending]
+            for row, token in enumerate([*logits[1][slot], None]):
+                if allowed is not None:
+                    assert masks[slot, row].tolist() == mask_of(allowed, VOCAB).tolist()
+                    self.masks += 1
+                    allowed = FOLLOWS[token] if token in allowed else None
+        return super().accept(logits, proposal)
+
+
+def decode_under_a_grammar(speculates):
+    engine, target = made(14, speculates=speculates, kind=Masked)
+    for n, size in enumerate((40, 30, 30, 9)):
+        params = SamplingParams(max_tokens=size, structured_outputs={"regex": "any"})
+        grammar = Successors(FOLLOWS, VOCAB)
+        engine.add(Request(prompt_ids=[70 + n] * 6, index=n, params=params, grammar=grammar))
+    found = outputs(drain(engine))
+    assert [found[n].text for n in range(4)] == [LONG[:n] for n in (40, 30, 30, 9)]
+    assert sum(preemptions(found)) >= 2
+    assert target.masks > 80
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_request_that_was_put_off_goes_on_where_its_grammar_was(speculates):
+    decode_under_a_grammar(speculates)
+
+
+def test_a_grammar_that_begins_again_after_a_preemption_is_caught():
+    old = "self.last = self.last[-1:]"
+    again = "self.sequence.grammar._followed = 0; self.last = self.last[-1:]"
+    with edited([Edit(RequestState, "put_off", old, again)]), pytest.raises(AssertionError):
+        decode_under_a_grammar(speculates=True)
 
 
 def test_a_request_that_was_put_off_keeps_its_noise():

@@ -39,6 +39,14 @@ def test_rounds_are_counted_by_what_their_rows_committed():
     assert [span.mode for span in target[1:]] == ["ssd", "ar"]
 
 
+def test_rounds_without_any_answer_of_the_draft_did_without_it():
+    monitor = RoundMonitor()
+    monitor.round((0.0, 1.0), [record(0, 0, "dead"), record(0, 0, "dead")], "ssd")
+    monitor.round((1.0, 2.0), [record(0, 0, "dead"), record(0, 0, "miss")], "ssd")
+    monitor.round((2.0, 3.0), [record(2, 0, "dead")], "ssd")  # a backup proposes
+    assert monitor.view().counts.rounds == {"ar": 1, "ssd": 2}
+
+
 def test_hidden_work_of_the_draft_is_summed():
     monitor = RoundMonitor()
     monitor.draft([Busy("expand", 0.0, 2.0), Busy("grow", 2.0, 3.0)], hidden=1.5)

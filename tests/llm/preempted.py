@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ssd_jax import SamplingParams
+from tests.fakes.grammars import Successors
 from tests.llm.paged import PAGE
 
 ENDS = {"min_tokens": 150, "stop_token_ids": range(32)}
@@ -35,3 +38,29 @@ def asked(llm, **more):
 
 def put_off(found):
     return sum(output.metrics["preemptions"] for output in found)
+
+
+def asked_under_a_grammar(llm):
+    """Texts, of which every second one has a grammar without an end."""
+    letters = range(40, 60)
+    after = {token: {other for other in letters if (other - token) % 3} for token in letters}
+    grammar = Successors({None: {*letters}, **after}, llm.tokenizer.size)
+    sampled = [{"temperature": 0.8, "seed": 1}, {}, {"frequency_penalty": 0.3}]
+    plain = [
+        llm.request(
+            f"Once upon a time {index}" * 3,
+            SamplingParams(max_tokens=170, **sampled[index % 3]),
+            index,
+        )
+        for index in range(6)
+    ]
+    return [
+        request
+        if index % 2
+        else dataclasses.replace(
+            request,
+            params=dataclasses.replace(request.params, structured_outputs={"regex": "any"}),
+            grammar=grammar,
+        )
+        for index, request in enumerate(plain)
+    ]

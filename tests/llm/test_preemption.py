@@ -11,7 +11,7 @@ import pytest
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.paged_role import PagedRole
 from tests.llm.paged import ALONE, ELSEWHERE, PAGE, elsewhere, opened, with_new_engines
-from tests.llm.preempted import ALONE_FEW, FEW, asked, put_off
+from tests.llm.preempted import ALONE_FEW, FEW, asked, asked_under_a_grammar, put_off
 from tests.llm.runs import ids, outputs
 
 
@@ -30,6 +30,18 @@ def test_a_preempted_request_has_its_own_text_in_every_mode(pair, expected, pref
     llm = opened(pair, prefix_caching=prefix_caching, **FEW)
     for mode in llm.modes:
         found = outputs(llm, asked(llm), mode)
+        assert ids(found) == expected, mode
+        assert put_off(found) >= 2, mode
+
+
+@pytest.mark.more
+def test_a_preempted_request_under_a_grammar_has_its_own_text_in_every_mode(pair):
+    roomy = opened(pair, **ALONE, context=400)
+    expected = ids(outputs(roomy, asked_under_a_grammar(roomy), "ar"))
+    assert all({*tokens} <= {*range(40, 60)} for tokens in expected[::2])
+    llm = opened(pair, **FEW)
+    for mode in llm.modes:
+        found = outputs(llm, asked_under_a_grammar(llm), mode)
         assert ids(found) == expected, mode
         assert put_off(found) >= 2, mode
 

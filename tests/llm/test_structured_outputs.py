@@ -12,9 +12,10 @@ import pytest
 from ssd_jax import LLM, InputError, SamplingParams, StructuredOutputsParams
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.engine.grammar import allows
-from ssd_jax.llm.grammars import Grammars
+from ssd_jax.llm.grammars import Grammars, _Matcher
 from ssd_jax.testing import tiny
 from tests.checkpoints import tiny_pair
+from tests.sampling.edits import Edit, edited
 
 pytest.importorskip("llguidance")
 
@@ -223,6 +224,37 @@ def test_vocabularies_of_whole_words_have_masks_too(tmp_path):
     assert mask.shape == (9,)
     allowed = [tokenizer.token(token) for token in range(288) if allows(mask, token)]
     assert sorted(allowed) == ["a", "b"]
+
+
+def look_at_ends(llm):
+    """Whether each end is possible behind nothing, a, ab and abc."""
+    tokenizer = llm.tokenizer
+    matcher = Grammars(tokenizer).compile(StructuredOutputsParams(regex="ab?c?")).start()
+    found = []
+    for letter in "abc":
+        found.append({allows(matcher.mask(), end) for end in tokenizer.eos_ids})
+        (token,) = tokenizer.encode(letter, add_special_tokens=False)
+        matcher.consume(token)
+    mask = matcher.mask()
+    assert found == [{False}, {True}, {True}]
+    assert {token for token in range(tokenizer.size) if allows(mask, token)} == tokenizer.eos_ids
+
+
+def test_a_text_may_end_exactly_where_its_grammar_may(llm):
+    look_at_ends(llm)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("mask | self._ends if matcher.is_accepting() else mask", "mask | self._ends"),
+        ("mask | self._ends if matcher.is_accepting() else mask", "mask"),
+    ],
+    ids=["early", "never"],
+)
+def test_ends_that_come_early_or_never_are_caught(llm, old, new):
+    with edited([Edit(_Matcher, "mask", old, new)]), pytest.raises(AssertionError):
+        look_at_ends(llm)
 
 
 def test_a_grammar_is_compiled_once(llm):
