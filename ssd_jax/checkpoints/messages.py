@@ -6,14 +6,13 @@ a tool call's arguments as an object; vLLM changes messages in the same way.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import shown
+from ssd_jax.system.files import nearest, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of the OpenAI interface; a template may know others, which it then names."""
@@ -46,9 +45,9 @@ def _message(message: object, where: str, template: str) -> dict[str, Any]:
     if not isinstance(role, str):
         role_text = shown(role) if "role" in message else "missing"
         raise InputError(f"{where}: 'role' must be a string; it is {role_text}")
-    if role not in ROLES and not re.search(rf"(['\"]){re.escape(role)}\1", template):
-        close = difflib.get_close_matches(role.lower(), ROLES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(ROLES)}"
+    if role not in ROLES and not any(f"{quote}{role}{quote}" in template for quote in "'\""):
+        near = nearest(role.lower(), ROLES)
+        hint = f"did you mean {near!r}?" if near else f"use {', '.join(ROLES)}"
         raise InputError(f"{where}: the role {shown(role)} is unknown; {hint}")
     fields = {key: value for key, value in message.items() if value is not None}
     fields["content"] = _content(message, where)
@@ -147,7 +146,8 @@ def require_named(name: object, template: str, model: str) -> None:
     Raises:
       InputError: the template does not name it.
     """
-    if not isinstance(name, str) or not re.search(rf"\b{re.escape(name)}\b", template):
+    named = isinstance(name, str) and name in template
+    if not named or not re.search(rf"\b{re.escape(str(name))}\b", template):
         raise InputError(
             f"the chat template of {model} takes no {shown(name)}; leave it out, or give another "
             "chat_template"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY, TENSORS, DraftOrigin, identity_of
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import read_json
+from ssd_jax.system.files import nearest, read_json
 from ssd_jax.system.paths import user_path
 
 DEFAULT = "default"
@@ -99,10 +98,10 @@ def draft_source(draft: str, target: Callable[[], Checkpoint], others: Collectio
     """
     if draft != DEFAULT:
         shipped = {path.name: str(path) for path in _directories()}
-        close = difflib.get_close_matches(draft, [*others, DEFAULT, *shipped], n=1)
+        near = nearest(draft, [*others, DEFAULT, *shipped])
         is_name = "/" not in draft and draft not in (*others, *shipped)
-        if close and is_name and not user_path(draft).exists():
-            raise InputError(f"draft = {draft!r} does not exist; did you mean {close[0]!r}?")
+        if near and is_name and not user_path(draft).exists():
+            raise InputError(f"draft = {draft!r} does not exist; did you mean {near!r}?")
         return shipped.get(draft, draft)
     checkpoint = target()
     path = find_draft(checkpoint)

@@ -41,6 +41,7 @@ class Tokenizer:
     Attributes:
       size: one more than the last id of a token, added ones included; ids from here on are padding
         rows of the model.
+      longest: characters of the longest token, or more.
       eos_ids: all ids that end a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
       special_ids: ids that `decode` and `open_stream` skip.
@@ -68,7 +69,9 @@ class Tokenizer:
         self._open_stream = stream_opener(backend)
         self._bytes_of = byte_reader(backend)
         # Ids may have gaps: the last one counts, not the number of tokens.
-        self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(vocabulary.values(), default=-1)
+        self.longest = max(map(len, vocabulary), default=1)
         self.eos_ids = frozenset(i for i in eos_ids if i < self.size)  # others are never drawn
         self.bos_id = bos_id
         added = backend.get_added_tokens_decoder()

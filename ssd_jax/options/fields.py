@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import numbers
@@ -11,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import shown
+from ssd_jax.system.files import nearest, shown
 
 TYPE_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
 """What a value should be, in words, by type."""
@@ -94,10 +93,8 @@ def check_names(
     """
     for key in settings:
         if key not in allowed:
-            close = difflib.get_close_matches(key, sorted(allowed), n=1)
-            hint = (
-                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(allowed))}"
-            )
+            near = nearest(key, sorted(allowed))
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(allowed))}"
             hint = (hints or {}).get(key, hint)
             raise InputError(f"{where}unknown key {shown(key)}; {hint}")
 

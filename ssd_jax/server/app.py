@@ -131,18 +131,18 @@ def _middleware(state: ServerState) -> list[Middleware]:
 
 async def _chat(state: ServerState, body: dict[str, Any], stack: contextlib.ExitStack) -> ASGIApp:
     fields = CHAT.read(body)
-    state.require_model(fields["model"])
+    state.require_model(fields.get("model"))
     tokenizer = state.engine.tokenizer
     check_messages(fields["messages"], tokenizer.chat_template)
     tools = read_tool_use(fields, state.options.tool_parser, tokenizer.chat_template)
     grammar = None if tools is None else tools.grammar(tokenizer)
     params = chat_params(fields, state.engine.defaults, grammar)
     state.require_ready()
-    stack.enter_context(state.admission.admit(params.n))
+    place = stack.enter_context(state.admission.admit(params.n, priority=fields.get("priority", 0)))
     visible_ids = frozenset() if tools is None else tools.visible_ids(tokenizer)
     with CHAT.refusing(fields):
         prompts = [chat_prompt(fields)]
-        answer = await open_answer(state, "chatcmpl", prompts, params, fields, visible_ids)
+        answer = await open_answer(state, place, "chatcmpl", prompts, params, fields, visible_ids)
     if fields.get("stream"):
         return EventStream(chat_chunks(answer, fields, tools))
     return _json_text(as_json(await chat_response(answer, fields, tools)))
@@ -152,16 +152,18 @@ async def _complete(
     state: ServerState, body: dict[str, Any], stack: contextlib.ExitStack
 ) -> ASGIApp:
     fields = COMPLETION.read(body)
-    state.require_model(fields["model"])
+    state.require_model(fields.get("model"))
     prompts = completion_prompts(fields)
     params = completion_params(fields, state.engine.defaults)
     state.require_ready()
     counted = "n" if params.n > 1 else "prompt"
-    stack.enter_context(state.admission.admit(params.n * len(prompts), counted))
+    place = stack.enter_context(
+        state.admission.admit(params.n * len(prompts), counted, fields.get("priority", 0))
+    )
     with COMPLETION.refusing(fields):
         ids = [await state.engine.prompt_ids(prompt) for prompt in prompts]
         objects = [{"prompt_token_ids": prompt_ids} for prompt_ids in ids]
-        answer = await open_answer(state, "cmpl", objects, params, fields)
+        answer = await open_answer(state, place, "cmpl", objects, params, fields)
     echoes = echoed(prompts, state.engine.tokenizer) if fields.get("echo") else []
     if fields.get("stream"):
         return EventStream(completion_chunks(answer, fields, echoes))

@@ -70,6 +70,7 @@ class EngineAccess:
         """
         if not isinstance(prompt, str):
             return prompt
+        self._require_short(len(prompt))
         plain = self._llm.config.control_tokens == "plain"
         return await asyncio.to_thread(
             self.tokenizer.encode, prompt, add_special_tokens, split_special_tokens=plain
@@ -81,7 +82,21 @@ class EngineAccess:
         Raises:
           InputError: malformed messages, or no chat template.
         """
+        self._require_short(_characters(prompt))
         return await asyncio.to_thread(self._llm.encode, prompt)
+
+    def _require_short(self, characters: int) -> None:
+        """Refuses a text that cannot fit, whatever its tokens: they need not be counted.
+
+        Raises:
+          InputError: with the most characters.
+        """
+        most = self.context * self.tokenizer.longest
+        if characters > most:
+            raise InputError(
+                f"the prompt has {characters} characters; the context, {self.context} tokens, "
+                f"holds {most} at most; shorten the prompt"
+            )
 
     async def requests(
         self, prompts: Sequence[Prompt], params: SamplingParams, **settings: Any
@@ -100,6 +115,8 @@ class EngineAccess:
     def _requests(
         self, prompts: Sequence[Prompt], params: SamplingParams, settings: Mapping[str, Any]
     ) -> list[Request]:
+        for prompt in prompts:
+            self._require_short(_characters(prompt))
         checked = [
             dataclasses.replace(self._llm.request(prompt, params, index), **settings)
             for index, prompt in enumerate(prompts)
@@ -149,3 +166,16 @@ class EngineAccess:
         except DeviceError as error:
             self.failure = str(error)
             raise
+
+
+def _characters(prompt: Prompt) -> int:
+    """Characters of the messages of a prompt, whatever its template adds; 0 of other prompts."""
+    messages = prompt.get("messages", ()) if isinstance(prompt, Mapping) else ()
+    return sum(_text_length(message.get("content")) for message in messages)
+
+
+def _text_length(content: Any) -> int:
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return sum(len(text) for text in parts if isinstance(text, str))
+    return len(content) if isinstance(content, str) else 0

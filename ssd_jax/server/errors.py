@@ -18,6 +18,8 @@ _KINDS = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+_MOST_MESSAGE, _MOST_PARAM = 2000, 200
+"""Characters: a request is not to be sent back whole."""
 _UNIONS = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
     "stop": "a string or a list of strings",
@@ -64,9 +66,9 @@ class ApiError(Exception):
         """The body of the response, also of an event of a stream."""
         return Refusal(
             error=ErrorObject(
-                message=self.message,
+                message=self.message[:_MOST_MESSAGE],
                 type=_KINDS.get(self.status, "invalid_request_error"),
-                param=self.param,
+                param=None if self.param is None else self.param[:_MOST_PARAM],
                 code=self.code,
             )
         )

@@ -4,32 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 from collections.abc import Container, Iterator, Mapping
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    create_model,
+)
+from typing_extensions import override
 
 from ssd_jax.errors import InputError
-from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.params import MAX_BIASED_IDS, SamplingParams
 from ssd_jax.server.errors import ApiError, invalid, of_input, of_validation
-from ssd_jax.system.files import shown
+from ssd_jax.server.response_formats import asked_grammar
+from ssd_jax.system.files import nearest, shown
+
+
+class _FirstFault(FailFast):
+    """Marks lists of which the first wrong item is reported, and not each of a million."""
+
+    @override
+    def __hash__(self) -> int:  # unions need one
+        return hash(type(self))
+
+
+_TEXTS = Annotated[list[str], _FirstFault()]
+_IDS = Annotated[list[int], _FirstFault()]
+_OBJECTS = Annotated[list[dict[str, Any]], _FirstFault()]
+
+
+def _require_few(bias: Any) -> Any:
+    if isinstance(bias, dict) and len(bias) > MAX_BIASED_IDS:
+        raise ValueError(f"{len(bias)} ids; at most {MAX_BIASED_IDS} are supported")
+    return bias
+
 
 _SAMPLING: dict[str, Any] = {
     "frequency_penalty": float,
     "ignore_eos": bool,
     "include_stop_str_in_output": bool,
-    "logit_bias": dict[str, float],
-    "bad_words": list[str],
+    "logit_bias": Annotated[dict[str, float], BeforeValidator(_require_few)],
+    "bad_words": _TEXTS,
     "min_p": float,
     "min_tokens": int,
     "presence_penalty": float,
     "repetition_penalty": float,
     "skip_special_tokens": bool,
-    "stop": str | list[str],
-    "stop_token_ids": list[int],
+    "stop": str | _TEXTS,
+    "stop_token_ids": _IDS,
     "structured_outputs": dict[str, Any],
     "temperature": float,
     "top_k": int,
@@ -60,10 +89,10 @@ _CHAT: dict[str, Any] = {
     "continue_final_message": bool,
     "logprobs": bool,
     "max_completion_tokens": int,
-    "messages": list[dict[str, Any]],
+    "messages": _OBJECTS,
     "parallel_tool_calls": bool,
     "tool_choice": str | dict[str, Any],
-    "tools": list[dict[str, Any]],
+    "tools": _OBJECTS,
     "top_logprobs": int,
 }
 TEMPLATE_FIELDS = (
@@ -76,7 +105,7 @@ _COMPLETION: dict[str, Any] = {
     **_COMMON,
     "echo": bool,
     "logprobs": int,
-    "prompt": str | list[str] | list[int] | list[list[int]],
+    "prompt": str | _TEXTS | _IDS | Annotated[list[_IDS], _FirstFault()],
 }
 _AS_OPENAI = ("stream_options",)
 """Fields whose types are those of the `openai` package; others of its types have limits of its own
@@ -130,8 +159,8 @@ class Form:
                         "unsupported_parameter",
                     )
             elif name not in self.model.model_fields:
-                near = difflib.get_close_matches(name, self.model.model_fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+                near = nearest(name, self.model.model_fields)
+                hint = f"did you mean {near!r}?" if near else "leave it out"
                 raise invalid(
                     f"{shown(name)}: there is no such field; {hint}", name, "unknown_parameter"
                 )
@@ -160,7 +189,7 @@ class Form:
         settings = {name: fields[name] for name in _SAMPLING if name in fields}
         if "seed" in fields:
             settings["seed"] = _unsigned(fields["seed"])
-        settings |= _structured_outputs(fields)
+        settings |= asked_grammar(fields)
         settings |= more
         with self.refusing(fields):
             return dataclasses.replace(defaults, **settings)
@@ -186,7 +215,7 @@ class Form:
 def _form(name: str, openai_fields: type, own: dict[str, Any], **names: str) -> Form:
     hints = get_type_hints(openai_fields)
     types = {field: hints[field] for field in _AS_OPENAI} | own
-    model = _model(name, types, ("model", "messages", "prompt"))
+    model = _model(name, types, ("messages", "prompt"))
     return Form(model, frozenset(hints) - frozenset(types), names)
 
 
@@ -228,7 +257,7 @@ TOKENIZE = Form(
     {"text": "prompt", "chat": "messages"},
 )
 DETOKENIZE = Form(
-    _model("DetokenizeRequest", {"model": str, "tokens": list[int]}, ("tokens",)), frozenset(), {}
+    _model("DetokenizeRequest", {"model": str, "tokens": _IDS}, ("tokens",)), frozenset(), {}
 )
 
 
@@ -243,50 +272,6 @@ def _check_stream_options(fields: dict[str, Any]) -> None:
             "stream_options.include_obfuscation",
             "unsupported_parameter",
         )
-
-
-def _structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting `structured_outputs`, if a field asks for it.
-
-    Raises:
-      ApiError: several do, or it is none of OpenAI's formats.
-    """
-    asked: dict[str, Any] = {}
-    if (outputs := _of_format(fields.get("response_format"))) is not None:
-        asked["response_format"] = outputs
-    if "grammar" in fields:
-        asked["grammar"] = {"grammar": fields["grammar"]}
-    if "structured_outputs" in fields:
-        asked["structured_outputs"] = fields["structured_outputs"]
-    if len(asked) > 1:
-        raise invalid(f"{' and '.join(asked)} say what a text may be; give one", next(iter(asked)))
-    return dict.fromkeys(["structured_outputs"], *asked.values()) if asked else {}
-
-
-def _of_format(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The grammar that a response format stands for; None for text.
-
-    Raises:
-      ApiError: none of OpenAI's formats.
-    """
-    field = "response_format"
-    if response_format is None or response_format == {"type": "text"}:
-        return None
-    if response_format == {"type": "json_object"}:
-        return {"json_object": True}
-    others = response_format.keys() - {"type", "json_schema"}
-    if response_format.get("type") != "json_schema" or others:
-        raise invalid(
-            f"response_format = {shown(response_format)}: its type is text, json_object, or "
-            'json_schema with a "json_schema" beside it',
-            field,
-        )
-    described = response_format.get("json_schema")
-    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
-        raise invalid(
-            'response_format.json_schema is an object with a "schema", a JSON schema', field
-        )
-    return {"json": described["schema"]}
 
 
 def _unsigned(seed: int) -> int:

@@ -14,10 +14,11 @@ from typing import Any
 from openai.types import CompletionUsage
 
 from ssd_jax.engine.request import CompletionOutput, Request, RequestOutput, TokenEvent
-from ssd_jax.errors import SsdError
+from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.prompting import Prompt
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.server.access_log import record_facts
+from ssd_jax.server.admission import Place
 from ssd_jax.server.deadlines import before
 from ssd_jax.server.engine_access import EngineAccess
 from ssd_jax.server.errors import ApiError, invalid
@@ -25,12 +26,16 @@ from ssd_jax.server.metrics import Meter
 from ssd_jax.server.speculation_report import speculation_report
 from ssd_jax.server.state import ServerState
 
+MOST_LOGPROBS = 1 << 21
+"""Of the texts of a request together: a response takes some hundred bytes for each."""
+
 
 @dataclasses.dataclass(kw_only=True)
 class Generation:
     """The texts of a request.
 
     Attributes:
+      place: of the request in the queue.
       requests: one for each text; text s of prompt p of P has the index p + s P.
       prompts: P.
       mode: see `EngineAccess.mode_of`.
@@ -43,6 +48,7 @@ class Generation:
 
     engine: EngineAccess
     meter: Meter
+    place: Place
     requests: Sequence[Request]
     prompts: int
     mode: str | None
@@ -68,7 +74,7 @@ class Generation:
         Raises:
           ApiError: a text cannot be finished.
         """
-        source = self.engine.events(self.requests, self.mode)
+        source = self.place.guard(self.engine.events(self.requests, self.mode))
         if self.deadline is not None:
             source = before(self.deadline, source)
         try:
@@ -150,12 +156,18 @@ class Generation:
 
 
 def _check_ended(output: CompletionOutput) -> None:
-    if output.finish_reason not in ("stop", "length"):
-        raise ApiError(500, "the text could not be finished; send the request again")
+    """Raises: ApiError: the text has ended by an error, for which the request may be to blame."""
+    if output.finish_reason in ("stop", "length"):
+        return
+    if isinstance(output.error, InputError):
+        raise invalid(f"the text cannot go on: {output.error}")
+    reason = output.error or "send the request again"
+    raise ApiError(500, f"the text could not be finished: {reason}")
 
 
 async def open_answer(
     state: ServerState,
+    place: Place,
     kind: str,
     prompts: Sequence[Prompt],
     params: SamplingParams,
@@ -165,24 +177,28 @@ async def open_answer(
     """The answer to a request, whose texts are not queued yet.
 
     Args:
+      place: that the request has in the queue.
       kind: what its `id` begins with.
       visible_ids: see `Request`.
 
     Raises:
       InputError: a prompt or a setting that cannot run.
-      ApiError: a time-out that the server does not give.
+      ApiError: a time-out that the server does not give, or more log-probabilities than fit.
     """
     speculation = fields.get("speculation", "auto")
     k, priority = fields.get("k"), fields.get("priority", 0)
     mode = state.engine.mode_of(speculation, k)
     timeout = _timeout(fields, state.options.request_timeout)
     deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    requests = await state.engine.requests(
+        prompts, params, k=k, priority=priority, visible_ids=visible_ids
+    )
+    _require_few_logprobs(requests, "n" if params.n > 1 else "prompt", state.engine.context)
     generation = Generation(
         engine=state.engine,
         meter=state.metrics.meter(),
-        requests=await state.engine.requests(
-            prompts, params, k=k, priority=priority, visible_ids=visible_ids
-        ),
+        place=place,
+        requests=requests,
         prompts=len(prompts),
         mode=mode,
         speculation=speculation,
@@ -196,6 +212,28 @@ async def open_answer(
     )
     record_facts(generation.facts)
     return generation
+
+
+def _require_few_logprobs(requests: Sequence[Request], param: str, context: int) -> None:
+    """Refuses several texts that may have more log-probabilities than a response is to hold.
+
+    Raises:
+      ApiError: with the number, and the field that asks for several texts.
+    """
+    values = 0
+    for request in requests:
+        params, size = request.params, len(request.prompt_ids)
+        if params.logprobs is not None:
+            values += min(params.most_tokens, context - size) * (1 + params.logprobs)
+        if params.prompt_logprobs is not None:
+            values += size * (1 + params.prompt_logprobs)
+    if len(requests) > 1 and values > MOST_LOGPROBS:
+        raise invalid(
+            f"{param} asks for {len(requests)} texts with up to {values} log-probabilities; a "
+            f"request for several texts has at most {MOST_LOGPROBS}, so ask for fewer of them, "
+            "fewer texts, or fewer tokens",
+            param,
+        )
 
 
 def _timeout(fields: Mapping[str, Any], most: float | None) -> float | None:

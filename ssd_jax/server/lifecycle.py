@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ import uvicorn
 
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.server.app import make_app
+from ssd_jax.server.connections import HttpProtocol
 from ssd_jax.server.state import ServerState
 
 _CLOSE_SECONDS = 5  # that clients have to take the ends of their responses
@@ -62,7 +64,10 @@ class HttpServer:
         tls = state.options.tls
         config = uvicorn.Config(
             make_app(state),
+            http=HttpProtocol,  # whatever else is installed
+            ws="none",
             log_config=None,
+            log_level=logging.ERROR,  # each client's mistake is a warning
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=_CLOSE_SECONDS,

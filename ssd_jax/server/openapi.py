@@ -43,7 +43,8 @@ def document(model: str) -> dict[str, Any]:
     )
     definitions = schemas["$defs"]
     for request, _ in _POSTS.values():
-        definitions[request.__name__]["properties"]["model"]["enum"] = [model]
+        # Null, or an empty name, is the model that is served.
+        definitions[request.__name__]["properties"]["model"]["enum"] = [model, "", None]
     return {
         "openapi": "3.1.0",
         "info": {"title": "ssd_jax", "version": __version__},

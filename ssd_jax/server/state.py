@@ -13,6 +13,7 @@ from ssd_jax.server.engine_access import EngineAccess
 from ssd_jax.server.errors import ApiError
 from ssd_jax.server.metrics import Metrics
 from ssd_jax.server.options import ServerOptions
+from ssd_jax.system.files import shown
 
 if TYPE_CHECKING:
     from ssd_jax.llm.llm import LLM
@@ -63,17 +64,20 @@ class ServerState:
         if reason is not None:
             raise ApiError(503, f"{reason}; try again later", code="not_ready", retry_after=_RETRY)
 
-    def require_model(self, model: str) -> None:
+    def require_model(self, model: str | None) -> None:
         """Refuses a model that is not served.
+
+        Args:
+          model: as a request names it; None or an empty name is the model that is served.
 
         Raises:
           ApiError: with the name of the one that is.
         """
-        if model != self.model:
+        if model and model != self.model:
             raise ApiError(
                 404,
-                f"model {model!r} is not served here; this is {self.model!r}, and there are no "
-                "adapters",
+                f"model {shown(model)} is not served here; this is {self.model!r}, and there are "
+                "no adapters",
                 "model",
                 "model_not_found",
             )

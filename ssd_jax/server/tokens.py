@@ -35,7 +35,7 @@ async def tokenize(state: ServerState, body: Mapping[str, Any]) -> Tokenized:
       ApiError: neither, or both, or they cannot be encoded.
     """
     fields = TOKENIZE.read(body)
-    state.require_model(fields.get("model", state.model))
+    state.require_model(fields.get("model"))
     if ("prompt" in fields) == ("messages" in fields):
         raise invalid("give one of prompt and messages", "prompt")
     with TOKENIZE.refusing(fields):
@@ -54,7 +54,7 @@ async def detokenize(state: ServerState, body: Mapping[str, Any]) -> Detokenized
       ApiError: an id that is none.
     """
     fields = DETOKENIZE.read(body)
-    state.require_model(fields.get("model", state.model))
+    state.require_model(fields.get("model"))
     tokenizer, tokens = state.engine.tokenizer, fields["tokens"]
     for token in tokens:
         if not 0 <= token < tokenizer.size:

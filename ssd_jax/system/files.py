@@ -8,6 +8,7 @@ may have (`max_bytes`; None is any number), and what to do about a bad file (`re
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import io
 import itertools
@@ -16,7 +17,7 @@ import re
 import reprlib
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from gzip import GzipFile
 from pathlib import Path
@@ -238,6 +239,12 @@ _MAX_NAME = 200
 def shown(value: object) -> str:
     """A value as one short line, for errors."""
     return _REPR.repr(value)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of these names that another was meant to be; None if it resembles none."""
+    close = difflib.get_close_matches(name[:_MAX_NAME], [*names], n=1)
+    return close[0] if close else None
 
 
 def is_unicode(text: str) -> bool:

@@ -51,7 +51,8 @@ def opened(pair, *, compile_cache, queue):
 def said_alone(server, fields):
     settings = {"temperature": 1.0, **fields}
     ids = server.llm.tokenizer.encode(settings.pop("prompt"))
-    params = SamplingParams(ignore_eos=True, **settings)
+    settings.pop("priority", None)
+    params = SamplingParams(**{"ignore_eos": True, **settings})
     return server.llm.generate([ids], params, mode="ar")[0].text
 
 

@@ -26,6 +26,18 @@ from tests.server.http_calls import call, raw
 from tests.waiting import eventually
 
 SECONDS = 30  # between faults
+GRAMMATICAL = [
+    {
+        "prompt": "Once upon a time",
+        "structured_outputs": {"regex": "([a-z]{3,9} ){10,30}!"},
+        "ignore_eos": False,
+        "seed": 4,
+        "max_tokens": 120,
+        "priority": priority,
+    }
+    for priority in (-1, 1)
+]
+"""Texts under a grammar, before and behind the others in the queue."""
 MEGABYTES = 100  # that the process may grow by after its first fault of each kind
 
 
@@ -122,6 +134,7 @@ def main() -> int:
         pair = [options.target, options.draft]
         if not all(pair):
             pair = tiny_pair.write(Path(directory), "qwen3", **SHAPE)
+        load.ASKED.extend(GRAMMATICAL)
         with load.opened(pair, compile_cache="off", queue=500) as server:
             return 0 if soak(server, options.minutes, options.seed) else 1
 

@@ -214,12 +214,9 @@ def test_a_refused_field_is_named(read, fields, param, code):
 
 @pytest.mark.parametrize(("form", "field"), [(CHAT, "messages"), (COMPLETION, "prompt")])
 def test_what_is_missing_is_named(form, field):
-    for name in ("model", field):
-        body = {"model": "m", field: MESSAGES if field == "messages" else "a"}
-        del body[name]
-        with pytest.raises(ApiError) as refused:
-            form.read(body)
-        assert (refused.value.param, refused.value.code) == (name, "missing_required_parameter")
+    with pytest.raises(ApiError) as refused:
+        form.read({"model": "m"})
+    assert (refused.value.param, refused.value.code) == (field, "missing_required_parameter")
 
 
 def test_unknown_fields_get_a_hint():

@@ -101,6 +101,16 @@ def test_another_model_or_adapter_is_refused_by_name(server):
     assert "'lora'" in error["message"]
 
 
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+)
+def test_a_request_that_names_no_model_gets_the_one_that_is_served(server, path, body, named):
+    asked = {name: value for name, value in body.items() if name != "model"} | named
+    status, answer = post(server.port, path, asked)
+    assert (status, answer["model"]) == (200, "m")
+
+
 def test_the_version_is_the_packages(server):
     assert call(server.port, "GET", "/version")[2] == {"version": ssd_jax.__version__}
 
@@ -170,7 +180,7 @@ def test_the_openapi_document_has_all_routes_and_supported_fields(server):
         schema = schemas[form.model.__name__]
         assert {*schema["properties"]} == {*form.model.model_fields}
         assert schema["additionalProperties"] is False
-        assert schema["properties"]["model"]["enum"] == ["m"]
+        assert schema["properties"]["model"]["enum"] == ["m", "", None]
 
 
 def test_the_parts_of_a_response_do_not_wait_for_the_client():

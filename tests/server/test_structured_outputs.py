@@ -145,3 +145,42 @@ def test_parameters_that_are_no_schema_are_refused_as_tools(server):
     fields["tools"][0]["function"]["parameters"] = {"properties": {"n": {"type": "x"}}}
     status, error = error_of(server.port, "/v1/chat/completions", fields)
     assert (status, error["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize(
+    "more", [{"min_tokens": 9}, {"bad_words": ["yes"]}], ids=["min_tokens", "bad_words"]
+)
+def test_a_grammar_that_leaves_only_what_is_banned_is_refused_with_the_reason(server, more):
+    fields = {"structured_outputs": {"choice": ["yes"]}, "max_tokens": 40, **more}
+    body = {"prompt": "a", **fields}
+    status, error = error_of(server.port, "/v1/completions", body)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert "ban all that it could generate" in error["message"]
+    *_, last = stream(server.port, "/v1/completions", body)
+    assert "ban all that it could generate" in last["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "a" * 50_000}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 50_000}, "prompt"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 50_000}]},
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 50_000}]}]},
+            "messages",
+        ),
+    ],
+)
+def test_texts_that_cannot_fit_are_refused_before_their_tokens_are_counted(
+    server, monkeypatch, path, fields, param
+):
+    monkeypatch.setattr(server.llm.tokenizer, "_backend", None)
+    status, error = error_of(server.port, path, fields)
+    assert (status, error["param"]) == (400, param)
+    assert "50000 characters" in error["message"]
