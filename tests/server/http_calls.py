@@ -6,10 +6,13 @@ import http.client
 import json
 import socket
 
+SECONDS = 60
+"""That a server may be silent."""
+
 
 def call(port, method, path, body=None, headers=()):
     """Status, headers and JSON (or text) of a response."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     connection.request(method, path, data, dict(headers))
     response = connection.getresponse()
@@ -45,7 +48,7 @@ def stream(port, path, body):
 
 def raw(port, data):
     """A socket on which this was sent."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
     connection.sendall(data)
     return connection
 

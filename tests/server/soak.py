@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import SHAPE
-from tests.server import load
+from tests.server import http_calls, load
 from tests.server.http_calls import call, raw
 from tests.waiting import eventually
 
@@ -134,6 +134,7 @@ def main() -> int:
         pair = [options.target, options.draft]
         if not all(pair):
             pair = tiny_pair.write(Path(directory), "qwen3", **SHAPE)
+        http_calls.SECONDS = 600  # where other programs have the processor
         load.ASKED.extend(GRAMMATICAL)
         with load.opened(pair, compile_cache="off", queue=500) as server:
             return 0 if soak(server, options.minutes, options.seed) else 1
