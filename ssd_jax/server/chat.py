@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -62,18 +63,23 @@ async def chat_response(
       tools: whose calls the texts may have.
     """
     outputs = await generation.finish()
-    return ChatCompletion.model_validate(
-        {
-            **generation.identity,
-            "object": "chat.completion",
-            "choices": [
-                _choice(generation, fields, tools, index, output)
-                for index, output in enumerate(outputs)
-            ],
-            "usage": generation.usage,
-            "metrics": generation.response_metrics,
-        }
-    )
+
+    def write() -> ChatCompletion:
+        return ChatCompletion.model_validate(
+            {
+                **generation.identity,
+                "object": "chat.completion",
+                "choices": [
+                    _choice(generation, fields, tools, index, output)
+                    for index, output in enumerate(outputs)
+                ],
+                "usage": generation.usage,
+                "metrics": generation.response_metrics,
+            }
+        )
+
+    # A hundred thousand log-probabilities take seconds, in which other clients are not to wait.
+    return await asyncio.to_thread(write) if fields.get("logprobs") else write()
 
 
 def _call_writer(tools: ToolUse | None) -> CallWriter | None:

@@ -26,8 +26,8 @@ from ssd_jax.server.metrics import Meter
 from ssd_jax.server.speculation_report import speculation_report
 from ssd_jax.server.state import ServerState
 
-MOST_LOGPROBS = 1 << 21
-"""Of the texts of a request together: a response takes some hundred bytes for each."""
+MOST_LOGPROBS = 1 << 19
+"""Of the texts of a request together: a response takes a kilobyte for each while it is made."""
 
 
 @dataclasses.dataclass(kw_only=True)

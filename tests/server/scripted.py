@@ -95,7 +95,7 @@ class ScriptedEngine:
         self.running += len(requests)
         try:
             for request in requests:
-                for number in range(len(self._said(request))):
+                for number in range(self._count(request)):
                     while self.held:
                         await asyncio.sleep(0.005)
                     if self.error is not None:
@@ -105,18 +105,20 @@ class ScriptedEngine:
         finally:
             self.running -= len(requests)
 
-    def _said(self, request):
-        return (self.pieces or ["a"] * self.most)[: request.params.most_tokens]
+    def _count(self, request):
+        return min(len(self.pieces or ()) or self.most, request.params.most_tokens)
+
+    def _piece(self, number):
+        return self.pieces[number] if self.pieces else "a"
 
     def _event(self, request, number):
-        said = self._said(request)
-        count, output = len(said), None
+        count, output = self._count(request), None
         if number == count - 1:
             text = CompletionOutput(
                 prompt_index=request.index,
                 seed=0,
                 token_ids=[97] * count,
-                text="".join(said),
+                text="".join(map(self._piece, range(count))),
                 finish_reason="stop" if request.params.max_tokens is None else "length",
                 metrics=dict.fromkeys(REQUEST_KEYS),
             )
@@ -130,8 +132,8 @@ class ScriptedEngine:
             request_id=request.index,
             prompt_index=request.index,
             token_ids=[97],
-            text=said[number],
-            spans=[TextSpan(said[number], Origin.TARGET)],
+            text=self._piece(number),
+            spans=[TextSpan(self._piece(number), Origin.TARGET)],
             output=output,
         )
 
