@@ -120,7 +120,7 @@ def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
 
 
 def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
-    from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
+    from ssd_jax.tuning.role_runs import blank_proposals, draft_run, verify_run
 
     # Always k tokens, and no tuner: these rounds belong to no text.
     loaded = dataclasses.replace(job.llm.local, tuner=None)

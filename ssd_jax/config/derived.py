@@ -139,8 +139,8 @@ class DerivedSettings(EngineSettings):
         Raises:
           InputError: sizes that are not possible.
         """
-        if self.hosts is not None:  # each process would change sizes at its own time
-            return ()
+        if self.hosts is not None and self.batch_sizes == "auto":
+            return ()  # each process would change sizes at its own time
         return parse_sizes(self.batch_sizes, self.slots // (self.grid.data if self.grid else 1))
 
     @property

@@ -16,6 +16,7 @@ from ssd_jax.devices.batch_sizes import BatchPlan, BatchSizes, Task
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.program_spec import Name, Program, ProgramSpec
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.sharding import spans_processes
 
 
 class HasBatches(ABC):
@@ -79,10 +80,14 @@ class HasBatches(ABC):
 
     def _offer_batches(self) -> None:
         """Lets rounds choose among batch sizes, once the programs of all slots are compiled."""
-        sizes, at_start = self.batches
-        compile_batch = None if at_start else self.compile_batch
-        before = self.batch_sizes
-        self.batch_sizes = BatchSizes((*sizes, self.local_slots), compile_batch)
+        sizes, at_start, together, patience = self.batches
+        before, shared = self.batch_sizes, spans_processes(self.model.mesh)
+        self.batch_sizes = BatchSizes(
+            (*sizes, self.local_slots),
+            None if shared else self.compile_batch,  # each process would be done at its own time
+            together=self.tasks if together else (),
+            patience=patience,
+        )
         self.batch_sizes.trials = before.trials
         self.batch_sizes.before_compiling = before.before_compiling
         for size in sizes if at_start else ():

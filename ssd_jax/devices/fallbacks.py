@@ -16,7 +16,7 @@ from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.handlers import why_missing, why_not_cached
 from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
 from ssd_jax.kernels.verify import api as verify
-from ssd_jax.models.sharding import TENSOR_AXIS
+from ssd_jax.models.sharding import TENSOR_AXIS, spans_processes
 
 if TYPE_CHECKING:
     from ssd_jax.devices.target_programs import Programs
@@ -113,10 +113,16 @@ def _batch_lines(programs: Programs, exactness: str) -> list[str]:
     *smaller, all_slots = sizes.sizes
     if not smaller or exactness == "distribution":
         return []
-    if exactness == "bitwise" and rows_can_agree(programs.model.execution):
+    several_hosts = spans_processes(programs.model.mesh)
+    if exactness == "bitwise" and rows_can_agree(programs.model.execution) and not several_hosts:
         sizes.trials = TRIALS
         return []
     sizes.drop(*smaller)
+    if several_hosts:
+        return [
+            f"every round runs all {all_slots} slots: exact is bitwise, and with hosts no smaller "
+            "batch can be compared with that; give exact = distribution"
+        ]
     return [
         f"every round runs all {all_slots} slots: with {programs.model.execution.compute.name} a "
         "token's computation depends here on how many are beside it"

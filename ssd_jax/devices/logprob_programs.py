@@ -13,21 +13,24 @@ bits. `prompt_logprobs`: (parameters, hidden states of a chunk, tokens [1, R], o
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from ssd_jax.devices import passes, program_spec
+from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.target_tree_programs import law_spec as tree_law_spec
+from ssd_jax.devices.target_tree_programs import path_logits_spec
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.logprobs import log_softmax, logprobs
 from ssd_jax.sampling.params import MAX_LOGPROBS, Report
 from ssd_jax.sampling.settings import greedy_where_idle
-from ssd_jax.sampling.variants import VARIANTS, variant_name
+from ssd_jax.sampling.variants import ANY, VARIANTS, variant_name
 from ssd_jax.sampling.verification import target_probs
 
 _MOST_ROWS = 64
@@ -37,7 +40,7 @@ _MOST_ROWS = 64
 def load(programs: Programs, report: Report) -> None:
     """Compiles the programs of a report that are not there yet; see `Programs.add`."""
     if not any(name[0] == report for name in programs.names):
-        programs.add(_specs(programs, report))
+        programs.add(report, _specs(programs, report), _batch_specs)
 
 
 def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
@@ -54,6 +57,33 @@ def _specs(programs: Programs, report: Report) -> dict[Name, ProgramSpec]:
         if programs.verification.nodes:
             for variant in programs.variants(programs.slots):
                 specs[variant_name(("law_tree",), variant)] = tree_law_spec(programs, variant)
+    return specs
+
+
+def _batch_specs(programs: Programs, part: Programs, task: int | str) -> dict[Name, ProgramSpec]:
+    is_tree, size, slots = isinstance(task, str), part.local_slots, programs.slots
+    proposed = programs.verification.widths[-1] if is_tree else int(task)
+    specs: dict[Name, ProgramSpec] = {}
+
+    def add(name: Name, whole: ProgramSpec, first: ProgramSpec, variant: str = ANY) -> None:
+        passed = ["logits", "path_logits"]
+        full_name = variant_name(programs.batch_name(name, size), variant)
+        specs[full_name] = over_first_rows(whole, first, passed=passed)
+
+    whole, first = (_spec(of, of.slots, proposed) for of in (programs, part))
+    add(("logprobs", slots, proposed), whole, first)
+    if is_tree:
+        add(("path_logits",), path_logits_spec(programs), path_logits_spec(part))
+    if programs.verification.logprobs_of == "processed":
+        for variant in programs.variants(slots):
+            if is_tree:
+                law = partial(tree_law_spec, variant=variant)
+                add(("law_tree",), law(programs), law(part), variant)
+            else:
+                whole, first = (
+                    law_spec(of, of.slots, proposed, variant) for of in (programs, part)
+                )
+                add(("law", slots, proposed), whole, first, variant)
     return specs
 
 

@@ -13,9 +13,8 @@ from jaxtyping import Int32
 from typing_extensions import override
 
 from ssd_jax.devices import device, logprob_programs
-from ssd_jax.devices.batch_sizes import Task
-from ssd_jax.devices.batch_trial import same_logits, same_outcomes
 from ssd_jax.devices.paged_role import PagedRole
+from ssd_jax.devices.round_sizes import RoundSize, RoundSizes
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.target_results import DeviceLogprobs, PendingOutcome
 from ssd_jax.models.functional import Parameters
@@ -44,7 +43,7 @@ class _Forward(NamedTuple):
     """Logits [b * (w + 1), V] of a forward with w proposed tokens; pending ones at `lengths`.
 
     Attributes:
-      size: b, of every group of devices.
+      size: of the batch; b slots of every group of devices.
       tree: where the proposed tokens are one.
       trial: the same of a batch size that is on trial, run beforehand.
     """
@@ -52,26 +51,21 @@ class _Forward(NamedTuple):
     logits: jax.Array
     lengths: Int32[np.ndarray, "B"]
     width: int
-    size: int
+    size: RoundSize
     tree: _Tree | None = None
     trial: _Forward | None = None
-
-    @property
-    def task(self) -> Task:
-        """See `BatchSizes`."""
-        return self.width if self.tree is None else "tree"
 
 
 class _Verified(NamedTuple):
     """What an `accept` verifies: all rows, or one, with so many proposed tokens.
 
     Attributes:
-      size: of the batch.
+      slots: of the batch, of every group of devices.
     """
 
     rows: int
     proposed: int
-    size: int
+    slots: int
 
 
 class DeviceTarget(PagedRole, Target):
@@ -81,23 +75,20 @@ class DeviceTarget(PagedRole, Target):
         super().__init__(programs, parameters)
         self.context = programs.context
         self.max_chunk = max(programs.model.execution.prefill_chunks)
-        self._programs, self._sizes = programs, programs.batch_sizes
+        self._programs, self._sizes = programs, RoundSizes(programs)
         model, blank = programs.model, programs.verification.blank
         no_proposal, no_proposal_in_one_row = create_arrays(lambda: (blank(self.slots), blank(1)))
         self._no_proposal = model.place(no_proposal)
         programs.to_device(jax.tree.map(np.asarray, no_proposal))  # compiles it before rounds do
         self._no_proposal_in_one_row = model.replicate(no_proposal_in_one_row)
-        self._reported = np.zeros(self.slots, bool)  # slots whose tokens get log-probabilities
-        self._scored = np.zeros(self.slots, bool)  # slots whose prompts do
-        self._masked = np.zeros(self.slots, bool)  # slots whose texts have a grammar
+        self._scored = np.zeros(self.slots, bool)  # slots whose prompts get log-probabilities
         self._chunks: list[tuple[int, Any]] = []  # of the last prefill, if its prompt does
 
     @override
     def open(self, opening: SlotOpening) -> None:
         super().open(opening)
-        self._reported[opening.slot] = opening.params.logprobs is not None
+        self._sizes.open(opening)
         self._scored[opening.slot] = opening.params.prompt_logprobs is not None
-        self._masked[opening.slot] = opening.masked
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
@@ -108,9 +99,9 @@ class DeviceTarget(PagedRole, Target):
         self, slot: int, tokens: Sequence[int], offset: int, masks: Masks | None = None
     ) -> PendingOutcome:
         return self._verify(
-            _Verified(1, 0, self._sizes.all),
+            _Verified(1, 0, self._programs.local_slots),
             lambda: VARIANTS["full"],
-            bool(self._reported[slot]),
+            self._sizes.reported(slot),
             self._prefill_logits(slot, tokens, offset),
             self._no_proposal_in_one_row,
             self._rows.row(slot),
@@ -147,29 +138,18 @@ class DeviceTarget(PagedRole, Target):
         drafted: Drafted | None = None,
     ) -> _Forward:
         if drafted is not None and drafted.parents is not None:
-            task: Task = "tree"
+            task: int | str = "tree"
             run = partial(self._forward_tree, pending, lengths, drafted.tokens, drafted.parents)
         else:
             longest = 0 if drafted is None else int(drafted.lengths.max())
             task = min(width for width in self._programs.widths if width >= longest)
             tokens = self._no_proposal.tokens if drafted is None else drafted.tokens
             run = partial(self._forward, task, pending, lengths, tokens)
-        size = self._batch_size(lengths, task)
-        if not self._sizes.on_trial(size, task):
+        size = self._sizes.choose(lengths, task)
+        if not size.trial:
             return run(size)
         trial = run(size)
         return run(self._sizes.all)._replace(trial=trial)  # leaves its own keys and values
-
-    def _batch_size(self, lengths: Int32[np.ndarray, "B"], task: Task) -> int:
-        """Of a round; one that reports log-probabilities runs all slots."""
-        if len(self._sizes.sizes) == 1 or self._reports(lengths):
-            return self._sizes.all
-        if (self._masked & (lengths >= 0)).any():
-            return self._sizes.all
-        return self._sizes.choose(self._programs.rows_of(lengths >= 0), task)
-
-    def _reports(self, lengths: Int32[np.ndarray, "B"]) -> bool:
-        return bool((self._reported & (lengths >= 0)).any())
 
     def _forward(
         self,
@@ -177,12 +157,12 @@ class DeviceTarget(PagedRole, Target):
         pending: TokenArray,
         lengths: Int32[np.ndarray, "B"],
         tokens: TokenArray,
-        size: int,
+        size: RoundSize,
     ) -> _Forward:
         programs = self._programs
         forward = programs.select_reach(("forward", width), int(lengths.max()) + width + 1)
         logits, self._pages = device.run(
-            programs[programs.batch_name(forward, size)],
+            programs[programs.batch_name(forward, size.slots)],
             self._parameters,
             self._pages,
             self._table,
@@ -198,13 +178,18 @@ class DeviceTarget(PagedRole, Target):
         lengths: Int32[np.ndarray, "B"],
         tokens: TokenArray,
         parents: TokenArray,
-        size: int,
+        size: RoundSize,
     ) -> _Forward:
         programs = self._programs
         forward = programs.select_reach(("forward_tree",), int(lengths.max()) + 1)
         text = self._parameters, self._pages, self._table
         logits, self._pages, branches = device.run(
-            programs[programs.batch_name(forward, size)], *text, pending, tokens, parents, lengths
+            programs[programs.batch_name(forward, size.slots)],
+            *text,
+            pending,
+            tokens,
+            parents,
+            lengths,
         )
         nodes = programs.verification.nodes
         return _Forward(logits, lengths, nodes, size, _Tree(parents, branches))
@@ -227,25 +212,22 @@ class DeviceTarget(PagedRole, Target):
         if logits.trial is None:
             return self._accept(logits, proposal, masks)
         trial, history = logits.trial, jax.tree.map(jnp.copy, self._history)
-        tried = self._accept(trial, proposal)
+        tried = self._accept(trial, proposal, masks)
         self._history = history
-        outcome = self._accept(logits, proposal)
-        live = (logits.lengths >= 0).reshape(self._programs.model.data_shards, -1)
-        same = same_logits(trial.logits, logits.logits, live) and same_outcomes(
-            tried.read(), outcome.read(), live.flatten()
-        )
-        self._sizes.judge(trial.size, trial.task, same=same)
+        outcome = self._accept(logits, proposal, masks)
+        both = (trial.logits, logits.logits), (tried, outcome)
+        self._sizes.judge(trial.size, *both, logits.lengths)
         return outcome
 
     def _accept(
-        self, forward: _Forward, drafted: ProposalHandle | None, masks: Masks | None = None
+        self, forward: _Forward, drafted: ProposalHandle | None, masks: Masks | None
     ) -> PendingOutcome:
         if forward.tree is not None:
             return self._accept_tree(forward, forward.tree, drafted, masks)
         return self._verify(
-            _Verified(self.slots, forward.width, forward.size),
+            _Verified(self.slots, forward.width, forward.size.slots),
             partial(self._rows.needed, forward.lengths),
-            self._reports(forward.lengths),
+            self._sizes.reports(forward.lengths),
             forward.logits,
             self._no_proposal if drafted is None else drafted,
             self._rows.on_device(),
@@ -264,12 +246,13 @@ class DeviceTarget(PagedRole, Target):
         programs, logits, start = self._programs, forward.logits, forward.lengths
         needed = partial(self._rows.needed, start)
         kind, device_masks = self._masks(masks, self.slots, forward.width + 1)
-        name = programs.batch_name((f"{kind}accept_tree",), forward.size)
-        accept = programs.select(name, needed)
-        reported = self._reports(start)
+        size = forward.size.slots
+        accept = programs.select(programs.batch_name((f"{kind}accept_tree",), size), needed)
+        reported = self._sizes.reports(start)
         source, sampling = logits, self._rows.on_device()
         if reported and programs.verification.logprobs_of == "processed":
-            law = programs.select((f"{kind}law_tree",), needed)  # before the history changes
+            # Before the history changes.
+            law = programs.select(programs.batch_name((f"{kind}law_tree",), size), needed)
             (source,) = device.run(
                 law, logits, drafted, tree.parents, sampling, start, self._history, *device_masks
             )
@@ -288,11 +271,13 @@ class DeviceTarget(PagedRole, Target):
         )
         logprobs = None
         if reported:
-            (source,) = device.run(programs["path_logits",], source, path)
+            along = programs[programs.batch_name(("path_logits",), size)]
+            (source,) = device.run(along, source, path)
             depth = programs.verification.widths[-1]
-            report = programs["logprobs", self.slots, depth]
+            report = programs[programs.batch_name(("logprobs", self.slots, depth), size)]
             (logprobs,) = device.run(report, source, outcome[:, :-1])
-        return PendingOutcome(outcome, bonus, logprobs, tree=True)
+        batch = size * programs.model.data_shards
+        return PendingOutcome(outcome, bonus, logprobs, tree=True, batch=batch)
 
     def _prefill_logits(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         """Logits of the last token."""
@@ -316,21 +301,23 @@ class DeviceTarget(PagedRole, Target):
         programs, report_source = self._programs, logits
         arguments = drafted, sampling, start
         kind, device_masks = self._masks(masks, verified.rows, verified.proposed + 1)
-        rest = np.int32(slot), *device_masks
+        rest, shape = (np.int32(slot), *device_masks), verified[:2]
         if reported and programs.verification.logprobs_of == "processed":
+            # Before the history changes.
             law = programs.select(
-                (f"{kind}law", *verified[:2]), needed
-            )  # before the history changes
+                programs.batch_name((f"{kind}law", *shape), verified.slots), needed
+            )
             (report_source,) = device.run(law, logits, *arguments, self._history, *rest)
-        name = programs.batch_name((f"{kind}accept", *verified[:2]), verified.size)
+        name = programs.batch_name((f"{kind}accept", *shape), verified.slots)
         outcome, bonus, self._history = device.run(
             programs.select(name, needed), logits, *arguments, self._history, *rest
         )
         logprobs = None
         if reported:
-            report = programs["logprobs", *verified[:2]]
+            report = programs[programs.batch_name(("logprobs", *shape), verified.slots)]
             (logprobs,) = device.run(report, report_source, outcome)
-        return PendingOutcome(outcome, bonus, logprobs)
+        batch = verified.slots * programs.model.data_shards
+        return PendingOutcome(outcome, bonus, logprobs, batch=batch)
 
     def _masks(
         self, masks: Masks | None, rows: int, positions: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,10 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, variant_name
 from ssd_jax.sampling.verification import commit, emitted_tokens, verify
+
+ExtraSpecs = Callable[["Programs", "Programs", int | str], dict[Name, ProgramSpec]]
+"""Specifications of a batch size's further programs, from those of all slots and of its own, for a
+task."""
 
 
 class Programs(TargetBase):
@@ -65,6 +69,7 @@ class Programs(TargetBase):
         compiler: Compiler | None = None,
     ) -> None:
         super().__init__(model, slots, context, paging, tokens, verification or Verification())
+        self._extra_specs: dict[str, ExtraSpecs] = {}
         self.batches = (batches or BatchPlan()).below(self.local_slots)
         specs: dict[Name, ProgramSpec] = {
             variant_name(("accept", 1, 0), variant): self.accept_spec(1, 0, variant)
@@ -95,6 +100,9 @@ class Programs(TargetBase):
     @override
     def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
         part = self.of_batch(size)
+        if isinstance(task, tuple):
+            of_round, extra = task
+            return self._extra_specs[extra](self, part, of_round)
         if isinstance(task, str):
             return target_tree_programs.batch_specs(self, part)
         specs: dict[Name, ProgramSpec] = {}
@@ -125,11 +133,16 @@ class Programs(TargetBase):
         trees._offer_batches()
         return trees
 
-    def add(self, specs: Mapping[Name, ProgramSpec]) -> None:
+    def add(self, extra: str, specs: Mapping[Name, ProgramSpec], of_batch: ExtraSpecs) -> None:
         """Compiles further programs, see `logprob_programs`.
 
         Other threads may run programs meanwhile.
+
+        Args:
+          extra: what they are for; see `batch_sizes`.
+          of_batch: makes those of batch sizes, once rounds want them.
         """
+        self._extra_specs[extra] = of_batch
         self._add((self._compiler or program_spec.compile_all)(specs, self.model.mesh, None))
 
     def compile_forward(self, proposed: int) -> Program:

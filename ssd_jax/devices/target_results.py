@@ -20,6 +20,7 @@ class PendingOutcome(Pending):
       bonus: bonus tokens [rows].
       logprobs: of the emitted tokens, if a request asks for them.
       tree: whether the outcomes are those of trees, which end with a node.
+      batch: see `Outcomes`.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class PendingOutcome(Pending):
         logprobs: Logprobs | None,
         *,
         tree: bool = False,
+        batch: int = 0,
     ) -> None:
         self._packed, self._bonus = packed, bonus
-        self._logprobs, self._tree = logprobs, tree
+        self._logprobs, self._tree, self._batch = logprobs, tree, batch
         for array in jax.tree.leaves((packed, logprobs)):
             device.begin_read(array)
 
@@ -49,9 +51,8 @@ class PendingOutcome(Pending):
         packed = device.read(self._packed)
         log = self._logprobs
         reported = None if log is None else TopLogprobs(*(device.read(array) for array in log))
-        if self._tree:
-            return Outcomes(packed[:, 0], packed[:, 1:-1], reported, packed[:, -1])
-        return Outcomes(packed[:, 0], packed[:, 1:], reported)
+        tokens, node = (packed[:, 1:-1], packed[:, -1]) if self._tree else (packed[:, 1:], None)
+        return Outcomes(packed[:, 0], tokens, reported, node, self._batch)
 
 
 class DeviceLogprobs(PendingLogprobs):

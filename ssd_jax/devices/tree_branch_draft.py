@@ -14,7 +14,7 @@ from typing_extensions import override
 from ssd_jax.devices import device
 from ssd_jax.devices.packed_trees import TreeBranches, UnpackedBranches
 from ssd_jax.devices.program_spec import Program
-from ssd_jax.devices.tree_draft_programs import TreeRequest, as_log_rates
+from ssd_jax.devices.tree_draft_programs import TREES, TreeRequest, as_log_rates
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.devices.tree_record_answers import DraftedTrees, TreeRecords
 from ssd_jax.devices.tree_role import TreeRole
@@ -61,6 +61,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         self._scratch = programs.new_scratch()
         self._record = programs.new_record()
         self._expansion = programs.new_expansion()
+        self._size = programs.local_slots  # batch size of the records
         self._answer: TreeBranches | None = None  # of the expansion of these records
         self._trees: dict[int, _KnownTree] = {}  # of the records that teach ranks, by slot
         self._drafted: Sequence[int] = ()  # slots whose records' trees are to be read
@@ -129,7 +130,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
             )
         )
         self._scratch, self._record, proposal, parents = device.run(
-            self._programs["adopt_tree",],
+            self._programs[self._programs.batch_name(("adopt_tree",), self._size)],
             self._scratch,
             self._record,
             self._growth,
@@ -189,12 +190,16 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         """The cheapest variant for the records' rows, of those that reach behind their branches."""
         programs, end = self._programs, int(self._start.max()) + 2 * self.k + 3
         needed = partial(self._rows.needed, self._start)
-        return programs.select(programs.select_reach((name,), end), needed)
+        task = programs.batch_name(programs.select_reach((name,), end), self._size)
+        return programs.select(task, needed)
 
     def _promote(self, promotion: Promotion) -> Proposal:
         """Dispatches a promotion; returns the proposal of the new records."""
+        programs = self._programs
+        live = (promotion.position >= 0) | (promotion.committed >= 0).any(axis=1)
+        self._size = programs.batch_sizes.choose(programs.rows_of(live), TREES)
         self._pages, self._history, self._scratch, self._record, proposal = device.run(
-            self._programs["promote_tree",],
+            programs[programs.batch_name(("promote_tree",), self._size)],
             *self._text()[1:],
             self._scratch,
             self._record,

@@ -7,16 +7,22 @@ have the same positions, until `begin_tree` of the next round moves those of the
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32
+from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, tree_growth
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.batch_sizes import BatchPlan, Task
+from ssd_jax.devices.batched_programs import BatchedPrograms
+from ssd_jax.devices.first_rows import over_first_rows
+from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.tree_continuations import continuations, places, support_of
 from ssd_jax.devices.tree_growth import Frontier, Growth, TreeProposal
@@ -55,7 +61,17 @@ class TreeRequest(NamedTuple):
     log_rates: Float32[Array, "B depths classes ranks"]
 
 
-class TreeDraftPrograms(PagedPrograms):
+def _without_nodes(trees: TreeProposal) -> TreeProposal:
+    """Trees of slots that a batch leaves out; their last ones were judged already."""
+    length = jnp.zeros_like(trees.proposal.length)
+    return trees._replace(proposal=trees.proposal._replace(length=length))
+
+
+TREES = "trees"
+"""What batch sizes are chosen for; see `BatchSizes`."""
+
+
+class TreeDraftPrograms(BatchedPrograms):
     """The compiled programs of a draft that proposes trees, for one model, batch and context.
 
     `begin_tree`: (parameters, pages, history, table, growth, proposal, branches, request, sampling)
@@ -66,6 +82,7 @@ class TreeDraftPrograms(PagedPrograms):
     Args:
       shape: of the trees.
       drafting: its rule and support; the rest is for chains.
+      batches: of how many slots there are programs, besides all.
       others: see `PagedPrograms`, `DraftPrograms`.
     """
 
@@ -79,40 +96,60 @@ class TreeDraftPrograms(PagedPrograms):
         drafting: Drafting,
         shape: TreeShape,
         paging: Paging | None = None,
+        batches: BatchPlan | None = None,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        super().__init__(model, slots, context, paging, tokens, drafting, shape)
         self.shape, self.drafting, self.tokens = shape, drafting, tokens
+        super().__init__(model, slots, context, paging, tokens, drafting, shape)
+        self.batches = (batches or BatchPlan()).below(self.local_slots)
         self.variants = model.execution.variants
-        rates = (slots, shape.depth, GAP_CLASSES, shape.ranks)
-        committed, one = program_spec.ints(slots, shape.depth + 1), program_spec.ints(slots)
-        log_rates = jax.ShapeDtypeStruct(rates, jnp.float32)
-        request = TreeRequest(committed, one, one, one, one, one, one, log_rates)
-        self.structs |= self.by_slots(
-            {
-                "growth": jax.eval_shape(lambda: self.empty_growth(slots)),
-                "proposal": jax.eval_shape(lambda: self.empty_proposal(slots)),
-                "request": request,
-                "log_rates": request.log_rates,
-            }
-        )
-        self.structs |= {
-            "branches": model.branch_struct(slots, max(shape.runs, 1), 1),
-            "depth": program_spec.ints(),
-        }
+        self.structs["depth"] = program_spec.ints()
         specs: dict[Name, ProgramSpec] = {}
-        for variant in self.variants:
-            parts = VARIANTS[variant]
-            for reach in self.reaches:
-                begin, grow = (
-                    self.with_reach((name,), reach) for name in ("begin_tree", "grow_tree")
-                )
-                specs[variant_name(begin, variant)] = self._begin_spec(parts, reach)
-                specs[variant_name(grow, variant)] = self._grow_spec(parts, reach)
+        for variant, reach in itertools.product(self.variants, self.reaches):
+            for name, make in self._makers():
+                full_name = variant_name(self.with_reach((name,), reach), variant)
+                specs[full_name] = make(self, VARIANTS[variant], reach)
+        specs |= self._specs_at_start()
         specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
+        self._offer_batches()
+
+    @override
+    def slot_structs(self) -> dict[str, Any]:
+        slots, shape = self.slots, self.shape
+        rates = (slots, shape.depth, GAP_CLASSES, shape.ranks)
+        committed, one = program_spec.ints(slots, shape.depth + 1), program_spec.ints(slots)
+        log_rates = jax.ShapeDtypeStruct(rates, jnp.float32)
+        structs = {
+            "growth": jax.eval_shape(lambda: self.empty_growth(slots)),
+            "proposal": jax.eval_shape(lambda: self.empty_proposal(slots)),
+            "request": TreeRequest(committed, one, one, one, one, one, one, log_rates),
+            "log_rates": log_rates,
+        }
+        branches = self.model.branch_struct(slots, max(shape.runs, 1), 1)
+        return super().slot_structs() | self.by_slots(structs) | {"branches": branches}
+
+    @property
+    @override
+    def tasks(self) -> tuple[Task, ...]:
+        """Trees."""
+        return (TREES,)
+
+    @override
+    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
+        part, specs, rest = self.of_batch(size), {}, {"proposal": _without_nodes}
+        for variant, reach in itertools.product(self.variants, self.reaches):
+            for name, make in self._makers():
+                whole, first = (make(of, VARIANTS[variant], reach) for of in (self, part))
+                full_name = self.batch_name(self.with_reach((name,), reach), size)
+                specs[variant_name(full_name, variant)] = over_first_rows(whole, first, rest=rest)
+        return specs
+
+    def _makers(self) -> Iterator[tuple[str, Callable[..., ProgramSpec]]]:
+        yield "begin_tree", TreeDraftPrograms._begin_spec
+        yield "grow_tree", TreeDraftPrograms._grow_spec
 
     def empty_growth(self, rows: int) -> Growth:
         """Idle rows."""
@@ -170,7 +207,7 @@ class TreeDraftPrograms(PagedPrograms):
                 jnp.full((self.local_slots, 1), -1),
                 jnp.zeros((self.local_slots, 1), jnp.int32),
             )
-            growth, proposal = self._add(
+            growth, proposal = self._add_runs(
                 parameters, hidden[:, 1:], growth, root, 0, request.log_rates, history, sampling,
                 parts,
             )  # fmt: skip
@@ -198,7 +235,7 @@ class TreeDraftPrograms(PagedPrograms):
                 self.table(table, reach),
                 Tree(branches, paths, nowhere),
             )
-            growth, proposal = self._add(
+            growth, proposal = self._add_runs(
                 parameters, hidden, growth, nodes, depth, log_rates, history, sampling, parts
             )
             return pages, branches, growth, proposal, tree_growth.learnable(proposal)
@@ -208,7 +245,7 @@ class TreeDraftPrograms(PagedPrograms):
         results = (*donated, "proposal", "read")
         return self.spec(grow_tree, self.structs, donated, results, host_args=host_args)
 
-    def _add(
+    def _add_runs(
         self,
         parameters: Parameters,
         hidden: Float32[jax.Array, "B w hidden"],

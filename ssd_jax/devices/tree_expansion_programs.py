@@ -17,6 +17,10 @@ stem, so that its nodes see the pages up to the record's pending token, and its 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Self
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
@@ -24,11 +28,13 @@ from typing_extensions import override
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.devices import passes, program_spec, tree_branching, tree_growth, tree_record
-from ssd_jax.devices.paged_programs import PagedPrograms
+from ssd_jax.devices.batch_sizes import BatchPlan, Task
+from ssd_jax.devices.batched_programs import BatchedPrograms
+from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.tree_branching import TreeExpansion
 from ssd_jax.devices.tree_continuations import support_of
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
+from ssd_jax.devices.tree_draft_programs import TREES, TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_steps import Keys, TreeContext, TreeExpansionSteps
 from ssd_jax.devices.tree_growth import Frontier
 from ssd_jax.devices.tree_record import TreeRecord
@@ -39,11 +45,11 @@ from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import penalties, topology
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
-from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
+from ssd_jax.sampling.variants import ANY, VARIANTS, Parts, variant_name
 from ssd_jax.system.stored_jit import create_arrays
 
 
-class TreeExpansionPrograms(PagedPrograms):
+class TreeExpansionPrograms(BatchedPrograms):
     """The compiled programs of a draft that branches off trees, beside those that draft one.
 
     With B slots, M branches, m nodes, paths of K tokens:
@@ -61,6 +67,7 @@ class TreeExpansionPrograms(PagedPrograms):
     Args:
       base: programs for the same slots and pages, whose trees have the same size.
       drafting: its trees, its rule, whose noise is of the position, its support, and M.
+      batches: of how many slots there are programs, besides all.
       progress, compiler: see `DraftPrograms`.
 
     Attributes:
@@ -73,61 +80,109 @@ class TreeExpansionPrograms(PagedPrograms):
         base: TreeDraftPrograms,
         drafting: Drafting,
         *,
+        batches: BatchPlan | None = None,
         progress: Progress | None = None,
         compiler: Compiler | None = None,
     ) -> None:
         model, slots, tokens = base.model, base.slots, base.tokens
-        super().__init__(model, slots, base.context, base.paging, tokens, drafting)
         self.base, shape = base, drafting.tree
         assert shape is not None
         self.shape: TreeShape
         self.shape, self.drafting, self.tokens = shape, drafting, tokens
         self.branches = drafting.branches
+        self.support = support_of(drafting, model.config.outputs)
+        super().__init__(model, slots, base.context, base.paging, tokens, drafting)
+        self.batches = (batches or BatchPlan()).below(self.local_slots)
         self.variants = model.execution.variants
         self._steps = TreeExpansionSteps(self, drafting, shape, tokens)
-        self.support = support_of(drafting, model.config.outputs)
+        self.structs["depth"] = program_spec.ints()
+        specs = {variant_name(name, variant): make(self) for name, variant, make in self._makers()}
+        specs |= self._specs_at_start()
+        compiler = compiler or program_spec.compile_all
+        self._compiled = dict(compiler(specs, model.mesh, progress))
+        self._offer_batches()
+
+    @override
+    def slot_structs(self) -> dict[str, Any]:
+        slots, shape = self.slots, self.shape
         rates = (slots, shape.depth + 1, GAP_CLASSES, shape.ranks)
-        self.structs |= self.by_slots(
-            {
-                "record": jax.eval_shape(lambda: tree_record.no_record(slots, shape)),
-                "expansion": jax.eval_shape(
-                    lambda: tree_branching.no_expansion(slots, self.branches, shape, self.support)
-                ),
-                "counts": program_spec.ints(slots, shape.depth + 1),
-                "share": program_spec.ints(slots, 2),
-                "drafts": program_spec.ints(slots),
-                "served": jax.eval_shape(
-                    lambda: (
-                        tree_growth.propose(
-                            tree_growth.empty(slots, shape, self.support), shape
-                        ).proposal
-                    )
-                ),
-                "log_rates": jax.ShapeDtypeStruct(rates, jnp.float32),
-                "promotion": jax.eval_shape(
-                    lambda: no_promotion(slots, shape.depth, nodes=shape.nodes)
-                ),
-            }
-        )
-        self.structs |= {
-            "scratch": model.branch_struct(slots, shape.entries, self.branches + 1),
-            "depth": program_spec.ints(),
+        structs = {
+            "record": jax.eval_shape(lambda: tree_record.no_record(slots, shape)),
+            "expansion": jax.eval_shape(
+                lambda: tree_branching.no_expansion(slots, self.branches, shape, self.support)
+            ),
+            "counts": program_spec.ints(slots, shape.depth + 1),
+            "share": program_spec.ints(slots, 2),
+            "drafts": program_spec.ints(slots),
+            "served": jax.eval_shape(
+                lambda: (
+                    tree_growth.propose(
+                        tree_growth.empty(slots, shape, self.support), shape
+                    ).proposal
+                )
+            ),
+            "log_rates": jax.ShapeDtypeStruct(rates, jnp.float32),
+            "promotion": jax.eval_shape(
+                lambda: no_promotion(slots, shape.depth, nodes=shape.nodes)
+            ),
         }
-        self.structs |= {name: base.structs[name] for name in ("growth", "proposal", "branches")}
-        specs: dict[Name, ProgramSpec] = {
-            ("promote_tree",): self._promote_spec(),
-            ("adopt_tree",): self._adopt_spec(),
+        scratch = self.model.branch_struct(slots, shape.entries, self.branches + 1)
+        of_base = {name: self.base.structs[name] for name in ("growth", "proposal", "branches")}
+        return super().slot_structs() | self.by_slots(structs) | {"scratch": scratch} | of_base
+
+    @override
+    def of_batch(self, size: int) -> Self:
+        part = super().of_batch(size)
+        part.structs |= {
+            name: self.base.of_batch(size).structs[name]
+            for name in ("growth", "proposal", "branches")
         }
+        part._steps = TreeExpansionSteps(part, self.drafting, self.shape, self.tokens)
+        return part
+
+    @property
+    @override
+    def tasks(self) -> tuple[Task, ...]:
+        """Branches, the records that they become, and trees for these."""
+        return (TREES,)
+
+    @override
+    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
+        part, slots, shape = self.of_batch(size), self.local_slots, self.shape
+        sizes = slots, self.branches, shape, self.support
+
+        def no_branches(packed: Int32[Array, "B M+1 columns"]) -> Int32[Array, "B M+1 columns"]:
+            return packed.at[:, :, : shape.nodes + 4].set(-1)  # as `pack` has them
+
+        # Slots that a batch leaves out have no record any more, and so no branches.
+        rests: dict[str, dict[str, Callable[[Any], Any]]] = {
+            "promote_tree": {"record": lambda _: tree_record.no_record(slots, shape)},
+            "expand_tree": {
+                "expansion": lambda _: tree_branching.no_expansion(*sizes),
+                "slots": no_branches,
+            },
+            "grow_branches": {"slots": no_branches},
+        }
+        return {
+            variant_name(self.batch_name(name, size), variant): over_first_rows(
+                make(self), make(part), rest=rests.get(str(name[0]))
+            )
+            for name, variant, make in self._makers()
+        }
+
+    def _makers(self) -> Iterator[tuple[Name, str, Callable[[TreeExpansionPrograms], ProgramSpec]]]:
+        """Name, variant and specification of each program, of these slots or of others."""
+        kind = TreeExpansionPrograms
+        yield ("promote_tree",), ANY, kind._promote_spec
+        yield ("adopt_tree",), ANY, kind._adopt_spec
         for variant in self.variants:
-            parts = VARIANTS[variant]
             for reach in self.reaches:
+                how: Any = {"parts": VARIANTS[variant], "reach": reach}
                 expand, grow = (
                     self.with_reach((name,), reach) for name in ("expand_tree", "grow_branches")
                 )
-                specs[variant_name(expand, variant)] = self._expand_spec(parts, reach)
-                specs[variant_name(grow, variant)] = self._grow_spec(parts, reach)
-        compiler = compiler or program_spec.compile_all
-        self._compiled = dict(compiler(specs, model.mesh, progress))
+                yield expand, variant, partial(kind._expand_spec, **how)
+                yield grow, variant, partial(kind._grow_spec, **how)
 
     @property
     @override

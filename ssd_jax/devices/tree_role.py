@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ssd_jax.devices import device
 from ssd_jax.devices.paged_role import PagedRole
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms, TreeRequest
+from ssd_jax.devices.tree_draft_programs import TREES, TreeDraftPrograms, TreeRequest
 from ssd_jax.devices.tree_growth import Growth, TreeProposal
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import IDLE, SlotOpening
@@ -77,8 +77,9 @@ class TreeRole(PagedRole):
         programs, sampling = self._tree_programs, self._rows.on_device()
         needed = partial(self._rows.needed, request.start)
         end = int(request.start.max()) + programs.shape.depth + 1
+        size = programs.batch_sizes.choose(programs.rows_of(request.start >= 0), TREES)
         begin, grow = (
-            programs.select(programs.select_reach((name,), end), needed)
+            programs.select(programs.batch_name(programs.select_reach((name,), end), size), needed)
             for name in ("begin_tree", "grow_tree")
         )
 

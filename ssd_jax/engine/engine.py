@@ -276,8 +276,7 @@ class Engine:
     def _plan_round(self) -> None:
         """Decides how rounds speculate from now on."""
         if self._planner is not None:
-            rows = min(len(self._running) + len(self._seats.waiting), self._target.slots)
-            self._plan = self._planner.plan(rows)
+            self._plan = self._planner.plan(self._seats.reach)
         for state in self._running.values():
             state.follow(self._plan)
 

@@ -81,6 +81,7 @@ class RoundRecord:
       alone: whether the draft was idle meanwhile; None where that is not known.
       tree: whether a tree was verified; None where only chains are proposed.
       mode: ar, where the engine did without the draft, sd or ssd.
+      batch: see `Outcomes`.
     """
 
     proposed: int = 0
@@ -94,6 +95,7 @@ class RoundRecord:
     alone: bool | None = None
     tree: bool | None = None
     mode: str = "sd"
+    batch: int = 0
 
     def truncate(self, committed: int) -> None:
         """Keeps the first `committed` tokens; tokens behind an end count as never proposed."""
@@ -184,6 +186,8 @@ class RequestTimes:
         if self.rounds and not self.shared_device:
             seconds = [verified.seconds for verified in self.rounds]
             metrics["verify_ms"] = 1e3 * float(np.median(seconds))
+        batches = Counter(verified.batch for verified in self.rounds if verified.batch)
+        metrics["batch_sizes"] = sorted(batches.items()) or None
         return metrics
 
 

@@ -36,10 +36,11 @@ class Planner(Protocol):
 
     timed: bool
 
-    def plan(self, rows: int) -> RoundPlan:
+    def plan(self, reach: int) -> RoundPlan:
         """The plan of the next round, for requests that ask for nothing else. Called once a round.
 
         Args:
-          rows: requests that are decoded now, or enter a slot.
+          reach: slots up to the highest that has a request now, or gets one: the round's programs
+            run at least these.
         """
         ...

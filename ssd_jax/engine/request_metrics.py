@@ -68,6 +68,11 @@ class RequestMetrics(TypedDict):
         "`verify_ms` over rounds in which the draft was idle (few rounds near the end of a text, "
         "and shorter ones; `bench` times the two separately)",
     ]
+    batch_sizes: Annotated[
+        list[tuple[int, int]] | None,
+        "(slots, rounds) by the number of slots that a verification ran, see `--batch_sizes`; "
+        "those of prompts do not count",
+    ]
     step_ms: Annotated[float | None, "one draft forward of all branches"]
     hidden_draft_share: Annotated[
         float | None,

@@ -133,6 +133,8 @@ class RoundLog:
                 now,
                 tokens=len(rows) + int(outcomes.accepted[rows].sum()),
                 mode=flight.mode,
+                reach=max(rows, default=0) + 1,
+                batch=outcomes.batch,
             )
 
     def evaluate(self, in_flight: Iterable[InFlight], running: Mapping[int, RequestState]) -> None:
@@ -188,6 +190,7 @@ class RoundLog:
                 read=now,
                 cost=flight.costs.get(row),
                 mode=flight.mode,
+                batch=outcomes.batch,
             )
             if drafted is not None:
                 record.proposed, record.source = int(drafted.lengths[row]), drafted.sources.get(row)

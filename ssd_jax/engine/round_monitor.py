@@ -51,6 +51,7 @@ class RoundCounts:
 
     Attributes:
       rounds: number of rounds, by mode.
+      batches: number of rounds, by the slots that they ran, as far as that is known.
       tokens: committed by rounds and at the ends of prompts.
       drafts: proposals that were verified.
       draft_tokens, accepted: their tokens, and those that were accepted.
@@ -62,6 +63,7 @@ class RoundCounts:
     """
 
     rounds: Counter[str] = dataclasses.field(default_factory=Counter)
+    batches: Counter[int] = dataclasses.field(default_factory=Counter)
     tokens: int = 0
     drafts: int = 0
     draft_tokens: int = 0
@@ -127,6 +129,7 @@ class RoundMonitor:
             if misses and {*misses} == {"dead"} and not hits and not proposed:
                 mode = "ar"
             counts.rounds[mode] += 1
+            counts.batches.update({record.batch for record in records if record.batch})
             counts.tokens += tokens
             counts.drafts += drafts
             counts.draft_tokens += proposed

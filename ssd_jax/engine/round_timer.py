@@ -18,6 +18,8 @@ class TimedRound(NamedTuple):
       mode: of the round, and of the one before; see `InFlight`.
       rows: number of requests.
       tokens: number of tokens that it emitted.
+      reach: slots up to the highest that has one of the requests.
+      batch: see `Outcomes`.
     """
 
     proposed: int
@@ -26,6 +28,8 @@ class TimedRound(NamedTuple):
     mode: str = "sd"
     rows: int = 1
     tokens: int = 1
+    reach: int = 1
+    batch: int = 0
 
 
 class RoundTimer:
@@ -58,14 +62,15 @@ class RoundTimer:
         *,
         tokens: int = 1,
         mode: str = "sd",
+        reach: int = 1,
+        batch: int = 0,
     ) -> None:
         """Takes an outcome that was read at `now`.
 
         Args:
           requests: ids of a round's requests; none of a prompt.
-          tokens: number of tokens that it emitted.
-          mode: see `InFlight`.
           drafted: the proposal that the round verified.
+          tokens, mode, reach, batch: see `TimedRound`.
         """
         rows = tuple(requests)
         follows = rows == self._rows and mode == self._mode
@@ -74,6 +79,6 @@ class RoundTimer:
             sources = () if drafted is None else drafted.sources.values()
             missed = any(source != "hit" for source in sources)
             seconds = now - self._since
-            facts = mode, len(rows), tokens
+            facts = mode, len(rows), tokens, reach, batch
             self._report(TimedRound(proposed, missed, seconds, *facts))
         self._rows, self._mode, self._since, self._apart = rows, mode, now, False

@@ -58,6 +58,12 @@ class Seats:
         return [*self.running.values(), *self.waiting]
 
     @property
+    def reach(self) -> int:
+        """Slots up to the highest that has a request, or gets one of those that wait."""
+        requests = min(len(self.running) + len(self.waiting), self._slots)
+        return max(max(self.running, default=0) + 1, requests)
+
+    @property
     def prefilled(self) -> bool:
         """Whether all requests in slots are prefilled."""
         return all(state.sequence.prefilled for state in self.running.values())

@@ -259,7 +259,9 @@ def _inline(
         progress = _compile_progress("branches", status)
         if drafting.tree is None:
             return ExpansionPrograms.menu(programs(drafting), resolved.budgets, progress, batches)
-        return (TreeExpansionPrograms(trees(), drafting, progress=progress),)
+        made = TreeExpansionPrograms(trees(), drafting, batches=batches, progress=progress)
+        made.batch_sizes.before_compiling = partial(resolved.placement.use_store, store)
+        return (made,)
 
     plain = drafting.in_turn
     shape = plain.tree
@@ -267,14 +269,17 @@ def _inline(
     @functools.cache
     def trees() -> TreeDraftPrograms:
         assert shape is not None
-        return TreeDraftPrograms(
+        made = TreeDraftPrograms(
             draft.model,
             **_sizes(resolved),
             paging=resolved.paging,
             drafting=plain,
             shape=shape,
+            batches=batches,
             progress=_compile_progress("draft", status),
         )
+        made.batch_sizes.before_compiling = partial(resolved.placement.use_store, store)
+        return made
 
     return InlineDraft(
         parameters=functools.cache(weights),
@@ -293,7 +298,7 @@ def _worker_settings(
     """Settings of each worker, except its cores and devices."""
     config, layout = resolved.config, resolved.placement.layout
     size, pages = resolved.paging or (0, 0)
-    batches = target_batches(resolved)
+    batches = draft_batches(resolved)
     spec = DraftSpec(
         model=draft.identity,
         **{**_sizes(resolved), "slots": layout.slots_per_worker(config.slots)},
@@ -306,6 +311,7 @@ def _worker_settings(
         pages=pages,
         batch_sizes=batches.sizes,
         batches_at_start=batches.at_start,
+        batch_patience=batches.patience,
     )
     resources = WorkerResources(
         source=draft.source,

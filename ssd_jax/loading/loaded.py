@@ -149,8 +149,12 @@ class Loaded:
             window=self.resolved.window,
         )
 
-    def roles(self, mode: str, k: int) -> Roles:
-        """New roles with empty slots for a mode with up to k proposed tokens a round."""
+    def roles(self, mode: str, k: int, *, patience: float | None = None) -> Roles:
+        """New roles with empty slots for a mode with up to k proposed tokens a round.
+
+        Args:
+          patience: of a draft of mode ssd; see `branching`.
+        """
         config, tuner = self.config, None
         chooses = config.mode == "auto" or config.chooses_k
         learns = chooses or (config.chooses_tree and not self.resolved.nodes)
@@ -162,7 +166,7 @@ class Loaded:
             roles = self._local_roles(mode, k)
         # Where the draft of mode ssd runs beside the leader, followers have none.
         if mode == "ssd" and not isinstance(self.hosts, Follower):
-            return dataclasses.replace(roles, drafter=self._controller(k))
+            return dataclasses.replace(roles, drafter=self._controller(k, patience))
         if tuner is None or roles.drafter is None:
             return roles
         # Followers are told the batch as the tuner has changed it.
@@ -301,8 +305,9 @@ class Loaded:
         self._custom_drafts.append(draft)
         return draft
 
-    def _controller(self, k: int) -> Controller:
-        config, draft, resolved = self.config, self.branching(), self.resolved
+    def _controller(self, k: int, patience: float | None) -> Controller:
+        config, resolved = self.config, self.resolved
+        draft = self.branching(patience=patience)
         on_accelerator = self.programs.model.execution.one_array
         # No clock records the work of a draft in this process.
         elsewhere = not isinstance(draft, BranchDraft | TreeBranchDraft | HostBranchingDraft)

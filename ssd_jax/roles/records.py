@@ -100,12 +100,14 @@ class Outcomes(NamedTuple):
       logprobs: of `tokens`, where the target was told to report them.
       node: row of the last accepted token in a tree of proposed ones, 0 where none was accepted;
         see `sampling.topology`. None after chains, where it is k.
+      batch: slots that the verification ran, with their programs; 0 where that is not known.
     """
 
     accepted: Row
     tokens: Int32[np.ndarray, "B W"]
     logprobs: TopLogprobs | None = None
     node: Row | None = None
+    batch: int = 0
 
 
 class CacheLookup(NamedTuple):

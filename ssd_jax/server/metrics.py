@@ -190,6 +190,14 @@ class _Engines(Collector):
         for mode, number in sorted(counts.rounds.items()):
             rounds.add_metric([self._model, mode], number)
         yield rounds
+        batches = CounterMetricFamily(
+            "ssd_jax:batches",
+            "forwards of the target, by the number of slots that they ran",
+            labels=["model_name", "slots"],
+        )
+        for slots, number in sorted(counts.batches.items()):
+            batches.add_metric([self._model, str(slots)], number)
+        yield batches
         yield self._counter("ssd_jax:cache_hits", "look-ups that found a branch", counts.hits)
         causes = CounterMetricFamily(
             "ssd_jax:fallbacks",

@@ -26,6 +26,7 @@ from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system.cache_dir import costs_cache
 from ssd_jax.system.cores import usable_cores
 from ssd_jax.system.environment import cpu_affinity, cpu_model, versions
+from ssd_jax.tuning.batch_costs import costs_of_batch
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.goodput import GoodputPlanner
 from ssd_jax.tuning.measuring import measure, measure_target
@@ -79,22 +80,13 @@ class Chooser:
         self._tuners: dict[tuple[str, int], FastestTuner] = {}
         self._planners: dict[tuple[str, int], GoodputPlanner] = {}
         self._tree: TreeChoice | None = None
-        self.predicted = {
-            "ar": Prediction(SpeculationPlan(k=0), ar(known.costs, rows=config.slots))
-        }
-        self.mode = config.mode
-        if config.mode == "auto":
-            self.mode = "ar"
-            for mode in dict.fromkeys(("sd", config.prepared)):
-                prediction = self.tuner(mode, config.speculated).best(config.slots)
-                if prediction.rate > MIN_SPEED_UP * max(
-                    earlier.rate for earlier in self.predicted.values()
-                ):
-                    self.mode = mode
-                self.predicted[mode] = prediction
+        self.mode, predicted = self._fastest(config.slots)
+        if config.mode != "auto":
+            self.mode = config.mode
         slowness = known.slowness or 1.0
-        for mode, (plan, rate) in self.predicted.items():
-            self.predicted[mode] = Prediction(plan, rate / slowness)
+        self.predicted = {
+            mode: Prediction(plan, rate / slowness) for mode, (plan, rate) in predicted.items()
+        }
 
     @property
     def costs(self) -> Costs:
@@ -116,24 +108,51 @@ class Chooser:
             f"(an acceptance of {self._guess.acceptance:.2f}{near})"
         )
 
+    def _fastest(self, rows: int) -> tuple[str, dict[str, Prediction]]:
+        """The last of the modes that auto chooses among that beats all before it by enough, with
+        so many slots busy, and the fastest plan of each."""
+        config, costs = self._config, self._costs_of(rows)
+        mode, predicted = "ar", {"ar": Prediction(SpeculationPlan(k=0), ar(costs, rows=rows))}
+        for other in self._modes[1:] if config.mode == "auto" else ():
+            tuner = self._new_tuner(other, config.speculated)
+            tuner.costs = costs
+            prediction = tuner.best(rows)
+            if prediction.rate > MIN_SPEED_UP * max(each.rate for each in predicted.values()):
+                mode = other
+            predicted[other] = prediction
+        return mode, predicted
+
+    @property
+    def _modes(self) -> tuple[str, ...]:
+        """Modes that rounds may be of.
+
+        Drafts that share the branches of a sequence do not see tokens that one of them drafts.
+        """
+        modes = MODES[: MODES.index(self._config.prepared) + 1]
+        return tuple(mode for mode in modes if mode != "sd" or not self._shares_branches)
+
+    def _costs_of(self, batch: int) -> Costs:
+        return costs_of_batch(self.costs, batch, self._config.slots)
+
     def tuner(self, mode: str, k: int) -> FastestTuner:
         """The tuner of an engine of mode sd or ssd with up to k proposed tokens."""
+        tuner = self._tuners[mode, k] = self._new_tuner(mode, k)
+        return tuner
+
+    def _new_tuner(self, mode: str, k: int) -> FastestTuner:
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
-            tuner = FastestTuner(self.costs, self._observations, ks=ks)
-        else:
-            kind = config.backup_kind
-            tuner = FastestTuner(
-                self.costs,
-                self._observations,
-                ks=ks,
-                fan_out=self._fan_out(k),
-                budgets=self._budgets,
-                waits=(True, False) if kind == "auto" else (kind == "draft",),
-            )
-        self._tuners[mode, k] = tuner
-        return tuner
+            return FastestTuner(self.costs, self._observations, ks=ks)
+        kind = config.backup_kind
+        return FastestTuner(
+            self.costs,
+            self._observations,
+            ks=ks,
+            fan_out=self._fan_out(k),
+            budgets=self._budgets,
+            waits=(True, False) if kind == "auto" else (kind == "draft",),
+        )
 
     def choose_tree(self, nodes: Sequence[int], measure: Callable[[int], float | None]) -> int:
         """Chooses the chain or a tree of mode sd, whose engines are not made yet.
@@ -171,6 +190,8 @@ class Chooser:
         def observe_round(round_: TimedRound) -> None:
             if planner is not None:
                 planner.observe(round_)
+            if tuner is not None:
+                tuner.costs = self._costs_of(round_.batch)
             if round_.rows < self._config.slots:
                 return
             expected, name = None, mode
@@ -195,12 +216,14 @@ class Chooser:
         if self._config.mode != "auto":
             return None
         plans = [RoundPlan(0), RoundPlan(k, branches=False), RoundPlan(k)]
-        # Drafts that share the branches of a sequence do not see tokens that one of them drafts.
-        modes = ("ar", "ssd") if self._shares_branches else MODES
-        modes = modes[: modes.index(mode) + 1]
-        plans = [plan for plan in plans if plan.mode in modes]
-        plans.sort(key=lambda plan: plan.mode != self.mode)  # begins with the one that was chosen
-        planner = GoodputPlanner(plans, timed=RULES[self._config.verify].timed)
+        plans = [plan for plan in plans if plan.mode in self._modes]
+
+        def first(slots: int) -> int:
+            few = slots < self._config.slots
+            chosen = self._fastest(slots)[0] if few else self.mode
+            return next(number for number, plan in enumerate(plans) if plan.mode == chosen)
+
+        planner = GoodputPlanner(plans, timed=RULES[self._config.verify].timed, first=first)
         self._planners[mode, k] = planner
         return planner
 

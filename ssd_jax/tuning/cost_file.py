@@ -40,7 +40,7 @@ class KnownCosts:
 class _FileContent(msgspec.Struct):
     """Content of the file: only what `write` writes has these types and ranges."""
 
-    format: Literal[9]
+    format: Literal[10]
     key: str
     known: KnownCosts
 
@@ -76,14 +76,17 @@ class CostFile:
             _LOG.debug("%s is not used: %r", self.path, error)
             return None
         costs = content.known.costs
-        has_sizes = set(costs.verify) == set(widths) and set(costs.step) == set(budgets)
+        has_sizes = all(
+            set(each.verify) == set(widths) and set(each.step) == set(budgets)
+            for each in (costs, *costs.few.values())
+        )
         return content.known if has_sizes and content.key == self._key else None
 
     def write(self, known: KnownCosts) -> None:
         """Writes the file, whole or not at all; an unwritable directory keeps nothing."""
         if self.path is None:
             return
-        content = msgspec.json.encode(_FileContent(9, self._key, known))
+        content = msgspec.json.encode(_FileContent(10, self._key, known))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, content)

@@ -62,7 +62,7 @@ class FullProposals:
 
     Attributes:
       length: K of the next rounds, at most the drafter's.
-      waits: whether `propose` waits until the proposal is there.
+      waits: whether `propose` waits until the tokens are there.
       last: the last proposal.
     """
 
@@ -83,20 +83,23 @@ class FullProposals:
         start = self._clock()
         answer = self._drafter.propose(batch._replace(limit=limit))
         if self.waits:
-            jax.block_until_ready(self._drafter.proposal())
+            jax.block_until_ready(answer.tokens)
         room = int(batch.room[batch.slots].min())
         self.last = TimedProposal(len(batch.slots), room, self._clock() - start)
         return dataclasses.replace(answer, lengths=limit)
 
 
 class EngineRounds:
-    """Runs rounds of mode sd in all slots, with a K of its own for each call.
+    """Runs rounds of mode sd in the first slots, with a K of its own for each call.
 
     Args:
       target, drafter: with empty slots.
       prompt: of every text.
       pages: the stock of pages that slots share, if they do.
       clock: seconds.
+
+    Attributes:
+      rows: number of slots with a text; all at first.
     """
 
     def __init__(
@@ -120,9 +123,10 @@ class EngineRounds:
             drafter=self._drafter,
             pages=pages,
             clock=clock,
-            timer=RoundTimer(lambda timed: seconds.append(timed.seconds), least=target.slots),
+            timer=RoundTimer(lambda timed: seconds.append(timed.seconds)),
         )
-        self._slots, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
+        self.rows, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
+        self._branches = False if drafter.branches else None
         self._max_tokens = min(_MAX_TEXT, target.context - len(prompt))
         self._texts: list[int] = []
 
@@ -134,9 +138,9 @@ class EngineRounds:
         if room > self._max_tokens:
             return False
         last = self._drafter.last
-        if last.rows < self._slots or last.room < room:
+        if last.rows != self.rows or last.room < room:
             self._begin_texts()
-        return self._drafter.last.rows == self._slots and self._drafter.last.room >= room
+        return self._drafter.last.rows == self.rows and self._drafter.last.room >= room
 
     def run(self) -> float:
         """Runs a round behind another; returns its seconds, from outcome to outcome.
@@ -162,18 +166,18 @@ class EngineRounds:
         return self._drafter.last.seconds
 
     def _begin_texts(self) -> None:
-        """Begins a text in every slot, and ends the ones before."""
+        """Begins the texts, and ends the ones before."""
         for request_id in self._texts:
             self._engine.cancel(request_id, silent=True)
         params = SamplingParams(max_tokens=self._max_tokens, ignore_eos=True)
         requests = [
-            Request(prompt_ids=self._prompt, params=params, index=slot)
-            for slot in range(self._slots)
+            Request(prompt_ids=self._prompt, params=params, index=slot, branches=self._branches)
+            for slot in range(self.rows)
         ]
         self._texts = [self._engine.add(request) for request in requests]
         self._drafter.last = TimedProposal()
         # A step reads at least a chunk; where pages do not suffice for all texts, no step helps.
-        for _ in range(self._slots * -(-len(self._prompt) // self._chunk) + 2):
-            if self._drafter.last.rows == self._slots:
+        for _ in range(self.rows * -(-len(self._prompt) // self._chunk) + 2):
+            if self._drafter.last.rows == self.rows:
                 return
             self._engine.step()

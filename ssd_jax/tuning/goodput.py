@@ -1,14 +1,14 @@
 """Decides by measured goodput how rounds speculate. Pure host code.
 
-Goodput is tokens per second of all requests together. It depends on the text and on the number of
-requests, so all plans are timed where they run: the fastest one runs, and another is tried for a
-few rounds now and then. What trials lose is bounded: the next one waits until its time is a small
+Goodput is tokens per second of a request. It depends on the text and on the batch that rounds run,
+so all plans are timed where they run: the fastest one runs, and another is tried for a few rounds
+now and then. What trials lose is bounded: the next one waits until its time is a small
 share of the time since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
@@ -29,16 +29,23 @@ _DECAY = 31 / 32  # of what a round counts, with each further one
 
 
 class _Goodput:
-    """Tokens and seconds of recent rounds."""
+    """Tokens of a request, and seconds, of recent rounds with the programs of a batch size."""
 
     def __init__(self) -> None:
         self.tokens = self.seconds = 0.0
-        self.count = 0
+        self.count = self._batch = 0
 
-    def observe(self, round_: TimedRound) -> None:
-        self.tokens = _DECAY * self.tokens + round_.tokens
+    def observe(self, round_: TimedRound) -> bool:
+        """Learns from a round; returns whether all before it were of another batch size."""
+        is_new = self.count > 0 and round_.batch != self._batch
+        if is_new:
+            self.tokens = self.seconds = 0.0
+            self.count = 0
+        self._batch = round_.batch
+        self.tokens = _DECAY * self.tokens + round_.tokens / round_.rows
         self.seconds = _DECAY * self.seconds + round_.seconds
         self.count += 1
+        return is_new
 
     def beats(self, other: _Goodput, gain: float = _GAIN) -> bool:
         """Whether it is faster by enough."""
@@ -48,18 +55,20 @@ class _Goodput:
 
     def lead(self, round_: TimedRound) -> float:
         """Seconds that a round took longer than the same tokens take at this goodput."""
-        return round_.seconds - round_.tokens * self.seconds / self.tokens if self.tokens else 0.0
+        if not self.tokens:
+            return 0.0
+        return round_.seconds - round_.tokens / round_.rows * self.seconds / self.tokens
 
 
 class _Choice:
-    """The choice for a number of requests.
+    """The choice for a number of slots.
 
     Attributes:
       best: number of the plan that is used but for trials.
     """
 
-    def __init__(self, plans: int) -> None:
-        self.best = 0
+    def __init__(self, plans: int, best: int) -> None:
+        self.best = best
         self._goodput = [_Goodput() for _ in range(plans)]
         self._trial: int | None = None  # number of the plan that is tried
         self._untried: list[int] = []
@@ -100,37 +109,48 @@ class _Choice:
             self._loss = max(self._loss - LOSS * round_.seconds, 0.0)
         else:
             self._loss += self._goodput[self.best].lead(round_)
-        if drafts:
-            self._goodput[plan].observe(round_)
+        if drafts and self._goodput[plan].observe(round_):
+            self._untried, self._loss = [], 0.0  # what was found with programs of other sizes ends
 
 
 class GoodputPlanner(Planner):
-    """Chooses among plans, for each size of a batch; it begins with the first.
+    """Chooses among plans, for each batch size.
 
-    Sizes are powers of two: batches with fewer requests than a size, and more than half of it,
-    are timed together.
+    Sizes are powers of two: rounds that reach fewer slots than a size, and more than half of it,
+    are timed together. Programs of a size may come while rounds run; what a plan took with others
+    counts no more.
 
     Args:
       plans: of different modes.
       timed: see `Planner`.
+      first: number of the plan that a size begins with; the first of all without it.
     """
 
-    def __init__(self, plans: Sequence[RoundPlan], *, timed: bool) -> None:
+    def __init__(
+        self,
+        plans: Sequence[RoundPlan],
+        *,
+        timed: bool,
+        first: Callable[[int], int] = lambda _size: 0,
+    ) -> None:
         self.timed = timed
-        self._plans = tuple(plans)
+        self._plans, self._first = tuple(plans), first
         self._numbers = {plan.mode: number for number, plan in enumerate(plans)}
-        self._choices: dict[int, _Choice] = {}  # by bits of the size
+        self._choices: dict[int, _Choice] = {}  # by size
 
     @override
-    def plan(self, rows: int) -> RoundPlan:
-        return self._plans[self._choice(rows).next_round()]
+    def plan(self, reach: int) -> RoundPlan:
+        return self._plans[self._choice(reach).next_round()]
 
     def observe(self, round_: TimedRound) -> None:
         """Learns from a round that followed another of the same requests."""
         number = self._numbers.get(round_.mode)
         if number is not None:
             drafts = round_.proposed > 0 or round_.missed or round_.mode == "ar"
-            self._choice(round_.rows).observe(number, round_, drafts=drafts)
+            self._choice(round_.reach).observe(number, round_, drafts=drafts)
 
-    def _choice(self, rows: int) -> _Choice:
-        return self._choices.setdefault(max(rows - 1, 0).bit_length(), _Choice(len(self._plans)))
+    def _choice(self, reach: int) -> _Choice:
+        size = 1 << max(reach - 1, 0).bit_length()
+        if size not in self._choices:
+            self._choices[size] = _Choice(len(self._plans), self._first(size))
+        return self._choices[size]

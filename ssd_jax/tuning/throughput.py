@@ -45,7 +45,7 @@ WORST_CONTENTION = 2.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds that the parts of a round take, for all slots together.
+    """Seconds that the parts of a round take, for all slots of a batch together.
 
     Attributes:
       verify: T_v by number of proposed tokens, for the compiled widths.
@@ -56,6 +56,8 @@ class Costs:
       backup: T_1 where mode ssd's draft runs.
       step: T_s by M; empty without branches.
       contention: x, how much target and branches slow each other while both are busy.
+      few: the same with the programs of the first slots alone, by their number; those that were
+        there to be measured.
     """
 
     verify: Mapping[int, Annotated[float, Meta(gt=0)]]
@@ -66,6 +68,7 @@ class Costs:
     backup: NotNegative = 0.0
     step: Mapping[int, Annotated[float, Meta(gt=0)]] = dataclasses.field(default_factory=dict)
     contention: NotNegative = 0.0
+    few: Mapping[int, Costs] = dataclasses.field(default_factory=dict)
 
     def verify_seconds(self, length: int) -> float:
         """T_v of proposals of `length` tokens, taken from the next width."""

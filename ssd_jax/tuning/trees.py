@@ -10,7 +10,8 @@ from ssd_jax.devices.exactness import tree_agrees
 from ssd_jax.loading.load import Status, load_tree
 from ssd_jax.loading.loaded import Loaded, Roles
 from ssd_jax.tuning.chooser import Chooser
-from ssd_jax.tuning.measuring import Clock, rounds_of, shortest_seconds
+from ssd_jax.tuning.measuring import rounds_of, shortest_seconds
+from ssd_jax.tuning.role_runs import Clock
 from ssd_jax.tuning.tree_choice import OTHER_BITS
 
 _NO_RANKS = "verify = {!r} counts no ranks for requests that are sampled by default"

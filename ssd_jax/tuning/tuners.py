@@ -121,12 +121,15 @@ class FastestTuner(Tuner):
     """Chooses the fastest K of mode sd, or K and M of mode ssd, with recent values of T_s.
 
     Args:
-      costs: measured at the start.
+      costs: measured at the start, of all slots.
       observations: what is known about acceptance; this tuner updates it.
       ks: the values of K to choose from.
       fan_out: of mode ssd, a policy like those of the sequences; it learns from all that teach.
       budgets: of mode ssd, the values of M to choose from.
       waits: see `throughput.best_ssd`.
+
+    Attributes:
+      costs: of the batch size that rounds have now.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class FastestTuner(Tuner):
         budgets: Sequence[int] = (),
         waits: Sequence[bool] = (),
     ) -> None:
-        self._costs, self._observations, self._fan_out = costs, observations, fan_out
+        self.costs, self._observations, self._fan_out = costs, observations, fan_out
         self._ks, self._budgets, self._waits = ks, budgets, waits
         self._rounds, self._plan = 0, SpeculationPlan(k=max(ks))
         self._last_planned: dict[int, int] = {}  # by M, the last round with it
@@ -153,13 +156,11 @@ class FastestTuner(Tuner):
             other M it may be outdated.
         """
         if self._fan_out is None:
-            return best_sd(self._costs, self._observations, self._ks, rows=rows)
+            return best_sd(self.costs, self._observations, self._ks, rows=rows)
         oldest = self._rounds - _RECENT_ROUNDS
         recent = {m for m, last_round in self._last_planned.items() if last_round >= oldest}
         return best_ssd(
-            self._costs.with_observed_steps(
-                {m: t for m, t in (steps or {}).items() if m in recent}
-            ),
+            self.costs.with_observed_steps({m: t for m, t in (steps or {}).items() if m in recent}),
             self._observations,
             self._fan_out,
             ks=self._ks,
@@ -175,8 +176,8 @@ class FastestTuner(Tuner):
           missed: no branch was ready, and what was proposed was drafted just in time.
         """
         if self._fan_out is not None:
-            return self._costs.ssd_round(self._plan, length, length if missed else 0)
-        return self._costs.sd_round(length) if length else None
+            return self.costs.ssd_round(self._plan, length, length if missed else 0)
+        return self.costs.sd_round(length) if length else None
 
     @override
     def plan(self, *, rows: int, steps: Steps) -> SpeculationPlan:

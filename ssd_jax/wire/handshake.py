@@ -12,7 +12,7 @@ import secrets
 
 from ssd_jax.wire.frames import Frames
 
-VERSION = 15
+VERSION = 16
 """Version of everything that two processes say to each other; both ends must have the same."""
 MAX_FRAME = 2**10
 """Most bytes of a frame before the proofs."""

@@ -112,6 +112,7 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
         has one page.
       batch_sizes, batches_at_start: slots of batches that programs are made for besides all, and
         whether they are compiled at once.
+      batch_patience: seconds of rounds that want a size before it is compiled.
     """
 
     model: Text
@@ -127,6 +128,7 @@ class DraftSpec(DraftMessage, frozen=True, kw_only=True):
     pages: Count = 0
     batch_sizes: Annotated[tuple[Count, ...], Meta(max_length=32)] = ()
     batches_at_start: bool = False
+    batch_patience: Annotated[float, Meta(ge=0, le=1e6)] = 5.0
 
     @property
     def k(self) -> int:

@@ -225,8 +225,8 @@ def sizes_of(watch=None, **how):
         compiled.append((size, task))
         return 2
 
-    found = BatchSizes((1, 2, 4, 8), compile_batch, patience=1.0, clock=watch or Watch())
-    return found, compiled
+    settings = {"patience": 1.0, "clock": watch or Watch(), "together": how.get("together", ())}
+    return BatchSizes((1, 2, 4, 8), compile_batch, **settings), compiled
 
 
 def rounds(sizes, watch, count, rows, task=0):
@@ -248,6 +248,34 @@ def test_a_size_is_compiled_once_rounds_have_wanted_it_for_a_while():
     assert rounds(sizes, watch, 2, rows=3) == [4, 4]
     assert [sizes.choose(rows, 0) for rows in (1, 2, 4, 5, 8)] == [4, 4, 4, 8, 8]
     assert sizes.choose(3, 2) == 8  # another number of proposed tokens has programs of its own
+
+
+def test_where_times_decide_a_size_comes_for_all_tasks_at_once():
+    """Else the plan whose programs came first would be taken for the fastest."""
+    watch = Watch()
+    sizes, compiled = sizes_of(watch, together=(0, 2, "tree"))
+    for task in (0, 2) * 3:  # they share the seconds
+        rounds(sizes, watch, 2, rows=1, task=task)
+    sizes.join()
+    assert compiled == [(1, 0), (1, 2), (1, "tree")]
+    assert [sizes.choose(1, task) for task in (0, 2, "tree")] == [1, 1, 1]
+    rounds(sizes, watch, 12, rows=1, task=(0, "grammar"))
+    sizes.join()
+    assert compiled[3:] == [(1, (0, "grammar"))]  # which few need
+
+
+def test_a_size_runs_a_round_if_it_is_compiled_for_all_that_the_round_needs():
+    sizes, _ = sizes_of()
+    sizes.add(1, [0])
+    sizes.add(2, [0, (0, "logprobs")])
+    assert sizes.choose(1, 0) == 1
+    assert sizes.choose(1, 0, (0, "logprobs")) == 2
+    assert sizes.choose(1, 0, (0, "logprobs"), (0, "grammar")) == 8
+    sizes.trials = 1
+    sizes.judge(2, 0, same=True)
+    assert sizes.on_trial(2, 0, (0, "logprobs"))
+    sizes.judge(2, 0, (0, "logprobs"), same=True)
+    assert not sizes.on_trial(2, 0, (0, "logprobs"))
 
 
 def test_a_pause_between_rounds_does_not_count():

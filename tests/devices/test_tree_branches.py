@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssd_jax.devices import tree_draft_programs
+from ssd_jax.devices.batch_sizes import BatchSizes
 from ssd_jax.devices.opened import open_model
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
+from ssd_jax.devices.tree_draft_programs import TREES, TreeDraftPrograms
 from ssd_jax.devices.tree_drafter import TreeDrafter
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.roles.drafting import Drafting, TreeShape
@@ -135,8 +137,9 @@ def nodes_of(tokens, parents, lengths):
     ]
 
 
-def expand(draft):
-    counts = np.full((SLOTS, K + 1), M, np.int32)
+def expand(draft, slots=range(SLOTS)):
+    counts = np.zeros((SLOTS, K + 1), np.int32)
+    counts[slots] = M
     nothing = np.zeros(SLOTS, bool)
     request = ExpansionRequest(counts, nothing, np.zeros((SLOTS, K), np.int32), forwards=K)
     return draft.expand(request).branches(K)
@@ -173,14 +176,14 @@ def children(text, row):
     return [token for token, parent in zip(tokens, parents, strict=True) if parent == row]
 
 
-def promote(draft, texts, choose, drafts=(0,) * SLOTS):
-    """Ends the round of every slot with an outcome: (row, t*, winner, tree) of `choose(slot)`.
+def promote(draft, texts, choose, drafts=(0,) * SLOTS, slots=range(SLOTS)):
+    """Ends the round of these slots with an outcome: (row, t*, winner, tree) of `choose(slot)`.
 
     Slots with `drafts` get a tree just in time.
     """
     promotion = no_promotion(SLOTS, K, nodes=NODES)
-    for slot, text in enumerate(texts):
-        row, token, winner, (tokens, parents) = choose(slot)
+    for slot in slots:
+        text, (row, token, winner, (tokens, parents)) = texts[slot], choose(slot)
         committed = [*path_tokens(text, row), token]
         text.tokens += committed
         text.tree = tokens, parents
@@ -195,8 +198,8 @@ def promote(draft, texts, choose, drafts=(0,) * SLOTS):
     if any(drafts):
         assert records.lengths().tolist() == [*drafts]
         found = nodes_of(records.tokens(), records.parents(), records.proposal().length)
-        for text, tree in zip(texts, found, strict=True):
-            text.tree = tree
+        for slot in slots:
+            texts[slot].tree = found[slot]
     return records
 
 
@@ -357,6 +360,92 @@ def test_a_branch_that_has_grown_since_it_was_read_becomes_the_tree_that_was_rea
             check_q(new_drafter, texts, records, 1)
         branches = expand(draft)
         check(new_drafter, texts, branches)
+
+
+@pytest.fixture
+def few(drafts, monkeypatch):
+    """Has rounds of slot 0 alone run a batch of 1, or again all slots."""
+    draft = drafts[0]()
+    kinds = draft._programs, draft._programs.base
+
+    def use(size, *, anew=False):
+        for programs in kinds:
+            sizes = BatchSizes((size, SLOTS) if size < SLOTS else (SLOTS,))
+            if size < SLOTS:
+                if anew or not any(f"batch {size}" in name for name in programs.names):
+                    programs.compile_batch(size, TREES)
+                sizes.add(size, [TREES])
+            monkeypatch.setattr(programs, "batch_sizes", sizes)
+
+    return use
+
+
+def rounds_of_few(drafts):
+    """What a draft makes while all slots have rounds, then slot 0 alone, then slots 0 and 2."""
+    draft, texts, branches = begun(drafts[0])
+    seen = []
+
+    def round_of(slots, choose, drafted=(0,) * SLOTS):
+        records = promote(draft, texts, choose, drafted, slots)
+        proposal = jax.tree.map(np.asarray, records.proposal())
+        branches = expand(draft, slots)
+        idle = [slot for slot in range(SLOTS) if slot not in slots]
+        assert (proposal.length[idle] == 0).all()
+        assert (branches.bonus[idle] == -1).all()
+        arrays = *proposal, *branches[:3], *branches.trees
+        seen.extend(array[slots] for array in arrays)
+        return branches
+
+    branches = round_of([0, 1, 2], won(branches, deepest), (K, 0, K))
+    for _ in range(2):
+        branches = round_of([0], won(branches, deepest))
+    branches = round_of([0], missed(texts), (K, 0, 0))
+    branches = round_of([0], won(branches, deepest))
+    texts[2] = Text([5, 9, 11, 30], 4)
+    draft.open(SlotOpening(2, REQUESTS[2], 2, pages=(2,), prompt=4))
+    draft.prefill(2, texts[2].tokens, 0)
+    hit, begins = won(branches, deepest), (0, 40, -1, ([], []))
+    round_of([0, 2], lambda slot: begins if slot else hit(slot))
+    return seen
+
+
+of_both_rules = pytest.mark.parametrize(
+    "parts", ["ratio", pytest.param("coupled", marks=pytest.mark.more)], indirect=True
+)
+
+
+@of_both_rules
+def test_trees_of_few_slots_are_those_of_all_slots(drafts, few):
+    few(SLOTS)
+    every = rounds_of_few(drafts)
+    few(1)
+    found = rounds_of_few(drafts)
+    for one, other in zip(every, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@of_both_rules
+@pytest.mark.parametrize("fault", [False, pytest.param(True, marks=pytest.mark.more)])
+def test_a_slot_above_those_that_propose_has_no_tree_left(drafts, few, monkeypatch, fault):
+    """It has none in its last round, and its tree of the round before was judged already."""
+    if fault:
+        monkeypatch.setattr(tree_draft_programs, "_without_nodes", lambda trees: trees)
+    few(1, anew=fault)
+    drafter, texts = drafts[1](), prompts()
+    open_all(drafter, texts)
+    for slot, text in enumerate(texts):
+        drafter.prefill(slot, text.tokens[:-1], 0, last=True)
+    lengths = []
+    for live, limit in (([0, 2], K), ([0], 1)):  # which takes a single forward
+        batch = draft_batch(SLOTS, 1)
+        for slot in live:
+            batch.pending[slot] = batch.tokens[slot, 0] = texts[slot].tokens[-1]
+            batch.position[slot] = len(texts[slot].tokens) - 1 + len(lengths)
+            batch.counts[slot], batch.limit[slot], batch.room[slot] = 1, limit, limit
+        drafter.propose(batch)
+        lengths.append(np.asarray(drafter.proposal().length).tolist())
+    assert lengths[0][1] == 0 < lengths[0][2]
+    assert (lengths[1][2] > 0) == fault
 
 
 FLAWS = {

@@ -85,6 +85,14 @@ def test_without_a_drafter_there_is_no_acceptance():
     assert measured.summary()["acceptance_length"] is None
 
 
+def test_rounds_are_counted_by_the_slots_that_they_ran():
+    measured = times(*map(float, range(6)))
+    for batch in (8, 1, 8, 0, 2):  # one of a target that says nothing of it
+        measured.rounds.append(RoundRecord(committed=1, accepted=0, seconds=0.1, batch=batch))
+    assert measured.summary()["batch_sizes"] == [(1, 1), (2, 1), (8, 2)]
+    assert times(1.0).summary()["batch_sizes"] is None
+
+
 def looked_up(*rounds):
     """Rounds of (source, committed tokens)."""
     found = [

@@ -23,10 +23,10 @@ class Scripted:
     timed = False
 
     def __init__(self, *ks):
-        self.ks, self.rows = list(ks), []
+        self.ks, self.reaches = list(ks), []
 
-    def plan(self, rows):
-        self.rows.append(rows)
+    def plan(self, reach):
+        self.reaches.append(reach)
         return RoundPlan(self.ks.pop(0) if len(self.ks) > 1 else self.ks[0])
 
 
@@ -136,14 +136,14 @@ def test_a_drafter_catches_up_a_chunk_a_round_and_holds_up_none():
     assert drafter.limits  # and then it proposes
 
 
-def test_the_planner_is_told_how_many_requests_there_are():
+def test_the_planner_is_told_how_far_slots_have_requests():
     planner = Scripted(3)
-    _, _, engine = make(planner)
-    for _ in range(3):
-        engine.add(request(max_tokens=4))
+    _, _, engine = make(planner, slots=3)
+    for tokens in (4, 20, 4, 4):
+        engine.add(request(max_tokens=tokens))
     drain(engine)
-    assert planner.rows[0] == 2  # of two slots
-    assert planner.rows[-1] == 1
+    assert planner.reaches[0] == 3  # of three slots
+    assert planner.reaches[-1] == 2  # the long text alone is in the second
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -10,20 +10,20 @@ from ssd_jax.engine.round_monitor import RoundCounts, RoundMonitor
 from ssd_jax.roles.activity import Busy
 
 
-def record(proposed, accepted, source=None):
-    return RoundRecord(
-        proposed=proposed, accepted=accepted, committed=accepted + 1, seconds=1.0, source=source
-    )
+def record(proposed, accepted, source=None, batch=0):
+    facts = {"proposed": proposed, "accepted": accepted, "source": source, "batch": batch}
+    return RoundRecord(committed=accepted + 1, seconds=1.0, **facts)
 
 
 def test_rounds_are_counted_by_what_their_rows_committed():
     monitor = RoundMonitor()
     monitor.prefill((0.0, 1.0), 12, 1)
-    monitor.round((1.0, 2.0), [record(3, 2, "hit"), record(3, 0, "late")], "ssd")
+    monitor.round((1.0, 2.0), [record(3, 2, "hit", 4), record(3, 0, "late", 4)], "ssd")
     monitor.round((2.0, 3.0), [record(0, 0)], "ar")
     counts, target, _ = monitor.view()
     assert counts == RoundCounts(
         rounds={"ssd": 1, "ar": 1},
+        batches={4: 1},
         tokens=1 + 4 + 1,
         drafts=2,
         draft_tokens=6,

@@ -93,5 +93,6 @@ def test_only_a_round_that_follows_one_of_the_same_rows_is_timed():
     seen = []
     timer = RoundTimer(seen.append, least=SLOTS)
     for now, requests in enumerate([(0, 1), (0, 2), (0, 2), (), (0, 2)]):
-        timer.read(requests, None, float(now))
+        timer.read(requests, None, float(now), reach=3, batch=4)
     assert [each.seconds for each in seen] == [1.0]
+    assert (seen[0].rows, seen[0].reach, seen[0].batch) == (2, 3, 4)

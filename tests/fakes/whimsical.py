@@ -13,7 +13,7 @@ class Whimsical:
     def __init__(self, seed):
         self._draw, self._left, self._plan = random.Random(seed), 0, RoundPlan(0)
 
-    def plan(self, rows):
+    def plan(self, reach):
         if not self._left:
             self._left = self._draw.randrange(1, 5)
             branches = self._draw.random() < 0.6

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from ssd_jax.devices.target import DeviceTarget
+from ssd_jax.config.config import Config
+from ssd_jax.devices.batch_sizes import BatchSizes
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import load as loading
 from ssd_jax.sampling.params import SamplingParams
+from ssd_jax.sampling.structured_outputs import StructuredOutputsParams
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import SHAPE
 from tests.llm.runs import PROMPTS, ids, outputs, requests
@@ -43,34 +45,46 @@ def opened(pair, **settings):
     return LLM(pair[0], compile_cache="off", **defaults | settings)
 
 
+def used(found):
+    """Numbers of slots that rounds ran."""
+    return {slots for output in found for slots, _ in output.metrics["batch_sizes"] or ()}
+
+
 @pytest.fixture
-def used(monkeypatch):
-    """Sizes that target rounds ran with."""
-    seen, forward = set(), DeviceTarget._forward
+def chosen(monkeypatch):
+    """Sizes that rounds of target and draft were given, by task."""
+    seen, choose = {}, BatchSizes.choose
 
-    def noting(self, width, pending, lengths, tokens, size):
-        seen.add(size)
-        return forward(self, width, pending, lengths, tokens, size)
+    def noting(self, rows, *tasks):
+        size = choose(self, rows, *tasks)
+        seen.setdefault(tasks[0], set()).add(size)
+        return size
 
-    monkeypatch.setattr(DeviceTarget, "_forward", noting)
+    monkeypatch.setattr(BatchSizes, "choose", noting)
     return seen
 
 
 @pytest.mark.parametrize("settings", CASES)
-def test_texts_and_proposals_are_those_of_rounds_over_all_slots(pair, settings, used):
+def test_texts_and_proposals_are_those_of_rounds_over_all_slots(pair, settings, chosen):
+    groups = 2 if "mesh" in settings else 1
     with opened(pair, batch_sizes="off", **settings) as llm:
         asked = requests(llm, "coupled")
         alone, wanted = ids(outputs(llm, asked, "ar")), outputs(llm, asked)
-        assert used == {llm.loaded.programs.local_slots}
+        assert used(wanted) == {llm.loaded.programs.slots}
+    chosen.clear()
     with opened(pair, batch_sizes="all", **settings) as llm:
         assert ids(outputs(llm, asked, "ar")) == alone
         found = outputs(llm, asked)
         assert ids(found) == alone
         if settings.get("draft_placement") != "process" and settings.get("k") != "auto":
             assert figures(found) == figures(wanted)
-        assert 1 in used
-        assert len(used) > 2
+        assert groups in used(found)
+        assert len(used(found)) > 2
         assert llm.loaded.programs.batch_sizes.sizes[0] == 1  # none was dropped
+    of_draft = {"branches", "trees"} & set(chosen)
+    assert all(1 in chosen[task] for task in of_draft)
+    if settings.get("draft_placement") == "inline":
+        assert of_draft == {"trees" if "tree_nodes" in settings else "branches"}
 
 
 def figures(found):
@@ -94,18 +108,84 @@ def test_sampled_texts_that_end_above_others_end_as_in_rounds_over_all_slots(pai
     assert texts[0] == texts[1]
 
 
-def test_sizes_are_compiled_while_requests_run_and_then_used(pair, used):
+def test_sizes_are_compiled_while_requests_run_and_then_used(pair):
     with opened(pair) as llm:
         asked = requests(llm, "coupled")
-        first = ids(outputs(llm, asked))
-        assert used == {SLOTS}
+        first = outputs(llm, asked)
+        assert used(first) == {SLOTS}
         sizes = llm.loaded.programs.batch_sizes
         sizes._patience = 0
         for _ in range(2):  # the smallest size, whose round is the last, is compiled alone
-            assert ids(outputs(llm, asked)) == first
+            assert ids(outputs(llm, asked)) == ids(first)
             sizes.join()
-        assert ids(outputs(llm, asked)) == first
-        assert min(used) < SLOTS
+        last = outputs(llm, asked)
+        assert ids(last) == ids(first)
+        assert min(used(last)) < SLOTS
+
+
+@pytest.mark.more
+def test_where_times_choose_the_mode_sizes_come_for_all_that_it_may_choose(pair):
+    settings = {"mode": "auto", "draft_placement": "inline", "k": 3, "budget": 6, "slots": 2}
+    with opened(pair, **settings) as llm:
+        asked = requests(llm, "coupled")
+        alone = ids(outputs(llm, asked, "ar"))
+        programs = llm.loaded.programs
+        of_draft = llm.loaded.inline.branching()
+        kinds = [programs, of_draft[0].base, *of_draft]
+        for each in kinds:
+            each.batch_sizes._patience = 0
+        for _ in range(4):
+            for mode in ("auto", "ar", "sd", "ssd"):
+                assert ids(outputs(llm, asked, mode)) == alone
+            for each in kinds:
+                each.batch_sizes.join()
+        assert all(programs.batch_sizes.ready(1, width) for width in programs.widths)
+        assert used(outputs(llm, asked[:1], "ssd")) == {1}
+        assert of_draft[0].batch_sizes.ready(1, "branches")
+
+
+EXTRAS = [{"logprobs": 2}, {"structured_outputs": StructuredOutputsParams(regex="(ab|[0-9]){6,9}")}]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"logprobs_of": "processed"}, marks=MORE),
+        pytest.param({"tree_nodes": 5}, marks=MORE),
+        pytest.param({"tree_nodes": 5, "logprobs_of": "processed"}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_rounds_with_log_probabilities_or_a_grammar_run_few_slots_too(pair, settings):
+    """Their programs of a size come once such rounds want them; the results are the same."""
+    pytest.importorskip("llguidance")
+    with opened(pair, mode="sd", slots=2, batch_sizes="all", **settings) as llm:
+        params = [*EXTRAS, EXTRAS[0] | EXTRAS[1]]
+        asked = [
+            llm.request(prompt, SamplingParams(temperature=0.8, seed=3, max_tokens=12, **more), 4)
+            for prompt, more in zip(PROMPTS, params, strict=False)
+        ]
+        sizes = llm.loaded.programs.batch_sizes
+
+        def found():
+            return [output for request in asked for output in outputs(llm, [request])]
+
+        first, tasks = found(), len(sizes_of_extras(sizes))
+        assert (used(first), tasks) == ({2}, 0)
+        assert ids(first) == [ids(outputs(llm, [each], "ar"))[0] for each in asked]
+        sizes._patience = 0
+        while tasks < len(sizes_of_extras(sizes)) or not tasks:
+            tasks = len(sizes_of_extras(sizes))
+            again = found()
+            sizes.join()
+            assert ids(again) == ids(first)
+            assert [each.logprobs for each in again] == [each.logprobs for each in first]
+        assert all(used([each]) == {1} for each in again)
+
+
+def sizes_of_extras(sizes):
+    return [task for _, task in sizes._compiled if isinstance(task, tuple)]
 
 
 class OneBit(Programs):
@@ -146,6 +226,7 @@ def test_sizes_that_are_not_possible_are_refused(pair, value, message):
         opened(pair, batch_sizes=value, load=False)
 
 
-def test_hosts_run_all_slots_and_refuse_other_sizes(pair):
-    with pytest.raises(InputError, match="batch_sizes = '1': with hosts every round runs all"):
-        opened(pair, batch_sizes="1", hosts="localhost:1,count=2", load=False)
+@pytest.mark.parametrize(("asked", "sizes"), [("auto", ()), ("off", ()), ("all", (1, 2, 4))])
+def test_hosts_have_the_sizes_that_all_of_them_compile_at_the_start(asked, sizes):
+    config = Config(target="t", slots=5, batch_sizes=asked, hosts="localhost:1,count=2")
+    assert config.smaller_batches == sizes

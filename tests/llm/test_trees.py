@@ -8,7 +8,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import tree_choice, trees
-from ssd_jax.tuning.measuring import blank_proposals, draft_run, verify_run
+from ssd_jax.tuning.role_runs import blank_proposals, draft_run, verify_run
 from tests.checkpoints import tiny_pair
 from tests.llm.bitwise import skip_unless_bitwise
 from tests.llm.paged import SHAPE

@@ -67,6 +67,7 @@ def test_what_the_engines_did_has_vllms_names():
         mode="auto",
         counts=RoundCounts(
             rounds=Counter({"ssd": 5, "ar": 2}),
+            batches=Counter({4: 7}),
             drafts=5,
             draft_tokens=20,
             accepted=8,
@@ -97,6 +98,7 @@ def test_what_the_engines_did_has_vllms_names():
     assert values["ssd_jax:fallbacks_total", "late"] == 1
     assert values["ssd_jax:rounds_total", "ar"] == 2
     assert values["ssd_jax:rounds_total", "ssd"] == 5
+    assert values["ssd_jax:batches_total", "4"] == 7
     assert values["ssd_jax:hit_rate",] == 0.5
     assert values["ssd_jax:acceptance_length",] == 3
     assert values["ssd_jax:hidden_draft_share",] == 0.75

@@ -93,7 +93,7 @@ def test_ssd_must_beat_the_better_of_ar_and_sd_even_one_that_is_not_taken(
         rate = {"sd": sd, "ssd": ssd}[mode]
         return SimpleNamespace(best=lambda _rows: Prediction(SpeculationPlan(k=4), rate))
 
-    monkeypatch.setattr(Chooser, "tuner", tuner)
+    monkeypatch.setattr(Chooser, "_new_tuner", tuner)
     assert chosen(costs(0.1)).mode == mode
 
 

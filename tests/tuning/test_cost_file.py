@@ -23,6 +23,7 @@ KNOWN = KnownCosts(
         backup=0.01,
         step={4: 0.02, 16: 0.03},
         contention=0.2,
+        few={1: Costs(verify={0: 0.05, 4: 0.06}, step={4: 0.01, 16: 0.02})},
     ),
     Guess(acceptance=0.7, single_miss=0.3, judged=90, ranks=RankTables(COUNTS, COUNTS)),
     slowness=1.1,
@@ -165,5 +166,5 @@ def test_costs_are_kept_beside_compiled_programs(tmp_path):
 def test_every_field_of_costs_is_written_and_read():
     """A field that is added must be written and read."""
     assert {field.name for field in dataclasses.fields(Costs)} == {
-        "verify", "ahead", "draft", "rounds", "trees", "backup", "step", "contention",
+        "verify", "ahead", "draft", "rounds", "trees", "backup", "step", "contention", "few",
     }  # fmt: skip

@@ -53,6 +53,28 @@ def test_every_slot_verifies_exactly_k_tokens_in_every_round_that_counts(of_draf
         assert verified[-2:] == [[k] * SLOTS] * 2
 
 
+def test_as_many_slots_as_are_asked_for_have_texts():
+    watch = Watch()
+    verified, engine = rounds(watch)
+    for rows in (1, SLOTS, 2):
+        engine.rows = rows
+        assert engine.begin(K)
+        assert engine.run() == pytest.approx(0.2 * K + 1.0 + 0.1 * K)
+        assert verified[-1] == [K] * rows + [0] * (SLOTS - rows)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_draft_that_could_branch_drafts_just_in_time(branches):
+    watch = Watch()
+    drafter, seen = slow_drafter(watch), []
+    drafter.branches = branches
+    instrument(drafter, note={"propose": lambda batch: seen.append(batch.branches.tolist())})
+    engine = EngineRounds(FakeTarget(script, slots=SLOTS, context=64), drafter, [1] * 6)
+    assert engine.begin(K)
+    engine.run()
+    assert seen[-1] == [not branches] * SLOTS
+
+
 def test_a_proposal_is_timed_until_it_is_there():
     watch = Watch()
     _, engine = rounds(watch)

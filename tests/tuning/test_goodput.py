@@ -18,6 +18,9 @@ class Machine:
     Args:
       plain, drafted: tokens per second of a round of one request, by the round's number.
       noise: most relative error of a round's time.
+
+    Attributes:
+      batches: slots that programs run without and with the draft; all rounds take as long.
     """
 
     def __init__(self, plain, drafted, *, noise=0.0, late=0):
@@ -27,18 +30,19 @@ class Machine:
         self._late, self._behind = late, 0  # rounds until the draft has caught up
         self.count = 0
         self.seconds = self.tokens = 0.0
+        self.batches = [64, 64]
 
-    def run(self, rounds, rows=1):
+    def run(self, rounds, reach=1, rows=None):
         """Which rounds used the draft."""
-        used = []
+        used, rows = [], rows or reach
         for _ in range(rounds):
-            k = self.planner.plan(rows).k
+            k = self.planner.plan(reach).k
             self._behind = self._late if not k else max(self._behind - 1, 0)
             drafts = bool(k) and not self._behind
             rate = (self._drafted if drafts else self._plain)(self.count)
             tokens = 3 if drafts else 1
             seconds = tokens / rate * (1 + self._noise * self._draw.uniform(-1, 1))
-            facts = "sd" if k else "ar", rows, tokens * rows
+            facts = "sd" if k else "ar", rows, tokens * rows, reach, self.batches[bool(k)]
             self.planner.observe(TimedRound(K if drafts else 0, False, seconds, *facts))
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
             self.count += 1
@@ -86,12 +90,49 @@ def test_it_changes_with_the_text():
 
 def test_each_size_of_a_batch_has_its_own_choice():
     machine = Machine(always(15.0), always(30.0))
-    machine.run(300, rows=1)
+    machine.run(300, reach=1)
     machine._drafted = always(10.0)  # with many requests
-    assert machine.run(300, rows=30)[-100:].count(True) <= TRIAL
+    assert machine.run(300, reach=30)[-100:].count(True) <= TRIAL
     machine._drafted = always(30.0)
-    assert machine.run(40, rows=1).count(True) >= 40 - TRIAL
-    assert machine.run(40, rows=17).count(True) <= TRIAL  # the size of 30
+    assert machine.run(40, reach=1).count(True) >= 40 - TRIAL
+    assert machine.run(40, reach=17).count(True) <= TRIAL  # the size of 30
+    assert machine.run(40, reach=30, rows=1).count(True) <= TRIAL  # one request in a high slot
+
+
+def test_rounds_of_one_size_compare_whatever_the_number_of_their_requests():
+    """A plan is not slow because few requests were there while it was tried."""
+    machine = Machine(always(10.0), always(12.0))
+    machine.run(INTERVAL, reach=8, rows=8)
+    machine.run(TRIAL, reach=8, rows=8)
+    assert machine.run(20, reach=8, rows=1).count(True) == 20
+    machine = Machine(always(12.0), always(10.0))
+    machine.run(INTERVAL, reach=8, rows=8)
+    machine.run(TRIAL, reach=8, rows=1)
+    assert machine.run(20, reach=8, rows=8).count(True) == 0
+
+
+def test_once_smaller_programs_have_come_other_plans_are_tried_soon():
+    """Whatever trials have lost before."""
+    machine = Machine(always(1.0), always(11.0))
+    machine.run(10 * INTERVAL)
+    machine.batches[:] = 1, 1
+    machine._plain = always(20.0)  # few requests: the draft does not pay
+    used = machine.run(3 * INTERVAL)
+    assert used[-INTERVAL // 2 :].count(True) == 0
+
+
+def test_rounds_with_smaller_programs_are_not_averaged_with_those_before():
+    machine = Machine(always(10.0), always(10.2))
+    machine.run(10 * INTERVAL)
+    machine.batches[:] = 1, 1
+    machine._plain, machine._drafted = always(20.0), always(40.0)
+    assert machine.run(3 * INTERVAL).count(False) <= TRIAL
+
+
+def test_each_size_begins_with_the_plan_that_it_is_given():
+    plans = [PLANS["ar"], PLANS["ssd"]]
+    planner = GoodputPlanner(plans, timed=False, first=lambda size: int(size <= 2))
+    assert [planner.plan(reach).mode for reach in (1, 2, 3, 9)] == ["ssd", "ssd", "ar", "ar"]
 
 
 @pytest.mark.parametrize(("plain", "drafted"), [(10, 20), (20, 10), (10, 11), (11, 10)])

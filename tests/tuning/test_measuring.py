@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.config import config, derived
+from ssd_jax.devices.batch_sizes import BatchSizes
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import SsdError
@@ -15,14 +16,9 @@ from ssd_jax.loading.loaded import Roles
 from ssd_jax.placement.process import placement
 from ssd_jax.roles.records import BranchTokens
 from ssd_jax.testing.by_row import promoted
-from ssd_jax.tuning import measuring
-from ssd_jax.tuning.measuring import (
-    Branches,
-    ahead_run,
-    seconds_of,
-    shortest_seconds,
-    verify_run,
-)
+from ssd_jax.tuning import measuring, role_runs
+from ssd_jax.tuning.measuring import shortest_seconds
+from ssd_jax.tuning.role_runs import Branches, ahead_run, seconds_of, verify_run
 from tests.fakes.stepwise import StepwiseDraft
 from tests.fakes.watch import Watch
 
@@ -149,7 +145,7 @@ class Draft(StepwiseDraft):
 
 @pytest.mark.parametrize("late", [0, 1, 3])
 def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again(late, monkeypatch):
-    monkeypatch.setattr(measuring, "_PAUSE", 0.0)
+    monkeypatch.setattr(role_runs, "_PAUSE", 0.0)
     watch = Watch()
     draft = Draft(watch, late)
     branches = Branches(draft, CONTEXT, clock=watch)
@@ -159,7 +155,7 @@ def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again
 
 
 def test_a_worker_that_never_answers_is_reported(monkeypatch):
-    monkeypatch.setattr(measuring, "_PAUSE", 0.0)
+    monkeypatch.setattr(role_runs, "_PAUSE", 0.0)
     watch = Watch()
     draft = Draft(watch, 10**9)
     branches = Branches(draft, CONTEXT, clock=watch)
@@ -208,14 +204,16 @@ class Slow(Draft):
         return self.patience < 0.03
 
 
-def loaded(**parts):
+def loaded(mode="ssd", **parts):
     """As much of `Loaded` as measuring takes."""
     programs = SimpleNamespace(
         widths=(0, K),
         verification=Verification(widths=(0, K)),
-        model=SimpleNamespace(place=lambda arrays: arrays, mesh=None),
+        model=SimpleNamespace(place=lambda arrays: arrays, mesh=None, data_shards=1),
+        slots=SLOTS,
+        batch_sizes=BatchSizes([SLOTS]),
     )
-    settings = {"mode": "ssd", "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
+    settings = {"mode": mode, "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
     given = config.Config(**settings, budget="auto")
     return SimpleNamespace(
         config=given,
@@ -229,7 +227,7 @@ def loaded(**parts):
 
 def test_a_draft_elsewhere_slower_than_a_round_waits_for_it_is_timed_all_the_same(monkeypatch):
     monkeypatch.setattr(derived, "AUTO_BUDGETS", (4, 16))
-    monkeypatch.setattr(measuring, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
+    monkeypatch.setattr(role_runs, "PATIENCE", 1.0)  # of all attempts, so that failing is quick
     monkeypatch.setattr(measuring, "_MAX_SECONDS", 0.0)
     closed = []
     worker = SimpleNamespace(end_last=lambda: closed.append(True))
@@ -251,6 +249,68 @@ def test_contention_between_the_roles_is_measured(kind, contention):
     assert measuring.measure_target(made, clock=watch).verify == pytest.approx(costs.verify)
     assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
     assert costs.contention == pytest.approx(contention)
+
+
+def test_rounds_of_sd_are_measured_with_the_draft_that_they_will_have(monkeypatch):
+    """In an engine of mode ssd that is its own draft, wherever it is."""
+    watch, asked, ended = Watch(), [], []
+    worker = SimpleNamespace(end_last=lambda: ended.append(True))
+    made = loaded("auto", branching=lambda patience: Draft(watch), worker=worker)
+
+    def roles(mode, _k, *, patience=None):
+        asked.append((mode, patience))
+        return Roles(Target(watch), SimpleNamespace(k=K))
+
+    made.roles = roles
+    rounds = SimpleNamespace(begin=lambda *_: True, run=lambda: 2.0, draft=lambda: 0.4, rows=0)
+    monkeypatch.setattr(measuring, "rounds_of", lambda *_: rounds)
+    costs = measuring.measure(made, CONTEXT, clock=watch)
+    assert asked == [("ar", None), ("ssd", measuring.PATIENCE)]
+    assert (costs.rounds, costs.draft) == ({1: 2.0, K: 2.0}, 0.4 / K)
+    assert rounds.rows == SLOTS
+    assert len(ended) == 2  # each stream before the next begins
+
+
+class FewSlots(Target):
+    """Takes a third as long for one slot, as its programs do there."""
+
+    def forward(self, tokens, lengths, drafted=None):
+        self.width = 0 if drafted is None else int(drafted.lengths.max())
+        self.share = (lengths >= 0).sum() / SLOTS
+        return self
+
+    def read(self):
+        self.watch.now += (1.0 + 0.1 * self.width) * (1 if self.share == 1 else 1 / 3)
+
+
+class FewBranches(Hidden):
+    """Takes half as long for one slot."""
+
+    def promote(self, promotion):
+        self.rows = sum(moved.position >= 0 for moved in promoted(promotion))
+
+    def branch_off(self, counts, *, follow, lowered, forwards):
+        assert (counts.sum(axis=1) > 0).sum() == self.rows
+        super().branch_off(counts[: self.rows], follow=follow, lowered=lowered, forwards=forwards)
+        self.ready -= (self.ready - self.watch.now) * (self.rows < SLOTS) / 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_costs_of_a_batch_size_are_measured_where_its_programs_are_there(there):
+    watch = Watch()
+    made = loaded(branching=lambda patience: FewBranches(watch), worker=None)
+    made.roles = lambda *_: Roles(FewSlots(watch), None)
+    sizes = made.programs.batch_sizes = BatchSizes([1, SLOTS])
+    sizes.trials = 3
+    sizes.add(1, [0, K] if there else [0])
+    costs = measuring.measure(made, CONTEXT, clock=watch)
+    assert costs.verify == pytest.approx({0: 1.0, K: 1.4})
+    assert costs.step == pytest.approx({4: 0.04, 8: 0.08, 16: 0.16})
+    assert list(costs.few) == ([1] if there else [])
+    if there:
+        assert costs.few[1].verify == pytest.approx({0: 1 / 3, K: 1.4 / 3})
+        assert costs.few[1].step == pytest.approx({4: 0.02, 8: 0.04, 16: 0.08})
+    assert sizes.on_trial(1, 0)  # on texts of users, which these were not
 
 
 def test_slots_of_a_worker_have_pages_where_they_share_them():
@@ -285,7 +345,7 @@ def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):
 
 @pytest.mark.parametrize("context", [12, 20, 64, 4096])
 def test_the_measured_position_fits_the_context(context):
-    assert 0 <= measuring._position(context, 8) <= max(0, context - 10)
+    assert 0 <= role_runs._position(context, 8) <= max(0, context - 10)
 
 
 def test_the_first_run_warms_up_and_is_not_timed():

@@ -8,15 +8,10 @@ from ssd_jax.placement.hosts.flag import Hosts
 
 
 def check(settings: DerivedSettings) -> None:
-    """Refuses drafts on the devices of one process, and batches of fewer than all slots."""
+    """Refuses drafts on the devices of one process."""
     if settings.hosts is None:
         return
     Hosts.parse(settings.hosts)
-    if settings.batch_sizes not in ("auto", "off"):
-        raise InputError(
-            f"batch_sizes = {settings.batch_sizes!r}: with hosts every round runs all slots; leave "
-            "it out"
-        )
     if settings.draft_devices is not None:
         raise InputError(
             f"draft_devices = {settings.draft_devices!r}: with hosts a draft in a process is on "

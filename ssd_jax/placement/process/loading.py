@@ -103,7 +103,7 @@ def load_sessions(
         *smaller_budgets, max_budget = sorted(spec.budgets)
         sizes = {"slots": spec.slots, "context": spec.context, "tokens": spec.tokens}
         common: Any = {**sizes, "drafting": spec.drafting, "paging": paging}
-        batches = BatchPlan(spec.batch_sizes, at_start=spec.batches_at_start)
+        batches = BatchPlan(spec.batch_sizes, spec.batches_at_start, patience=spec.batch_patience)
         menu: BranchingMenu
         if spec.drafting.tree is None:
             base = DraftPrograms(opened.model, **common, batches=batches, defer=urgent)
@@ -113,10 +113,14 @@ def load_sessions(
             in_turn = spec.drafting.in_turn
             assert in_turn.tree is not None
             trees = TreeDraftPrograms(
-                opened.model, **common | {"drafting": in_turn}, shape=in_turn.tree
+                opened.model,
+                **common | {"drafting": in_turn},
+                shape=in_turn.tree,
+                batches=batches,
             )
             of_worker = dataclasses.replace(spec.drafting, branches=spec.branches)
-            menu, urgent = (TreeExpansionPrograms(trees, of_worker),), False
+            menu = (TreeExpansionPrograms(trees, of_worker, batches=batches),)
+            urgent = False
         check(programs=max(programs.working_memory for programs in menu))
         parameters = loading.result()
     drafts = _Drafts(menu, parameters, spec.draft_temperature)

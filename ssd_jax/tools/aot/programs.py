@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config.settings import SUPPORT
+from ssd_jax.devices.batch_sizes import BatchPlan
 from ssd_jax.devices.draft_programs import DraftPrograms
 from ssd_jax.devices.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.paged_programs import Paging
@@ -37,6 +38,7 @@ class Sizes:
       branches: M.
       nodes: m of trees, of depth K, beside chains; 0 is none.
       paging: see `PagedPrograms`.
+      batches: of how many slots there are programs, besides all.
     """
 
     slots: int
@@ -45,6 +47,7 @@ class Sizes:
     branches: int
     nodes: int = 0
     paging: Paging | None = None
+    batches: tuple[int, ...] = ()
 
     @property
     def tree(self) -> TreeShape:
@@ -77,7 +80,7 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
             model, drafting=trees, shape=sizes.tree, compiler=compiler, **common
         )
         trees = dataclasses.replace(trees, branches=sizes.branches, nodes=sizes.nodes)
-        TreeExpansionPrograms(base, trees, compiler=compiler)
+        TreeExpansionPrograms(base, trees, batches=common["batches"], compiler=compiler)
     drafting = Drafting(
         k=sizes.k,
         support=SUPPORT,
@@ -88,7 +91,7 @@ def of_draft(model: FunctionalModel, sizes: Sizes) -> dict[Name, ProgramSpec]:
     )
     compiler = _recorder(specs)
     base = DraftPrograms(model, drafting=drafting, compiler=compiler, **common)
-    ExpansionPrograms(base, compiler=compiler)
+    ExpansionPrograms(base, batches=common["batches"], compiler=compiler)
     return specs
 
 
@@ -99,6 +102,7 @@ def _common(model: FunctionalModel, sizes: Sizes) -> dict[str, Any]:
         "context": sizes.context,
         "tokens": model.config.vocab_size,
         "paging": sizes.paging,
+        "batches": BatchPlan(sizes.batches, at_start=True),
     }
 
 

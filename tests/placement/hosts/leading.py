@@ -19,12 +19,12 @@ def likeliest(entries: Iterable[TokenLogprobs | None] | None) -> list[list[int]]
     return [[token for token, _ in entry.top] for entry in entries or () if entry is not None]
 
 
-def answers(llm: LLM, verify: str, few: bool) -> dict:
+def answers(llm: LLM, verify: str, few: bool, logprobs: int | None = 2) -> dict:
     """Tokens of each prompt, or of some, by mode, and the likeliest ones beside each."""
     found = {}
     for mode in llm.modes:
-        asked = requests(llm, verify, logprobs=2, prompt_logprobs=2)
-        long = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=2)  # over two pages
+        asked = requests(llm, verify, logprobs=logprobs, prompt_logprobs=logprobs)
+        long = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=logprobs)  # over two pages
         longest = llm.request(PROMPTS[1], long, len(asked))
         done = outputs(llm, [*(asked[2:4] if few else asked), longest], mode)
         found[mode] = [
@@ -66,8 +66,11 @@ def main() -> None:
         if given.get("grammar"):
             found = under_a_grammar(llm)
         else:
-            found = answers(llm, settings["verify"], given["few"] == "True")
+            logprobs = None if "batch_sizes" in settings else 2  # those rounds run all slots
+            found = answers(llm, settings["verify"], given["few"] == "True", logprobs)
+            (alone,) = llm.generate("a", SamplingParams(max_tokens=9), mode="ar")
             found["predicted"] = llm.predicted
+            found["batches"] = alone.metrics["batch_sizes"]
         print(json.dumps(found))
 
 

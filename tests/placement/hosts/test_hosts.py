@@ -64,12 +64,33 @@ def test_every_mode_of_several_processes_says_what_one_says(
             expected = answers(alone, verify, few)
         found = said(processes)
     predicted = found.pop("predicted")
+    assert [slots for slots, _ in found.pop("batches")] == [4]
     assert found.keys() == expected.keys() == {"ar", "sd", "ssd"}
     for mode in expected:
         assert found[mode] == expected[mode], mode
     chooses = "auto" in more.values()
     assert predicted.keys() == (expected.keys() if chooses else set())
     assert min(predicted.values(), default=1) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "more", "sizes"),
+    [
+        ("tensor=4", {"mode": "ssd"}, [1]),
+        ("data=2,tensor=2", {"mode": "sd", "budget": None}, [2]),
+        ("tensor=4", {"mode": "sd", "budget": None, "tree_nodes": 8}, [1]),
+    ],
+)
+def test_several_processes_change_the_sizes_of_their_batches_together(pair, mesh, more, sizes):
+    settings = settings_of(pair("qwen3", 2), "coupled", exact="distribution", **more)
+    leader = json.dumps(settings | {"mesh": mesh, "batch_sizes": "all"})
+    with Processes("tests.placement.hosts.leading", leader, "--few=False") as processes:
+        with LLM(**settings, draft_placement="inline") as alone:
+            expected = answers(alone, "coupled", False, None)
+        found = said(processes)
+    assert [slots for slots, _ in found["batches"]] == sizes
+    assert {mode: found[mode] for mode in expected} == expected
 
 
 @pytest.mark.more

@@ -40,12 +40,13 @@ def programs(
     context=2048,
     attention=None,
     paging=None,
+    batches=(),
 ) -> dict[str, ProgramSpec]:
     """Those of a target and of a draft of the same architecture."""
     blocks = mesh is not None and stored_in_blocks(mesh.devices.flat[0])
     execution = Execution.for_platform(platform, dtype, attention=attention, blocks=blocks)
     model = FunctionalModel(about, execution, mesh=mesh)
-    rooms = {"slots": slots, "context": context, "paging": paging}
+    rooms = {"slots": slots, "context": context, "paging": paging, "batches": batches}
     sizes = Sizes(k=K, branches=BRANCHES, nodes=NODES, **rooms)
     found = {
         "target": aot_programs.of_target(model, sizes),

@@ -29,20 +29,26 @@ PAIRS = {
     "head 128, 4 devices": {"head_dim": 128, "devices": 4},
     "pages of 256": {"head_dim": 64, "paging": PAGING},
     "pages of 256, 2 x 2 devices": {"head_dim": 64, "devices": 4, "data": 2, "paging": PAGING},
+    "a batch of 1": {"head_dim": 64, "batches": (1,)},
 }
 
 
-def names(paging):
-    """Of the programs."""
-    return sorted(specs.programs(specs.config(vocab_size=1024), paging=paging))
+def names(paging=None, batches=(), **_rest):
+    """Of the programs, or, where there are smaller batches, of these in one variant."""
+    found = specs.programs(specs.config(vocab_size=1024), paging=paging, batches=batches)
+    others = "greedy", "truncated", "full"
+    return sorted(
+        name for name in found if not batches or ("batch" in name and not name.endswith(others))
+    )
 
 
-def pair(head_dim, devices=1, data=1, paging=None):
+def pair(head_dim, devices=1, data=1, paging=None, batches=()):
     """A mesh of v5e and programs for it by name, the bytes of their pages on a device, and two
     sizes that none but pages have."""
     about = specs.config(head_dim)
     mesh = mesh_of(chips.devices("v5e", devices), data)
-    found = specs.programs(about, mesh=mesh, slots=SLOTS, context=CONTEXT, paging=paging)
+    room = {"slots": SLOTS, "context": CONTEXT, "paging": paging, "batches": batches}
+    found = specs.programs(about, mesh=mesh, **room)
     positions = SLOTS * CONTEXT * about.num_kv_heads // devices
     nbytes = about.num_layers * positions * lane_width(head_dim) * 2
     return mesh, found, nbytes, {paging.size if paging else CONTEXT, lane_width(head_dim)}
@@ -57,11 +63,14 @@ QUICK = {
     ("pages of 256, 2 x 2 devices", "draft promote_tree"),
     ("head 64", "draft expand_tree sampled"),
     ("head 128, 4 devices", "draft grow_branches sampled"),
+    ("a batch of 1", "draft begin_tree batch 1 sampled"),
+    ("a batch of 1", "draft promote_tree batch 1"),
+    ("a batch of 1", "draft expand_tree batch 1 sampled"),
 }
 CASES = [
     pytest.param(case, marks=() if case in QUICK else of_every_program, id=", ".join(case))
     for about, settings in PAIRS.items()
-    for name in names(settings.get("paging"))
+    for name in names(**settings)
     for case in [(about, name)]
 ]
 
