@@ -148,7 +148,10 @@ class BatchSizes:
     def _want(self, size: int, task: Task) -> None:
         now, last = self._clock(), self._last_round
         self._last_round = now
-        tasks = self._together if task in self._together else (task,)
+        together = self._together
+        if isinstance(task, tuple):
+            together = tuple((other, task[1]) for other in together if not isinstance(other, tuple))
+        tasks = together if task in together else (task,)
         self._wanted[size, tasks] += round(1000 * min(now - last, _LONGEST_ROUND))
         if self._wanted[size, tasks] < 1000 * self._patience or self._compile_batch is None:
             return

@@ -48,8 +48,8 @@ class _Goodput:
         return is_new
 
     def beats(self, other: _Goodput, gain: float = _GAIN) -> bool:
-        """Whether it is faster by enough."""
-        if min(self.count, other.count) < _LEAST:
+        """Whether it is faster by enough, as far as both ran as many slots."""
+        if min(self.count, other.count) < _LEAST or self._batch != other._batch:
             return False
         return self.tokens * other.seconds > gain * other.tokens * self.seconds
 
@@ -110,7 +110,8 @@ class _Choice:
         else:
             self._loss += self._goodput[self.best].lead(round_)
         if drafts and self._goodput[plan].observe(round_):
-            self._untried, self._loss = [], 0.0  # what was found with programs of other sizes ends
+            # What was found with programs of other sizes counts no more.
+            self._untried, self._loss, self._rounds = [], 0.0, 0
 
 
 class GoodputPlanner(Planner):

@@ -171,6 +171,97 @@ def test_rounds_with_log_probabilities_or_a_grammar_run_few_slots_too(pair, sett
         def found():
             return [output for request in asked for output in outputs(llm, [request])]
 
+        first = found()
+        assert used(first) == {2}
+        assert ids(first) == [ids(outputs(llm, [each], "ar"))[0] for each in asked]
+        sizes._patience, again = 0, first
+        for _ in range(12):  # some compile, then some are on trial
+            if not all(used([each]) == {1} for each in again):
+                again = found()
+            sizes.join()
+            assert ids(again) == ids(first)
+            assert [each.logprobs for each in again] == [each.logprobs for each in first]
+        assert all(used([each]) == {1} for each in again)
+
+
+@pytest.mark.more
+def test_sampled_texts_that_end_above_others_end_as_in_rounds_over_all_slots(pair):
+    """Under ratio, where what such a row proposed before must not be judged a second time."""
+    texts = []
+    for sizes in ("off", "all"):
+        with opened(pair, mode="sd", verify="ratio", batch_sizes=sizes) as llm:
+            texts.append([])
+            for seed in range(6):
+                sampled = {"temperature": 1.0, "seed": seed, "ignore_eos": True}
+                ends = [40, *range(2, 1 + SLOTS)]
+                params = [SamplingParams(max_tokens=end, **sampled) for end in ends]
+                texts[-1] += [output.token_ids for output in llm.generate(PROMPTS[:SLOTS], params)]
+    assert texts[0] == texts[1]
+
+
+def test_sizes_are_compiled_while_requests_run_and_then_used(pair):
+    with opened(pair) as llm:
+        asked = requests(llm, "coupled")
+        first = outputs(llm, asked)
+        assert used(first) == {SLOTS}
+        sizes = llm.loaded.programs.batch_sizes
+        sizes._patience = 0
+        for _ in range(2):  # the smallest size, whose round is the last, is compiled alone
+            assert ids(outputs(llm, asked)) == ids(first)
+            sizes.join()
+        last = outputs(llm, asked)
+        assert ids(last) == ids(first)
+        assert min(used(last)) < SLOTS
+
+
+@pytest.mark.more
+def test_where_times_choose_the_mode_sizes_come_for_all_that_it_may_choose(pair):
+    settings = {"mode": "auto", "draft_placement": "inline", "k": 3, "budget": 6, "slots": 2}
+    with opened(pair, **settings) as llm:
+        asked = requests(llm, "coupled")
+        alone = ids(outputs(llm, asked, "ar"))
+        programs = llm.loaded.programs
+        of_draft = llm.loaded.inline.branching()
+        kinds = [programs, of_draft[0].base, *of_draft]
+        for each in kinds:
+            each.batch_sizes._patience = 0
+        for _ in range(4):
+            for mode in ("auto", "ar", "sd", "ssd"):
+                assert ids(outputs(llm, asked, mode)) == alone
+            for each in kinds:
+                each.batch_sizes.join()
+        assert all(programs.batch_sizes.ready(1, width) for width in programs.widths)
+        assert used(outputs(llm, asked[:1], "ssd")) == {1}
+        assert of_draft[0].batch_sizes.ready(1, "branches")
+
+
+EXTRAS = [{"logprobs": 2}, {"structured_outputs": StructuredOutputsParams(regex="(ab|[0-9]){6,9}")}]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"logprobs_of": "processed"}, marks=MORE),
+        pytest.param({"tree_nodes": 5}, marks=MORE),
+        pytest.param({"tree_nodes": 5, "logprobs_of": "processed"}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_rounds_with_log_probabilities_or_a_grammar_run_few_slots_too(pair, settings):
+    """Their programs of a size come once such rounds want them; the results are the same."""
+    pytest.importorskip("llguidance")
+    with opened(pair, mode="sd", slots=2, batch_sizes="all", **settings) as llm:
+        params = [*EXTRAS, EXTRAS[0] | EXTRAS[1]]
+        asked = [
+            llm.request(prompt, SamplingParams(temperature=0.8, seed=3, max_tokens=12, **more), 4)
+            for prompt, more in zip(PROMPTS, params, strict=False)
+        ]
+        sizes = llm.loaded.programs.batch_sizes
+
+        def found():
+            return [output for request in asked for output in outputs(llm, [request])]
+
         first, tasks = found(), len(sizes_of_extras(sizes))
         assert (used(first), tasks) == ({2}, 0)
         assert ids(first) == [ids(outputs(llm, [each], "ar"))[0] for each in asked]
