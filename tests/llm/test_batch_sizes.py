@@ -161,7 +161,7 @@ def test_rounds_with_log_probabilities_or_a_grammar_run_few_slots_too(pair, sett
     """Their programs of a size come once such rounds want them; the results are the same."""
     pytest.importorskip("llguidance")
     with opened(pair, mode="sd", slots=2, batch_sizes="all", **settings) as llm:
-        params = [*EXTRAS, EXTRAS[0] | EXTRAS[1]]
+        params = [EXTRAS[0] | {"ignore_eos": True}, EXTRAS[1], EXTRAS[0] | EXTRAS[1]]
         asked = [
             llm.request(prompt, SamplingParams(temperature=0.8, seed=3, max_tokens=12, **more), 4)
             for prompt, more in zip(PROMPTS, params, strict=False)
