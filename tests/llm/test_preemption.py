@@ -43,7 +43,7 @@ def test_a_preempted_request_under_a_grammar_has_its_own_text_in_every_mode(pair
     for mode in llm.modes:
         found = outputs(llm, asked_under_a_grammar(llm), mode)
         assert ids(found) == expected, mode
-        assert put_off(found) >= 2, mode
+        assert put_off(found) >= 1, mode
 
 
 @pytest.mark.more
