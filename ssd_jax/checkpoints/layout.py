@@ -14,7 +14,7 @@ from typing_extensions import override
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.families.family import Layout
+from ssd_jax.models.families.family import TensorLayout
 from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.system.files import GET_AGAIN
 
@@ -23,13 +23,13 @@ _ROTATED = re.compile(r".*\.self_attn\.[qk](_proj|_norm)\.(weight|bias)")
 
 
 def arranged(tensors: TensorSource, config: ModelConfig, *, where: str) -> TensorSource:
-    """The tensors by this package's names and rows; themselves if the family has no `Layout`.
+    """The tensors by this package's names and rows; themselves if the family has no `TensorLayout`.
 
     Raises:
       InputError: a matrix that holds several has another number of rows than these together.
     """
     layout = FAMILIES[config.family].layout
-    return tensors if layout == Layout() else _Arranged(tensors, config, layout, where)
+    return tensors if layout == TensorLayout() else _Arranged(tensors, config, layout, where)
 
 
 class _Part(NamedTuple):
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 class _Arranged(TensorSource):
     def __init__(
-        self, stored: TensorSource, config: ModelConfig, layout: Layout, where: str
+        self, stored: TensorSource, config: ModelConfig, layout: TensorLayout, where: str
     ) -> None:
         self._stored, self._layout, self._where = stored, layout, where
         size, m = config.head_dim, config.mechanisms

@@ -15,7 +15,7 @@ _LONGEST_WAIT = 60  # seconds
 T = TypeVar("T")
 
 
-class Place:
+class QueuePlace:
     """What an admitted request takes of the queue.
 
     Until its first token comes, requests of a lower `priority` may displace it where the queue is
@@ -94,7 +94,7 @@ class Admission:
     def __init__(self, slots: int, queue: int) -> None:
         self.slots, self.queue = slots, queue
         self.texts = 0
-        self._places: list[Place] = []  # in the order in which they came
+        self._places: list[QueuePlace] = []  # in the order in which they came
         self._seconds = 1.0  # that a text takes, lately
 
     @property
@@ -108,7 +108,7 @@ class Admission:
         return self.texts - self.running
 
     @contextlib.contextmanager
-    def admit(self, texts: int, param: str = "n", priority: int = 0) -> Iterator[Place]:
+    def admit(self, texts: int, param: str = "n", priority: int = 0) -> Iterator[QueuePlace]:
         """Admits the texts of a request while the context lasts.
 
         Where they do not fit, requests of higher numbers of `priority` that have no token yet make
@@ -129,7 +129,7 @@ class Admission:
                 param,
             )
         self._make_room(self.texts + texts - limit, texts, priority)
-        place = Place(texts, priority)
+        place = QueuePlace(texts, priority)
         self._places.append(place)
         self.texts += texts
         start = time.monotonic()
@@ -140,7 +140,7 @@ class Admission:
                 self._leave(place)
                 self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: QueuePlace) -> None:
         self._places.remove(place)
         self.texts -= place.texts
 
@@ -152,7 +152,7 @@ class Admission:
         """
         later = [p for p in self._places if p.displaceable and p.priority > priority]
         later.sort(key=lambda place: place.priority)  # of the same number the youngest is the last
-        displaced: list[Place] = []
+        displaced: list[QueuePlace] = []
         while later and sum(place.texts for place in displaced) < excess:
             displaced.append(later.pop())
         if sum(place.texts for place in displaced) < excess:

@@ -18,7 +18,7 @@ from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.prompting import Prompt
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.server.access_log import record_facts
-from ssd_jax.server.admission import Place
+from ssd_jax.server.admission import QueuePlace
 from ssd_jax.server.deadlines import before
 from ssd_jax.server.engine_access import EngineAccess
 from ssd_jax.server.errors import ApiError, invalid
@@ -48,7 +48,7 @@ class Generation:
 
     engine: EngineAccess
     meter: Meter
-    place: Place
+    place: QueuePlace
     requests: Sequence[Request]
     prompts: int
     mode: str | None
@@ -167,7 +167,7 @@ def _check_ended(output: CompletionOutput) -> None:
 
 async def open_answer(
     state: ServerState,
-    place: Place,
+    place: QueuePlace,
     kind: str,
     prompts: Sequence[Prompt],
     params: SamplingParams,

@@ -59,7 +59,7 @@ class Launch(NamedTuple):
 _AS_USUAL = Launch()
 
 
-class Seen(NamedTuple):
+class SeenPositions(NamedTuple):
     """What each query sees.
 
     Attributes:
@@ -131,7 +131,7 @@ def tree_attention_pallas_gpu(
         attend = shards.map(attend, (2, 1, None, None, 1, 0), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
     branches, paths = variant.within(scratch) or (None, None)
-    seen = Seen(first, visible, paths)
+    seen = SeenPositions(first, visible, paths)
     attended = attend(q, kv_pages, page_table, seen, branches, variant.sinks)
     return nan_where_invalid(attended, valid)
 
@@ -140,7 +140,7 @@ def _attend(
     q: Float[Array, "B R heads head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size width"],
     page_table: Int32[Array, "B P"],
-    seen: Seen,
+    seen: SeenPositions,
     branches: Shaped[Array, "B kv_heads entries M width"] | None,
     sinks: Float[Array, "heads"] | None,
     *,
@@ -171,7 +171,7 @@ def _softmax(
     q: Float[Array, "B kv_heads Q head_dim"],
     kv_pages: Shaped[Array, "pages kv_heads page_size width"],
     page_table: Int32[Array, "B P"],
-    seen: Seen,
+    seen: SeenPositions,
     branches: Shaped[Array, "B kv_heads entries M width"] | None,
     variant: AttentionVariant,
     launch: Launch,

@@ -10,7 +10,7 @@ from ssd_jax.models.config_reader import ConfigReader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class TensorLayout:
     """How a family's safetensors files differ from this package's names and rows.
 
     Attributes:
@@ -55,7 +55,7 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     local_rope: bool = False
     part: str = ""
-    layout: Layout = Layout()
+    layout: TensorLayout = TensorLayout()
 
     def reader(self, config: Mapping[str, Any], source: str) -> ConfigReader:
         """The config.json of the decoder with the usual keys."""

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import LOCAL_THETA, TEXT_PREFIXES, Family, Layout
+from ssd_jax.models.families.family import LOCAL_THETA, TEXT_PREFIXES, Family, TensorLayout
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Multipliers
 
@@ -55,8 +55,8 @@ def _gemma3(config: ConfigReader) -> dict[str, Any]:
 
 
 _DEFAULTS: dict[str, Any] = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
-GEMMA = Family(name="gemma", read=_gemma, defaults=_DEFAULTS, layout=Layout(norm_offset=1.0))
-_LAYOUT = Layout(modules=_NORMS, norm_offset=1.0)
+GEMMA = Family(name="gemma", read=_gemma, defaults=_DEFAULTS, layout=TensorLayout(norm_offset=1.0))
+_LAYOUT = TensorLayout(modules=_NORMS, norm_offset=1.0)
 GEMMA2 = Family(
     name="gemma2",
     read=_gemma2,

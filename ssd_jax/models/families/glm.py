@@ -3,7 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import GATE_UP_JOINED, Family, Layout, partial_rotary
+from ssd_jax.models.families.family import GATE_UP_JOINED, Family, TensorLayout, partial_rotary
 
 
 def _glm(config: ConfigReader) -> dict[str, Any]:
@@ -18,9 +18,11 @@ _NORMS = {
     "post_self_attn_layernorm": ("attention_output_norm",),
     "post_mlp_layernorm": ("mlp_output_norm",),
 }
-GLM = Family(name="glm", read=_glm, layout=Layout(modules=GATE_UP_JOINED, rotates_neighbours=True))
+GLM = Family(
+    name="glm", read=_glm, layout=TensorLayout(modules=GATE_UP_JOINED, rotates_neighbours=True)
+)
 GLM4 = Family(
     name="glm4",
     read=_glm4,
-    layout=Layout(modules=GATE_UP_JOINED | _NORMS, rotates_neighbours=True),
+    layout=TensorLayout(modules=GATE_UP_JOINED | _NORMS, rotates_neighbours=True),
 )

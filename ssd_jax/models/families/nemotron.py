@@ -3,7 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, Layout, biases, partial_rotary
+from ssd_jax.models.families.family import Family, TensorLayout, biases, partial_rotary
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -19,5 +19,5 @@ NEMOTRON = Family(
     read=_read,
     defaults={"hidden_act": "relu2"},
     renamed={"norm_eps": "rms_norm_eps", "rope_percent": "partial_rotary_factor"},
-    layout=Layout(norm_offset=1.0),
+    layout=TensorLayout(norm_offset=1.0),
 )

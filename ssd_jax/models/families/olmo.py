@@ -3,11 +3,11 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import LOCAL_THETA, Family, Layout, biases
+from ssd_jax.models.families.family import LOCAL_THETA, Family, TensorLayout, biases
 from ssd_jax.models.families.windows import windows
 
 _THETA = 500000.0
-_LAYOUT = Layout(
+_LAYOUT = TensorLayout(
     modules={
         "post_attention_layernorm": ("attention_output_norm",),
         "post_feedforward_layernorm": ("mlp_output_norm",),

@@ -7,7 +7,7 @@ from ssd_jax.models.families.family import (
     GATE_UP_JOINED,
     QKV_JOINED,
     Family,
-    Layout,
+    TensorLayout,
     partial_rotary,
 )
 from ssd_jax.models.families.windows import windows
@@ -17,4 +17,4 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     return partial_rotary(config) | windows(config)
 
 
-PHI3 = Family(name="phi3", read=_read, layout=Layout(modules=QKV_JOINED | GATE_UP_JOINED))
+PHI3 = Family(name="phi3", read=_read, layout=TensorLayout(modules=QKV_JOINED | GATE_UP_JOINED))
