@@ -127,7 +127,7 @@ def test_lengths_depend_on_others_where_an_inline_draft_may_be_put_off(
 ):
     monkeypatch.setattr(loaded, "BranchDraft", FakeBranchingDraft)
     draft = FakeBranchingDraft(spell(LONG), k=3, branches=8, budget=8)
-    monkeypatch.setattr(loaded.Loaded, "branching", lambda self: draft)
+    monkeypatch.setattr(loaded.Loaded, "branching", lambda self, patience: draft)
     execution = SimpleNamespace(one_array=False)
     config = Config(target="a", draft="b", mode="ssd", k="3", budget="8")
     target = SimpleNamespace(tokenizer=SimpleNamespace(size=128))
@@ -139,4 +139,4 @@ def test_lengths_depend_on_others_where_an_inline_draft_may_be_put_off(
         worker=None,
         fallbacks=SimpleNamespace(exact=exact),
     )
-    assert made._controller(3).timed == timed
+    assert made._controller(3, patience=None).timed == timed

@@ -192,6 +192,10 @@ def test_bitwise_mode_shares_pages_in_whole_chunks(exact, pages):
     )
     config = SimpleNamespace(prefix_caching=None)
     about = SimpleNamespace(
-        programs=programs, config=config, exact=exact, grows=exact == "distribution"
+        programs=programs,
+        config=config,
+        exact=exact,
+        grows=exact == "distribution",
+        resolved=SimpleNamespace(window=None),
     )
     assert len(Loaded.new_stock(about).names(range(700))) == pages
