@@ -27,6 +27,8 @@ from ssd_jax.server.state import new_state
 from ssd_jax.tools.bench.prompts import load_prompts
 
 USERS = (1, 2, 4, 8, 16, 32)
+COMPILES = 20.0
+"""Seconds in which programs of few slots come that rounds with a grammar want."""
 
 
 def quotient(ones, others):
@@ -209,6 +211,9 @@ def time_schema(options):
     with opened(options, mode=options.mode, slots=16, context=512) as llm:
         for count in (1, 4, 16):
             prompts, without, within = prompts_of(llm, options, count), [], []
+            end = time.perf_counter() + COMPILES
+            while time.perf_counter() < end:
+                llm.generate(prompts, bound)
             for _ in range(options.repeats + 1):
                 for params, taken in ((free, without), (bound, within)):
                     start = time.perf_counter()
