@@ -6,15 +6,9 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.blocks import kind_of, pack
-from ssd_jax.checkpoints.quantized.scheme import (
-    Groups,
-    GroupScheme,
-    MatrixShape,
-    StoredTensors,
-    contiguous_groups,
-    unpack,
-)
+from ssd_jax.checkpoints.quantized.blocks import kind_of
+from ssd_jax.checkpoints.quantized.groups import Groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 _PER_WORD = 8
 _ORDER = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # place in a word of each of eight outputs
@@ -52,13 +46,6 @@ class Awq(GroupScheme):
     def kind(self, stored: StoredTensors, module: str) -> str | None:
         groups, (_, inputs) = stored.shapes[f"{module}.scales"][0], self.shape(stored, module)
         return kind_of(4, inputs // groups, symmetric=False)
-
-    @override
-    def read_blocks(
-        self, stored: StoredTensors, module: str
-    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
-        rows = slice(0, self.shape(stored, module)[0])
-        return pack(self.kind(stored, module), self.read_groups(stored, module, rows))
 
 
 def _outputs(stored: StoredTensors, name: str, rows: slice) -> UInt8[np.ndarray, "rows n"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from ssd_jax.checkpoints.quantized.scheme import Groups
+from ssd_jax.checkpoints.quantized.groups import Groups
 
 _BLOCK = 32
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from jaxtyping import UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.blocks import kind_of, pack
-from ssd_jax.checkpoints.quantized.scheme import (
-    Groups,
-    GroupScheme,
-    MatrixShape,
-    StoredTensors,
-    contiguous_groups,
-    unpack,
-)
+from ssd_jax.checkpoints.quantized.blocks import kind_of
+from ssd_jax.checkpoints.quantized.groups import Groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +66,6 @@ class PackedRows(GroupScheme):
             return None
         groups = stored.shapes[f"{module}.weight_scale"][1]
         return kind_of(self.bits, inputs // groups, symmetric=_zeros(module) not in stored.shapes)
-
-    @override
-    def read_blocks(
-        self, stored: StoredTensors, module: str
-    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
-        rows = slice(0, self.shape(stored, module)[0])
-        return pack(self.kind(stored, module), self.read_groups(stored, module, rows))
 
 
 def _zeros(module: str) -> str:

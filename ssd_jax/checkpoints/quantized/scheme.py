@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import numpy as np
-from jaxtyping import Float32, Shaped, UInt8
+from jaxtyping import Float32, UInt8
 from typing_extensions import override
 
+from ssd_jax.checkpoints.quantized.blocks import pack
+from ssd_jax.checkpoints.quantized.groups import Groups
 from ssd_jax.checkpoints.tensors import Index
 
 MatrixShape = tuple[int, int]
@@ -73,31 +74,6 @@ class Scheme(ABC):
         raise ValueError(f"{module} has no kind")
 
 
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """Rows of a matrix of integers, of which those of a group of inputs share a scale.
-
-    A value is (integer - zero) * scale.
-
-    Attributes:
-      integers: not negative.
-      scales: of a row's groups.
-      zeros: of a row's groups.
-      group_of_input: number of an input's group.
-    """
-
-    integers: UInt8[np.ndarray, "rows inputs"]
-    scales: Shaped[np.ndarray, "rows groups"]
-    zeros: Shaped[np.ndarray, "rows groups"]
-    group_of_input: Shaped[np.ndarray, "inputs"]
-
-    def values(self) -> Float32[np.ndarray, "rows inputs"]:
-        """The values."""
-        zeros = self.zeros.astype(np.float32)[:, self.group_of_input]
-        scales = self.scales.astype(np.float32)[:, self.group_of_input]
-        return (self.integers.astype(np.float32) - zeros) * scales
-
-
 class GroupScheme(Scheme):
     """A format of integers in groups."""
 
@@ -111,14 +87,9 @@ class GroupScheme(Scheme):
     ) -> Float32[np.ndarray, "rows inputs"]:
         return self.read_groups(stored, module, rows).values()
 
-
-def unpack(words: Shaped[np.ndarray, "*rows words"], bits: int) -> UInt8[np.ndarray, "*rows _"]:
-    """The integers of 32-bit words, those in lower bits first."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    integers = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    return integers.astype(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * len(shifts))
-
-
-def contiguous_groups(inputs: int, size: int) -> Shaped[np.ndarray, "inputs"]:
-    """`Groups.group_of_input` of groups of inputs that follow each other."""
-    return np.arange(inputs) // size
+    @override
+    def read_blocks(
+        self, stored: StoredTensors, module: str
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        rows = slice(0, self.shape(stored, module)[0])
+        return pack(self.kind(stored, module), self.read_groups(stored, module, rows))

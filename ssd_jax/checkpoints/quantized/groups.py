@@ -1,0 +1,45 @@
+"""Integers in groups that share a scale."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float32, Shaped, UInt8
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Rows of a matrix of integers, of which those of a group of inputs share a scale.
+
+    A value is (integer - zero) * scale.
+
+    Attributes:
+      integers: not negative.
+      scales: of a row's groups.
+      zeros: of a row's groups.
+      group_of_input: number of an input's group.
+    """
+
+    integers: UInt8[np.ndarray, "rows inputs"]
+    scales: Shaped[np.ndarray, "rows groups"]
+    zeros: Shaped[np.ndarray, "rows groups"]
+    group_of_input: Shaped[np.ndarray, "inputs"]
+
+    def values(self) -> Float32[np.ndarray, "rows inputs"]:
+        """The values."""
+        zeros = self.zeros.astype(np.float32)[:, self.group_of_input]
+        scales = self.scales.astype(np.float32)[:, self.group_of_input]
+        return (self.integers.astype(np.float32) - zeros) * scales
+
+
+def unpack(words: Shaped[np.ndarray, "*rows words"], bits: int) -> UInt8[np.ndarray, "*rows _"]:
+    """The integers of 32-bit words, those in lower bits first."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    integers = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    return integers.astype(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * len(shifts))
+
+
+def contiguous_groups(inputs: int, size: int) -> Shaped[np.ndarray, "inputs"]:
+    """`Groups.group_of_input` of groups of inputs that follow each other."""
+    return np.arange(inputs) // size
