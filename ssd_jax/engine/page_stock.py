@@ -234,7 +234,7 @@ class PageStock:
         if self._window is None:
             return
         slot_pages, group = self._by_slot[slot], self._group(slot)
-        end = max(position - self._window + 1, 0) // self._size
+        end = min(max(position - self._window + 1, 0) // self._size, len(slot_pages.pages))
         if slot_pages.filled < len(slot_pages.names):
             end = min(end, slot_pages.filled)
         for page in slot_pages.pages[slot_pages.released : end]:
