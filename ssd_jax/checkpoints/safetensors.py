@@ -43,6 +43,8 @@ class SafetensorsDirectory(TensorSource):
         single, index = directory / SINGLE, directory / SHARDED
         self._shards: dict[str, Any]  # opened shard by tensor name
         self._files: dict[str, Path]  # and its file
+        # Of files that safetensors does not wholly read: where data begins, and what it is.
+        self._headers: dict[Path, tuple[int, dict[str, Any]]] = {}
         if single.exists():  # an index beside it belongs to earlier shards
             shard = open_file(single)
             self._shards = dict.fromkeys(shard.keys(), shard)
@@ -82,17 +84,20 @@ class SafetensorsDirectory(TensorSource):
         shard = self._shards[name]
         dtype = _FLOAT8.get(shard.get_slice(name).get_dtype())
         if dtype is not None:
-            return _mapped(self._files[name], name).view(dtype)[index]
+            return self._mapped(name).view(dtype)[index]
         return shard.get_slice(name)[index] if index else shard.get_tensor(name)
 
-
-def _mapped(file: Path, name: str) -> np.ndarray:
-    """A tensor of one-byte entries, in a file whose header is known to be sound."""
-    with open_regular(file) as opened:
-        header_bytes = int.from_bytes(opened.read(8), "little")
-        entry = json.loads(opened.read(header_bytes))[name]
-    offset = 8 + header_bytes + entry["data_offsets"][0]
-    return np.memmap(file, np.uint8, "r", offset, tuple(entry["shape"]))
+    def _mapped(self, name: str) -> np.ndarray:
+        """A tensor of one-byte entries; safetensors has found the file's header sound."""
+        file = self._files[name]
+        if file not in self._headers:
+            with open_regular(file) as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                self._headers[file] = 8 + size, json.loads(opened.read(size))
+        begin, entries = self._headers[file]
+        entry = entries[name]
+        offset = begin + entry["data_offsets"][0]
+        return np.memmap(file, np.uint8, "r", offset, tuple(entry["shape"]))
 
 
 def _open_shards(index: Path) -> tuple[dict[str, Any], dict[str, Path]]:

@@ -151,13 +151,8 @@ def _check(config: ModelConfig, source: str) -> None:
     """
     m, scaling = config.mechanisms, config.rope_scaling
     if scaling is not None and scaling.kind == "longrope":
-        pairs, counts = (
-            (m.rotary_dim or config.head_dim) // 2,
-            (
-                len(scaling.short_factors),
-                len(scaling.long_factors),
-            ),
-        )
+        pairs = (m.rotary_dim or config.head_dim) // 2
+        counts = len(scaling.short_factors), len(scaling.long_factors)
         if counts != (pairs, pairs):
             raise InputError(
                 f"{source}: short_factor and long_factor have {counts[0]} and {counts[1]} numbers; "
@@ -183,8 +178,10 @@ def _common(config: ConfigReader) -> dict[str, Any]:
             f"{config.source}: {heads} query heads do not divide into {kv_heads} key/value heads"
         )
     theta, scaling = read_rope(config)
-    given = config.get("head_dim")
-    head_dim = config.count("head_dim") if given else counts["hidden_size"] // heads
+    if config.get("head_dim"):
+        head_dim = config.count("head_dim")
+    else:
+        head_dim = counts["hidden_size"] // heads
     if head_dim < 1 or head_dim % 2:  # RoPE rotates pairs
         raise InputError(
             f"{config.source}: heads of {head_dim} dimensions are not supported; give an even one"

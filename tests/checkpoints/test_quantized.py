@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from ssd_jax.checkpoints.load import load_arrays
 from ssd_jax.checkpoints.native import has_native, native_kinds
@@ -71,6 +71,17 @@ def test_a_matrix_is_what_the_library_reads_and_so_is_each_part_of_it(tmp_path, 
     np.testing.assert_allclose(read, values, atol=tolerance * np.abs(values).max())
     for part in ((slice(5, 6),), (slice(3, 30), slice(7, 40)), (slice(0, 0),)):
         np.testing.assert_array_equal(tensors.read("m.weight", part), read[part])
+
+
+@pytest.mark.parametrize("group", [-1, 2])
+def test_a_group_that_is_not_there_is_named(tmp_path, group):
+    arrays = load_file(GOLDENS / "packed4.safetensors")
+    arrays["m.weight_g_idx"] = np.full(64, group, np.int32)
+    save_file(arrays, tmp_path / "model.safetensors")
+    scheme = scheme_of(CONFIGS["packed4"], where="here")
+    tensors = QuantizedTensors(SafetensorsDirectory(tmp_path), scheme, where="here")
+    with pytest.raises(InputError, match=r"'m' cannot be read: g_idx does not give a group of 2"):
+        tensors.read("m.weight")
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS_BY_NAME.items())
@@ -184,6 +195,9 @@ def test_settings_and_arrays_that_do_not_fit_are_named(tmp_path):
         (compressed("pack-quantized", num_bits=3, **GROUPS), "num_bits = 3"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups = "),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit = "),
+        ({"quant_method": ["awq"]}, "quantised with ['awq'], which is not supported"),
+        ({"quant_method": "compressed-tensors", "config_groups": 3}, "_config is malformed"),
+        (compressed("float-quantized", num_bits=8, strategy="group"), "_config is malformed"),
     ],
 )
 def test_formats_that_cannot_be_read_are_refused_by_name(config, message):

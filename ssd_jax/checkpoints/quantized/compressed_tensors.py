@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from ssd_jax.checkpoints.quantized.blocks import kind_of
-from ssd_jax.checkpoints.quantized.groups import Groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.groups import Groups, check_groups, contiguous_groups, unpack
 from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 
@@ -57,6 +57,7 @@ class PackedRows(GroupScheme):
         order = contiguous_groups(inputs, inputs // groups)
         if name in stored.shapes:
             order = stored.read_stored(name)
+            check_groups(order, inputs, groups)
         return Groups(unpack(packed, self.bits)[:, :inputs], scales, zeros, order)
 
     @override

@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from ssd_jax.checkpoints.quantized.blocks import kind_of
-from ssd_jax.checkpoints.quantized.groups import Groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.groups import Groups, check_groups, contiguous_groups, unpack
 from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 
@@ -54,8 +54,7 @@ class Gptq(GroupScheme):
         inputs, name = integers.shape[1], f"{module}.g_idx"
         if name in stored.shapes:
             order = stored.read_stored(name)
-            if order.shape != (inputs,) or order.min() < 0 or order.max() >= groups:
-                raise ValueError(f"g_idx does not give a group of {groups} to {inputs} inputs")
+            check_groups(order, inputs, groups)
         else:
             order = contiguous_groups(inputs, inputs // groups)
         return Groups(integers, scales.T, zeros.T, order)

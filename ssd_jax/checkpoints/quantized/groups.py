@@ -43,3 +43,13 @@ def unpack(words: Shaped[np.ndarray, "*rows words"], bits: int) -> UInt8[np.ndar
 def contiguous_groups(inputs: int, size: int) -> Shaped[np.ndarray, "inputs"]:
     """`Groups.group_of_input` of groups of inputs that follow each other."""
     return np.arange(inputs) // size
+
+
+def check_groups(order: np.ndarray, inputs: int, groups: int) -> None:
+    """Checks a stored `Groups.group_of_input`.
+
+    Raises:
+      ValueError: it does not give one of the groups to each input.
+    """
+    if order.shape != (inputs,) or order.min() < 0 or order.max() >= groups:
+        raise ValueError(f"g_idx does not give a group of {groups} to {inputs} inputs")

@@ -30,13 +30,15 @@ def scheme_of(config: Any, *, where: str) -> Scheme:
     if not isinstance(config, Mapping):
         raise InputError(f"{where}: quantization_config = {shown(config)} is no object")
     method = config.get("quant_method")
-    if method not in _SCHEMES:
+    if not isinstance(method, str) or method not in _SCHEMES:
         raise InputError(
             f"{where}: quantised with {shown(method)}, which is not supported; supported: "
             f"{', '.join(_SCHEMES)}; {_REMEDY}"
         )
     try:
         return _SCHEMES[method](config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: quantization_config is malformed: {error!r}") from None
     except _UnsupportedSettingError as error:
         setting, value = error.args
         raise InputError(

@@ -15,6 +15,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import BFLOAT16
 from ssd_jax.system.files import GET_AGAIN
 
+_MISFITS = (ValueError, LookupError, TypeError, ArithmeticError)
 _OF_THE_CACHE = re.compile(r".*\.self_attn\.([kv]_scale|(k|v|q|attn)_proj\.output_scale)")
 
 
@@ -58,7 +59,7 @@ class QuantizedTensors(TensorSource):
     def _shape(self, module: str) -> tuple[int, ...]:
         try:
             return self._scheme.shape(self._stored, module)
-        except (ValueError, KeyError, TypeError) as error:
+        except _MISFITS as error:
             raise self._misfit(module, error) from None
 
     def _misfit(self, module: str, error: Exception) -> InputError:
@@ -78,7 +79,7 @@ class QuantizedTensors(TensorSource):
         rows, columns = part
         try:
             values = self._scheme.read_rows(self._stored, module, rows)
-        except ValueError as error:
+        except _MISFITS as error:
             raise self._misfit(module, error) from None
         return np.ascontiguousarray(values[:, columns])
 
@@ -93,5 +94,5 @@ class QuantizedTensors(TensorSource):
         module = self._modules[name]
         try:
             return self._scheme.read_blocks(self._stored, module)
-        except ValueError as error:
+        except _MISFITS as error:
             raise self._misfit(module, error) from None
