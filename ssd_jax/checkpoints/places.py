@@ -82,6 +82,7 @@ def _patterns(config: ModelConfig) -> list[str]:
         r"self_attn\.[qkv]_proj\.bias": config.qkv_bias,
         r"self_attn\.o_proj\.bias": m.output_bias,
         r"self_attn\.[qk]_norm\.weight": config.qk_norm,
+        r"self_attn\.sinks": m.sinks,
     }
     return [*_EVERY_MODEL, *(pattern for pattern, there in patterns.items() if there)]
 

@@ -7,6 +7,7 @@ their [B, R] shape back for attention.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,9 +33,11 @@ from ssd_jax.models.layers import (
     Linear,
     Multiply,
     RMSNorm,
+    gated,
     linear,
     normed_products,
     pad_rows,
+    parameter,
     repeat,
     soft_capped,
     stack,
@@ -89,7 +92,7 @@ OfLayer = Callable[[int | jax.Array], dict[str, Any]]
 
 
 class Attention(nnx.Module):
-    """Grouped-query self-attention, with optional biases and norms of queries and keys."""
+    """Grouped-query self-attention, with optional biases, norms of queries and keys, and sinks."""
 
     def __init__(self, config: ModelConfig, execution: Execution):
         c, m, dtype, size = config, config.mechanisms, execution.compute, config.head_dim
@@ -104,8 +107,16 @@ class Attention(nnx.Module):
         )
         self.q_norm = RMSNorm(*q_size, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(*k_size, c.rms_norm_eps) if c.qk_norm else None
+        sinks = parameter((c.num_heads,), ("heads",), jnp.dtype(jnp.float32))
+        self.sinks = sinks if m.sinks else None
         self.head_dim = size
         self.execution = execution
+
+    def with_sinks(self, variant: AttentionVariant) -> AttentionVariant:
+        """The attention of a layer with the sinks of this one, if it has any."""
+        if self.sinks is None:
+            return variant
+        return dataclasses.replace(variant, sinks=self.sinks[...])
 
     def __call__(
         self, x: Stream, norm: AnyNorm, rope: Rotation, attend: Attend, multiply: Multiply
@@ -139,16 +150,16 @@ class MLP(nnx.Module):
         self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
         self.down_proj = Linear(down_shape, ("embed", "ffn"), dtype, bias=bias)
         self.activation: Activation = m.activation
+        self.gate_limit = m.gate_limit
 
     def __call__(self, x: Stream, norm: AnyNorm, multiply: Multiply) -> Stream:
         """down(act(gate(x)) * up(x)), or down(act(up(x))); x is not normed yet."""
-        act = ACTIVATIONS[self.activation]
         if self.gate_proj is None:
             [up] = linear(x, [self.up_proj], multiply, norm)
-            inner = act(up)
+            inner = ACTIVATIONS[self.activation](up)
         else:
             gate, up = linear(x, [self.gate_proj, self.up_proj], multiply, norm)
-            inner = act(gate) * up
+            inner = gated(gate, up, self.activation, self.gate_limit)
         [down] = linear(inner, [self.down_proj], multiply)
         return down
 
@@ -299,7 +310,7 @@ def _layer(
             step.page_table,
             step.visible,
             scratch,
-            variant=step.variant,
+            variant=layer.self_attn.with_sinks(step.variant),
             backend=execution.attention,
             kernels=execution.kernels,
         )

@@ -23,6 +23,7 @@ Multiply = Callable[[jax.Array, Sequence[Weight], Norm | None], list[jax.Array]]
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu_pytorch_tanh": jax.nn.gelu,  # by default JAX's is the approximation
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
@@ -173,6 +174,19 @@ class Embedding(Matrix):
 def soft_capped(x: Float32[Array, "*rows n"], cap: float | None) -> Float32[Array, "*rows n"]:
     """cap * tanh(x / cap), or x without a cap."""
     return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def gated(
+    gate: Float32[Array, "*rows n"],
+    up: Float32[Array, "*rows n"],
+    activation: Activation,
+    limit: float | None = None,
+) -> Float32[Array, "*rows n"]:
+    """act(gate) * up; under a limit see `Mechanisms.gate_limit`."""
+    act = ACTIVATIONS[activation]
+    if limit is None:
+        return act(gate) * up
+    return act(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1)
 
 
 def pad_rows(x: Shaped[Array, "n ..."], rows: int) -> Shaped[Array, "padded ..."]:

@@ -16,7 +16,7 @@ LayerKind = Literal["full", "nope", "window"]
 NormPlacement = Literal["pre", "post", "both"]
 """Norms of what attention and the feed-forward read, of what they add, or of both."""
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "relu2"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "quick_gelu", "relu2"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,13 @@ class Mechanisms:
       norm_placement: see `NormPlacement`.
       layer_norm: whether norms subtract the mean and add a bias, except those of queries and keys.
       activation, gated: of the feed-forward, act(gate(x)) * up(x), or act(up(x)) if not gated.
+      gate_limit: c, if it is act(min(gate(x), c)) * (clip(up(x), -c, c) + 1).
       layer_kinds: of each layer; empty is full attention everywhere.
       window: tokens that a query of a layer with a window sees, itself included.
       window_rope_theta: base of RoPE in layers with a window, unscaled; None is RoPE of the others.
       multipliers: see there.
       score_soft_cap, logit_soft_cap: x becomes cap * tanh(x / cap), for scores and logits.
+      sinks: whether each query head has a score of a key without a value that every query sees.
     """
 
     rotary_dim: int | None = None
@@ -62,12 +64,14 @@ class Mechanisms:
     layer_norm: bool = False
     activation: Activation = "silu"
     gated: bool = True
+    gate_limit: float | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     window: int | None = None
     window_rope_theta: float | None = None
     multipliers: Multipliers = Multipliers()
     score_soft_cap: float | None = None
     logit_soft_cap: float | None = None
+    sinks: bool = False
 
     @property
     def widest_window(self) -> int | None:

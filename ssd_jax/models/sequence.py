@@ -99,6 +99,7 @@ def _layer(
     """One layer, traced once for all layers; x is the residual stream."""
     layer = nnx.merge(graph, state)
     dtype = layer.self_attn.execution.floating if compute is None else compute
+    seen = seen._replace(variant=layer.self_attn.with_sinks(seen.variant))
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
         return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), *seen), None

@@ -14,12 +14,14 @@ EVERY_MECHANISM = {
         "joint_qk_norm": True,
         "norm_placement": "both",
         "activation": "gelu_pytorch_tanh",
+        "gate_limit": 1.5,
         "layer_kinds": ["full", "nope", "window"],
         "window": 24,
         "window_rope_theta": 500.0,
         "score_soft_cap": 8.0,
         "multipliers": {"embedding": 3.0, "residual": 0.5, "scores": 0.5, "logits": 0.5},
         "logit_soft_cap": 20.0,
+        "sinks": True,
     },
 }
 """All that one decoder can have."""

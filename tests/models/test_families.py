@@ -233,8 +233,8 @@ def test_windows_are_those_of_the_layers_that_have_them():
         ("Qwen/Qwen3-8B", {"ssd_jax_decoder": {"qkv_bias": True}}, "'qk_norm' is missing"),
         (
             "Qwen/Qwen3-8B",
-            {"ssd_jax_decoder": {"qkv_bias": True, "qk_norm": True, "sinks": 1}},
-            "unexpected keyword argument 'sinks'",
+            {"ssd_jax_decoder": {"qkv_bias": True, "qk_norm": True, "drains": 1}},
+            "unexpected keyword argument 'drains'",
         ),
     ],
 )
