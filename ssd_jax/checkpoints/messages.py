@@ -25,7 +25,7 @@ def checked_messages(messages: object, template: str) -> list[dict[str, Any]]:
 
     Text parts of a content are joined by newlines, the content null of a message with tool calls
     becomes empty, arguments of tool calls become objects, and keys that are null are left out.
-    All other keys stay as they are.
+    Reasoning also gets the key that gpt-oss's template has for it. All other keys stay as they are.
 
     Raises:
       InputError: no list of messages, a role that neither OpenAI's interface nor the template
@@ -51,6 +51,8 @@ def _message(message: object, where: str, template: str) -> dict[str, Any]:
         raise InputError(f"{where}: the role {shown(role)} is unknown; {hint}")
     fields = {key: value for key, value in message.items() if value is not None}
     fields["content"] = _content(message, where)
+    if "reasoning_content" in fields and "message.thinking" in template:
+        fields.setdefault("thinking", fields["reasoning_content"])  # gpt-oss's name of it
     if "tool_calls" in fields:
         fields["tool_calls"] = _tool_calls(fields["tool_calls"], where)
     return fields

@@ -34,8 +34,8 @@ _FLAGS: settings.FlagSpecs = {
     "host": ("str", "127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine"),
     "port": ("int", 8000, "port to listen on; 0 is any free port"),
     "served_model_name": "name of the model in requests; default: the target",
-    "tool_parser": "how the model writes tool calls, hermes or llama3_json; default: as its chat "
-    "template says",
+    "tool_parser": "how the model writes tool calls: openai, hermes or llama3_json; default: as "
+    "its chat template says",
     "max_queue": ("int", 256, "texts that may wait for a slot; further requests get status 429"),
     "max_body": ("int", 8 << 20, "most bytes of a request's body"),
     "request_timeout": (

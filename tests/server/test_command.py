@@ -130,7 +130,7 @@ def test_a_port_in_use_is_one_line_and_status_2(tiny_checkpoint, capsys):
         (["--ssl_certfile=a"], "ssl_certfile and ssl_keyfile go together"),
         (["--allowed_origins=a"], "allowed_origins: 'a' is no origin"),
         (["--access_log_texts"], "access_log_texts is for an access log; give --access_log, too"),
-        (["--tool_parser=xml"], "tool_parser = 'xml' is unknown; give one of hermes, llama3_json"),
+        (["--tool_parser=xml"], "tool_parser = 'xml' is unknown; give one of openai, hermes, "),
         (["--host=192.0.2.1"], "give an address of this machine"),
         (["--seed=3"], "seed is for a request; leave out --seed"),
         (["--logprobs=3"], "logprobs is for a request; leave out --logprobs"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ssd_jax.errors import InputError
+from ssd_jax.server.tool_calls.harmony import HARMONY
 from ssd_jax.server.tool_calls.hermes import HERMES
 from ssd_jax.server.tool_calls.llama3_json import LLAMA3_JSON
 from ssd_jax.server.tool_calls.protocols import CallForm
 
-_FORMS: dict[str, CallForm] = {form.name: form for form in (HERMES, LLAMA3_JSON)}
+_FORMS: dict[str, CallForm] = {form.name: form for form in (HARMONY, HERMES, LLAMA3_JSON)}
 NAMES = tuple(_FORMS)
 """Their names."""
 

@@ -48,6 +48,11 @@ class JsonForm:
         """Those of `CallForm`."""
         return (self.begin, self.end) if self.end else (self.begin,)
 
+    @property
+    def has_reasoning(self) -> bool:
+        """That of `CallForm`."""
+        return False
+
     def is_in(self, template: str) -> bool:
         """Whether a chat template asks for calls in this form."""
         return (

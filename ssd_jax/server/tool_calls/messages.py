@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_jax.server.errors import invalid
-from ssd_jax.server.tool_calls.protocols import Arguments, CallParser, Content, Delta
+from ssd_jax.server.tool_calls.protocols import (
+    Arguments,
+    CallParser,
+    Content,
+    Delta,
+    Reasoning,
+)
 from ssd_jax.system.files import shown
 
 
@@ -66,6 +72,8 @@ class CallWriter:
     def _delta(self, delta: Delta) -> dict[str, Any]:
         if isinstance(delta, Content):
             return {"content": delta.text}
+        if isinstance(delta, Reasoning):
+            return {"reasoning_content": delta.text}
         if isinstance(delta, Arguments):
             call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
             return {"tool_calls": [call]}
@@ -75,17 +83,22 @@ class CallWriter:
         return {"tool_calls": [call]}
 
     def message(self, text: str) -> dict[str, Any]:
-        """`content` and `tool_calls` of a whole text; a content without words is null."""
+        """`content`, `reasoning_content` and `tool_calls` of a whole text; a content without words
+        is null."""
         content: list[str] = []
+        reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
         for delta in self.push(text, is_last=True):
             content.append(delta.get("content", ""))
+            reasoning.append(delta.get("reasoning_content", ""))
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
                     calls.append({name: call[name] for name in ("id", "type", "function")})
                 else:
                     calls[-1]["function"]["arguments"] += call["function"]["arguments"]
         message: dict[str, Any] = {"content": "".join(content) or None}
+        if any(reasoning):
+            message["reasoning_content"] = "".join(reasoning)
         return message | {"tool_calls": calls} if calls else message
 
 

@@ -29,6 +29,13 @@ class Content:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text with which the model prepares its answer."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CallBegin:
     """The beginning of a call, with the function's name."""
 
@@ -42,11 +49,11 @@ class Arguments:
     text: str
 
 
-Delta = Content | CallBegin | Arguments
+Delta = Content | Reasoning | CallBegin | Arguments
 
 
 class CallParser(Protocol):
-    """Tells calls from other text while the text grows.
+    """Tells calls, and reasoning if the form has it, from other text while the text grows.
 
     All deltas of a text, joined, are the same however it is cut into pieces. Text is held back only
     while it may be the beginning of a call.
@@ -72,6 +79,11 @@ class CallForm(Protocol):
     @property
     def marks(self) -> tuple[str, ...]:
         """Texts around calls, which are control tokens of some tokenizers."""
+        ...
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether marks tell reasoning from content, in texts without calls, too."""
         ...
 
     def is_in(self, template: str) -> bool:

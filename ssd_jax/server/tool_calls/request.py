@@ -29,7 +29,7 @@ class ToolUse:
 
     Attributes:
       form: how the model writes them.
-      tools: that may be called.
+      tools: that may be called; none where only reasoning is to be told apart.
       required: whether the text is one call or several, and nothing else.
       parallel: whether there may be several.
     """
@@ -69,7 +69,7 @@ class ToolUse:
 def read_tool_use(
     fields: Mapping[str, Any], form: CallForm | None, template: str | None
 ) -> ToolUse | None:
-    """The calls that a request asks for; None if it wants none.
+    """The calls that a request asks for; None if it wants none and texts have no reasoning.
 
     Args:
       form: of `--tool_parser`; None takes that of the template.
@@ -80,8 +80,11 @@ def read_tool_use(
     """
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.get("tools", ()))]
     choice = _choice(fields.get("tool_choice", "auto" if tools else "none"))
+    form = form or form_of(template or "")
     if choice == "none":
-        return None
+        if form is None or not form.has_reasoning:
+            return None
+        return ToolUse(form=form, tools=(), required=False, parallel=True)
     if not tools:
         raise invalid(f"tool_choice = {shown(choice)} needs tools; give them", "tool_choice")
     _check_names([tool.name for tool in tools])
@@ -111,8 +114,6 @@ def read_tool_use(
 def _form(form: CallForm | None, template: str | None) -> CallForm:
     if template is None or not re.search(r"\btools\b", template):
         raise _unable("the chat template of this model takes no tools")
-    if form is None:
-        form = form_of(template)
     if form is None:
         raise _unable(
             "how this model writes tool calls is not known; if it is one of "

@@ -84,6 +84,7 @@ class Screen:
         self._wrap = WordWrap(console.width)
         self._activity = contextlib.ExitStack()
         self._ends_line = True
+        self._reasons = False  # whether a line of reasoning is open
 
     def note(self, text: str) -> None:
         """Prints a remark, dimmed."""
@@ -112,6 +113,7 @@ class Screen:
             self._activity, self._ends_line = activity, True
             self._wrap = WordWrap(self._console.width)
             yield
+        self._end_reasoning()
         if self._terminal:
             self._write(self._wrap.flush())
         if not self._ends_line:
@@ -120,7 +122,20 @@ class Screen:
     def write_answer(self, text: str) -> None:
         """Prints the next words of an answer."""
         self._activity.close()
+        self._end_reasoning()
         self._write(self._wrap.push(printable(text)) if self._terminal else text)
+
+    def write_reasoning(self, text: str) -> None:
+        """Prints the next words of what leads to an answer, dimmed and not with the answer's."""
+        self._activity.close()
+        shown = Text(printable(text) if self._console.is_terminal else text, style="dim")
+        self._console.print(shown, end="", soft_wrap=True, highlight=False)
+        self._reasons = not text.endswith("\n")
+
+    def _end_reasoning(self) -> None:
+        if self._reasons:
+            self._console.print()
+            self._reasons = False
 
     def _write(self, text: str) -> None:
         if text:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.table import Table
 
+from ssd_jax.checkpoints.harmony import HarmonyReader, Piece, mark_ids, writes_harmony
 from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
@@ -26,8 +27,8 @@ _POLL = 0.05  # seconds between looks for a stop
 class ChatSession:
     """One chat with a loaded model.
 
-    An answer that is stopped or fails before its first word is dropped from the conversation, with
-    its question.
+    An answer that is stopped or fails before its first word, or never gets beyond its reasoning, is
+    dropped from the conversation, with its question.
 
     Args:
       ready: called before an answer, once it is known to be possible.
@@ -60,6 +61,9 @@ class ChatSession:
         self._first_message = 0  # messages before it are left out of the prompt
         self._num_requests = 0
         self._answers: list[Answer] = []
+        template = llm.tokenizer.chat_template
+        self._has_channels = writes_harmony(template)
+        self._marks = mark_ids(template, llm.tokenizer.added_tokens)
         self._saved_conversation = self.conversation
         self._commands: dict[str, Callable[[Command], None]] = {
             "help": self._help,
@@ -101,6 +105,7 @@ class ChatSession:
         first_message, ids = self._fit_prompt(question)
         # Each answer has its own randomness, which is the same in a session of the same entries.
         request = self._llm.request(ids, self._params, self._num_requests)
+        request = dataclasses.replace(request, visible_ids=self._marks)
         self._num_requests += 1
         if first_message > self._first_message:
             self._screen.note(
@@ -109,21 +114,28 @@ class ChatSession:
             )
         self._load_model()
         with self._screen.answer(f"reading {len(ids)} tokens"):
-            output = self._run(request)
+            output, text = self._run(request)
         self.failed += output.finish_reason == "error"
         answer = Answer(mode=self._mode, prompt_tokens=len(ids), output=output)
-        if output.finish_reason in ("cancelled", "error") and not output.text:
-            outcome = "stopped" if answer.stopped else "ended by an error"
+        reason = output.finish_reason
+        if not text and (output.text or reason in ("cancelled", "error")):
+            outcome = "ended by an error" if reason == "error" else "ended"
+            outcome = "stopped" if answer.stopped else outcome
             self._screen.note(f"[{outcome} before the first word; the conversation is as it was]")
             return
         self._first_message = first_message
         self._answers.append(answer)
-        self.conversation = question.with_message("assistant", output.text, stopped=answer.stopped)
+        self.conversation = question.with_message("assistant", text, stopped=answer.stopped)
         self._screen.note(summary(answer, self._llm.context))
 
-    def _run(self, request: Request) -> RequestOutput:
-        """Runs a request to its end, or until it is stopped, amid its prompt too."""
+    def _run(self, request: Request) -> tuple[RequestOutput, str]:
+        """Runs a request to its end, or until it is stopped, amid its prompt too.
+
+        Returns: its output, and the text of the answer, which is all of it where the model does not
+        set its reasoning apart.
+        """
         stopped, output = False, None
+        reader, answer = HarmonyReader() if self._has_channels else None, ""
         with self._llm.started([request], self._mode) as caller:
             while output is None:
                 if not stopped and self._should_stop():
@@ -131,10 +143,23 @@ class ChatSession:
                     stopped = True
                 event = caller.poll(_POLL)
                 if event is not None:
-                    if event.text:
-                        self._screen.write_answer(event.text)
                     output = event.output
-        return output
+                    if reader is None:
+                        answer += self._show([Piece("final", None, event.text)])
+                    else:
+                        answer += self._show(reader.push(event.text))
+        return output, answer + self._show(reader.finish() if reader else ())
+
+    def _show(self, pieces: Iterable[Piece]) -> str:
+        """Prints pieces; returns those of the answer."""
+        answer = ""
+        for piece in pieces:
+            if piece.channel == "analysis" or piece.recipient is not None:
+                self._screen.write_reasoning(piece.text)
+            elif piece.text:
+                self._screen.write_answer(piece.text)
+                answer += piece.text
+        return answer
 
     def _fit_prompt(self, question: Conversation) -> tuple[int, list[int]]:
         """Where the prompt starts, to leave room for an answer, and the prompt's ids."""

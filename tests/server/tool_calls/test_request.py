@@ -66,7 +66,9 @@ def test_the_words_of_published_templates_are_known(published, form):
 def test_a_named_form_is_taken_whatever_the_template_says():
     assert form_named("llama3_json") is LLAMA3_JSON
     assert use(form=LLAMA3_JSON, tools=[tool()]).form is LLAMA3_JSON
-    with pytest.raises(InputError, match="tool_parser = 'xml' is unknown; give one of hermes, lla"):
+    with pytest.raises(
+        InputError, match="tool_parser = 'xml' is unknown; give one of openai, hermes, lla"
+    ):
         form_named("xml")
 
 

@@ -273,6 +273,37 @@ def test_an_answer_that_ends_by_an_error_says_so_and_the_next_one_why(scripted, 
         chat("again")
 
 
+ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+
+
+@pytest.fixture
+def reasoning(llm, scripted, monkeypatch):
+    """A session whose model writes in harmony's channels, and the most tokens that it may write."""
+
+    def chat(tokens):
+        scripted(ANSWER)
+        return Chat(llm, SamplingParams(max_tokens=tokens))
+
+    template = llm.tokenizer.chat_template + "{# <|channel|><|message|> #}"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    return chat
+
+
+def test_reasoning_is_shown_apart_and_not_kept(reasoning):
+    chat = reasoning(len(ANSWER))
+    said = chat("hello")
+    assert chat.words.getvalue() == "Yes.\n"
+    assert said.startswith("Hm.\n[")
+    assert chat.talk[-1] == {"role": "assistant", "content": "Yes."}
+
+
+def test_an_answer_that_ends_in_its_reasoning_is_dropped(reasoning):
+    chat = reasoning(ANSWER.index("Hm.") + 2)
+    assert chat("hello").startswith("Hm\n[ended before the first word; the conversation is as it")
+    assert chat.words.getvalue() == ""
+    assert chat.talk == []
+
+
 def test_exit_ends_the_session(chat):
     assert not chat.session.take("/exit")
 
