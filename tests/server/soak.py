@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -92,9 +93,9 @@ FAULTS = (kill, stop, leave, read_late, send_nonsense)
 
 
 def resident() -> int:
-    """Megabytes of this process's memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+    """Megabytes of this process's memory, that in swap included."""
+    fields = dict(re.findall(r"(VmRSS|VmSwap):\s+(\d+) kB", Path("/proc/self/status").read_text()))
+    return sum(map(int, fields.values())) >> 10
 
 
 def soak(server, minutes: float, seed: int) -> bool:
