@@ -92,9 +92,12 @@ def send_nonsense(server, chance):
 FAULTS = (kill, stop, leave, read_late, send_nonsense)
 
 
-def resident() -> int:
-    """Megabytes of this process's memory, that in swap included."""
-    fields = dict(re.findall(r"(VmRSS|VmSwap):\s+(\d+) kB", Path("/proc/self/status").read_text()))
+def memory() -> int:
+    """Megabytes of this process's memory, that in swap included, without that of mapped files,
+    which the system takes and gives back as it likes."""
+    fields = dict(
+        re.findall(r"(RssAnon|VmSwap):\s+(\d+) kB", Path("/proc/self/status").read_text())
+    )
     return sum(map(int, fields.values())) >> 10
 
 
@@ -108,7 +111,7 @@ def soak(server, minutes: float, seed: int) -> bool:
             fault = FAULTS[turn] if turn < len(FAULTS) else chance.choice(FAULTS)
             fault(server, chance)
             time.sleep(min(SECONDS, 60 * minutes / 10))
-            used.append((resident(), load.open_files(), load.threads_of_requests()))
+            used.append((memory(), load.open_files(), load.threads_of_requests()))
             megabytes, files, threads = used[-1]
             print(
                 f"{fault.__name__}: {clients.texts} texts, {megabytes} MB, {files} files, "
