@@ -29,6 +29,7 @@ from ssd_jax.system.cache_dir import cache_dir
 from ssd_jax.system.environment import processor
 
 PRODUCTS, TAKE = "ssd_jax_linear_products", "ssd_jax_linear_take"
+EXPERT_PRODUCTS = "ssd_jax_linear_expert_products"
 ATTENTION = "ssd_jax_tree_attention"
 THRESHOLDS = "ssd_jax_thresholds"
 """Handlers, by the names under which XLA knows them."""
@@ -50,7 +51,7 @@ class BuildError(Exception):
 
 def why_missing(
     sources: tuple[Path, ...] = SOURCES,
-    names: tuple[str, ...] = (PRODUCTS, TAKE, ATTENTION, THRESHOLDS),
+    names: tuple[str, ...] = (PRODUCTS, TAKE, EXPERT_PRODUCTS, ATTENTION, THRESHOLDS),
 ) -> str | None:
     """None once the handlers are registered; else, in one line, why they cannot be.
 

@@ -1,7 +1,5 @@
 """The tests of the compiled attention catch the faults that they are there for."""
 
-import ctypes
-import shutil
 from pathlib import Path
 
 import jax
@@ -11,6 +9,7 @@ import pytest
 from ssd_jax.kernels import handlers
 from ssd_jax.kernels.tree_attention import cpu
 from tests.kernels import test_compiled_attention as tests
+from tests.kernels.edited import use_edited
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,17 +137,9 @@ def flags() -> str:
 def use(tmp_path, monkeypatch):
     """Has calls take the handler of a source in which one text is another."""
 
-    def mutate(name: str, file: str, old: str, new: str) -> None:
-        kernels = tmp_path / "kernels"
-        shutil.copytree(Path(handlers.__file__).parent, kernels)
-        path = kernels / "tree_attention" / file
-        text = path.read_text()
-        assert text.count(old) == 1, "an edit must fit the source exactly once"
-        path.write_text(text.replace(old, new))
-        library = ctypes.CDLL(str(handlers.build([path.with_name("cpu.cc")], tmp_path)))
-        handler = jax.ffi.pycapsule(library.ssd_jax_tree_attention)
-        jax.ffi.register_ffi_target(name, handler, platform="cpu")
-        monkeypatch.setattr(cpu, "ATTENTION", name)
+    def mutate(file: str, old: str, new: str) -> None:
+        calls = {(cpu, "ATTENTION"): "ssd_jax_tree_attention"}
+        use_edited(monkeypatch, tmp_path, f"tree_attention/{file}", (old, new), calls)
         jax.clear_caches()
 
     yield mutate
@@ -161,7 +152,7 @@ def test_every_mutant_is_caught(name, use):
         pytest.skip("this processor has no tiles")
     file, old, new, experiment = MUTANTS[name]
     experiment()
-    use(f"mutant: {name}", file, old, new)
+    use(file, old, new)
     with pytest.raises(
         AssertionError, match=r"Arrays are not equal|Not equal to tolerance|isfinite"
     ):

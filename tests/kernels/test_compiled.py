@@ -17,7 +17,11 @@ pytestmark = [
     pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler"),
 ]
 
-TESTS = ("tests/kernels/test_linear.py", "tests/kernels/test_compiled_attention.py")
+TESTS = (
+    "tests/kernels/test_linear.py",
+    "tests/kernels/test_packed_experts.py",
+    "tests/kernels/test_compiled_attention.py",
+)
 SANITIZED = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 CLANG = shutil.which("clang++")
 

@@ -35,7 +35,7 @@ pack_int8 = jax.jit(lambda dense: packing.pack_int8(*quantize(dense)))
 def weight(kind, outputs, inputs, seed=0):
     rng = np.random.default_rng(seed)
     if kind in STORED_KINDS:
-        panels = packing.pack_blocks(KINDS[kind], random_blocks(kind, outputs, inputs))
+        panels = packing.pack_blocks(KINDS[kind], random_blocks(kind, outputs, inputs, seed))
     else:
         dense = jnp.asarray(rng.normal(size=(outputs, inputs)), jnp.float32)
         panels = (pack_bfloat16 if kind == "bfloat16" else pack_int8)(dense)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -14,6 +10,7 @@ from hypothesis import strategies as st
 
 from ssd_jax.kernels import handlers
 from ssd_jax.kernels.verify import cpu
+from tests.kernels.edited import use_edited
 
 pytestmark = pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler")
 
@@ -95,16 +92,9 @@ MUTANTS = {
 def use(tmp_path, monkeypatch):
     """Has calls take the handler of a source in which one text is another."""
 
-    def mutate(name: str, old: str, new: str) -> None:
-        kernels = tmp_path / "kernels"
-        shutil.copytree(Path(handlers.__file__).parent, kernels)
-        path = kernels / "verify" / "cpu.cc"
-        assert path.read_text().count(old) == 1, "an edit must fit the source exactly once"
-        path.write_text(path.read_text().replace(old, new))
-        library = ctypes.CDLL(str(handlers.build([path], tmp_path)))
-        handler = jax.ffi.pycapsule(library.ssd_jax_thresholds)
-        jax.ffi.register_ffi_target(name, handler, platform="cpu")
-        monkeypatch.setattr(cpu, "THRESHOLDS", name)
+    def mutate(old: str, new: str) -> None:
+        calls = {(cpu, "THRESHOLDS"): "ssd_jax_thresholds"}
+        use_edited(monkeypatch, tmp_path, "verify/cpu.cc", (old, new), calls)
         jax.clear_caches()
 
     yield mutate
@@ -127,6 +117,6 @@ def search_everywhere():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name, use):
     search_everywhere()
-    use(f"mutant: {name}", *MUTANTS[name])
+    use(*MUTANTS[name])
     with pytest.raises(AssertionError):
         search_everywhere()

@@ -17,7 +17,7 @@ from ssd_jax.kernels.rows import Norm
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A weight [outputs, inputs] in panels.
+    """A weight [outputs, inputs] in panels; or one of each expert, whose panels follow each other.
 
     Attributes:
       panels: see `kinds`; in a `Piece` the panels' bytes follow each other.
@@ -47,7 +47,7 @@ def products(
     call = jax.ffi.ffi_call(PRODUCTS, shapes)
     weight, eps = norm or (jnp.zeros(0, jnp.float32), 0.0)
     arrays, offsets = zip(
-        *map(_buffer_and_offset, [weight, *(weight.panels for weight in weights)]), strict=True
+        *map(buffer_and_offset, [weight, *(weight.panels for weight in weights)]), strict=True
     )
     cache_resident = np.bool_(all(weight.cache_resident for weight in weights))
     offsets = np.asarray(offsets, np.int64)
@@ -70,6 +70,6 @@ def take(weight: Packed, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
     return call(indices, weight.panels, kind=weight.kind, outputs=np.int64(weight.outputs))
 
 
-def _buffer_and_offset(array: Array | Piece) -> tuple[Array, int]:
+def buffer_and_offset(array: Array | Piece) -> tuple[Array, int]:
     """The array to pass to the handler, and the byte where the data begins."""
     return (array.buffer, array.offset) if isinstance(array, Piece) else (array, 0)

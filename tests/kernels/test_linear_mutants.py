@@ -1,0 +1,78 @@
+"""The tests of products with packed weights catch the faults that they are there for."""
+
+import jax
+import pytest
+
+from ssd_jax.kernels import handlers
+from ssd_jax.kernels.experts import cpu as experts
+from ssd_jax.kernels.linear import cpu
+from tests.kernels import test_packed_experts
+from tests.kernels.edited import use_edited
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(handlers.why_missing() is not None, reason="no C++ compiler"),
+]
+
+
+def products_of_experts():
+    for sizes in ((1, 0, 1, 1, 0), (3, 9, 0, 20, 33), (7, 256, 5, 30, 2)):
+        test_packed_experts.check("bfloat16", sizes)
+
+
+MUTANTS = {
+    "another expert's weights": (
+        "cpu.cc", "weight.panels + expert * weight.Panels()",
+        "weight.panels + (expert ^ 1) * weight.Panels()", products_of_experts,
+    ),
+    "experts' weights side by side without their padding": (
+        "cpu.cc", "weight.panels + expert * weight.Panels() * weight.panel_bytes",
+        "weight.panels + expert * weight.outputs * weight.panel_bytes / kPanel",
+        products_of_experts,
+    ),
+    "products of an expert where another's are": (
+        "cpu.cc", "float* y = weight.y + first * weight.outputs;",
+        "float* y = weight.y + first / 2 * weight.outputs;", products_of_experts,
+    ),
+    "an expert's rows that are left out": (
+        "cpu.cc", "row < rows.rows; row += kTile",
+        "row < std::min(rows.rows, kTile); row += kTile", products_of_experts,
+    ),
+    "experts that are never multiplied": (
+        "cpu.cc", "MultiplyExperts(pool, groups, *operands, tiles);\n        groups.clear();",
+        "groups.clear();", products_of_experts,
+    ),
+    "rows of no expert that are not zeros": (
+        "cpu.cc", "weight.y + rows * weight.outputs, 0.0f);",
+        "weight.y + rows * weight.outputs, 1.0f);", products_of_experts,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def use(tmp_path, monkeypatch):
+    """Has calls take the handlers of a source in which one text is another."""
+
+    def forget() -> None:
+        test_packed_experts.program.cache_clear()
+        jax.clear_caches()
+
+    def mutate(file: str, old: str, new: str) -> None:
+        calls = {
+            (cpu, "PRODUCTS"): "ssd_jax_linear_products",
+            (experts, "EXPERT_PRODUCTS"): "ssd_jax_linear_expert_products",
+        }
+        use_edited(monkeypatch, tmp_path, f"linear/{file}", (old, new), calls)
+        forget()
+
+    yield mutate
+    forget()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name, use):
+    file, old, new, experiment = MUTANTS[name]
+    experiment()
+    use(file, old, new)
+    with pytest.raises(AssertionError, match=r"Arrays are not equal|Not equal to tolerance"):
+        experiment()
