@@ -48,7 +48,7 @@ _UNQUANTISED = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-SUPPORTED = (*_UNQUANTISED, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+SUPPORTED = (*_UNQUANTISED, *STORED_KINDS)
 """Storage types, by ggml's names."""
 _CONVERTED_ROW = 16384
 """Values passed to gguf as one row. It converts 16 rows at a time; with pieces larger than a

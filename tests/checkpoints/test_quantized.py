@@ -1,5 +1,6 @@
 """Quantised matrices of safetensors files, as the libraries that define the formats read them."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -47,8 +48,12 @@ CONFIGS = {
     "bitsandbytes_fp4": NF4,
     "bitsandbytes_nf4_nested": NF4,
     "bitsandbytes_int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
 }
-KINDS_BY_NAME = {"awq": "Q4_1", "packed4": "Q4_0", "packed4_zeros": "Q4_1", "packed8": "Q8_0"}
+KINDS_BY_NAME = {
+    **{"awq": "Q4_1", "packed4": "Q4_0", "packed4_zeros": "Q4_1", "packed8": "Q8_0"},
+    "mxfp4": "MXFP4",
+}
 
 
 def opened(tmp_path, name):
@@ -65,10 +70,10 @@ def test_a_matrix_is_what_the_library_reads_and_so_is_each_part_of_it(tmp_path, 
     tensors, values = opened(tmp_path, name)
     assert tensors.shapes == {"m.weight": values.shape, "values": values.shape}
     assert tensors.shape("m.weight") == values.shape
-    # Some libraries compute in 16 bits.
-    tolerance = 4e-3 if "nf4" in name or "fp4" in name else 1e-6
+    # Some libraries compute in 16 bits, which MXFP4 does not need.
+    tolerance = 0 if name == "mxfp4" else 4e-3 if "nf4" in name or "fp4" in name else 1e-6
     read = tensors.read("m.weight")
-    np.testing.assert_allclose(read, values, atol=tolerance * np.abs(values).max())
+    np.testing.assert_allclose(read, values, rtol=0, atol=tolerance * np.abs(values).max())
     for part in ((slice(5, 6),), (slice(3, 30), slice(7, 40)), (slice(0, 0),)):
         np.testing.assert_array_equal(tensors.read("m.weight", part), read[part])
 
@@ -84,6 +89,26 @@ def test_a_group_that_is_not_there_is_named(tmp_path, group):
         tensors.read("m.weight")
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"m_scales": np.full((8, 8, 2), 255, np.uint8)}, "a scale is not a number"),
+        ({"m_scales": np.zeros((8, 8, 1), np.uint8)}, "scales [8, 8, 1] beside blocks"),
+        ({"m_blocks": np.zeros((8, 8, 2, 8), np.uint8)}, "beside blocks [8, 8, 2, 8]"),
+    ],
+)
+def test_what_is_no_mxfp4_is_named(tmp_path, changed, message):
+    arrays = load_file(GOLDENS / "mxfp4.safetensors") | changed
+    save_file(arrays, tmp_path / "model.safetensors")
+    stored, scheme = SafetensorsDirectory(tmp_path), scheme_of(CONFIGS["mxfp4"], where="here")
+
+    def read():
+        QuantizedTensors(stored, scheme, where="here").read("m.weight")
+
+    with pytest.raises(InputError, match=f"'m' cannot be read: .*{re.escape(message)}"):
+        read()
+
+
 @pytest.mark.parametrize(("name", "kind"), KINDS_BY_NAME.items())
 def test_integers_in_groups_stay_integers_in_blocks(tmp_path, name, kind):
     tensors, values = opened(tmp_path, name)
@@ -91,8 +116,9 @@ def test_integers_in_groups_stay_integers_in_blocks(tmp_path, name, kind):
     assert tensors.stored_type("values") == "bfloat16"
     blocks = tensors.read_blocks("m.weight")
     read = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
-    # Scales, and zeros times scales, have 11 bits there.
-    np.testing.assert_allclose(read, values, atol=2**-11 * 2 * np.abs(values).max())
+    # Scales, and zeros times scales, have 11 bits there, where they are not powers of two.
+    tolerance = 0 if kind == "MXFP4" else 2**-11 * 2
+    np.testing.assert_allclose(read, values, rtol=0, atol=tolerance * np.abs(values).max())
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - KINDS_BY_NAME.keys()))

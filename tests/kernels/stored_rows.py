@@ -14,6 +14,7 @@ _HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "MXFP4": (),
 }
 """Where a block's float16 numbers are: random bits there would include infinities."""
 
@@ -26,4 +27,6 @@ def random_blocks(kind: str, rows: int, inputs: int, seed: int = 0) -> np.ndarra
     for at in _HALVES[kind]:
         half = rng.normal(size=(rows, inputs // block, 1)).astype(np.float16)
         blocks[..., at : at + 2] = half.view(np.uint8)
+    if kind == "MXFP4":  # exponents, of which any bits span more than float32 does
+        blocks[..., 0] = rng.integers(112, 142, blocks.shape[:2])
     return blocks.reshape(rows, -1)

@@ -6,7 +6,7 @@ import pytest
 from ssd_jax.kernels import handlers
 from ssd_jax.kernels.experts import cpu as experts
 from ssd_jax.kernels.linear import cpu
-from tests.kernels import test_packed_experts
+from tests.kernels import test_linear, test_packed_experts
 from tests.kernels.edited import use_edited
 
 pytestmark = [
@@ -18,6 +18,10 @@ pytestmark = [
 def products_of_experts():
     for sizes in ((1, 0, 1, 1, 0), (3, 9, 0, 20, 33), (7, 256, 5, 30, 2)):
         test_packed_experts.check("bfloat16", sizes)
+
+
+def mxfp4():
+    test_linear.test_products_are_the_references("MXFP4", (33, 768))
 
 
 MUTANTS = {
@@ -45,6 +49,16 @@ MUTANTS = {
     "rows of no expert that are not zeros": (
         "cpu.cc", "weight.y + rows * weight.outputs, 0.0f);",
         "weight.y + rows * weight.outputs, 1.0f);", products_of_experts,
+    ),
+    "a float of four bits that is another": (
+        "grouped.h", "{12, 13, 14, 15, 16, 18, 20, 24,", "{12, 13, 14, 15, 16, 17, 20, 24,", mxfp4
+    ),
+    "an exponent off by one": (
+        "grouped.h", "(Floats)((Words)bytes << 23) * 0.5f", "(Floats)((Words)bytes << 23)", mxfp4
+    ),
+    "halves of a byte that are exchanged": (
+        "grouped.h", "high = FromE2M1(high);",
+        "high = FromE2M1(high);\n      std::swap(low, high);", mxfp4,
     ),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ def test_packed_blocks_hold_what_gguf_dequantises(name, inputs, outputs):
     panels = pack_blocks(kind, blocks)
     assert panels.shape == kind.packed_shape(outputs, inputs)
     expected = dequantized(name, blocks)
-    assert len(np.unique(expected)) > 64
+    assert len(np.unique(expected)) > 48
     np.testing.assert_array_equal(dense(kind, panels, outputs, inputs), expected)
 
 

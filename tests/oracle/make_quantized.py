@@ -16,13 +16,16 @@ from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQCon
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 ROWS, COLUMNS, GROUP = 32, 64, 32
+EXPERTS = 8
 FOLDER = Path(__file__).parents[1] / "goldens" / "quantized"
 
 
 def write(name: str, values: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
-    stored = {f"m.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+    separator = "_" if name == "mxfp4" else "."
+    stored = {f"m{separator}{key}": tensor.contiguous() for key, tensor in tensors.items()}
     save_file({"values": values.float().contiguous(), **stored}, FOLDER / f"{name}.safetensors")
 
 
@@ -89,6 +92,15 @@ def write_int8() -> None:
     write("bitsandbytes_int8", values, {"weight": integers, "SCB": scales})
 
 
+def write_mxfp4() -> None:
+    torch.manual_seed(0)  # so that the file does not depend on those before it
+    blocks = torch.randint(0, 256, (EXPERTS, 8, COLUMNS // GROUP, GROUP // 2), dtype=torch.uint8)
+    scales = torch.randint(110, 130, blocks.shape[:-1], dtype=torch.uint8)
+    scales[0, 0] = torch.tensor([1, 250])
+    values = convert_moe_packed_tensors(blocks, scales).transpose(1, 2)
+    write("mxfp4", values, {"blocks": blocks, "scales": scales})
+
+
 def main() -> None:
     torch.manual_seed(0)
     FOLDER.mkdir(exist_ok=True)
@@ -107,6 +119,7 @@ def main() -> None:
         write_bitsandbytes(kind, nested=False)
     write_bitsandbytes("nf4", nested=True)
     write_int8()
+    write_mxfp4()
 
 
 if __name__ == "__main__":

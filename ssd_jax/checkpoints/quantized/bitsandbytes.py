@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float32
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.scheme import MatrixShape, Scheme, StoredTensors
+from ssd_jax.checkpoints.quantized.scheme import MatrixScheme, MatrixShape, StoredTensors
 
 _STATES = tuple(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 
 
-class FourBits(Scheme):
+class FourBits(MatrixScheme):
     """`weight` uint8 [n / 2, 1], all values in the order of rows, the first of a byte in its high
     half; `weight.absmax` scales blocks of them and may itself be quantised, in blocks, by the table
     `weight.nested_quant_map`."""
@@ -49,7 +49,7 @@ class FourBits(Scheme):
         return (table[places] * scales)[start : start + length].reshape(-1, inputs)
 
 
-class EightBits(Scheme):
+class EightBits(MatrixScheme):
     """`weight` int8 [outputs, inputs] and `SCB`, each row's largest magnitude, which 127 is."""
 
     name = "bitsandbytes (8 bits)"

@@ -9,6 +9,7 @@ from ssd_jax.checkpoints.quantized.awq import Awq
 from ssd_jax.checkpoints.quantized.bitsandbytes import EightBits, FourBits
 from ssd_jax.checkpoints.quantized.compressed_tensors import PackedRows
 from ssd_jax.checkpoints.quantized.gptq import Gptq
+from ssd_jax.checkpoints.quantized.mxfp4 import Mxfp4
 from ssd_jax.checkpoints.quantized.scaled import Scaled
 from ssd_jax.checkpoints.quantized.scheme import Scheme
 from ssd_jax.errors import InputError
@@ -116,6 +117,11 @@ def _block(weight: Mapping[str, Any]) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
+def _mxfp4(config: Mapping[str, Any]) -> Scheme:
+    del config  # it only lists modules that are not quantised, whose arrays say so, too
+    return Mxfp4()
+
+
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _SCHEMES: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "awq": _awq,
@@ -124,5 +130,6 @@ _SCHEMES: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "fbgemm_fp8": _float8,
     "modelopt": _modelopt,
     "compressed-tensors": _compressed_tensors,
+    "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
 }

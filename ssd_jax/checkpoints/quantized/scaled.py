@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float32
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.scheme import MatrixShape, Scheme, StoredTensors
+from ssd_jax.checkpoints.quantized.scheme import MatrixScheme, MatrixShape, StoredTensors
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled(Scheme):
+class Scaled(MatrixScheme):
     """`weight` [outputs, inputs] with `weight_scale` or `weight_scale_inv`, both of which multiply,
     and `weight_zero_point` of integers.
 

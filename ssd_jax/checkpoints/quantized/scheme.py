@@ -17,6 +17,9 @@ from ssd_jax.checkpoints.tensors import Index
 MatrixShape = tuple[int, int]
 """Outputs and inputs."""
 
+Shape = tuple[int, ...]
+"""Outputs and inputs; experts before them, if a module has a matrix of each."""
+
 
 class StoredTensors(Protocol):
     """Named arrays of a file, of any type."""
@@ -40,26 +43,28 @@ class Scheme(ABC):
       needed: what follows it in names of arrays without which the module is not quantised; of each
         tuple one is enough.
       beside: what follows it in names of further arrays.
+      separator: what is between a module's name and these.
     """
 
     name: ClassVar[str]
     main: ClassVar[str]
     needed: ClassVar[tuple[tuple[str, ...], ...]]
     beside: ClassVar[tuple[str, ...]] = ()
+    separator: ClassVar[str] = "."
 
     @abstractmethod
-    def shape(self, stored: StoredTensors, module: str) -> MatrixShape:
-        """Shape of a module's matrix, without reading data, except a few bytes of metadata.
+    def shape(self, stored: StoredTensors, module: str) -> Shape:
+        """Shape of a module's matrices, without reading data, except a few bytes of metadata.
 
         Raises:
           ValueError: the arrays do not fit each other, and why.
         """
 
     @abstractmethod
-    def read_rows(
-        self, stored: StoredTensors, module: str, rows: slice
-    ) -> Float32[np.ndarray, "rows inputs"]:
-        """Rows of a module's matrix; `rows` has a start and a stop within the matrix."""
+    def read_part(
+        self, stored: StoredTensors, module: str, part: Index
+    ) -> Float32[np.ndarray, "*outputs inputs"]:
+        """A part of a module's matrices; each slice has a start and a stop within its axis."""
 
     def kind(self, stored: StoredTensors, module: str) -> str | None:
         """The kind of `kernels.linear.kinds` that has these integers and scales; None if none has
@@ -69,12 +74,33 @@ class Scheme(ABC):
 
     def read_blocks(
         self, stored: StoredTensors, module: str
-    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
-        """A module's matrix in blocks of its kind."""
+    ) -> UInt8[np.ndarray, "*outputs row_bytes"]:
+        """A module's matrices in blocks of their kind."""
         raise ValueError(f"{module} has no kind")
 
 
-class GroupScheme(Scheme):
+class MatrixScheme(Scheme):
+    """A format of modules with one matrix each."""
+
+    @abstractmethod
+    @override
+    def shape(self, stored: StoredTensors, module: str) -> MatrixShape: ...
+
+    @abstractmethod
+    def read_rows(
+        self, stored: StoredTensors, module: str, rows: slice
+    ) -> Float32[np.ndarray, "rows inputs"]:
+        """Rows of a module's matrix; `rows` has a start and a stop within the matrix."""
+
+    @override
+    def read_part(
+        self, stored: StoredTensors, module: str, part: Index
+    ) -> Float32[np.ndarray, "rows columns"]:
+        rows, columns = part
+        return self.read_rows(stored, module, rows)[:, columns]
+
+
+class GroupScheme(MatrixScheme):
     """A format of integers in groups."""
 
     @abstractmethod

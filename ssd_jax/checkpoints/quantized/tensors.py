@@ -32,7 +32,7 @@ class QuantizedTensors(TensorSource):
 
     def __init__(self, stored: SafetensorsDirectory, scheme: Scheme, *, where: str) -> None:
         self._stored, self._scheme, self._where = stored, scheme, where
-        main = f".{scheme.main}"
+        main = f"{scheme.separator}{scheme.main}"
         modules = [name.removesuffix(main) for name in stored.shapes if name.endswith(main)]
         self._modules = {f"{module}.weight": module for module in modules if self._has(module)}
         if not self._modules:
@@ -40,7 +40,7 @@ class QuantizedTensors(TensorSource):
                 f"{where}: no tensor is quantised, and config.json says so; {GET_AGAIN}"
             )
         suffixes = scheme.main, *(name for names in scheme.needed for name in names), *scheme.beside
-        read = {f"{module}.{name}" for module in self._modules.values() for name in suffixes}
+        read = {self._array(module, name) for module in self._modules.values() for name in suffixes}
         plain = {
             name: shape
             for name, shape in stored.shapes.items()
@@ -52,9 +52,12 @@ class QuantizedTensors(TensorSource):
 
     def _has(self, module: str) -> bool:
         return all(
-            any(f"{module}.{name}" in self._stored.shapes for name in names)
+            any(self._array(module, name) in self._stored.shapes for name in names)
             for names in self._scheme.needed
         )
+
+    def _array(self, module: str, suffix: str) -> str:
+        return f"{module}{self._scheme.separator}{suffix}"
 
     def _shape(self, module: str) -> tuple[int, ...]:
         try:
@@ -76,12 +79,11 @@ class QuantizedTensors(TensorSource):
         module = self._modules.get(name)
         if module is None:
             return self._stored.read_part(name, part)
-        rows, columns = part
         try:
-            values = self._scheme.read_rows(self._stored, module, rows)
+            values = self._scheme.read_part(self._stored, module, part)
         except _MISFITS as error:
             raise self._misfit(module, error) from None
-        return np.ascontiguousarray(values[:, columns])
+        return np.ascontiguousarray(values)
 
     @override
     def stored_type(self, name: str) -> str | None:
@@ -90,7 +92,7 @@ class QuantizedTensors(TensorSource):
         return self._kinds.get(name, BFLOAT16.name) or self._scheme.name
 
     @override
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         module = self._modules[name]
         try:
             return self._scheme.read_blocks(self._stored, module)

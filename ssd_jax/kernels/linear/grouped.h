@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -48,6 +49,12 @@ inline Floats FromBytes(const char* from) {
 #endif
 }
 
+// 2^(byte - 128); 0 of byte 0, and infinity of byte 255, which stands for no number.
+inline Floats FromExponents(const char* from) {
+  const Ints bytes = __builtin_convertvector(FromBytes<uint8_t>(from), Ints);
+  return (Floats)((Words)bytes << 23) * 0.5f;
+}
+
 // A kind of weights whose groups have scales of their own; see kinds.py.
 struct Grouped {
   int bits;        // of a value: 8, or 4 and a word of those above them
@@ -55,12 +62,14 @@ struct Grouped {
   int64_t block;   // inputs of a superblock; of a group where there is none
   int32_t offset;
   bool minima;
+  bool e2m1 = false;  // values are floats of four bits, scales are exponents
 
   constexpr bool Halves() const { return bits < 8; }  // two inputs in a byte
   constexpr int Steps() const { return inputs / (Halves() ? 8 : 4); }
   constexpr int64_t ValueBytes() const { return inputs * kPanel * bits / 8; }
+  constexpr int64_t ScaleBytes() const { return block == inputs && !e2m1 ? 2 : 1; }
   constexpr int64_t GroupBytes() const {
-    return ValueBytes() + (minima ? 2 : 1) * kPanel * (block == inputs ? 2 : 1);
+    return ValueBytes() + (minima ? 2 : 1) * kPanel * ScaleBytes();
   }
   constexpr int64_t SharedBytes() const {  // of a superblock, before its groups
     return block == inputs ? 0 : (minima ? 2 : 1) * kPanel * 2;
@@ -73,6 +82,29 @@ constexpr Grouped kQ5_0{5, 32, 32, 16, false}, kQ5_1{5, 32, 32, 0, true};
 constexpr Grouped kQ8_0{8, 32, 32, 128, false};
 constexpr Grouped kQ4_K{4, 32, 256, 0, true}, kQ5_K{5, 32, 256, 0, true};
 constexpr Grouped kQ6_K{6, 16, 256, 32, false};
+constexpr Grouped kMXFP4{4, 32, 32, 12, false, true};
+
+// A float of E2M1, by its bits: twice its value, plus the offset of kMXFP4.
+constexpr uint8_t kE2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// The same in every byte.
+inline Words FromE2M1(Words bits) {
+#if defined(__AVX512BW__)
+  return (Words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(Load<__m128i>(kE2M1)), (__m512i)bits);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i table = _mm256_broadcastsi128_si256(Load<__m128i>(kE2M1));
+  return (Words)_mm256_shuffle_epi8(table, (__m256i)bits);
+#elif defined(__SSSE3__) && SSD_JAX_VECTOR_BYTES == 16
+  return (Words)_mm_shuffle_epi8(Load<__m128i>(kE2M1), (__m128i)bits);
+#elif defined(__aarch64__)
+  return (Words)vqtbl1q_u8(vld1q_u8(kE2M1), (uint8x16_t)bits);
+#else
+  uint8_t bytes[sizeof(bits)];
+  std::memcpy(bytes, &bits, sizeof(bits));
+  for (uint8_t& byte : bytes) byte = kE2M1[byte];
+  return Load<Words>(bytes);
+#endif
+}
 
 // The inputs of word i of a group, those of its bytes' low and high halves where it has such.
 template <const Grouped& kind>
@@ -86,6 +118,10 @@ struct Unpacked {
       const Words above = Load<Words>(group + kind.Steps() * kStep);
       low |= Above(above, i);
       high |= Above(above, i + kind.Steps());
+    }
+    if constexpr (kind.e2m1) {
+      low = FromE2M1(low);
+      high = FromE2M1(high);
     }
   }
 
@@ -111,7 +147,9 @@ struct GroupScales {
   // `block`: where the superblock begins; `at`: behind the group's values; v: which vector.
   GroupScales(const char* block, const char* at, int v) {
     const int64_t byte = kLanes * v, half = 2 * byte;
-    if constexpr (!kShared) {
+    if constexpr (kind.e2m1) {
+      scale = FromExponents(at + byte);
+    } else if constexpr (!kShared) {
       scale = FromHalves(at + half);
       if constexpr (kind.minima) minimum = FromHalves(at + 2 * kPanel + half);
     } else if constexpr (kind.minima) {
@@ -141,7 +179,7 @@ void GroupedRows(const Activations& x, int64_t first, int64_t begin, int64_t end
   constexpr int kMany = Vectors(Form::kGroups, kRows);
   constexpr bool kSmall = kind.offset != 128;
 #if defined(SSD_JAX_PAIRS)
-  constexpr bool kPaired = kind.bits == 4;  // a group's sums of two fit 16 bits
+  constexpr bool kPaired = kind.bits == 4 && !kind.e2m1;  // a group's sums of two fit 16 bits
 #else
   constexpr bool kPaired = false;
 #endif
@@ -227,7 +265,6 @@ void GroupedRows(const Activations& x, int64_t first, int64_t begin, int64_t end
 template <const Grouped& kind>
 void GroupedRow(const char* w, int64_t lane, int64_t width, float* out) {
   constexpr bool kShared = kind.block != kind.inputs;
-  constexpr int64_t kSize = kShared ? 1 : 2;  // bytes of a scale
   float shared = 1, shared_minimum = -1;
   const auto half = [&](const char* at) { return FromHalf(Load<uint16_t>(at + 2 * lane)); };
   for (int64_t k = 0; k < width; k += kind.inputs) {
@@ -240,8 +277,9 @@ void GroupedRow(const char* w, int64_t lane, int64_t width, float* out) {
       }
     }
     const char* scales = w + kind.ValueBytes();
-    const char* minima = scales + kPanel * kSize;
-    const float scale = !kShared ? half(scales)
+    const char* minima = scales + kPanel * kind.ScaleBytes();
+    const float scale = kind.e2m1 ? std::ldexp(1.0f, Load<uint8_t>(scales + lane) - 128)
+                        : !kShared ? half(scales)
                         : kind.minima ? shared * Load<uint8_t>(scales + lane)
                                       : shared * Load<int8_t>(scales + lane);
     const float minimum = !kind.minima ? 0
@@ -256,6 +294,7 @@ void GroupedRow(const char* w, int64_t lane, int64_t width, float* out) {
         const int32_t all = Load<uint8_t>(w + kind.Steps() * kStep + 4 * lane + i % 4);
         value |= (all >> i / 4 * above & bits) << 4;
       }
+      if (kind.e2m1) value = kE2M1[value];
       out[k + i] = (value - kind.offset) * scale + minimum;
     }
     w += kind.GroupBytes();

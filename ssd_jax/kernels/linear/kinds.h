@@ -160,6 +160,7 @@ constexpr Kind kKinds[] = {
     Of<kQ4_K>("Q4_K"),
     Of<kQ5_K>("Q5_K"),
     Of<kQ6_K>("Q6_K"),
+    Of<kMXFP4>("MXFP4"),
 };
 
 // Whether an array of panels, or one of bytes from `at` on, has these.

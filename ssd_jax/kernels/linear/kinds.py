@@ -20,6 +20,8 @@ zero bytes, so that their scales make their values 0. A block, by kind:
   Q5_K       as Q4_K, with a word of high bits after the nibbles of each group.
   Q6_K       32 x float16 d; 16 groups, each of 2 steps of 32 x a word of nibbles, 32 x a word of
              high bits, 32 x int8 scale. The group's scale is d * scale.
+  MXFP4      4 steps of 32 x a word of nibbles, each a float of E2M1; 32 x uint8 exponent. u is 12
+             more than twice the float; the scale is 2^(exponent - 128).
 
 Word s of bytes holds inputs 4s to 4s + 3. Byte j of a group's nibbles holds input j in its low half
 and input j + 16 (Q6_K: 8) in its high half; word s holds bytes 4s to 4s + 3. Byte j of the
@@ -50,6 +52,7 @@ class Kind:
       group: inputs that share a scale; 0 if none do, or all.
       offset: the excess of the stored integers over the values.
       minima: whether a group has a minimum.
+      e2m1: whether nibbles are floats of E2M1, and scales exponents.
       stored_bytes: bytes of ggml's block (one output, `block` inputs); 0 if ggml has no such type.
       tail_bytes: bytes after a panel's last block.
     """
@@ -62,6 +65,7 @@ class Kind:
     group: int = 0
     offset: int = 0
     minima: bool = False
+    e2m1: bool = False
     stored_bytes: int = 0
     tail_bytes: int = 0
 
@@ -105,7 +109,11 @@ _STORED = (
         "Q6_K", 256, _HALVES + 16 * (3 * _WORDS + LANES), 8, high_bits=2, group=16, offset=32,
         stored_bytes=210,
     ),
+    Kind("MXFP4", 32, 4 * _WORDS + LANES, 8, group=32, offset=12, e2m1=True, stored_bytes=17),
 )  # fmt: skip
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The floats of four bits, by their bits."""
 
 KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, W8A8, *_STORED)}
 

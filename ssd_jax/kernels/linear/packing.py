@@ -183,6 +183,11 @@ def _q6_k(stored: Stored) -> list[Lanes]:
     return fields
 
 
+def _mxfp4(stored: Stored) -> list[Lanes]:
+    exponent, nibbles = _split_fields(stored, ("u1", 1), ("<u4", 4))
+    return [nibbles, exponent]
+
+
 def _with_contiguous_steps(steps: Lanes) -> Lanes:
     """A copy with each step contiguous in memory, so that arithmetic on a few steps is fast."""
     return np.ascontiguousarray(steps.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
@@ -202,5 +207,6 @@ _FIELDS_BY_KIND: dict[str, Callable[[Stored], list[Lanes]]] = {
     "Q4_K": _q4_k,
     "Q5_K": functools.partial(_q4_k, high_words=8),
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 """Functions from ggml's blocks to the parts of a panel's block, in the stream's order."""

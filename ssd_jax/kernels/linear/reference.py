@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
-from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, LANES, W8A8, Kind
+from ssd_jax.kernels.linear.kinds import BFLOAT16, E2M1, INT8, LANES, W8A8, Kind
 from ssd_jax.kernels.linear.quantized import DIGIT, LARGEST
 
 Panels = UInt8[np.ndarray, "panels panel_bytes"]
@@ -126,6 +126,9 @@ def _block(
     elif kind.name == "Q6_K":
         d = read("<f2")
         groups = [(read_units(), d * read("i1"), np.zeros_like(d)) for _ in range(16)]
+    elif kind.e2m1:
+        units, scale = read_units(), np.exp2(read("u1") - 128)
+        groups = [(units, scale, np.zeros_like(scale))]
     else:
         units, scale = read_units(), read("<f2")
         groups = [(units, scale, read("<f2") if kind.minima else np.zeros_like(scale))]
@@ -144,4 +147,6 @@ def _units(
     values = steps.swapaxes(2, 3).reshape(len(steps), -1, LANES)
     if kind.per_word == 8:
         values = np.concatenate([values & 0xF, values >> 4], axis=1)
+    if kind.e2m1:
+        return 2 * np.asarray(E2M1)[values]
     return values.astype(np.float64) - kind.offset

@@ -1,0 +1,75 @@
+"""MXFP4, as gpt-oss has it: floats of four bits, of which 32 inputs share an exponent."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from typing_extensions import override
+
+from ssd_jax.checkpoints.quantized.scheme import Scheme, Shape, StoredTensors
+from ssd_jax.checkpoints.tensors import Index
+from ssd_jax.kernels.linear.kinds import E2M1
+
+_BLOCK = 32
+_EXCESS = 127
+_NOT_A_NUMBER = 255
+"""Of an exponent."""
+
+
+class Mxfp4(Scheme):
+    """`_blocks` uint8 [experts, outputs, blocks, 16], the first of a byte's inputs in its low half;
+    `_scales` uint8 [experts, outputs, blocks], exponents of 2, plus 127."""
+
+    name = "MXFP4"
+    main = "blocks"
+    needed = (("scales",),)
+    separator = "_"
+
+    @override
+    def shape(self, stored: StoredTensors, module: str) -> Shape:
+        *outer, size = stored.shapes[f"{module}_blocks"]
+        scales = stored.shapes[f"{module}_scales"]
+        if (*outer,) != scales or size != _BLOCK // 2:
+            raise ValueError(f"scales {[*scales]} beside blocks {[*outer, size]}")
+        return (*scales[:-1], scales[-1] * _BLOCK)
+
+    @override
+    def read_part(
+        self, stored: StoredTensors, module: str, part: Index
+    ) -> Float32[np.ndarray, "*outputs columns"]:
+        *outer, columns = part
+        first = columns.start // _BLOCK
+        blocks = slice(first, max(first, -(-columns.stop // _BLOCK)))
+        codes, exponents = _read(stored, module, (*outer, blocks))
+        floats = np.asarray(E2M1, np.float32)[codes]
+        values = np.ldexp(floats, exponents.astype(np.int32)[..., None] - _EXCESS)
+        values = values.reshape(*values.shape[:-2], values.shape[-2] * _BLOCK)
+        skipped = first * _BLOCK
+        return values[..., columns.start - skipped : columns.stop - skipped]
+
+    @override
+    def kind(self, stored: StoredTensors, module: str) -> str:
+        return self.name
+
+    @override
+    def read_blocks(
+        self, stored: StoredTensors, module: str
+    ) -> UInt8[np.ndarray, "*outputs row_bytes"]:
+        shape = stored.shapes[f"{module}_scales"]
+        codes, exponents = _read(stored, module, tuple(slice(0, size) for size in shape))
+        half = _BLOCK // 2
+        nibbles = codes[..., :half] | (codes[..., half:] << np.uint8(4))
+        blocks = np.concatenate([exponents[..., None], nibbles], axis=-1)
+        return blocks.reshape(*shape[:-1], -1)
+
+
+def _read(
+    stored: StoredTensors, module: str, part: Index
+) -> tuple[UInt8[np.ndarray, "*blocks 32"], UInt8[np.ndarray, "*blocks"]]:
+    """The floats' bits and the exponents of some blocks."""
+    pairs = stored.read_stored(f"{module}_blocks", (*part, slice(0, _BLOCK // 2)))
+    exponents = stored.read_stored(f"{module}_scales", part)
+    if (exponents == _NOT_A_NUMBER).any():
+        raise ValueError("a scale is not a number")
+    codes = np.stack([pairs & np.uint8(0xF), pairs >> np.uint8(4)], axis=-1)
+    return codes.reshape(*pairs.shape[:-1], _BLOCK), exponents
