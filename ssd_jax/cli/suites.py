@@ -120,18 +120,19 @@ def _modes(job: BenchJob) -> dict[str, tuple[str, int | None]]:
 
 
 def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
-    from ssd_jax.tuning.role_runs import blank_proposals, draft_run, verify_run
+    from ssd_jax.tuning.role_runs import draft_run, varied_proposals, verify_run
 
     # Always k tokens, and no tuner: these rounds belong to no text.
     loaded = dataclasses.replace(job.llm.local, tuner=None)
     programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
     proposals, trees = (
-        blank_proposals(programs, programs.slots, [k]),
+        varied_proposals(programs, programs.slots, [k]),
         programs.verification.nodes > 0,
     )
-    verify = verify_run(roles.target, proposals, job.params, trees=trees)
-    draft = draft_run(roles.drafter, programs.slots, job.llm.context, job.params)
+    ids = programs.ids
+    verify = verify_run(roles.target, proposals, job.params, ids=ids, trees=trees)
+    draft = draft_run(roles.drafter, programs.slots, job.llm.context, job.params, ids=ids)
     return costs.time_round(draft, partial(verify, k))
 
 

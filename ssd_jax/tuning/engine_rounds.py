@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -94,7 +94,7 @@ class EngineRounds:
 
     Args:
       target, drafter: with empty slots.
-      prompt: of every text.
+      prompts: of the slots' texts, of one length.
       pages: the stock of pages that slots share, if they do.
       clock: seconds.
 
@@ -106,7 +106,7 @@ class EngineRounds:
         self,
         target: Target,
         drafter: Drafter,
-        prompt: list[int],
+        prompts: Sequence[list[int]],
         *,
         pages: PageStock | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -125,9 +125,9 @@ class EngineRounds:
             clock=clock,
             timer=RoundTimer(lambda timed: seconds.append(timed.seconds)),
         )
-        self.rows, self._chunk, self._prompt = target.slots, target.max_chunk, prompt
+        self.rows, self._chunk, self._prompts = target.slots, target.max_chunk, prompts
         self._branches = False if drafter.branches else None
-        self._max_tokens = min(_MAX_TEXT, target.context - len(prompt))
+        self._max_tokens = min(_MAX_TEXT, target.context - len(prompts[0]))
         self._texts: list[int] = []
 
     def begin(self, k: int, rounds: int = _MAX_STEPS + 1) -> bool:
@@ -171,13 +171,15 @@ class EngineRounds:
             self._engine.cancel(request_id, silent=True)
         params = SamplingParams(max_tokens=self._max_tokens, ignore_eos=True)
         requests = [
-            Request(prompt_ids=self._prompt, params=params, index=slot, branches=self._branches)
+            Request(
+                prompt_ids=self._prompts[slot], params=params, index=slot, branches=self._branches
+            )
             for slot in range(self.rows)
         ]
         self._texts = [self._engine.add(request) for request in requests]
         self._drafter.last = TimedProposal()
         # A step reads at least a chunk; where pages do not suffice for all texts, no step helps.
-        for _ in range(self.rows * -(-len(self._prompt) // self._chunk) + 2):
+        for _ in range(self.rows * -(-len(self._prompts[0]) // self._chunk) + 2):
             if self._drafter.last.rows == self.rows:
                 return
             self._engine.step()

@@ -20,12 +20,12 @@ from ssd_jax.tuning.engine_rounds import EngineRounds
 from ssd_jax.tuning.role_runs import (
     MAX_PREFIX,
     PATIENCE,
-    TOKEN,
     Branches,
     Clock,
     ahead_run,
-    blank_proposals,
     seconds_of,
+    varied_proposals,
+    varied_tokens,
     verify_run,
 )
 from ssd_jax.tuning.throughput import Costs, contention
@@ -51,7 +51,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
     with _sizes_to_measure(loaded) as sizes:
         times = _Times(sizes, clock)
         roles = loaded.roles("ar", 0)
-        verify = _verify_blank(loaded, roles.target)
+        verify = _verify_varied(loaded, roles.target)
         of_target = _target_runs(loaded, roles.target, verify, clock)
         if loaded.config.mode == "ssd":
             times.take(of_target)
@@ -68,7 +68,7 @@ def measure(loaded: Loaded, context: int, *, clock: Clock = time.perf_counter) -
 def measure_target(loaded: Loaded, *, clock: Clock = time.perf_counter) -> Costs:
     """The costs that need no draft, of all slots."""
     roles = loaded.roles("ar", 0)
-    verify = _verify_blank(loaded, roles.target)
+    verify = _verify_varied(loaded, roles.target)
     runs = _target_runs(loaded, roles.target, verify, clock)(roles.target.slots)
     seconds = shortest_seconds(runs, clock)
     roles.close()
@@ -142,15 +142,16 @@ def _is_confirmed(seconds: Sequence[float]) -> bool:
     return second <= _CONFIRMING_FACTOR * shortest
 
 
-def _verify_blank(loaded: Loaded, target: Target) -> Callable[..., None]:
+def _verify_varied(loaded: Loaded, target: Target) -> Callable[..., None]:
     programs = loaded.programs
-    return verify_run(target, blank_proposals(programs, target.slots, programs.widths))
+    proposals = varied_proposals(programs, target.slots, programs.widths)
+    return verify_run(target, proposals, ids=programs.ids)
 
 
 def _target_runs(
     loaded: Loaded, target: Target, verify: Callable[..., None], clock: Clock
 ) -> RunsOf:
-    ahead = ahead_run(target, clock)
+    ahead = ahead_run(target, clock, ids=loaded.programs.ids)
 
     def runs_of(rows: int) -> Runs:
         runs: Runs = {("ahead", 0): partial(ahead, _AHEAD_ROUNDS, rows)}
@@ -162,10 +163,11 @@ def _target_runs(
 
 
 def rounds_of(loaded: Loaded, roles: Roles, clock: Clock) -> EngineRounds:
-    """Rounds of mode sd in all slots, behind a short prompt."""
+    """Rounds of mode sd in all slots, behind short prompts."""
     assert roles.drafter is not None
-    prompt = [TOKEN] * max(1, min(MAX_PREFIX, loaded.resolved.context // 2))
-    return EngineRounds(roles.target, roles.drafter, prompt, pages=loaded.new_stock(), clock=clock)
+    length = max(1, min(MAX_PREFIX, loaded.resolved.context // 2))
+    prompts = varied_tokens(loaded.programs.ids, roles.target.slots, length).tolist()
+    return EngineRounds(roles.target, roles.drafter, prompts, pages=loaded.new_stock(), clock=clock)
 
 
 @contextmanager
@@ -209,7 +211,7 @@ def _branches_to_measure(
     """Forwards of the branches, a draft just in time, and a verification without and with them."""
     draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
     pages = () if stock is None else range(stock.needed(MAX_PREFIX))
-    branches = Branches(draft, context, pages=pages, clock=clock)
+    branches = Branches(draft, context, ids=loaded.programs.ids, pages=pages, clock=clock)
     budgets, widest = loaded.resolved.budgets, max(loaded.programs.widths)
 
     def runs_of(rows: int) -> Runs:

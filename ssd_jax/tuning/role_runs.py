@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.errors import SsdError
@@ -32,11 +33,11 @@ PATIENCE = 60.0
 """Most seconds that a draft elsewhere may take for anything."""
 MAX_PREFIX = 32
 """Most tokens before what is measured."""
-TOKEN = 1
 
 _PAUSE = 0.01  # seconds between attempts
 _JUST_IN_TIME = 2  # tokens
 _GREEDY = SamplingParams()
+_STRIDE = 7919  # ids between two tokens, whose embeddings are of different kinds
 
 
 def seconds_of(run: Callable[[], Any], clock: Clock) -> float:
@@ -50,17 +51,36 @@ def seconds_of(run: Callable[[], Any], clock: Clock) -> float:
     return clock() - start
 
 
+def varied_tokens(
+    ids: int, rows: int, count: int, *, first: int = 0
+) -> Int32[np.ndarray, "rows count"]:
+    """Tokens of texts that differ, out of a sequence in which none comes twice as long as ids
+    suffice. Rows of one token would use the same experts, and so cost less than rows of texts.
+
+    Args:
+      ids: number of ids that exist.
+      first: place in the sequence.
+    """
+    number = first + np.arange(rows * count, dtype=np.int64).reshape(rows, count)
+    return (1 + number * _STRIDE % (ids - 1)).astype(np.int32)
+
+
 def draft_run(
-    drafter: Drafter, slots: int, context: int, params: SamplingParams = _GREEDY
+    drafter: Drafter, slots: int, context: int, params: SamplingParams = _GREEDY, *, ids: int
 ) -> Callable[[], None]:
-    """A function that proposes K tokens in every slot, and waits; slots are empty before."""
+    """A function that proposes K tokens in every slot, and waits; slots are empty before.
+
+    Args:
+      ids: number of ids that exist.
+    """
     position = _position(context, drafter.k)
     _open(drafter, range(slots), params)
+    texts = varied_tokens(ids, slots, position + 1)
     for slot in range(slots):
-        drafter.prefill(slot, [TOKEN] * position, 0, last=True)
+        drafter.prefill(slot, texts[slot, :position].tolist(), 0, last=True)
     batch = draft_batch(slots, drafter.k + 1)
-    batch.pending[:], batch.position[:] = TOKEN, position
-    batch.tokens[:, 0], batch.counts[:] = TOKEN, 1
+    batch.pending[:], batch.position[:] = texts[:, position], position
+    batch.tokens[:, 0], batch.counts[:] = texts[:, position], 1
     batch.limit[:] = batch.room[:] = drafter.k
 
     def propose() -> None:
@@ -70,12 +90,13 @@ def draft_run(
     return propose
 
 
-def blank_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
+def varied_proposals(programs: Programs, slots: int, widths: Iterable[int]) -> dict[int, Any]:
     """Proposals of w tokens in every slot, by w, for `verify_run`; with trees, whole ones."""
     verification, model = programs.verification, programs.model
     blank = programs.blank_tree() if verification.nodes else verification.blank(slots)
     # Other processes must be sent host arrays.
     transfer = model.place if not spans_processes(model.mesh) else lambda proposal: proposal
+    blank = blank._replace(tokens=varied_tokens(programs.ids, *blank.tokens.shape, first=slots))
     lengths = {width: np.full(slots, verification.nodes or width, np.int32) for width in widths}
     return {width: transfer(blank._replace(length=length)) for width, length in lengths.items()}
 
@@ -85,6 +106,7 @@ def verify_run(
     proposals: Mapping[int, Any],
     params: SamplingParams = _GREEDY,
     *,
+    ids: int,
     trees: bool = False,
 ) -> Callable[..., None]:
     """A function that verifies w tokens of every slot, or of the first `rows`, from dispatch until
@@ -93,10 +115,11 @@ def verify_run(
     Args:
       target: with empty slots.
       proposals: by w.
+      ids: number of ids that exist.
       trees: whether they are trees, whose nodes then all follow the pending token.
     """
     _open(target, range(target.slots), params)
-    tokens = np.full(target.slots, TOKEN, np.int32)
+    tokens = varied_tokens(ids, target.slots, 1)[:, 0]
     position = _position(target.context, max(proposals))
 
     def run(width: int, rows: int = target.slots) -> None:
@@ -112,14 +135,14 @@ def verify_run(
     return run
 
 
-def ahead_run(target: Target, clock: Clock) -> Callable[..., float]:
+def ahead_run(target: Target, clock: Clock, *, ids: int) -> Callable[..., float]:
     """A function that runs so many rounds of mode ar in all slots, or in the first `rows`; it
     returns the seconds of one.
 
     Each round is dispatched before the last is read. The time begins with an idle target, before
-    the first dispatch: a delay of the host can then only add to it.
+    the first dispatch: a delay of the host can then only add to it. `ids` exist.
     """
-    tokens = np.full(target.slots, TOKEN, np.int32)
+    tokens = varied_tokens(ids, target.slots, 1)[:, 0]
     position = _position(target.context, 0)
 
     def run(count: int, rows: int = target.slots) -> float:
@@ -151,6 +174,7 @@ class Branches:
       draft: a draft elsewhere must wait for answers as long as `PATIENCE`: the time of answers is
         what is measured, and a draft that is late each time would never be timed.
       context: most positions of a slot.
+      ids: number of ids that exist.
       pages: pages of all slots, if they share a stock; their content does not matter.
       clock: seconds.
 
@@ -166,6 +190,7 @@ class Branches:
         draft: BranchingDraft,
         context: int,
         *,
+        ids: int,
         pages: Sequence[int] = (),
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -173,8 +198,10 @@ class Branches:
         self._lowered = np.ones((draft.slots, draft.k), np.int32)
         position, slots = _position(context, 2 * draft.k), range(draft.slots)
         _open(draft, slots, pages=pages)
+        texts = varied_tokens(ids, draft.slots, position + 1)
+        self._pending = texts[:, position]
         for slot in slots:
-            draft.prefill(slot, [TOKEN] * (position + 1), 0)
+            draft.prefill(slot, texts[slot].tolist(), 0)
         self.rows, self._position = draft.slots, position
 
     def just_in_time(self) -> float:
@@ -219,7 +246,8 @@ class Branches:
     def _begin(self) -> Promotion:
         """Records without tokens."""
         begin = no_promotion(self._draft.slots, self._draft.k, nodes=self._draft.nodes)
-        begin.position[: self.rows], begin.pending[: self.rows] = self._position, TOKEN
+        begin.position[: self.rows] = self._position
+        begin.pending[: self.rows] = self._pending[: self.rows]
         return begin
 
     def _seconds(self, attempt: Callable[[], bool]) -> float:

@@ -8,7 +8,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import tree_choice, trees
-from ssd_jax.tuning.role_runs import blank_proposals, draft_run, verify_run
+from ssd_jax.tuning.role_runs import draft_run, varied_proposals, verify_run
 from tests.checkpoints import tiny_pair
 from tests.llm.bitwise import skip_unless_bitwise
 from tests.llm.paged import SHAPE
@@ -145,9 +145,10 @@ def test_rounds_of_trees_can_be_timed(checkpoints):
     with opened(checkpoints["llama"], 3, 9) as llm:
         loaded = llm.local
         roles = loaded.roles("sd", 3)
-        proposals = blank_proposals(loaded.programs, 3, [3])
-        verify_run(roles.target, proposals, trees=True)(3)
-        draft_run(roles.drafter, 3, llm.context)()
+        proposals = varied_proposals(loaded.programs, 3, [3])
+        ids = loaded.programs.ids
+        verify_run(roles.target, proposals, ids=ids, trees=True)(3)
+        draft_run(roles.drafter, 3, llm.context, ids=ids)()
         assert roles.drafter.proposal().length.tolist() == [9] * 3
 
 

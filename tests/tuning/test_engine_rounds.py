@@ -34,7 +34,7 @@ def rounds(watch, *, context=64, max_chunk=4, **of_drafter):
 
     target = FakeTarget(script, slots=SLOTS, context=context, max_chunk=max_chunk)
     instrument(target, delay={"forward": forward}, watch=watch)
-    engine = EngineRounds(target, slow_drafter(watch, **of_drafter), [1] * 6, clock=watch)
+    engine = EngineRounds(target, slow_drafter(watch, **of_drafter), [[1] * 6] * SLOTS, clock=watch)
     return verified, engine
 
 
@@ -69,7 +69,7 @@ def test_a_draft_that_could_branch_drafts_just_in_time(branches):
     drafter, seen = slow_drafter(watch), []
     drafter.branches = branches
     instrument(drafter, note={"propose": lambda batch: seen.append(batch.branches.tolist())})
-    engine = EngineRounds(FakeTarget(script, slots=SLOTS, context=64), drafter, [1] * 6)
+    engine = EngineRounds(FakeTarget(script, slots=SLOTS, context=64), drafter, [[1] * 6] * SLOTS)
     assert engine.begin(K)
     engine.run()
     assert seen[-1] == [not branches] * SLOTS
@@ -103,7 +103,7 @@ def test_a_step_whose_end_is_delayed_makes_no_round_look_short(delays):
     watch, left = Watch(), []
     target = run_beside_host(FakeTarget(script, slots=SLOTS), watch)
     drafter = slow_drafter(watch, {"speculate": lambda: left.pop(0) if left else 0.0})
-    engine = EngineRounds(target, drafter, [1] * 6, clock=watch)
+    engine = EngineRounds(target, drafter, [[1] * 6] * SLOTS, clock=watch)
     assert engine.begin(2)
     left += delays
     assert engine.run() == pytest.approx(1.0 + 0.2 * 2)

@@ -18,11 +18,18 @@ from ssd_jax.roles.records import BranchTokens
 from ssd_jax.testing.by_row import promoted
 from ssd_jax.tuning import measuring, role_runs
 from ssd_jax.tuning.measuring import shortest_seconds
-from ssd_jax.tuning.role_runs import Branches, ahead_run, seconds_of, verify_run
+from ssd_jax.tuning.role_runs import (
+    Branches,
+    ahead_run,
+    seconds_of,
+    varied_proposals,
+    varied_tokens,
+    verify_run,
+)
 from tests.fakes.stepwise import StepwiseDraft
 from tests.fakes.watch import Watch
 
-SLOTS, CONTEXT, K = 2, 64, 4
+SLOTS, CONTEXT, K, IDS = 2, 64, 4, 500
 
 
 class Target:
@@ -54,9 +61,23 @@ class Target:
 def test_a_verification_of_each_width_is_timed_when_it_is_warm():
     watch = Watch()
     proposals = {0: None, 2: SimpleNamespace(tokens=None), 4: SimpleNamespace(tokens=None)}
-    verify = verify_run(Target(watch), proposals)
+    verify = verify_run(Target(watch), proposals, ids=IDS)
     found = [seconds_of(partial(verify, width), watch) for width in proposals]
     assert found == pytest.approx([1.0, 1.2, 1.4])
+
+
+def test_no_two_rows_that_are_measured_have_one_token():
+    """Alike rows would use the same experts, as those of texts do not."""
+    tokens = varied_tokens(49_152, 16, 64)
+    assert len({*tokens.flat}) == tokens.size
+    assert 0 < tokens.min() <= tokens.max() < 49_152
+    assert varied_tokens(3, 2, 2).tolist() == [[1, 2], [1, 2]]
+    target, seen = Target(Watch()), []
+    target.forward = lambda tokens, _, drafted: seen.append((tokens, drafted.tokens)) or target
+    proposals = varied_proposals(loaded().programs, SLOTS, [K])
+    verify_run(target, proposals, ids=IDS)(K)
+    (pending, proposed) = seen[0]
+    assert len({*pending.flat, *proposed.flat}) == SLOTS * (1 + K)
 
 
 class Ahead:
@@ -87,7 +108,7 @@ def test_rounds_that_look_ahead_hide_the_host_and_no_delay_hides_a_round(delay):
     """Other work delays the host behind the round that is not timed; it is another's beginning."""
     watch = Watch()
     target = Ahead(watch)
-    run = ahead_run(target, watch)
+    run = ahead_run(target, watch, ids=IDS)
     first = (0.4 + 8 * 1.0) / 8  # of a host that dispatches the first round to an idle target
     assert run(8) == pytest.approx(first)
     target.delay = delay
@@ -148,7 +169,7 @@ def test_branches_are_timed_by_their_number_and_late_answers_are_asked_for_again
     monkeypatch.setattr(role_runs, "_PAUSE", 0.0)
     watch = Watch()
     draft = Draft(watch, late)
-    branches = Branches(draft, CONTEXT, clock=watch)
+    branches = Branches(draft, CONTEXT, ids=IDS, clock=watch)
     assert branches.expansion(4) == pytest.approx(K * 0.04, rel=0.6 if late else 1e-6)
     assert branches.expansion(16) == pytest.approx(K * 0.16)
     assert branches.just_in_time() == pytest.approx(0.3)
@@ -158,7 +179,7 @@ def test_a_worker_that_never_answers_is_reported(monkeypatch):
     monkeypatch.setattr(role_runs, "_PAUSE", 0.0)
     watch = Watch()
     draft = Draft(watch, 10**9)
-    branches = Branches(draft, CONTEXT, clock=watch)
+    branches = Branches(draft, CONTEXT, ids=IDS, clock=watch)
     with pytest.raises(SsdError, match="did not answer for 60 s while its speed was measured"):
         branches.expansion(4)
 
@@ -167,7 +188,7 @@ def test_proposals_that_come_from_elsewhere_are_timed_until_they_are_there():
     watch = Watch()
     draft = Draft(watch)
     draft.elsewhere = 0.5  # of two tokens
-    backup = Branches(draft, CONTEXT, clock=watch).just_in_time()
+    backup = Branches(draft, CONTEXT, ids=IDS, clock=watch).just_in_time()
     assert backup == pytest.approx(0.3 + 0.25)
 
 
@@ -186,8 +207,8 @@ class Hidden(Draft):
 @pytest.mark.parametrize(("kind", "together"), [(Hidden, 1.4), (Draft, 1.4 + K * 0.16)])
 def test_branches_are_timed_with_a_verification_that_begins_with_them(kind, together):
     watch = Watch()
-    verify = verify_run(Target(watch), {0: None, 4: SimpleNamespace(tokens=None)})
-    branches = Branches(kind(watch), CONTEXT, clock=watch)
+    verify = verify_run(Target(watch), {0: None, 4: SimpleNamespace(tokens=None)}, ids=IDS)
+    branches = Branches(kind(watch), CONTEXT, ids=IDS, clock=watch)
     seconds = branches.expansion(16, lambda: verify(4))
     assert seconds == pytest.approx(together)
 
@@ -211,6 +232,7 @@ def loaded(mode="ssd", **parts):
         verification=Verification(widths=(0, K)),
         model=SimpleNamespace(place=lambda arrays: arrays, mesh=None, data_shards=1),
         slots=SLOTS,
+        ids=IDS,
         batch_sizes=BatchSizes([SLOTS]),
     )
     settings = {"mode": mode, "target": "t", "draft": "d", "k": str(K), "slots": SLOTS}
