@@ -14,8 +14,15 @@ def attention_variant(config: ModelConfig, layer: int | Int32[Array, ""]) -> Att
     """The attention of a layer, whose number may be traced."""
     m = config.mechanisms
     sizes = [m.window if m.kind(i) == "window" else None for i in range(config.num_layers)]
+    windows: tuple[int, ...] = ()
     if isinstance(layer, int) or len({*sizes}) == 1:
         window: jax.Array | int | None = sizes[layer if isinstance(layer, int) else 0]
     else:
-        window = jnp.asarray([NOTHING if size is None else size for size in sizes])[layer]
-    return AttentionVariant(window=window, soft_cap=m.score_soft_cap, scale=m.multipliers.scores)
+        windows = tuple(NOTHING if size is None else size for size in sizes)
+        window = jnp.asarray(windows)[layer]
+    return AttentionVariant(
+        window=window,
+        layer_windows=windows,
+        soft_cap=m.score_soft_cap,
+        scale=m.multipliers.scores,
+    )

@@ -91,7 +91,8 @@ def tree_attention_pallas_tpu(
     count = 0 if branches is None else branches.shape[3]
     scale, sinks = variant.scale_for(q.shape[3]), variant.sinks
     options = Options(count, scale, variant.soft_cap, sinks is not None)
-    attend = functools.partial(_attend, options=options, interpret=interpret)
+    reach = variant.mean_reach(page_table.shape[1] * kv_pages.shape[2])
+    attend = functools.partial(_attend, options=options, reach=reach, interpret=interpret)
     if shards is not None:
         attend = shards.map(attend, (2, 1, None, None, 1, 0), result=2)
     page_table = jnp.clip(page_table, 0, len(kv_pages) - 1)
@@ -103,9 +104,11 @@ def _cost(
     grouped: Float[Array, "B kv_heads Q _"],
     kv_pages: Shaped[Array, "pages kv_heads page_size lanes"],
     page_table: Int32[Array, "B P"],
+    reach: float,
 ) -> pl.CostEstimate:
-    """The cost if all pages of the table are seen: an estimate without knowing lengths."""
-    positions = page_table.size * kv_pages.shape[2]
+    """The cost if queries see `reach` positions of their sequence's pages: an estimate without
+    knowing lengths."""
+    positions = round(len(page_table) * reach)
     keys = positions * kv_pages.shape[1] * kv_pages.shape[3]
     scores = positions * grouped.shape[1] * grouped.shape[2]
     bytes_accessed = keys * kv_pages.dtype.itemsize + grouped.size * (grouped.dtype.itemsize + 4)
@@ -123,9 +126,10 @@ def _attend(
     sinks: Float[Array, "heads"] | None,
     *,
     options: Options,
+    reach: float,
     interpret: bool | pltpu.InterpretParams,
 ) -> Float32[Array, "B R heads head_dim"]:
-    """Calls the kernel for the heads of one device."""
+    """Calls the kernel for the heads of one device; see `_cost`."""
     batch, rows, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[1]
     group = heads // kv_heads
@@ -176,7 +180,7 @@ def _attend(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
-        cost_estimate=_cost(grouped, kv_pages, page_table),
+        cost_estimate=_cost(grouped, kv_pages, page_table, reach),
         interpret=interpret,
         name="tree_attention",
     )(page_table, first, length, *operands, kv_pages)

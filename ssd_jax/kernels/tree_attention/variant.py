@@ -27,6 +27,7 @@ class AttentionVariant:
         as the `sliding_window` of `transformers`. None sees all. An array makes layers with other
         windows one program; a layer that sees all then has `NOTHING`. Positions count along a
         query's path: it is at visible - 1, and a token further for every entry of its path.
+      layer_windows: the windows that an array may be, one for each layer, for estimates of costs.
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       scale: that products with keys are multiplied with to be scores; None is head_dim**-0.5.
       sinks: [heads] of any float dtype; a score for each query head, neither scaled nor capped, of
@@ -34,6 +35,7 @@ class AttentionVariant:
     """
 
     window: Any = None  # like `sinks`, whatever `jax.tree.map` makes of it
+    layer_windows: tuple[int, ...] = ()
     soft_cap: float | None = None
     scale: float | None = None
     sinks: Any = None
@@ -42,7 +44,7 @@ class AttentionVariant:
         """The arrays, and the rest."""
         static = self.window if isinstance(self.window, int) else None
         window = None if static is not None else self.window
-        return (window, self.sinks), (static, self.soft_cap, self.scale)
+        return (window, self.sinks), (static, self.soft_cap, self.scale, self.layer_windows)
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, ...], arrays: tuple[Any, ...]) -> AttentionVariant:
@@ -52,12 +54,21 @@ class AttentionVariant:
             window=window if static[0] is None else static[0],
             soft_cap=static[1],
             scale=static[2],
+            layer_windows=static[3],
             sinks=sinks,
         )
 
     def scale_for(self, head_dim: int) -> float:
         """The factor of products of heads of this size."""
         return head_dim**-0.5 if self.scale is None else self.scale
+
+    def mean_reach(self, capacity: int) -> float:
+        """Positions that a query sees behind `capacity` of them, on average over the layers."""
+        windows = self.layer_windows
+        if isinstance(self.window, int):
+            windows = (self.window,)
+        sizes = [min(window, capacity) for window in windows]
+        return sum(sizes) / len(sizes) if sizes else capacity
 
     def cap(self, scores: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
         """Scores under the soft cap, if there is one."""

@@ -199,6 +199,27 @@ def _nothing_fits(where: str) -> str:
     return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
 
 
+def losses(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> str | None:
+    """One line: at which acceptances speculation is slower than AR; None where it never is.
+
+    Args:
+      modes, rates: see `verdict`.
+    """
+
+    def fastest(*names: str) -> list[float]:
+        found = [speeds for mode, speeds in zip(modes, rates, strict=True) if mode.name in names]
+        return [max(each) for each in zip(*found, strict=True)]
+
+    slower = [
+        str(acceptance)
+        for acceptance, ar, other in zip(
+            ACCEPTANCES, fastest("ar"), fastest("sd", "ssd"), strict=False
+        )
+        if ar > other
+    ]
+    return f"AR is faster than SD and SSD at acceptances of {', '.join(slower)}" if slower else None
+
+
 def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str) -> str:
     """One line: whether SSD pays, and in which split.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.tools.aot.chips import Chip
-from ssd_jax.tools.aot.modes import ACCEPTANCES, DeviceNeed, Mode, size_verdict, verdict
+from ssd_jax.tools.aot.modes import ACCEPTANCES, DeviceNeed, Mode, losses, size_verdict, verdict
 from ssd_jax.tools.aot.parts import Compiled, ModelPart
 from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.bench.table import Column, Page, build_table
@@ -39,12 +39,14 @@ def build_page(
     if rows:
         items += [_programs(rows), ""]
     compiled = all(part.programs for mode in fitting for part in mode.parts)
-    rates = []
+    rates: list[list[float]] = []
     if fitting and compiled:
         rates = [[mode.rate(a, sizes, fan_out) for a in ACCEPTANCES] for mode in fitting]
         items += [_speeds(fitting, rates), ""]
     items += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
     items += [f"{_where(part)}: {note}" for part in parts for note in part.notes]
+    if rates and (line := losses(fitting, rates)) is not None:
+        items.append(line)
     return [*items, verdict(fitting, rates, where) if compiled else size_verdict(fitting, where)]
 
 

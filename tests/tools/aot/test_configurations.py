@@ -31,6 +31,11 @@ def billions(source):
         ("glm-4-9b", 9.40),
         ("olmo-2-7b", 7.30),
         ("smollm3-3b", 3.08),
+        ("qwen3-1.7b", 1.72),
+        ("gemma-2-2b", 2.61),
+        ("gemma-2-9b", 9.24),
+        ("gemma-3-27b", 27.0),
+        ("gemma-3-1b", 1.0),
     ],
 )
 def test_well_known_models_have_as_many_parameters_as_they_are_known_for(name, size):

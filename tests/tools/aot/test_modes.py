@@ -9,7 +9,7 @@ from ssd_jax.speculation.fan_out import UniformFanOut
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.tree_tokens import hit_rates, tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
-from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, splits, verdict
+from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, losses, splits, verdict
 from ssd_jax.tuning import throughput
 from ssd_jax.tuning.throughput import Costs, Guess
 from tests.tools.aot.costs import (
@@ -161,6 +161,16 @@ def test_the_verdict_says_what_is_faster_where_ssd_does_not_pay():
     assert said.startswith("SSD does not pay on 8 v6e: at best 0.60 times sd 8")
     assert said.endswith("; take sd")
     assert verdict([AR, SD, SSD], [rates[1], rates[0], rates[2]], "8 v6e").endswith("; take ar")
+
+
+def test_where_speculation_loses_is_said():
+    rates = [[20.0] * 4, [9.0, 10.0, 21.0, 30.0], [8.0, 20.5, 20.0, 20.0]]
+    said = "AR is faster than SD and SSD at acceptances of"
+    assert losses([AR, SD, SSD], rates) == f"{said} 0.6"
+    assert losses([AR, SD], rates[:2]) == f"{said} 0.6, 0.7"
+    assert losses([AR, SSD, SSD], [rates[2], rates[0], rates[1]]) == f"{said} 0.7"
+    assert losses([AR], rates[:1]) is None
+    assert losses([SD, SSD], rates[1:]) is None
 
 
 def test_the_verdict_of_what_does_not_fit():

@@ -26,6 +26,8 @@ PAIRS = {
     "llama-3.1-8b": "llama-3.2-1b",
     "qwen3-32b": "qwen3-0.6b",
 }
+MECHANISMS = {"gemma-3-27b": "gemma-3-1b", "gemma-2-9b": "gemma-2-2b"}
+"""Pairs with windows, soft caps and heads of 256."""
 PROGRAMS = ("forward", "accept", "start", "expand", "grow", "promote")
 QUICK = {
     *(("v5e", "llama-3.1-8b", 16, 8192, name) for name in PROGRAMS if name != "expand"),
@@ -34,6 +36,8 @@ QUICK = {
     ("tpu7x", "qwen3-32b", 16, 32768, "forward"),
     ("v4", "llama-3.1-8b", 1, 8192, "forward"),
     ("v5p", "llama-3.1-70b", 16, 32768, "promote"),
+    ("v5e", "gemma-3-27b", 16, 8192, "forward"),
+    ("v6e", "gemma-2-9b", 16, 8192, "forward"),
 }
 DRAWN = {"start": (20, 5), "expand": (20, 5), "grow": (20, 5)}
 """Times that a program's logits may be read or written, and held at once, at most; others 8 and 3.
@@ -57,6 +61,12 @@ CASES = [
     for slots in (1, 16, 64)
     for context in (8192, 32768)
     for name in PROGRAMS
+] + [
+    (chip, target, slots, 8192, name)
+    for chip in ("v5e", "v6e", "h100")
+    for target in MECHANISMS
+    for slots in (1, 16)
+    for name in PROGRAMS
 ]
 
 
@@ -71,7 +81,7 @@ class Case:
     def __init__(self, chip, target, slots, context, name):
         self.role = "target" if name in ("forward", "accept") else "draft"
         self.slots = slots
-        source = target if self.role == "target" else PAIRS[target]
+        source = target if self.role == "target" else (PAIRS | MECHANISMS)[target]
         self.places = tuple(range(DEVICES if self.role == "target" else DEVICES // 2))
         self.slice_ = slice_of(chip)
         self.chip = self.slice_.chip
@@ -89,6 +99,14 @@ class Case:
         rows = slots * {"start": 1, "expand": BRANCHES + K, "grow": BRANCHES}.get(name, K + 1)
         self.logits = rows * self.about.outputs * 4 // len(self.places)
         self.activations = rows * self.about.hidden_size * 4 * self.about.num_layers
+
+    @property
+    def seen(self):
+        """The part of pages that queries of a full context see, in the mean of the layers."""
+        m, context = self.about.mechanisms, self.sizes.context
+        kinds = [m.kind(layer) for layer in range(self.about.num_layers)]
+        windows = [m.window if kind == "window" else context for kind in kinds]
+        return sum(min(window, context) for window in windows) / len(kinds) / context
 
     @property
     def held(self):
@@ -128,7 +146,7 @@ def gates(case):
         head = c.vocab_size * c.hidden_size * 2 / count
         looked_up = 0 if c.tie_embeddings else head
         again = head if case.name[0] == "expand" else 0  # see `Record.hidden`
-        least = weights - looked_up + pages
+        least = weights - looked_up + pages * case.seen
         moved = compiled.work.moved
         most = 1.15 * (least + again) + passes * case.logits + PASSES * spilled
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least
