@@ -80,8 +80,11 @@ LAYOUT, TOLERANCE = (
 )
 
 
+WIDE = dataclasses.replace(LAYOUT, head_dim=256)
+"""Heads of which the kernels of accelerators hold fewer, or in pieces."""
 VERIFIED = 1000
 """Tokens of the vocabulary of verifications."""
+HEADS_OF_256 = ", heads of 256"
 VERIFY_KERNELS = {"cpu": ("cpu",), "tpu": ("pallas_tpu",), "gpu": ("pallas_gpu",)}
 """Kernels of verification, by platform."""
 
@@ -150,10 +153,12 @@ def places(wanted: list[str]) -> Iterator[Place]:
 # Kernels: a function of arrays, and what it must give.
 
 
-def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..., Any], Any]:
+def attention(
+    backend: str, kernels: Kernels | None = None, layout: cases.Shapes = LAYOUT
+) -> tuple[Callable[..., Any], Any]:
     """A backend of attention, and a case for it."""
-    case = cases.make(LAYOUT)
-    width = None if backend == "pallas_tpu" else 2 * LAYOUT.head_dim
+    case = cases.make(layout)
+    width = None if backend == "pallas_tpu" else 2 * layout.head_dim
     pages, branches = (
         cases.pack_kv(k, v) if width is None else jnp.concatenate([k, v], axis=-1)
         for k, v in ((case.k_pages, case.v_pages), (case.branch_k, case.branch_v))
@@ -166,10 +171,21 @@ def attention(backend: str, kernels: Kernels | None = None) -> tuple[Callable[..
     return function, (case.q, pages, case.table, case.visible, branches, case.paths)
 
 
+def _wide_attention() -> np.ndarray:
+    """What attention of heads of 256 must give."""
+    reference, arguments = attention("reference", layout=WIDE)
+    return np.asarray(reference(*arguments))
+
+
 def compile_for_gpu(chip: str, operation: str, backend: str) -> None:
     """Compiles a kernel for GPUs, of which JAX takes those of one generation in a process."""
     place = Place(chip, "gpu", mesh_of(chips.devices(chip)))
-    case = {"attention": attention, "verification": verification}[operation](backend)
+    made = {
+        "attention": attention,
+        "wide attention": lambda name: attention(name, layout=WIDE),
+        "verification": verification,
+    }
+    case = made[operation](backend)
     with jax.default_device(place.device):  # whose instructions Mosaic takes
         place.compile(*case)
 
@@ -237,6 +253,7 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     state = "ran" if own else "compiled"
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments)) if own else None
+    wide = _wide_attention() if own else None
     for name in (*BACKENDS, "pallas_tpu", *GPU_BACKENDS):
         if why_not(name, place.platform) is not None or not place.has(name):
             continue
@@ -244,6 +261,12 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
         if name in GPU_BACKENDS and not own:
             attempt = alone(compile_for_gpu, place.name, "attention", name)
         yield f"attention: {name}", state, attempt
+        if name in BACKENDS:
+            continue
+        attempt = _try(place, *attention(name, layout=WIDE), wide)
+        if name in GPU_BACKENDS and not own:
+            attempt = alone(compile_for_gpu, place.name, "wide attention", name)
+        yield f"attention: {name}{HEADS_OF_256}", state, attempt
     written = np.asarray(writing(windows=False)[0](*writing(windows=False)[1])) if own else None
     for name, windows in (("scatter", False), ("windows", True)):
         yield f"KV writes: {name}", state, _try(place, *writing(windows), written)
@@ -273,14 +296,20 @@ def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
     how = Kernels(interpret=pltpu.InterpretParams())
     reference, arguments = attention("reference")
     wanted = np.asarray(reference(*arguments))
+    wide = _wide_attention()
     function = attention("pallas_tpu", how)
     yield "attention: pallas_tpu", "interpreted", _try(place, *function, wanted)
+    function = attention("pallas_tpu", how, WIDE)
+    yield f"attention: pallas_tpu{HEADS_OF_256}", "interpreted", _try(place, *function, wide)
     if compat.why_no_mosaic_gpu() is None:
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
         for name in GPU_BACKENDS:
-            function = attention(name, Kernels(interpret=plgpu.InterpretGPUParams()))
+            how_gpu = Kernels(interpret=plgpu.InterpretGPUParams())
+            function = attention(name, how_gpu)
             yield f"attention: {name}", "interpreted", _try(place, *function, wanted)
+            function = attention(name, how_gpu, WIDE)
+            yield f"attention: {name}{HEADS_OF_256}", "interpreted", _try(place, *function, wide)
     scatter, given = writing(windows=False)
     written = np.asarray(scatter(*given))
     yield "KV writes: pallas_tpu", "interpreted", _try(place, *writing(True, how), written)

@@ -21,6 +21,8 @@ def test_every_backend_and_program_is_on_it_and_none_has_failed():
     notes = support.read()
     parts = {note.part for note in notes}
     assert {f"attention: {name}" for name in (*BACKENDS, "pallas_tpu", *GPU_BACKENDS)} <= parts
+    wide = {f"attention: {name}{support.HEADS_OF_256}" for name in ("pallas_tpu", *GPU_BACKENDS)}
+    assert wide <= parts
     assert {f"verification: {name}" for name in verify_api.BACKENDS} <= parts
     for platform in ("cpu", "tpu", "gpu"):
         found = specs.programs(specs.config(vocab_size=1024), platform=platform)

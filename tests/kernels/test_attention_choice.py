@@ -76,9 +76,10 @@ HOPPER, ADA, TURING = (
     [
         (HOPPER, 128, "bfloat16", "pallas_gpu", None),
         (HOPPER, 64, "int8", "pallas_gpu", None),
+        (HOPPER, 256, "bfloat16", "pallas_gpu", None),
         (ADA, 128, "bfloat16", "pallas_mma", r"capability 8\.9: it needs 9\.0"),
         (TURING, 128, "bfloat16", "xla_static", r"capability 7\.5: it needs 9\.0"),
-        (HOPPER, 80, "bfloat16", "xla_static", r"head_dim = 80 .*: it needs 64 or 128"),
+        (HOPPER, 80, "bfloat16", "xla_static", r"head_dim = 80 .*: it needs 64, 128 or 256"),
         (ADA, 64, "float32", "xla_static", r"capability 8\.9: it needs 9\.0"),
         (HOPPER, 64, "float32", "xla_static", "pages of float32: it needs bfloat16"),
     ],

@@ -77,6 +77,10 @@ WIDE = Shapes(  # more tiles than a block of the grid has, and one that is paddi
     seed=3,
 )
 
+WIDE_HEADS = dataclasses.replace(  # two tiles, and more blocks than there are slots
+    TREE, visible=(tuple(range(200, 225)),), page_size=64, head_dim=256, branches=3, seed=7
+)
+
 
 @pytest.fixture(autouse=True)
 def _where_it_runs(request):
@@ -125,6 +129,7 @@ def check(shape, name, interpret, variant=PLAIN, **options):
 @SETTINGS
 @given(shapes())
 @example(TREE)
+@example(WIDE_HEADS)
 def test_gpu_attention_is_near_float64(name, interpret, shape):
     check(shape, name, interpret, parts=2)
 
@@ -189,7 +194,7 @@ def test_queries_are_more_than_the_tiles_of_a_block_of_the_grid(name, interpret)
 
 
 @everywhere
-@pytest.mark.parametrize(("queries", "head_dim"), [(25, 128), (45, 64)], ids=["2 tiles", "3"])
+@pytest.mark.parametrize(("queries", "head_dim"), [(25, 128), (45, 64), (25, 256)])
 def test_all_tiles_have_read_a_slot_before_it_is_filled_again(name, interpret, queries, head_dim):
     visible = (tuple(range(640, 640 + queries)),)
     shape = dataclasses.replace(WIDE, visible=visible, entries=31, branches=3, head_dim=head_dim)
@@ -273,7 +278,7 @@ MUTANTS = {
         "tiles of the first group": ('lax.axis_index("tile") * tiles', "0 * tiles"),
         "the slot of the next block": (
             "copy_gmem_to_smem(v, v_shared.at[slot]",
-            "copy_gmem_to_smem(v, v_shared.at[lax.rem(slot + 1, SLOTS)]",
+            "copy_gmem_to_smem(v, v_shared.at[lax.rem(slot + 1, slots)]",
         ),
         "keys of the first block": ("k_shared.at[slot].transpose", "k_shared.at[0].transpose"),
         "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
@@ -287,7 +292,10 @@ MUTANTS = {
         "queries of the first tile": ('lax.axis_index("tile") * ROWS', "0 * ROWS"),
         "the block that was read": ("jnp.minimum(index + 1, end - 1)", "jnp.minimum(index, end)"),
         "the second block first": ("fetch(part.page_block(0))", "fetch(part.page_block(1))"),
-        "keys for values": ("pl.ds(head_dim, head_dim)", "pl.ds(0, head_dim)"),
+        "keys for values": ("head_dim + piece.start", "piece.start"),
+        "queries of the first piece": ("q_shared.at[:, piece], l", "q_shared.at[:, pieces[0]], l"),
+        "keys of the first piece": ("kv_shared.at[:, piece]", "kv_shared.at[:, pieces[0]]"),
+        "values of the first piece": ("head_dim + piece.start", "head_dim"),
     },
 }
 
@@ -316,6 +324,8 @@ def test_every_mutant_is_caught(module, name, monkeypatch):
     variant = VARIANTS["array"] if "cap" in name or "window" in name else PLAIN
     if "window" in name and "blocks" in name:
         shape, variant = FAR, STRADDLING
+    if "piece" in name:
+        shape = WIDE_HEADS
     backend = next(each for each, its in pallas_gpu.KERNELS.items() if its is kernel)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         check(shape, backend, INTERPRETED, variant, parts=2)
@@ -326,7 +336,7 @@ def test_pages_and_devices_without_the_gpu_kernel_are_refused():
         return jax.ShapeDtypeStruct((1, 1, size, width), dtype)
 
     assert pallas_gpu.why_not(64, pages()) is None
-    assert "head_dim = 80 in pages of width 160: it needs 64 or 128" in pallas_gpu.why_not(
+    assert "head_dim = 80 in pages of width 160: it needs 64, 128 or 256" in pallas_gpu.why_not(
         80, pages(width=160)
     )
     assert pallas_gpu.why_not(64, pages(48)) == "page_size = 48: it needs a multiple of 64"

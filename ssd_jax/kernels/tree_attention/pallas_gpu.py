@@ -32,7 +32,7 @@ from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 
 POSITIONS = 64
 """Page sizes are multiples of this."""
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 KERNELS = {"pallas_gpu": pallas_gpu_wgmma, "pallas_mma": pallas_gpu_mma}
 """Modules by the names of their backends."""
 
@@ -78,8 +78,11 @@ def why_not(head_dim: int, kv_pages: jax.Array | jax.ShapeDtypeStruct) -> str | 
     they can."""
     page_size, width = kv_pages.shape[2:]
     if head_dim not in HEAD_DIMS or width != 2 * head_dim:
-        sizes = " or ".join(map(str, HEAD_DIMS))
-        return f"head_dim = {head_dim} in pages of width {width}: it needs {sizes}, and twice that"
+        sizes = ", ".join(map(str, HEAD_DIMS[:-1]))
+        return (
+            f"head_dim = {head_dim} in pages of width {width}: it needs {sizes} or "
+            f"{HEAD_DIMS[-1]}, and twice that"
+        )
     if page_size % POSITIONS:
         return f"page_size = {page_size}: it needs a multiple of {POSITIONS}"
     if kv_pages.dtype != jnp.bfloat16:
@@ -181,9 +184,9 @@ def _softmax(
     kernel, (first, visible, paths) = KERNELS[name], seen
     scratch = None if branches is None or paths is None else Scratch(branches, paths)
     batch, kv_heads, queries, head_dim = q.shape
-    block = math.gcd(kv_pages.shape[2], kernel.BLOCK // head_dim)
+    block = math.gcd(kv_pages.shape[2], kernel.block(head_dim))
     tiles = pl.cdiv(queries, ROWS)
-    groups = pl.cdiv(tiles, kernel.TILES)
+    groups = pl.cdiv(tiles, kernel.most_tiles(head_dim))
     tiles = pl.cdiv(tiles, groups)  # tiles of a group
     capacity = page_table.shape[1] * kv_pages.shape[2]
     # About the most positions that a query sees.

@@ -41,13 +41,28 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3")
 NEEDS = "8.0 to 10.3 (A100 to B200)"
 """Compute capability of GPUs for which JAX compiles it."""
-BLOCK = 4096
-"""Numbers of the keys of a block: what a warp takes as one operand fills half of its registers."""
-TILES = 1
-"""Tiles of queries that share a block's keys and values."""
 PER_CORE = 2
 """Blocks of the grid that a core runs at a time: two have its registers."""
 _PLGPU: Any = plgpu  # has no mma before JAX 0.11
+
+
+def block(head_dim: int) -> int:
+    """Most positions of a block: what a warp takes as one operand of them, for heads of up to 128,
+    fills half of its registers."""
+    return 4096 // head_dim
+
+
+def most_tiles(head_dim: int) -> int:
+    """Tiles of queries that share a block's keys and values."""
+    del head_dim
+    return 1
+
+
+def _pieces(head_dim: int) -> list[Any]:
+    """The columns of a head that are an operand at a time. Sums of wide heads take half of the
+    registers, and leave them for no queries: these stay in shared memory."""
+    width = head_dim if head_dim <= 128 else 64
+    return [pl.ds(start, width) for start in range(0, head_dim, width)]
 
 
 def threads(tiles: int) -> int:
@@ -58,9 +73,11 @@ def threads(tiles: int) -> int:
 def scratch(tiles: int, block: int, head_dim: int, dtype: Any, interpret: Any) -> list[Any]:
     """The kernel's shared memory."""
     del tiles, interpret
+    shapes = [(block, 2 * head_dim), (ROWS, block)]
+    if len(_pieces(head_dim)) > 1:
+        shapes.append((ROWS, head_dim))
     return [
-        plgpu.SMEM(shape, dtype=dtype, transforms=swizzled(shape[1], dtype))
-        for shape in ((block, 2 * head_dim), (ROWS, block))
+        plgpu.SMEM(shape, dtype=dtype, transforms=swizzled(shape[1], dtype)) for shape in shapes
     ]
 
 
@@ -69,6 +86,7 @@ def kernel(
     results: Results,
     kv_shared: Ref,
     weights_shared: Ref,
+    q_shared: Ref | None = None,
     *,
     branch_blocks: int,
     M: int,
@@ -79,6 +97,7 @@ def kernel(
 
     Args:
       kv_shared, weights_shared: [block, 2 * D], [ROWS, block].
+      q_shared: [ROWS, D], given for wide heads.
       branch_blocks, M: see `SequencePart`.
       soft_cap: of scores; see `AttentionVariant`.
       interpret: whether JAX interprets the kernel; it has no `mma`.
@@ -89,7 +108,13 @@ def kernel(
     copy_layout = plgpu.Layout.SMEM_GMEM_COPY(kv_shared.shape, dtype, 128)
     part = SequencePart(operands, results, block=block, branch_blocks=branch_blocks, M=M)
     rows = pl.ds(lax.axis_index("tile") * ROWS, ROWS)
-    q = load(operands.q.at[part.b, part.head, rows], layout=lhs, optimized=False)
+    q, pieces = operands.q.at[part.b, part.head, rows], _pieces(head_dim)
+    if q_shared is None:
+        q = load(q, layout=lhs, optimized=False)
+    else:
+        for piece in pieces:
+            q_shared[:, piece] = load(q.at[:, piece], layout=SUMS, optimized=False)
+
     page_visible, branch_visible = part.visibility(rows)
 
     def multiply(sums: Tile, a: Tile, b: Tile) -> Tile:
@@ -118,17 +143,21 @@ def kernel(
             kv = jnp.where(row < part.visible_positions(index), kv, jnp.zeros_like(kv))
         kv_shared[...] = kv  # a store waits for all warps, before and after
         kv = fetch(blocks(jnp.minimum(index + 1, end - 1)))
-        keys = load(kv_shared.at[:, pl.ds(0, head_dim)].transpose((1, 0)), layout=rhs)
-        zeros = plgpu.layout_cast(jnp.zeros((ROWS, block), jnp.float32), SUMS)
-        scores = cap_scores(multiply(zeros, q, keys), soft_cap)
-        scores = mask_scores(scores, visible, index)
+        scores = plgpu.layout_cast(jnp.zeros((ROWS, block), jnp.float32), SUMS)
+        for piece in pieces:
+            keys = load(kv_shared.at[:, piece].transpose((1, 0)), layout=rhs)
+            of_piece = q if q_shared is None else load(q_shared.at[:, piece], layout=lhs)
+            scores = multiply(scores, of_piece, keys)
+        scores = mask_scores(cap_scores(scores, soft_cap), visible, index)
         weights, maximum, rescale = softmax_weights(scores, softmax.maximum)
         weights_shared[...] = weights.astype(dtype)
-        values = load(kv_shared.at[:, pl.ds(head_dim, head_dim)], layout=rhs)
-        output = multiply(
-            rescale_output(softmax.output, rescale), load(weights_shared, layout=lhs), values
-        )
-        return RunningSoftmax(maximum, softmax.total * rescale + weights.sum(axis=1), output), kv
+        total = softmax.total * rescale + weights.sum(axis=1)
+        lhs_weights, output = load(weights_shared, layout=lhs), []
+        rescaled = rescale_output(softmax.output, rescale)
+        for piece, sums in zip(pieces, rescaled, strict=True):
+            columns = pl.ds(head_dim + piece.start, piece.size)
+            output.append(multiply(sums, lhs_weights, load(kv_shared.at[:, columns], layout=rhs)))
+        return RunningSoftmax(maximum, total, tuple(output)), kv
 
     def add_branches(softmax: RunningSoftmax) -> RunningSoftmax:
         add_full = partial(
@@ -137,7 +166,7 @@ def kernel(
         first_block = fetch(part.branch_block(part.page_blocks))
         return lax.fori_loop(part.page_blocks, part.blocks, add_full, (softmax, first_block))[0]
 
-    softmax = empty_softmax(head_dim), fetch(part.page_block(0))
+    softmax = empty_softmax([piece.size for piece in pieces]), fetch(part.page_block(0))
     add_full = partial(add_block, blocks=part.page_block, end=jnp.maximum(part.page_blocks, 1))
     add_masked = partial(add_full, visible=page_visible, clean=True)
     first = part.first_unmasked

@@ -7,7 +7,7 @@ turn, and, in the last part, those of its branches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,11 +96,15 @@ class Results(NamedTuple):
 
 
 class RunningSoftmax(NamedTuple):
-    """The softmax of a tile of queries so far; see `Results`."""
+    """The softmax of a tile of queries so far; see `Results`.
+
+    Attributes:
+      output: pieces side by side.
+    """
 
     maximum: Tile
     total: Tile
-    output: Tile
+    output: tuple[Tile, ...]
 
 
 Visible = Callable[[jax.Array, Tile], Tile]
@@ -207,16 +211,22 @@ class SequencePart:
 
     def store(self, rows: Any, softmax: RunningSoftmax) -> None:
         """Writes a tile's softmax."""
-        for result, value in zip(self.results, softmax, strict=True):
-            result[self.part, self.b, self.head, rows] = value
+        maximum, total, output = self.results
+        maximum[self.part, self.b, self.head, rows] = softmax.maximum
+        total[self.part, self.b, self.head, rows] = softmax.total
+        start = 0
+        for piece in softmax.output:
+            columns = pl.ds(start, piece.shape[1])
+            output[self.part, self.b, self.head, rows, columns] = piece
+            start += piece.shape[1]
 
 
-def empty_softmax(head_dim: int) -> RunningSoftmax:
-    """The softmax of no entries."""
+def empty_softmax(widths: Sequence[int]) -> RunningSoftmax:
+    """The softmax of no entries, whose output has pieces of these widths."""
     return RunningSoftmax(
         plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), SUMS),
+        tuple(plgpu.layout_cast(jnp.zeros((ROWS, n), jnp.float32), SUMS) for n in widths),
     )
 
 
@@ -245,6 +255,6 @@ def softmax_weights(scores: Tile, maximum: Tile) -> tuple[Tile, Tile, Tile]:
     return weights, new_maximum, rescale
 
 
-def rescale_output(output: Tile, rescale: Tile) -> Tile:
-    """A sum of earlier values, with what is left of their weights."""
-    return output * lax.broadcast_in_dim(rescale, output.shape, [0])
+def rescale_output(output: tuple[Tile, ...], rescale: Tile) -> tuple[Tile, ...]:
+    """Sums of earlier values, with what is left of their weights."""
+    return tuple(piece * lax.broadcast_in_dim(rescale, piece.shape, [0]) for piece in output)

@@ -37,15 +37,21 @@ from ssd_jax.kernels.tree_attention.pallas_gpu_part import (
 CAPABILITIES = ("9.0",)
 NEEDS = "9.0 (H100, H200)"
 """Compute capability of GPUs with `wgmma`."""
-BLOCK = 8192
-"""Numbers of the keys of a block: 16 KiB."""
-TILES = 3
-"""Most tiles of queries that share a block's keys and values."""
 PER_CORE = 1
 """Blocks of the grid that a core runs at a time."""
-SLOTS = 4
-"""Blocks of keys and values in shared memory."""
+_SLOTS = 128 << 10  # bytes of keys and values in shared memory
 _Sums: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+
+
+def block(head_dim: int) -> int:
+    """Most positions of a block: 16 KiB of keys, but no fewer than a layout of values has rows."""
+    return max(ROWS, 8192 // head_dim)
+
+
+def most_tiles(head_dim: int) -> int:
+    """Most tiles of queries that share a block's keys and values; sums of wide heads take half of
+    the registers that a thread can have."""
+    return 3 if head_dim <= 128 else 2
 
 
 def threads(tiles: int) -> int:
@@ -56,14 +62,15 @@ def threads(tiles: int) -> int:
 def scratch(tiles: int, block: int, head_dim: int, dtype: Any, interpret: Any) -> list[Any]:
     """The kernel's shared memory and barriers."""
     memory = partial(plgpu.SMEM, dtype=dtype, transforms=swizzled(head_dim, dtype))
+    slots = min(4, _SLOTS // (2 * block * head_dim * jnp.dtype(dtype).itemsize))
     return [
         memory((tiles, ROWS, head_dim)),
-        memory((SLOTS, block, head_dim)),
-        memory((SLOTS, block, head_dim)),
+        memory((slots, block, head_dim)),
+        memory((slots, block, head_dim)),
         plgpu.Barrier(num_barriers=tiles),
-        plgpu.Barrier(num_barriers=SLOTS),
-        plgpu.Barrier(num_barriers=SLOTS),
-        plgpu.Barrier(num_arrivals=tiles, num_barriers=SLOTS),
+        plgpu.Barrier(num_barriers=slots),
+        plgpu.Barrier(num_barriers=slots),
+        plgpu.Barrier(num_arrivals=tiles, num_barriers=slots),
         plgpu.Barrier(),
         *([memory((tiles, ROWS, block))] if interpret else []),
     ]
@@ -90,7 +97,7 @@ def kernel(
     """One block of the grid.
 
     Args:
-      q_shared, k_shared, v_shared: [tiles, ROWS, D], and [SLOTS, block, D] twice.
+      q_shared, k_shared, v_shared: [tiles, ROWS, D], and [slots, block, D] twice.
       q_arrived, k_arrived, v_arrived: barriers of the copies to these.
       slot_free: barriers: all have read a slot.
       values_clean: barrier: unseen values in the last block are cleaned.
@@ -100,7 +107,7 @@ def kernel(
       interpret: whether JAX interprets the kernel.
     """
     tiles, _, head_dim = q_shared.shape
-    block, dtype = k_shared.shape[1], q_shared.dtype
+    (slots, block, _), dtype = k_shared.shape, q_shared.dtype
     part = SequencePart(operands, results, block=block, branch_blocks=branch_blocks, M=M)
     thread = lax.axis_index("thread")
 
@@ -109,8 +116,8 @@ def kernel(
         _set_registers(tiles, copies=True)
 
         def fill(index: jax.Array, _: None) -> None:
-            slot = lax.rem(index, SLOTS)
-            pl.when(index >= SLOTS)(lambda: plgpu.barrier_wait(slot_free.at[slot]))
+            slot = lax.rem(index, slots)
+            pl.when(index >= slots)(lambda: plgpu.barrier_wait(slot_free.at[slot]))
 
             def copy(source: Ref) -> None:
                 k, v = source.at[:, pl.ds(0, head_dim)], source.at[:, pl.ds(head_dim, head_dim)]
@@ -139,7 +146,7 @@ def kernel(
             visible: Visible | None,
             clean: bool = False,
         ) -> RunningSoftmax:
-            slot = lax.rem(index, SLOTS)
+            slot = lax.rem(index, slots)
             plgpu.barrier_wait(k_arrived.at[slot])
             keys = k_shared.at[slot].transpose((1, 0))
             scores = _product(q_shared.at[thread], keys, (ROWS, block))
@@ -150,7 +157,7 @@ def kernel(
             plgpu.barrier_wait(v_arrived.at[slot])
             if clean:
                 clean_values(index, slot)
-            output = rescale_output(softmax.output, rescale)
+            (output,) = rescale_output(softmax.output, rescale)
             values, w = v_shared.at[slot], weights.astype(dtype)
             if not interpret:
                 output = pl.run_state(lambda sums: plgpu.wgmma(sums, w, values))(_Sums.init(output))
@@ -159,8 +166,9 @@ def kernel(
                 weights_shared[thread] = w
                 plgpu.commit_smem()
                 output += _product(weights_shared.at[thread], values, (ROWS, head_dim))
-            pl.when(index + SLOTS < part.blocks)(lambda: plgpu.barrier_arrive(slot_free.at[slot]))
-            return RunningSoftmax(maximum, softmax.total * rescale + weights.sum(axis=1), output)
+            pl.when(index + slots < part.blocks)(lambda: plgpu.barrier_arrive(slot_free.at[slot]))
+            total = softmax.total * rescale + weights.sum(axis=1)
+            return RunningSoftmax(maximum, total, (output,))
 
         def clean_values(index: jax.Array, slot: jax.Array) -> None:
             """Zeroes values that no query sees: they may be NaN, which a weight of 0 would keep."""
@@ -170,15 +178,17 @@ def kernel(
             def _():
                 @pl.when(thread == 0)
                 def _():
-                    v = load(v_shared.at[slot], layout=SUMS)
-                    row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=SUMS)
-                    v_shared[slot] = jnp.where(row < visible_rows, v, jnp.zeros_like(v))
+                    for start in range(0, head_dim, 128):  # of more, registers would be spilled
+                        columns = pl.ds(start, min(head_dim, 128))
+                        v = load(v_shared.at[slot, :, columns], layout=SUMS)
+                        row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=SUMS)
+                        v_shared[slot, :, columns] = jnp.where(row < visible_rows, v, 0)
                     plgpu.commit_smem()
                     plgpu.barrier_arrive(values_clean)
 
                 plgpu.barrier_wait(values_clean)
 
-        softmax = empty_softmax(head_dim)
+        softmax = empty_softmax([head_dim])
         add_masked = partial(add_block, visible=page_visible, clean=True)
         first, add_full = part.first_unmasked, partial(add_block, visible=None)
         if operands.window is not None:

@@ -91,12 +91,16 @@ def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width,
 OWN = [
     ("h100", "pallas_gpu", "target forward 4", 64),
     ("h100", "pallas_gpu", "target forward 4", 128),
+    ("h100", "pallas_gpu", "target forward 4", 256),
     ("h100", "pallas_gpu", "draft expand 4 greedy", 64),
+    ("h100", "pallas_gpu", "draft expand 4 greedy", 256),
     ("h100", "pallas_gpu", "target forward_tree", 128),
     ("h100", "pallas_gpu", "draft grow_tree greedy", 64),
     ("a100", "pallas_mma", "target forward 4", 64),
     ("a100", "pallas_mma", "draft expand 4 greedy", 128),
+    ("a100", "pallas_mma", "draft expand 4 greedy", 256),
     ("h200", "pallas_mma", "target forward 4", 128),
+    ("b200", "pallas_mma", "target forward 4", 256),
     ("b200", "pallas_mma", "target forward 4", 64),
 ]
 
