@@ -1,4 +1,5 @@
-"""Chat templates, rendered as by Hugging Face, in a separate process (`template_child`)."""
+"""Chat templates, chosen and rendered as by Hugging Face, the latter in a separate process
+(`template_child`)."""
 
 from __future__ import annotations
 
@@ -40,26 +41,60 @@ _START_SECONDS = 60.0
 _PROGRAM = Path(__file__).with_name("template_child.py")
 
 
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of the template of a conversation, and of one with tools."""
+
+
 class ChatTemplate:
-    """One Jinja chat template and the special tokens that it may name.
+    """The Jinja chat template of a model, or several by name, and the special tokens that they may
+    name.
 
     Safe to use from several threads, and in forks of this process. The rendering process starts at
     the first `render`, lives until `close` or as long as this object, and ends with this program
     however that ends.
 
     Args:
-      source: Jinja source; None where each `render` must give one.
+      sources: Jinja source, or sources by name; None where each `render` must give one.
       special_tokens: texts by role: `bos_token`, `eos_token`, ...
       where: the checkpoint's name, for error messages.
     """
 
     def __init__(
-        self, source: str | None, *, special_tokens: Mapping[str, str], where: str
+        self,
+        sources: str | Mapping[str, str] | None,
+        *,
+        special_tokens: Mapping[str, str],
+        where: str,
     ) -> None:
-        self._source = source
+        self._sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources or {})
         self._special_tokens = dict(special_tokens)
         self._where = where
         self._child = _Child(os.getpid())
+
+    def source(self, given: str | None = None, tools: object = None) -> str:
+        """The Jinja source for a conversation.
+
+        Args:
+          given: the name of a template, or a source; None takes `tool_use` if there is one and
+            there are `tools`, else `default`.
+
+        Raises:
+          InputError: there is no such template.
+        """
+        if given is not None:
+            return self._sources.get(given, given)
+        name = TOOL_USE if tools is not None and TOOL_USE in self._sources else DEFAULT
+        if name in self._sources:
+            return self._sources[name]
+        if not self._sources:
+            raise InputError(
+                f"{self._where} has no chat template; pass a plain prompt with "
+                "`chat_template=False`"
+            )
+        raise InputError(
+            f"{self._where} has the chat templates {', '.join(sorted(self._sources))} and none "
+            f"named {DEFAULT}; choose one with chat_template='{min(self._sources)}'"
+        )
 
     def render(
         self,
@@ -79,19 +114,15 @@ class ChatTemplate:
           continue_final_message: end within the last message, right after its content.
           tools: JSON schemas of functions that the assistant may call.
           variables: further variables of the template.
-          source: a template in place of this one.
+          source: see `given` of `source`.
 
         Raises:
           InputError: there is no template, the messages are malformed, or the template refuses
             them, is itself wrong, or exceeds a limit of time or memory.
           SsdError: the process does not start.
         """
-        where = self._where if source is None else "chat_template"
-        source = self._source if source is None else source
-        if source is None:
-            raise InputError(
-                f"{where} has no chat template; pass a plain prompt with `chat_template=False`"
-            )
+        where = self._where if source is None or source in self._sources else "chat_template"
+        source = self.source(source, tools)
         if continue_final_message and add_generation_prompt:
             raise InputError(
                 "continue_final_message goes on within the last message, and "

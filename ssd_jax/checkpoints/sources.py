@@ -22,7 +22,12 @@ _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^\s@]+))?")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "tokenizer*"]
 """Patterns of configuration, tokenizer and weights."""
 
-_OTHER_FORMATS = ["*/*", "consolidated*.safetensors"]  # folders, and second copies of the weights
+_OTHER_FORMATS = [
+    *(f"*/{pattern}" for pattern in _HUB_FILES if pattern != "*.jinja"),
+    "tokenizer*/*",
+    "consolidated*.safetensors",
+]
+"""Patterns of what is in folders, except chat templates, and of second copies of the weights."""
 
 
 def resolve(source: str, *, progress: Progress | None = None) -> Path:

@@ -16,6 +16,7 @@ from ssd_jax.checkpoints.chat_template import ChatTemplate
 from ssd_jax.checkpoints.control_tokens import ControlTokens, reveal
 from ssd_jax.checkpoints.detokenizer import DecodeStream, byte_reader, stream_opener
 from ssd_jax.checkpoints.messages import checked_variables
+from ssd_jax.checkpoints.template_files import write_templates
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, shown
 
@@ -45,7 +46,8 @@ class Tokenizer:
       eos_ids: all ids that end a generation.
       bos_id: the id that begins a text, if the checkpoint names one.
       special_ids: ids that `decode` and `open_stream` skip.
-      chat_template, has_chat_template: Jinja source or None, and whether there is one.
+      chat_template: Jinja source, sources by name if there are others than `default`, or None.
+      has_chat_template: whether there is one.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Tokenizer:
         eos_ids: Iterable[int],
         bos_id: int | None = None,
         special_tokens: Mapping[str, str] | None = None,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
         where: str,
     ) -> None:
         self._backend = backend
@@ -197,6 +199,18 @@ class Tokenizer:
         """The token as the vocabulary writes it, or None for a padding row."""
         return self._backend.id_to_token(token_id) if token_id >= 0 else None
 
+    def get_chat_template(
+        self,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The Jinja source that `apply_chat_template` takes for these arguments.
+
+        Raises:
+          InputError: there is none.
+        """
+        return self._template.source(chat_template, tools)
+
     @overload
     def apply_chat_template(
         self,
@@ -237,7 +251,9 @@ class Tokenizer:
         Args:
           conversation: `{"role": ..., "content": ...}` in order; see `messages`.
           tools: JSON schemas of functions that the assistant may call.
-          chat_template: Jinja source to use in place of the checkpoint's.
+          chat_template: name of one of the checkpoint's templates, or Jinja source to use in place
+            of them. Without it, `tool_use` is taken for a conversation with tools, if there is one,
+            else `default`.
           add_generation_prompt: end with the header of the assistant's turn.
           continue_final_message: end right after the content of the last message.
           tokenize: whether to return ids.
@@ -266,7 +282,8 @@ class Tokenizer:
         if not split_special_tokens:
             return self.encode(text, add_special_tokens=False)
         strings = [[dict(message) for message in conversation], tools, variables]
-        stand_ins = self._control.stand_ins(strings, [text, chat_template, self.chat_template])
+        source = self.get_chat_template(chat_template, tools)
+        stand_ins = self._control.stand_ins(strings, [text, source])
         if stand_ins:
             messages, schemas, values = self._control.hide(strings, stand_ins)
             rendered = render(messages, tools=schemas, variables=values)
@@ -292,9 +309,7 @@ class Tokenizer:
         generation = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids)}
         _write_json(directory / "tokenizer_config.json", self._special_tokens)
         _write_json(directory / "generation_config.json", generation)
-        if self.chat_template is not None:
-            template = directory / "chat_template.jinja"
-            template.write_text(self.chat_template, encoding="utf-8", newline="")
+        write_templates(self.chat_template, directory)
 
 
 def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
+from ssd_jax.checkpoints.chat_template import DEFAULT
 from ssd_jax.checkpoints.detokenizer import SPACE_MARK
 from ssd_jax.checkpoints.pre_tokenizers import PRE_TOKENIZERS, SAME_AS, pre_tokenizer
+from ssd_jax.checkpoints.template_files import named
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import GET_AGAIN, brief, shown
@@ -51,6 +54,7 @@ _VALUE_TYPES: Mapping[str, type] = {
 _ITEM_TYPES: Mapping[str, tuple[type, ...]] = {
     "ggml.tokens": (str,),
     "ggml.merges": (str,),
+    "chat_templates": (str,),
     "ggml.token_type": (int,),
     "ggml.scores": (int, float),
 }
@@ -94,9 +98,23 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
         eos_ids=eos_ids | {i for i in special if tokens[i] in _END_TOKENS},
         bos_id=ids.get("bos_token_id"),
         special_tokens={role: tokens[ids[name]] for role, name in _ROLES.items() if name in ids},
-        chat_template=keys.get("chat_template"),
+        chat_template=_templates(keys),
         where=where,
     )
+
+
+def _templates(keys: _TokenizerKeys) -> str | Mapping[str, str] | None:
+    """The Jinja source of the chat template, or sources by name."""
+    sources = {name: keys.get(f"chat_template.{name}") for name in keys.get("chat_templates", [])}
+    for name, source in sources.items():
+        if not isinstance(source, str):
+            raise InputError(
+                f"{keys.where}: tokenizer.chat_templates names {shown(name)}, and "
+                f"tokenizer.chat_template.{name} is {shown(source)}; {_CONVERT}"
+            )
+    default = keys.get("chat_template")
+    sources = sources if default is None else {**sources, DEFAULT: default}
+    return named(sources, Path(keys.where)) if sources else None
 
 
 class _TokenizerKeys:

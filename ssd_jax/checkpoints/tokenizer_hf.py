@@ -10,12 +10,12 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from ssd_jax.checkpoints.template_files import read_templates
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import brief, is_unicode, read_json, read_text, shown
 
 _MAX_TOKENIZER = 64 << 20
-_MAX_TEMPLATE = 1 << 20
 _ID = re.compile("[0-9]{1,10}")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -23,8 +23,8 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 
 def tokenizer_from_directory(path: Path) -> Tokenizer:
     """Builds the tokenizer of a directory from `tokenizer.json` and, if they exist,
-    `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
-    `generation_config.json` and `config.json`.
+    `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json` and
+    the files of chat templates.
 
     Every id that any of these files names as EOS counts as one. The post-processor of
     `tokenizer.json` determines whether a BOS is added; `add_bos_token` counts if there is no
@@ -65,7 +65,7 @@ def tokenizer_from_directory(path: Path) -> Tokenizer:
         eos_ids=[*eos_ids, ids["eos_token"]] if "eos_token" in ids else eos_ids,
         bos_id=ids.get("bos_token", next(iter(bos_ids), None)),
         special_tokens={role: special_tokens[role] for role in ids},
-        chat_template=_chat_template(config, path),
+        chat_template=read_templates(path, config),
         where=str(path),
     )
 
@@ -157,25 +157,3 @@ def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
             f"{path}: {key} must be an integer or a list of integers, from 0 on, not {shown(value)}"
         )
     return ids
-
-
-def _chat_template(config: Mapping[str, Any], path: Path) -> str | None:
-    """The Jinja source: `chat_template.jinja`, else the one in tokenizer_config.json."""
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return read_text(file, max_bytes=_MAX_TEMPLATE)
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        by_name = {str(t.get("name")): t.get("template", 0) for t in template if type(t) is dict}
-        if "default" not in by_name:
-            raise InputError(
-                f"{path}: none of the chat templates {shown(sorted(by_name))} is named 'default'; "
-                "write the one to use to chat_template.jinja"
-            )
-        template = by_name["default"]
-    if not isinstance(template, str | None) or not is_unicode(template or ""):
-        raise InputError(
-            f"{path}/tokenizer_config.json: chat_template must be a string or a list of objects "
-            "with 'name' and 'template', of Unicode text; fetch the file again"
-        )
-    return template

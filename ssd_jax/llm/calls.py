@@ -244,7 +244,8 @@ class Calls(ABC):
           messages: a conversation, a list of {"role", "content"}, or a list of conversations.
           sampling_params, n, mode, use_tqdm: see `generate`.
           tools: JSON schemas of functions that the assistant may call.
-          chat_template: Jinja source to use in place of the checkpoint's.
+          chat_template: name of one of the checkpoint's templates, or Jinja source to use in place
+            of them; None takes `tool_use` where tools are given and there is one, else `default`.
           chat_template_kwargs: further variables of the template.
           add_generation_prompt: begin the assistant's turn, also behind a last message of the
             assistant; None does so unless the last message is continued.

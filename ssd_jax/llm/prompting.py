@@ -116,7 +116,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, config: Config) -> list[
     plain = config.control_tokens == "plain"
     templated = config.chat_template
     if templated is None:
-        templated = tokenizer.chat_template is not None
+        templated = tokenizer.has_chat_template
     if isinstance(value, str) and not templated:
         return tokenizer.encode(value, split_special_tokens=plain)
     if config.chat_template is False and chat.get("chat_template") is None:

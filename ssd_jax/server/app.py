@@ -133,16 +133,19 @@ async def _chat(state: ServerState, body: dict[str, Any], stack: contextlib.Exit
     fields = CHAT.read(body)
     state.require_model(fields.get("model"))
     tokenizer = state.engine.tokenizer
-    check_messages(fields["messages"], tokenizer.chat_template)
-    tools = read_tool_use(fields, state.options.tool_parser, tokenizer.chat_template)
+    prompt, template = chat_prompt(fields), None
+    if tokenizer.has_chat_template:
+        with CHAT.refusing(fields):
+            template = tokenizer.get_chat_template(tools=prompt.get("tools"))
+    check_messages(fields["messages"], template)
+    tools = read_tool_use(fields, state.options.tool_parser, template)
     grammar = None if tools is None else tools.grammar(tokenizer)
     params = chat_params(fields, state.engine.defaults, grammar)
     state.require_ready()
     place = stack.enter_context(state.admission.admit(params.n, priority=fields.get("priority", 0)))
     visible_ids = frozenset() if tools is None else tools.visible_ids(tokenizer)
     with CHAT.refusing(fields):
-        prompts = [chat_prompt(fields)]
-        answer = await open_answer(state, place, "chatcmpl", prompts, params, fields, visible_ids)
+        answer = await open_answer(state, place, "chatcmpl", [prompt], params, fields, visible_ids)
     if fields.get("stream"):
         return EventStream(chat_chunks(answer, fields, tools))
     return _json_text(as_json(await chat_response(answer, fields, tools)))

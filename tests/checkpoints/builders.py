@@ -40,13 +40,18 @@ def special(text: str) -> AddedToken:
 
 
 def directory(path: Path, tokenizer: Tokenizer | None = None, /, **files: Any) -> Path:
-    """Writes a model directory; `files` are JSON values, or text for `chat_template`."""
+    """Writes a model directory; `files` are JSON values, or text for `chat_template` and, by name,
+    `additional_chat_templates`."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or backend(special("<s>"), special("</s>"))
     tokenizer.save(str(path / "tokenizer.json"))
     for name, value in files.items():
         if name == "chat_template":
             (path / "chat_template.jinja").write_text(value, encoding="utf-8")
+        elif name == "additional_chat_templates":
+            (path / name).mkdir(exist_ok=True)
+            for template, source in value.items():
+                (path / name / f"{template}.jinja").write_text(source, encoding="utf-8")
         else:
             (path / f"{name}.json").write_text(json.dumps(value))
     return path

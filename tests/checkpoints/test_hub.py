@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.sources import resolve, resolve_configuration
@@ -126,6 +127,31 @@ def test_no_weights_are_asked_for_where_the_configuration_will_do(cache, monkeyp
     )
     assert resolve_configuration("hf:org/tiny@v1") == Path("there")
     assert (asked["allow_patterns"], asked["revision"]) == (["config.json"], "v1")
+
+
+@pytest.mark.parametrize(
+    ("file", "is_fetched"),
+    [
+        ("tokenizer.json", True),
+        ("chat_template.jinja", True),
+        ("additional_chat_templates/tool_use.jinja", True),
+        ("model.safetensors", True),
+        ("consolidated.safetensors", False),
+        ("original/model.safetensors", False),
+        ("onnx/config.json", False),
+        ("tokenizer/vocab.json", False),
+        ("text/tokenizer.json", False),
+    ],
+)
+def test_of_folders_only_chat_templates_are_fetched(monkeypatch, tmp_path, file, is_fetched):
+    (tmp_path / "model.safetensors").touch()
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda repo, **said: asked.update(said) or tmp_path
+    )
+    resolve("hf:org/tiny")
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert [*filter_repo_objects([file], **patterns)] == [file] * is_fetched
 
 
 @contextlib.contextmanager

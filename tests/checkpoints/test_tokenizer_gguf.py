@@ -29,6 +29,21 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text():
     assert tokenizer.decode(ids, skip_special_tokens=False) == "hello<tool><end>"
 
 
+def test_of_several_templates_that_of_tools_is_taken_for_tools():
+    values = metadata() | {
+        "tokenizer.chat_template": "D",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "{{ tools[0].name }}",
+    }
+    tokenizer = load(values)
+    messages = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "D"
+    assert tokenizer.apply_chat_template(messages, [{"name": "f"}], tokenize=False) == "f"
+    del values["tokenizer.chat_template.tool_use"]
+    with pytest.raises(InputError, match=r"names 'tool_use', and .*\.tool_use is None"):
+        load(values)
+
+
 def test_unknown_tokens_are_special():
     tokenizer = load(metadata(("<unk>", UNKNOWN)))
     assert tokenizer.special_ids == {N}

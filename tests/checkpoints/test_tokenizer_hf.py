@@ -198,23 +198,64 @@ def test_the_jinja_file_wins_over_the_configuration(tmp_path):
     assert rendered(path) == "from the file"
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path):
-    templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    path = directory(tmp_path, tokenizer_config={"chat_template": templates})
-    assert rendered(path) == "D"
+SEVERAL = {"default": "D", "rag": "R", "tool_use": "{% if tools %}T{% endif %}"}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def rendered(path):
+@pytest.mark.parametrize("are_files", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "D"),
+        ({"tools": TOOLS}, "T"),
+        ({"chat_template": "rag"}, "R"),
+        ({"chat_template": "default"}, "D"),
+        ({"chat_template": "a source"}, "a source"),
+    ],
+)
+def test_of_several_templates_that_of_the_name_or_of_tools_or_the_default_is_taken(
+    tmp_path, are_files, arguments, text
+):
+    entries = [{"name": name, "template": template} for name, template in SEVERAL.items()]
+    path = directory(tmp_path, tokenizer_config={"chat_template": entries})
+    if are_files:
+        others = {"rag": SEVERAL["rag"], "tool_use": SEVERAL["tool_use"]}
+        path = directory(
+            tmp_path,
+            tokenizer_config={"chat_template": "not this one"},
+            chat_template=SEVERAL["default"],
+            additional_chat_templates=others,
+        )
+    assert rendered(path, **arguments) == text
+    tokenizer_from_directory(path).save(tmp_path / "saved")
+    assert rendered(tmp_path / "saved", **arguments) == text
+
+
+def test_files_of_templates_take_the_place_of_all_in_the_configuration(tmp_path):
+    config = {"chat_template": [{"name": "tool_use", "template": "{{ tools }}"}]}
+    path = directory(tmp_path, tokenizer_config=config, chat_template="D")
+    assert tokenizer_from_directory(path).chat_template == "D"
+
+
+def test_without_a_default_the_templates_there_are_are_named(tmp_path):
+    path = directory(tmp_path, additional_chat_templates={"tool_use": "{{ tools }}", "rag": "R"})
+    assert rendered(path, chat_template="rag") == "R"
+    assert "f" in rendered(path, tools=TOOLS)
+    with pytest.raises(InputError, match=r"templates rag, tool_use and none named default.*='rag'"):
+        rendered(path)
+
+
+def rendered(path, **arguments):
     tokenizer = tokenizer_from_directory(path)
-    return tokenizer.decode(
-        tokenizer.apply_chat_template(HI, add_generation_prompt=True), skip_special_tokens=False
-    )
+    ids = tokenizer.apply_chat_template(HI, add_generation_prompt=True, **arguments)
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ([{"name": "rag", "template": "R"}], r"\['rag'\] is named 'default'"),
+        ([], "'name' and 'template'"),
+        ([{"name": "../rag", "template": "R"}], "'../rag', which is no plain name"),
         ([{"name": "default"}], "'name' and 'template'"),
         (5, "'name' and 'template'"),
     ],

@@ -25,6 +25,15 @@ class Letters:
     bos_token, eos_token, chat_template = "<bos>", "<eos>", None
     eos_ids, added_tokens = frozenset(), {}
 
+    @property
+    def has_chat_template(self):
+        return self.chat_template is not None
+
+    def get_chat_template(self, tools=None):
+        if isinstance(self.chat_template, str):
+            return self.chat_template
+        return self.chat_template["default" if tools is None else "tool_use"]
+
     def encode(self, text):
         return [ord(letter) for letter in text]
 

@@ -165,6 +165,7 @@ def test_fields_that_ask_for_nothing_are_taken(fields):
         (completion, {"suffix": "x"}, "suffix", "unsupported_parameter"),
         (chat, {"echo": True}, "echo", "unknown_parameter"),
         (chat, {"temprature": 1}, "temprature", "unknown_parameter"),
+        (chat, {"chat_template": "rag"}, "chat_template", "unknown_parameter"),
         (chat, {"temprature": None}, "temprature", "unknown_parameter"),
         (chat, {"messages": "hi"}, "messages", "invalid_type"),
         (chat, {"seed": "5"}, "seed", "invalid_type"),

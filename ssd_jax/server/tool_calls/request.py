@@ -73,7 +73,7 @@ def read_tool_use(
 
     Args:
       form: of `--tool_parser`; None takes that of the template.
-      template: the model's chat template.
+      template: the model's chat template for conversations with these tools.
 
     Raises:
       ApiError: a field that is wrong, or that this model, or another field, leaves no way to heed.

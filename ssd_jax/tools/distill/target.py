@@ -36,9 +36,10 @@ def open_target(source: str, *, progress: Progress | None = None) -> DistillTarg
     checkpoint = open_checkpoint(source, progress=progress)
     tokenizer = checkpoint.tokenizer
     tokens = [tokenizer.token(token) for token in range(tokenizer.size)]
-    template = tokenizer.chat_template
     # Jinja treats all line ends alike, and a copy of the file may have others.
-    chat = None if template is None else template.replace("\r\n", "\n").replace("\r", "\n")
+    chat = None
+    if tokenizer.has_chat_template:
+        chat = tokenizer.get_chat_template().replace("\r\n", "\n").replace("\r", "\n")
     ends = [tokenizer.bos_id, sorted(tokenizer.eos_ids)]
     files = sorted(origin(checkpoint.path).values())
     sha256 = digest([checkpoint.config.to_hf(), tokens, chat, ends, files])

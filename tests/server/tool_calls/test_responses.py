@@ -124,6 +124,12 @@ def test_token_ids_come_once_though_their_text_is_held_back(server, engine):
     assert len(ids) == len(engine.pieces)
 
 
+def test_of_several_templates_that_of_tools_says_how_calls_are_written(completions, engine):
+    engine.tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": templates.HERMES}
+    choice = completions.create(model="m", messages=MESSAGES, tools=[TOOL]).choices[0]
+    assert len(choice.message.tool_calls) == 2
+
+
 def test_tools_without_a_template_for_them_are_refused_by_name(completions, engine):
     engine.tokenizer.chat_template = None
     with pytest.raises(openai.BadRequestError, match="takes no tools") as refused:
