@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.gguf_config import ARCHITECTURES
+from ssd_jax.checkpoints import gguf_families
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
@@ -29,8 +29,14 @@ from tests.support import EVIDENCE, Note, Place, merged, places, versions
 from tests.tools.aot import specs
 
 NOTES, PAGE = EVIDENCE.with_name("models.json"), EVIDENCE.with_name("models.md")
-AS_OTHERS = {"mistral": "read, as llama", "ministral": "read, as llama"}
-"""Families whose GGUF files have another architecture."""
+GGUF = {family.model_type: "read" for family in gguf_families.FAMILIES.values()} | {
+    "mistral": "read, as llama or mistral3",
+    "mistral3": "read, as llama or mistral3",
+    "olmo3": "read, as olmo2",
+    "gemma3_text": "read, as gemma3",
+    "gemma3": "read",
+}
+"""Of families with GGUF files, by which architecture of llama.cpp."""
 TOLERANCE = 1e-4
 STATES = {
     "ran": "gives the logits of `transformers` within 1e-4 in float32, with random weights",
@@ -125,7 +131,7 @@ def render(notes: list[Note]) -> str:
         cells = [
             ", ".join(_models(name)),
             "read",
-            "read" if name in ARCHITECTURES else AS_OTHERS.get(name, "refused"),
+            GGUF.get(name, "refused"),
             *(known.get((name, platform), "") for platform in platforms),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -15,20 +15,20 @@ from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.family import TensorLayout
-from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.system.files import GET_AGAIN
 
 _IN_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias)")
 _ROTATED = re.compile(r".*\.self_attn\.[qk](_proj|_norm)\.(weight|bias)")
 
 
-def arranged(tensors: TensorSource, config: ModelConfig, *, where: str) -> TensorSource:
-    """The tensors by this package's names and rows; themselves if the family has no `TensorLayout`.
+def arranged(
+    tensors: TensorSource, config: ModelConfig, layout: TensorLayout, *, where: str
+) -> TensorSource:
+    """The tensors by this package's names and rows; themselves if the layout is no other.
 
     Raises:
       InputError: a matrix that holds several has another number of rows than these together.
     """
-    layout = FAMILIES[config.family].layout
     return tensors if layout == TensorLayout() else _Arranged(tensors, config, layout, where)
 
 

@@ -25,6 +25,7 @@ from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.system.files import read_json, reading
 
 
@@ -103,7 +104,8 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
         if quantization is not None:
             scheme = scheme_of(quantization, where=str(where))
             tensors = QuantizedTensors(tensors, scheme, where=str(path))
-        tensors = arranged(tensors, model_config, where=str(path))
+        layout = FAMILIES[model_config.family].layout
+        tensors = arranged(tensors, model_config, layout, where=str(path))
     check_places(tensors.shapes, model_config, str(path))
     check_tied(tensors, model_config, str(path))
     return _checkpoint(

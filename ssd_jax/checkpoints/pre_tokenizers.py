@@ -6,11 +6,28 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
 # Names are llama.cpp's (`tokenizer.ggml.pre`). The patterns are those in the tokenizer.json files
-# of Qwen2 and Llama 3; llama.cpp's own patterns cut the same pieces.
+# of the models; llama.cpp's own patterns cut the same pieces, of tekken and gpt-4o only in texts
+# whose cased letters are ASCII.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _NO_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_WORDS}|\p{{N}}|{_NO_WORDS}"
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_NO_WORDS}"
+_CAPITALS, _LETTERS = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_CASED = rf"{_BEFORE}[{_CAPITALS}]*[{_LETTERS}]+", rf"{_BEFORE}[{_CAPITALS}]+[{_LETTERS}]*"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_NO_CASED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_NO_CASED}"
+_GPT_4O = rf"{_CASED[0]}{_SUFFIX}|{_CASED[1]}{_SUFFIX}|\p{{N}}{{1,3}}|{_NO_CASED}"
+_SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATTERNS = {
+    "qwen2": _QWEN2,
+    "llama-bpe": _LLAMA3,
+    "dbrx": _LLAMA3,
+    "tekken": _TEKKEN,
+    "gpt-4o": _GPT_4O,
+    "seed-coder": _SEED,
+}
 _DEFAULT = (  # llama.cpp's choice for files that name none
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -18,8 +35,21 @@ _DEFAULT = (  # llama.cpp's choice for files that name none
     r"[0-9][0-9][0-9]",
 )
 
-PRE_TOKENIZERS = ("smollm", "qwen2", "llama-bpe", "gpt-2", "default")
-SAME_AS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+PRE_TOKENIZERS = ("smollm", *_PATTERNS, "gpt-2", "default")
+SAME_AS = {
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "pixtral": "llama-bpe",
+    "smaug-bpe": "dbrx",
+    "glm4": "dbrx",
+    "starcoder": "smollm",
+    "refact": "smollm",
+    "olmo": "gpt-2",
+}
+"""Other names, of SmolLM 3 (smaug-bpe), Granite (refact), OLMo 2 and Phi 4 (dbrx) among them."""
+
+WHOLE_WORDS = ("llama-bpe", "tekken")
+"""Those of models that look up a whole word before merging, and begin texts with a BOS."""
 
 
 def pre_tokenizer(pre: str) -> PreTokenizer:
@@ -33,7 +63,7 @@ def pre_tokenizer(pre: str) -> PreTokenizer:
         return words
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    patterns = {"qwen2": (_QWEN2,), "llama-bpe": (_LLAMA3,)}.get(pre, _DEFAULT)
+    patterns = (_PATTERNS[pre],) if pre in _PATTERNS else _DEFAULT
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, bytes_only])

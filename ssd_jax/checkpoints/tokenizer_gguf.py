@@ -12,7 +12,12 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from ssd_jax.checkpoints.chat_template import DEFAULT
 from ssd_jax.checkpoints.detokenizer import SPACE_MARK
-from ssd_jax.checkpoints.pre_tokenizers import PRE_TOKENIZERS, SAME_AS, pre_tokenizer
+from ssd_jax.checkpoints.pre_tokenizers import (
+    PRE_TOKENIZERS,
+    SAME_AS,
+    WHOLE_WORDS,
+    pre_tokenizer,
+)
 from ssd_jax.checkpoints.template_files import named
 from ssd_jax.checkpoints.tokenizer import Tokenizer, begin_with
 from ssd_jax.errors import InputError
@@ -31,6 +36,7 @@ _END_TOKENS = frozenset(
         "<|eot_id|>",
         "<|eom_id|>",
         "<|end|>",
+        "<end_of_turn>",
         "</s>",
     ]
 )
@@ -87,7 +93,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
         backend = _sentencepiece(keys, tokens, ids["unknown_token_id"], special)
     _add_tokens(backend, tokens, types, special)
     # Without the key, llama.cpp's default for the tokenizer applies.
-    adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre == "llama-bpe")
+    adds_bos = keys.get("ggml.add_bos_token", model == "llama" or pre in WHOLE_WORDS)
     if adds_bos and "bos_token_id" in ids:
         begin_with(backend, ids["bos_token_id"])
     eos_ids = {
@@ -204,8 +210,8 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], pre: str) -> tokenizers
     merges = (merge.partition(" ") for merge in keys.required("ggml.merges"))  # best first
     pairs = [(left, right) for left, _, right in merges]
     try:
-        # Llama 3 looks up a whole word before merging: no merges lead to some of its tokens.
-        model = models.BPE(vocab, pairs, ignore_merges=pre == "llama-bpe")
+        # No merges lead to some of the tokens that are whole words.
+        model = models.BPE(vocab, pairs, ignore_merges=pre in WHOLE_WORDS)
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise InputError(
             f"{keys.where}: tokenizer.ggml.merges does not fit the vocabulary: {brief(error)}; "

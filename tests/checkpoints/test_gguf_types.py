@@ -4,7 +4,8 @@ import gguf
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.gguf import SUPPORTED, GGUFFile
+from ssd_jax.checkpoints.gguf import GGUFFile
+from ssd_jax.checkpoints.gguf_tensors import SUPPORTED
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import STORED_KINDS
 from tests.checkpoints import tiny_gguf

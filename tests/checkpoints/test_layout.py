@@ -9,6 +9,7 @@ from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.models.mechanisms import Mechanisms
 from ssd_jax.testing import tiny
 
@@ -34,7 +35,7 @@ class Stored(TensorSource):
 
 def of(family, stored, **mechanisms):
     config = dataclasses.replace(CONFIG, family=family, mechanisms=Mechanisms(**mechanisms))
-    return arranged(stored, config, where="here")
+    return arranged(stored, config, FAMILIES[family].layout, where="here")
 
 
 def test_files_with_the_usual_names_and_rows_are_read_as_they_are():

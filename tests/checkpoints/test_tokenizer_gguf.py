@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_jax.checkpoints.pre_tokenizers import PRE_TOKENIZERS
+from ssd_jax.checkpoints.pre_tokenizers import PRE_TOKENIZERS, SAME_AS, pre_tokenizer
 from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
 from ssd_jax.errors import InputError
 from tests.checkpoints.builders import TOKENS, metadata
@@ -172,8 +172,24 @@ def test_other_models_are_refused(model):
 
 
 def test_other_pre_tokenizers_are_refused():
-    with pytest.raises(InputError, match=f"'tekken'.*{', '.join(PRE_TOKENIZERS)}"):
-        load(metadata(pre="tekken"))
+    with pytest.raises(InputError, match=f"'viking'.*{', '.join(PRE_TOKENIZERS)}"):
+        load(metadata(pre="viking"))
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("tekken", ["An", " i", "Phone", "Case", "'S", " ", "1", "2", "3", "4", "!/\n"]),
+        ("gpt-4o", ["An", " i", "Phone", "Case'S", " ", "123", "4", "!/\n"]),
+        ("seed-coder", ["An", " iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/", "\n"]),
+        ("glm4", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
+        ("refact", ["An", " iPhoneCase", "'", "S", " ", "1", "2", "3", "4", "!/", "\n"]),
+        ("olmo", ["An", " iPhoneCase", "'", "S", " 1234", "!/", "\n"]),
+    ],
+)
+def test_words_are_cut_as_the_models_own_pre_tokenizers_cut_them(pre, pieces):
+    words = pre_tokenizer(SAME_AS.get(pre, pre)).pre_tokenize_str("An iPhoneCase'S 1234!/\n")
+    assert [word.replace("\u0120", " ").replace("\u010a", "\n") for word, _ in words] == pieces
 
 
 @pytest.mark.parametrize("key", ["model", "tokens", "merges"])

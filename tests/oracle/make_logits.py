@@ -46,11 +46,17 @@ LEAST_EFFECT = 0.05  # logits; the tests compare within 1e-4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One checkpoint: its `config.json` as published models spell it, and its storage type."""
+    """One checkpoint: its `config.json` as published models spell it, and its storage type.
+
+    Attributes:
+      prefixes: by the beginning of names of parameters, what takes its place in the file; empty for
+        models of text alone.
+    """
 
     config: Mapping[str, Any]
     dtype: torch.dtype
     ablations: Mapping[str, Callable[[transformers.PreTrainedModel], transformers.PreTrainedModel]]
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def cases() -> dict[str, Case]:
@@ -221,6 +227,51 @@ def small_cases() -> dict[str, Case]:
     output_norms = {"output norms": _filling("post_feedforward_layernorm.weight", 1.0)}
     qk_norms = {f"{part} norm": _filling(f"{part}_norm.weight", 1.0) for part in "qk"}
     gemma = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+    gemma3 = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 64,
+        "rope_local_base_freq": 100.0,
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": True,
+        **gemma,
+    }
+    vision = {
+        "head_dim": 16,
+        "hidden_size": 16,
+        "image_size": 28,
+        "intermediate_size": 16,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "patch_size": 14,
+    }
+
+    def seeing(
+        model_type: str, text: Mapping[str, Any], prefixes: Mapping[str, str], **changes: Any
+    ) -> Case:
+        """A model that sees images, of which the text part is compared."""
+        config = {
+            "image_token_index": 63,
+            "model_type": model_type,
+            "text_config": common | text,
+            "torch_dtype": "bfloat16",
+            "vision_config": vision,
+        }
+        return Case(config=config | changes, dtype=torch.bfloat16, ablations={}, prefixes=prefixes)
+
+    pixtral = {
+        "spatial_merge_size": 1,
+        "tie_word_embeddings": False,
+        "vision_config": vision | {"model_type": "pixtral"},
+    }
+    siglip = {
+        "boi_token_index": 61,
+        "eoi_token_index": 62,
+        "mm_tokens_per_image": 4,
+        "vision_config": vision | {"model_type": "siglip_vision_model", "vision_use_head": False},
+    }
+    mistral3 = {"model_type": "mistral", "sliding_window": None}
+    gemma3_text = {"model_type": "gemma3_text", **gemma3}
     return {
         "llama-biases": case("llama", biases, attention_bias=True, mlp_bias=True),
         "qwen3-yarn": case(
@@ -233,9 +284,9 @@ def small_cases() -> dict[str, Case]:
         "mistral": case("mistral", {}, sliding_window=None),
         "smollm3": case(
             "smollm3",
-            {"layer without RoPE": without(no_rope_layers=[1, 1, 1])},
-            num_hidden_layers=3,
-            no_rope_layers=[1, 0, 1],
+            {"layer without RoPE": without(no_rope_layers=[1, 1, 1, 1])},
+            num_hidden_layers=4,
+            no_rope_layers=[1, 1, 1, 0],
             tie_word_embeddings=True,
         ),
         "granite": case(
@@ -311,16 +362,29 @@ def small_cases() -> dict[str, Case]:
         "gemma3": case(
             "gemma3_text",
             {"window": without(sliding_window=64)} | qk_norms,
-            layer_types=["sliding_attention", "full_attention"],
-            query_pre_attn_scalar=64,
-            rope_local_base_freq=100.0,
-            sliding_window=12,
-            sliding_window_pattern=2,
-            tie_word_embeddings=True,
-            **gemma,
+            **gemma3,
         ),
+        "ministral": case(
+            "ministral",
+            {"window": without(sliding_window=64)},
+            layer_types=["full_attention", "sliding_attention"],
+            sliding_window=12,
+        ),
+        "mistral3": seeing("mistral3", mistral3, _OLDER, **pixtral),
+        "mistral3-newer": seeing("mistral3", mistral3, _NEWER, **pixtral),
+        "gemma3-vision": seeing("gemma3", gemma3_text, _OLDER, **siglip),
+        "gemma3-vision-newer": seeing("gemma3", gemma3_text, _NEWER, **siglip),
     }
 
+
+_OLDER = {
+    "model.language_model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+    "model.": "",
+}
+_NEWER = {"model.": "model."}
+"""How files of models that see images name their parameters: as most of them were published, and as
+modules are called since transformers 4.52."""
 
 _GLM = {"attention_bias": True, "partial_rotary_factor": 0.5}
 
@@ -338,13 +402,14 @@ def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     _write_json(folder / "config.json", case.config)
     config = transformers.AutoConfig.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = _class_of(config).from_config(config)
     tensors = {
-        parameter: _draw(parameter, value.shape, rng).to(case.dtype)
+        _stored_name(parameter, case): _draw(parameter, value.shape, rng).to(case.dtype)
         for parameter, value in sorted(model.named_parameters())
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    tokens = rng.integers(0, config.vocab_size, (ROWS, POSITIONS), dtype=np.int32)
+    vocabulary = 60 if case.prefixes else config.vocab_size  # those behind stand for images
+    tokens = rng.integers(0, vocabulary, (ROWS, POSITIONS), dtype=np.int32)
     logits = _logits(_load(folder), tokens)
     np.savez_compressed(folder / "logits.npz", tokens=tokens, logits=logits)
     effects = {
@@ -367,10 +432,31 @@ def _draw(parameter: str, shape: torch.Size, rng: np.random.Generator) -> torch.
     return torch.from_numpy(values.astype(np.float32))
 
 
+def _stored_name(parameter: str, case: Case) -> str:
+    for prefix, instead in case.prefixes.items():
+        if parameter.startswith(prefix):
+            return instead + parameter.removeprefix(prefix)
+    return parameter
+
+
+def _class_of(config: transformers.PreTrainedConfig) -> Any:
+    sees = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+
+
 def _load(folder: Path) -> transformers.PreTrainedModel:
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    """The model of a folder.
+
+    Raises:
+      RuntimeError: not every parameter is in the file.
+    """
+    auto = _class_of(transformers.AutoConfig.from_pretrained(folder))
+    model, report = auto.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise RuntimeError(f"{folder}: {report}")
+    return model.eval()
 
 
 @torch.no_grad()

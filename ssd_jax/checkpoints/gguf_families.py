@@ -1,0 +1,201 @@
+"""The architectures of GGUF files: how llama.cpp's converter writes what config.json says.
+
+Where a file does not say what the model computes, llama.cpp knows it by the architecture, and so
+does this module. Source: `convert_hf_to_gguf.py` and `src/models` of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ssd_jax.checkpoints.gguf_keys import GgufKeys, shortest
+from ssd_jax.checkpoints.gguf_rope import FREQUENCIES, LONG, SHORT
+from ssd_jax.models.families.family import (
+    GATE_UP_JOINED,
+    LOCAL_THETA,
+    QKV_JOINED,
+    TensorLayout,
+)
+
+_BOTH_NORMS = {
+    "post_attention_norm": "attention_output_norm",
+    "post_ffw_norm": "mlp_output_norm",
+}
+_NEIGHBOURS = TensorLayout(rotates_neighbours=True)
+_ROPE_BASE = 10000.0
+
+
+def _nothing(_: GgufKeys) -> dict[str, Any]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GgufFamily:
+    """An architecture.
+
+    Attributes:
+      model_type: the family that it belongs to.
+      read: from the header, keys of a config.json that only this architecture has; they may take
+        the place of others, `model_type` too.
+      modules: llama.cpp's names of modules in a layer that are Hugging Face's, or this package's,
+        only here.
+      layout: matrices that hold several, and whether the rotated dimensions of q and k heads are
+        stored as neighbours, as llama.cpp's RoPE rotates them there. Norms have no offset.
+      divisors: the tensors with numbers by which frequencies of RoPE are divided.
+      partial_rotary: whether `rope.dimension_count` may be less than a head has.
+      epsilon: the key of the epsilon of norms.
+    """
+
+    model_type: str
+    read: Callable[[GgufKeys], Mapping[str, Any]] = _nothing
+    modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layout: TensorLayout = dataclasses.field(default_factory=TensorLayout)
+    divisors: tuple[str, ...] = ()
+    partial_rotary: bool = False
+    epsilon: str = "attention.layer_norm_rms_epsilon"
+
+
+def _granite(keys: GgufKeys) -> dict[str, Any]:
+    keys.require("rope.scaling.finetuned", (None, True))  # false is a decoder without RoPE
+    settings = {
+        name: keys.number(key)
+        for key, name in (
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+        )
+        if keys.get(key)
+    }
+    return {
+        "attention_multiplier": _head_dim(keys) ** -0.5,
+        "logits_scaling": keys.number("logit_scale"),
+        **settings,
+    }
+
+
+def _gemma2(keys: GgufKeys) -> dict[str, Any]:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {
+        **{cap: keys.number(cap) for cap in caps if keys.get(cap) is not None},
+        "query_pre_attn_scalar": _query_scalar(keys, layers=46),
+        **_windows(keys, keys.count("attention.sliding_window", 4096), period=2),
+    }
+
+
+def _gemma3(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(keys, layers=62),
+        LOCAL_THETA: keys.number("rope.freq_base_swa", _ROPE_BASE),
+        **_windows(keys, keys.get("attention.sliding_window"), period=6),
+    }
+
+
+def _query_scalar(keys: GgufKeys, *, layers: int) -> int:
+    """What queries are divided by the root of: only the model of 27 B, which llama.cpp knows by its
+    layers, has another one than the dimensions of a head."""
+    if keys["block_count"] == layers:
+        return keys.count("embedding_length") // keys.count("attention.head_count")
+    return _head_dim(keys)
+
+
+def _olmo2(keys: GgufKeys) -> dict[str, Any]:
+    window = keys.get("attention.sliding_window")
+    if not window:
+        return {}
+    base = keys.number("rope.freq_base", _ROPE_BASE)
+    local = {LOCAL_THETA: keys.number("rope.freq_base_swa", base)}
+    return {"model_type": "olmo3", **local, **_windows(keys, window, period=4)}
+
+
+def _phi3(keys: GgufKeys) -> dict[str, Any]:
+    original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
+    settings = {
+        "original_max_position_embeddings": original,
+        "sliding_window": keys.get("attention.sliding_window") or None,
+    }
+    factors = {"short_factor": keys.divisors.get(SHORT), "long_factor": keys.divisors.get(LONG)}
+    if all(numbers is None for numbers in factors.values()):
+        return settings
+    scaling: dict[str, Any] = {
+        name: [shortest(number) for number in numbers]
+        for name, numbers in factors.items()
+        if numbers is not None
+    }
+    if keys.get("rope.scaling.attn_factor") is not None:
+        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return settings | {"rope_scaling": {"rope_type": "longrope", **scaling}}
+
+
+def _mistral3(keys: GgufKeys) -> dict[str, Any]:
+    keys.require("rope.scaling.type", (None, "none"))  # llama.cpp undoes YaRN's factor there
+    return {}
+
+
+def _nemotron(keys: GgufKeys) -> dict[str, Any]:
+    return {"hidden_act": "relu2"}
+
+
+def _seed_oss(keys: GgufKeys) -> dict[str, Any]:
+    return {"attention_out_bias": keys.has_tensor("blk.0.attn_output.bias")}
+
+
+def _smollm3(_: GgufKeys) -> dict[str, Any]:
+    return {"no_rope_layer_interval": 4}
+
+
+def _windows(keys: GgufKeys, size: int | None, *, period: int) -> dict[str, Any]:
+    """The layers with a window: all but the last of every `period`, unless the file says which."""
+    every = keys.by_layer("attention.sliding_window_pattern", period)
+    layers = range(keys.count("block_count"))
+    windowed = every if isinstance(every, list) else [i % every < every - 1 for i in layers]
+    kinds = ["sliding_attention" if on else "full_attention" for on in windowed]
+    return {"sliding_window": size or None, "layer_types": kinds}
+
+
+def _head_dim(keys: GgufKeys) -> int:
+    heads = keys.count("attention.head_count")
+    return keys.count("attention.key_length", keys.count("embedding_length") // heads)
+
+
+FAMILIES = {
+    "llama": GgufFamily(model_type="llama", layout=_NEIGHBOURS, divisors=(FREQUENCIES,)),
+    "mistral3": GgufFamily(
+        model_type="mistral", read=_mistral3, layout=_NEIGHBOURS, divisors=(FREQUENCIES,)
+    ),
+    "qwen2": GgufFamily(model_type="qwen2"),
+    "qwen3": GgufFamily(model_type="qwen3"),
+    "smollm3": GgufFamily(model_type="smollm3", read=_smollm3, layout=_NEIGHBOURS),
+    "granite": GgufFamily(model_type="granite", read=_granite, layout=_NEIGHBOURS),
+    "phi3": GgufFamily(
+        model_type="phi3",
+        read=_phi3,
+        modules={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        layout=TensorLayout(modules=QKV_JOINED | GATE_UP_JOINED),
+        divisors=(LONG, SHORT),
+        partial_rotary=True,
+    ),
+    "olmo2": GgufFamily(model_type="olmo2", read=_olmo2, modules=_BOTH_NORMS),
+    "glm4": GgufFamily(
+        model_type="glm4",
+        modules={"ffn_up": "mlp.gate_up_proj", **_BOTH_NORMS},
+        layout=TensorLayout(modules=GATE_UP_JOINED, rotates_neighbours=True),
+        partial_rotary=True,
+    ),
+    "seed_oss": GgufFamily(
+        model_type="seed_oss",
+        read=_seed_oss,
+        modules={"post_attention_norm": "post_attention_layernorm"},
+    ),
+    "nemotron": GgufFamily(
+        model_type="nemotron",
+        read=_nemotron,
+        partial_rotary=True,
+        epsilon="attention.layer_norm_epsilon",
+    ),
+    "gemma": GgufFamily(model_type="gemma"),
+    "gemma2": GgufFamily(model_type="gemma2", read=_gemma2, modules=_BOTH_NORMS),
+    "gemma3": GgufFamily(model_type="gemma3_text", read=_gemma3, modules=_BOTH_NORMS),
+}
+"""By llama.cpp's name."""
