@@ -24,7 +24,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.registry import FAMILIES, MISSING
 from tests.models.golden import our_logits
 from tests.models.golden_logits import GOLDENS, NAMES, golden
-from tests.models.test_families import CONFIGURATIONS
+from tests.models.test_families import CONFIGURATIONS, MOST_DOWNLOADED, RANKING
 from tests.support import EVIDENCE, Note, Place, merged, places, versions
 from tests.tools.aot import specs
 
@@ -135,8 +135,7 @@ def render(notes: list[Note]) -> str:
             *(known.get((name, platform), "") for platform in platforms),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "## Well-known configurations", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_reading(name)} |" for name in CONFIGURATIONS]
+    lines += _configurations()
     lines += ["", "## What other models need", "", "| `model_type` | needs |", "|---|---|"]
     lines += [f"| {types.replace(' ', ', ')} | {part} |" for part, types in MISSING.items()]
     lines += ["", "## When, with what", ""]
@@ -144,6 +143,46 @@ def render(notes: list[Note]) -> str:
         of = sorted({(note.date, note.versions) for note in notes if note.platform == platform})
         lines.append(f"- {platform}: {'; '.join(f'{date}, {what}' for date, what in of)}")
     return "\n".join(lines) + "\n"
+
+
+def _configurations() -> list[str]:
+    """The sections about the most downloaded models, and about others."""
+    ranked = [
+        f"| {name} | {n / 1e6:.1f} | {_reading(name)} |" for name, n in MOST_DOWNLOADED.items()
+    ]
+    are_read = sum(_reading(name) == "read" for name in MOST_DOWNLOADED)
+    others = [
+        f"| {name} | {_reading(name)} |" for name in CONFIGURATIONS if name not in MOST_DOWNLOADED
+    ]
+    return [
+        "",
+        "## The most downloaded models",
+        "",
+        f"Of the 40 most downloaded text models of 2025 and 2026, {are_read} are read. These are",
+        "the models that the Hub tags `text-generation` with the most downloads up to",
+        f"{RANKING['date']},",
+        "in millions. Counted are those published from July 2024 on, so that nearly all their",
+        "downloads are of these two years; left out are models for tests and copies of others, in",
+        "GGUF, MLX or quantised. Source: an answer of the Hub's `/api/models` in the archive",
+        "[wss-hugging-face](https://github.com/neldivad/wss-hugging-face) (CC BY 4.0), of whose",
+        "1,000 models the 500 with the most downloads in the month before were gone through.",
+        "",
+        "Configurations are written without what nothing here depends on. The sizes and RoPE of",
+        f"{len(RANKING['compared'])} models were compared with those in",
+        "[litgpt](https://github.com/Lightning-AI/litgpt/blob/main/litgpt/config.py) (`compared`",
+        "in [`most_downloaded.json`](../tests/models/most_downloaded.json)); the others have not been",
+        "compared with a copy.",
+        "",
+        "| | downloads | |",
+        "|---|---|---|",
+        *ranked,
+        "",
+        "## Other well-known models",
+        "",
+        "| | |",
+        "|---|---|",
+        *others,
+    ]
 
 
 def _models(family: str) -> list[str]:

@@ -50,11 +50,13 @@ SWITCHES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}
 MISSING = {
     "experts": "glm4_moe granitemoe llama4 minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_moe",
     "experts, attention sinks and MXFP4": "gpt_oss",
-    "experts and latent attention (MLA)": "deepseek_v2 deepseek_v3 kimi_k2",
+    "experts and latent attention (MLA)": "deepseek_v2 deepseek_v3 deepseek_v32 "
+    "glm4_moe_lite glm_moe_dsa kimi_k2",
     "linear attention or state spaces": "falcon_h1 granitemoehybrid kimi_linear lfm2 mamba minimax "
-    "nemotron_h qwen3_next",
+    "nemotron_h qwen3_5 qwen3_5_moe qwen3_next",
     "the text part of models that see images": "gemma3n mllama qwen2_5_vl qwen2_vl qwen3_vl",
-    "attention and feed-forward side by side": "cohere cohere2 falcon phi",
+    "attention and feed-forward side by side": "cohere cohere2 falcon gpt_neox gptj phi",
+    "learned positions": "gpt2 gpt_neo opt",
     "layers of several shapes": "nemotron-nas openelm",
 }
 """What this package would have to have for other models, by their `model_type`."""
