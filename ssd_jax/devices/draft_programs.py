@@ -153,10 +153,10 @@ class DraftPrograms(BatchedPrograms):
         for variant, reach, name in itertools.product(
             self.variants, self.reaches, ("start", "step")
         ):
-            whole, first = (of._spec(name, variant, reach) for of in (self, part))
+            of_all, of_first = (of._spec(name, variant, reach) for of in (self, part))
             full_name = self.batch_name(self.with_reach((name, self.drafting.k), reach), size)
             specs[variant_name(full_name, variant)] = over_first_rows(
-                whole, first, rest=rest if name == "start" else None
+                of_all, of_first, rest=rest if name == "start" else None
             )
         return specs
 

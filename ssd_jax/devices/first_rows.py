@@ -18,24 +18,24 @@ from ssd_jax.devices.program_spec import ProgramSpec
 
 
 def over_first_rows(
-    whole: ProgramSpec,
-    part: ProgramSpec,
+    of_all: ProgramSpec,
+    of_first: ProgramSpec,
     *,
     passed: Collection[str] = (),
     rest: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> ProgramSpec:
-    """The specification of `part` for the arguments of `whole`.
+    """The specification of `of_first` for the arguments of `of_all`.
 
     Results that replace an argument keep its other rows; others have zeros there.
 
     Args:
-      whole, part: one program of all rows, and of the first ones; of a mesh, of each group.
+      of_all, of_first: one program of all rows, and of the first ones; of a mesh, of each group.
       passed: names of arguments and results that have no other rows.
       rest: other rows, by name of the result: from the argument that it replaces, or from zeros.
     """
     rest = rest or {}
-    names = list(inspect.signature(whole.function).parameters)[: len(whole.arguments)]
-    structs = list(zip(names, whole.arguments, part.arguments, strict=True))
+    names = list(inspect.signature(of_all.function).parameters)[: len(of_all.arguments)]
+    structs = list(zip(names, of_all.arguments, of_first.arguments, strict=True))
     arguments = tuple(few if name in passed else every for name, every, few in structs)
     # Results that are sharded by slots have them in front.
     rows = next(
@@ -52,15 +52,15 @@ def over_first_rows(
             for value, (name, every, few) in zip(values, structs, strict=True)
         ]
         by_name = dict(zip(names, values, strict=True))
-        results = part.function(*first)
+        results = of_first.function(*first)
         return tuple(
             result
             if name in passed or name not in (*by_name, *rest, "slots", "read")
             else _with_rest(result, by_name.get(name), rest.get(name), rows)
-            for name, result in zip(whole.returns, results, strict=True)
+            for name, result in zip(of_all.returns, results, strict=True)
         )
 
-    return whole._replace(function=function, arguments=arguments)
+    return of_all._replace(function=function, arguments=arguments)
 
 
 def _first(value: jax.Array, every: jax.ShapeDtypeStruct, few: jax.ShapeDtypeStruct) -> jax.Array:

@@ -65,13 +65,13 @@ def _batch_specs(programs: Programs, part: Programs, task: int | str) -> dict[Na
     proposed = programs.verification.widths[-1] if is_tree else int(task)
     specs: dict[Name, ProgramSpec] = {}
 
-    def add(name: Name, whole: ProgramSpec, first: ProgramSpec, variant: str = ANY) -> None:
+    def add(name: Name, of_all: ProgramSpec, of_first: ProgramSpec, variant: str = ANY) -> None:
         passed = ["logits", "path_logits"]
         full_name = variant_name(programs.batch_name(name, size), variant)
-        specs[full_name] = over_first_rows(whole, first, passed=passed)
+        specs[full_name] = over_first_rows(of_all, of_first, passed=passed)
 
-    whole, first = (_spec(of, of.slots, proposed) for of in (programs, part))
-    add(("logprobs", slots, proposed), whole, first)
+    of_all, of_first = (_spec(of, of.slots, proposed) for of in (programs, part))
+    add(("logprobs", slots, proposed), of_all, of_first)
     if is_tree:
         add(("path_logits",), path_logits_spec(programs), path_logits_spec(part))
     if programs.verification.logprobs_of == "processed":
@@ -80,10 +80,10 @@ def _batch_specs(programs: Programs, part: Programs, task: int | str) -> dict[Na
                 law = partial(tree_law_spec, variant=variant)
                 add(("law_tree",), law(programs), law(part), variant)
             else:
-                whole, first = (
+                of_all, of_first = (
                     law_spec(of, of.slots, proposed, variant) for of in (programs, part)
                 )
-                add(("law", slots, proposed), whole, first, variant)
+                add(("law", slots, proposed), of_all, of_first, variant)
     return specs
 
 

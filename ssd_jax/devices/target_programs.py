@@ -107,13 +107,15 @@ class Programs(TargetBase):
             return target_tree_programs.batch_specs(self, part)
         specs: dict[Name, ProgramSpec] = {}
         for reach in self.reaches:
-            whole, first = (of._forward_spec(task, reach) for of in (self, part))
+            of_all, of_first = (of._forward_spec(task, reach) for of in (self, part))
             name = self.batch_name(self.with_reach(("forward", task), reach), size)
-            specs[name] = over_first_rows(whole, first, passed=["logits"])
+            specs[name] = over_first_rows(of_all, of_first, passed=["logits"])
         for variant in self.variants(self.slots):
-            whole, first = (of.accept_spec(of.slots, task, variant) for of in (self, part))
+            of_all, of_first = (of.accept_spec(of.slots, task, variant) for of in (self, part))
             name = self.batch_name(("accept", self.slots, task), size)
-            specs[variant_name(name, variant)] = over_first_rows(whole, first, passed=["logits"])
+            specs[variant_name(name, variant)] = over_first_rows(
+                of_all, of_first, passed=["logits"]
+            )
         return specs
 
     def with_trees(self, nodes: int, progress: Progress | None = None) -> Programs:

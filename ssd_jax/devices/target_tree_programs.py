@@ -53,12 +53,12 @@ def batch_specs(programs: TargetBase, part: TargetBase) -> dict[Name, ProgramSpe
     size = part.local_slots
     for reach in programs.reaches:
         name = programs.batch_name(programs.with_reach(("forward_tree",), reach), size)
-        whole, first = (forward_spec(of, reach) for of in (programs, part))
-        by_name[name] = over_first_rows(whole, first, passed=_PASSED)
+        of_all, of_first = (forward_spec(of, reach) for of in (programs, part))
+        by_name[name] = over_first_rows(of_all, of_first, passed=_PASSED)
     for variant in programs.variants(programs.slots):
         name = variant_name(programs.batch_name(("accept_tree",), size), variant)
-        whole, first = (accept_spec(of, variant) for of in (programs, part))
-        by_name[name] = over_first_rows(whole, first, passed=_PASSED)
+        of_all, of_first = (accept_spec(of, variant) for of in (programs, part))
+        by_name[name] = over_first_rows(of_all, of_first, passed=_PASSED)
     return by_name
 
 

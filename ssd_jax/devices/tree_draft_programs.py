@@ -142,9 +142,11 @@ class TreeDraftPrograms(BatchedPrograms):
         part, specs, rest = self.of_batch(size), {}, {"proposal": _without_nodes}
         for variant, reach in itertools.product(self.variants, self.reaches):
             for name, make in self._makers():
-                whole, first = (make(of, VARIANTS[variant], reach) for of in (self, part))
+                of_all, of_first = (make(of, VARIANTS[variant], reach) for of in (self, part))
                 full_name = self.batch_name(self.with_reach((name,), reach), size)
-                specs[variant_name(full_name, variant)] = over_first_rows(whole, first, rest=rest)
+                specs[variant_name(full_name, variant)] = over_first_rows(
+                    of_all, of_first, rest=rest
+                )
         return specs
 
     def _makers(self) -> Iterator[tuple[str, Callable[..., ProgramSpec]]]:

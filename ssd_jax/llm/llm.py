@@ -183,7 +183,7 @@ class LLM(Calls):
         self._notices = tuple(dict.fromkeys((*self._notices, *loaded.fallbacks.lines)))
         notices.warn_once(self._notices)
         if self.resolved.chooses and not isinstance(resources.hosts, Follower):
-            from ssd_jax.tuning.chooser import open_chooser  # few need it
+            from ssd_jax.tuning.opening import open_chooser  # few need it
 
             try:
                 if status is not None:

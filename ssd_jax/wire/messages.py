@@ -8,11 +8,9 @@ support, tokens and context.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -20,177 +18,25 @@ from msgspec import Meta
 from typing_extensions import override
 
 from ssd_jax.roles.activity import WORK
-from ssd_jax.roles.drafting import MAX_NODES, Drafting
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.confidence import EDGES, UNKNOWN
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_IDS
-from ssd_jax.sampling.rules import RULES, RuleName
+from ssd_jax.wire.draft_spec import DraftMessage, DraftSpec
+from ssd_jax.wire.fields import (
+    MAX_INT,
+    Count,
+    Entries,
+    Number,
+    ProtocolError,
+    Seconds,
+    Text,
+    within,
+)
 
 MAX_WORK = 256
 """Most spans of work that an answer reports."""
-_MAX_INT = 2**31
-_CLASSES = len(EDGES) + 1
-
-Count = Annotated[int, Meta(ge=0, lt=_MAX_INT)]
-Number = Annotated[int, Meta(ge=0)]
-"""Number of a message; each message of a stream has a higher one than the message before."""
-Text = Annotated[str, Meta(max_length=2**16)]
 _MAX_REASON = 2**13  # characters
-Seconds = Annotated[float, Meta(ge=0, lt=1e10)]
-"""Time on a monotonic clock, which never shows more than three hundred years."""
-
-
-class ProtocolError(Exception):
-    """A received message is not allowed by the protocol."""
-
-
-class PackedArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An array in a message: its type, "i4" or "f4", little-endian, and its bytes."""
-
-    dtype: str
-    shape: Annotated[tuple[Count, ...], Meta(max_length=4)]
-    data: bytes
-
-
-class Entries(NamedTuple):
-    """What an array of a message must be.
-
-    Attributes:
-      shape: sizes or their names; any other name is one size within a message.
-      low, high: entries are at least `low` and less than `high`, a number or the name of a size.
-      dtype: "i4" or "f4"; entries of the latter are not checked.
-    """
-
-    shape: str
-    low: int = 0
-    high: int | str = _MAX_INT
-    dtype: str = "i4"
-
-    def read(self, name: str, packed: PackedArray, sizes: dict[str, int]) -> np.ndarray:
-        """Reads the array, whose entries may be any; adds new sizes to `sizes`.
-
-        Raises:
-          ProtocolError: its type or shape is not as described.
-        """
-        shape, names = packed.shape, self.shape.split()
-        expected = tuple(
-            sizes.setdefault(name, shape[axis] if axis < len(shape) else 0)
-            for axis, name in enumerate(names)
-        )
-        size = 4 * math.prod(expected)
-        if (packed.dtype, shape, len(packed.data)) != (self.dtype, expected, size):
-            raise ProtocolError(
-                f"{name} is {packed.dtype[:9]}{list(shape)} of {len(packed.data)} bytes instead of "
-                f"{self.dtype}{list(expected)}"
-            )
-        return np.frombuffer(packed.data, f"<{self.dtype}").reshape(expected)
-
-
-class DraftMessage(
-    msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True
-):
-    """Base of all messages."""
-
-    def check(self, spec: DraftSpec) -> None:
-        """Raises: ProtocolError: the parts fit, but not each other."""
-
-
-class DraftSpec(DraftMessage, frozen=True, kw_only=True):
-    """What a draft is, and what it is loaded with; the same at both ends. Opens a stream.
-
-    A worker that the engine has started also gets it at its start, and the two must be equal.
-
-    Attributes:
-      model: `OpenedModel.identity` of the draft.
-      slots, context, tokens: B, most positions of a sequence, number of token ids.
-      drafting: K, and the rest that its programs are compiled for; its `branches` are those of all
-        workers that share a slot.
-      budgets: numbers of branches to load programs for; the largest is M.
-      dtype: the dtype that the draft computes in.
-      attention, draft_temperature: see `Config`.
-      page_size, pages: positions of a page, and number of pages that slots share; 0 where each slot
-        has one page.
-      batch_sizes, batches_at_start: slots of batches that programs are made for besides all, and
-        whether they are compiled at once.
-      batch_patience: seconds of rounds that want a size before it is compiled.
-    """
-
-    model: Text
-    slots: Count
-    context: Count
-    tokens: Count
-    drafting: Drafting
-    budgets: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=32)]
-    dtype: Text
-    attention: Text = "auto"
-    draft_temperature: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    page_size: Count = 0
-    pages: Count = 0
-    batch_sizes: Annotated[tuple[Count, ...], Meta(max_length=32)] = ()
-    batches_at_start: bool = False
-    batch_patience: Annotated[float, Meta(ge=0, le=1e6)] = 5.0
-
-    @property
-    def k(self) -> int:
-        """K: most tokens of a record or branch."""
-        return self.drafting.k
-
-    @property
-    def branches(self) -> int:
-        """M: most branches a slot."""
-        return max(self.budgets)
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of a tree; 0 where proposals are chains."""
-        return self.drafting.nodes
-
-    @property
-    def support(self) -> int:
-        """N: number of ids of q that a proposal ships; 1 where its rule needs no q."""
-        return self.drafting.support if RULES[self.rule].ships_q else 1
-
-    @property
-    def rule(self) -> RuleName:
-        """Rule of verification."""
-        return self.drafting.rule
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes by their names in `Entries`."""
-        return {
-            "B": self.slots,
-            "C": self.context,
-            "V": self.tokens,
-            "K": self.k,
-            "K+1": self.k + 1,
-            "T": self.nodes or self.k,
-            "T+1": (self.nodes or self.k) + 1,
-            "nodes": self.nodes,
-            "trees": self.branches if self.nodes else 0,
-            "M": self.branches,
-            "M+1": self.branches + 1,
-            "N": self.support,
-        }
-
-    @override
-    def check(self, spec: DraftSpec) -> None:
-        for name in ("k", "support", "branches"):
-            _within(name, getattr(self.drafting, name), _MAX_INT)
-        _within("nodes", self.nodes, MAX_NODES + 1)
-
-    def difference(self, other: DraftSpec) -> str | None:
-        """The first field in which another spec differs, and both values; None if none does."""
-        other_fields, fields = other.fields(), self.fields()
-        for name, value in fields.items():
-            if other_fields[name] != value:
-                return f"{name} is another: {value!r}, not {other_fields[name]!r}"
-        return None
-
-    def fields(self) -> dict[str, Any]:
-        """All fields by name, those of `drafting` among them."""
-        fields = msgspec.structs.asdict(self)
-        return fields | dataclasses.asdict(fields.pop("drafting"))
+_CLASSES = len(EDGES) + 1
 
 
 class Welcome(DraftMessage, frozen=True):
@@ -213,29 +59,29 @@ class Open(DraftMessage, frozen=True):
     """A new request in a slot. `epoch` counts requests; messages with another epoch are stale."""
 
     number: Number
-    epoch: Annotated[int, Meta(ge=1, lt=_MAX_INT)]
+    epoch: Annotated[int, Meta(ge=1, lt=MAX_INT)]
     opening: SlotOpening
 
     @override
     def check(self, spec: DraftSpec) -> None:
         # Sampling parameters check themselves.
         opening = self.opening
-        _within("slot", opening.slot, spec.slots)
+        within("slot", opening.slot, spec.slots)
         biased, words = (token for token, _ in opening.params.logit_bias), opening.bad_word_ids
         for token in itertools.chain(opening.banned, biased, *words):
-            _within("token", token, spec.tokens)
-        _within("number of bad words", len(words), MAX_BAD_WORDS + 1)
+            within("token", token, spec.tokens)
+        within("number of bad words", len(words), MAX_BAD_WORDS + 1)
         for word in words:
-            _within("number of tokens of a bad word", len(word), MAX_BAD_WORD_TOKENS + 1)
+            within("number of tokens of a bad word", len(word), MAX_BAD_WORD_TOKENS + 1)
             if not word:
                 raise ProtocolError("a bad word without tokens")
-        _within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
-        _within("index", opening.index, 2**32)
-        _within("ban_before", opening.ban_before, spec.context + 1)
-        _within("prompt", opening.prompt, _MAX_INT)
+        within("number of banned ids", len(opening.banned), MAX_STOP_IDS + 1)
+        within("index", opening.index, 2**32)
+        within("ban_before", opening.ban_before, spec.context + 1)
+        within("prompt", opening.prompt, MAX_INT)
         if spec.pages or opening.pages:
             _check_pages(opening.pages, spec)
-            _within("reused", opening.reused, len(opening.pages) * spec.page_size)
+            within("reused", opening.reused, len(opening.pages) * spec.page_size)
         elif opening.reused:
             raise ProtocolError(f"{opening.reused} positions reused, where slots share no pages")
 
@@ -250,7 +96,7 @@ class MorePages(DraftMessage, frozen=True):
 
     @override
     def check(self, spec: DraftSpec) -> None:
-        _within("slot", self.slot, spec.slots)
+        within("slot", self.slot, spec.slots)
         _check_pages(self.pages, spec)
 
 
@@ -265,7 +111,7 @@ class Prefill(DraftMessage, frozen=True):
 
     @override
     def check(self, spec: DraftSpec) -> None:
-        _within("slot", self.slot, spec.slots)
+        within("slot", self.slot, spec.slots)
         end = self.offset + self.tokens.size
         if not self.tokens.size or end > spec.context:
             raise ProtocolError(f"tokens at {self.offset} to {end - 1} of {spec.context}")
@@ -303,7 +149,7 @@ class RecordMessage(DraftMessage, frozen=True):
     def check(self, spec: DraftSpec) -> None:
         if self.drafts.any() and (self.drafts * ((self.winner >= 0) | (self.limit > 0))).any():
             raise ProtocolError("a record is a branch, given tokens, or drafted: one of them")
-        _within("committed", self.committed.shape[1], spec.context + 1)
+        within("committed", self.committed.shape[1], spec.context + 1)
         _check_parents(self.parents)
 
 
@@ -328,10 +174,10 @@ class ExpandMessage(DraftMessage, frozen=True):
 
     @override
     def check(self, spec: DraftSpec) -> None:
-        _within("part", self.part, self.parts)
+        within("part", self.part, self.parts)
         number = self.counts.max() if spec.nodes else self.counts.sum(axis=1).max()
-        _within("number of branches", int(number), spec.branches + 1)
-        _within("forwards", self.forwards, spec.k + 2)
+        within("number of branches", int(number), spec.branches + 1)
+        within("forwards", self.forwards, spec.k + 2)
         if not self.forwards:
             raise ProtocolError("an expansion without forwards")
 
@@ -389,7 +235,7 @@ class RecordTokens(RoundAnswer, frozen=True):
     parents: Annotated[np.ndarray, Entries("R nodes", 0, "T+1")]
     confidence: Annotated[np.ndarray, Entries("R T", UNKNOWN, _CLASSES)]
     sampled: Annotated[np.ndarray, Entries("S", 0, "B")]
-    support: Annotated[np.ndarray, Entries("S T N", -_MAX_INT)]
+    support: Annotated[np.ndarray, Entries("S T N", -MAX_INT)]
     q: Annotated[np.ndarray, Entries("S T N", dtype="f4")]
 
     @override
@@ -417,7 +263,7 @@ class BranchMessage(RoundAnswer, frozen=True):
     @override
     def check(self, spec: DraftSpec) -> None:
         super().check(spec)
-        _within("forwards", self.forwards, spec.k + 2)
+        within("forwards", self.forwards, spec.k + 2)
         _check_parents(self.parents)
 
 
@@ -445,11 +291,6 @@ def _check_pages(pages: Sequence[int], spec: DraftSpec) -> None:
     if not spec.pages:
         raise ProtocolError("pages, where slots share none")
     for page in pages:
-        _within("page", page, spec.pages)
+        within("page", page, spec.pages)
     max_pages = -(-spec.context // spec.page_size)
-    _within("number of pages", len(pages) - 1, max_pages)
-
-
-def _within(name: str, value: int, end: int) -> None:
-    if not 0 <= value < end:
-        raise ProtocolError(f"{name} {value} is not within 0 to {end - 1}")
+    within("number of pages", len(pages) - 1, max_pages)

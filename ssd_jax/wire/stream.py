@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from ssd_jax.wire import handshake
+from ssd_jax.wire.draft_spec import (
+    DraftSpec,
+)
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.listener import Limits, Listener
-from ssd_jax.wire.messages import DraftSpec
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.sockets import Endpoint, connect, host_of
 from ssd_jax.wire.tls import Tls

@@ -10,7 +10,7 @@ from ssd_jax.config import derived
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from ssd_jax.tuning import chooser
+from ssd_jax.tuning import opening
 from tests.checkpoints import tiny_pair
 from tests.fakes.tuners import Restless
 from tests.llm.lengths import Comparing
@@ -98,13 +98,13 @@ def test_the_next_start_measures_nothing_and_knows_what_was_observed(auto, monke
 
     def again():
         loaded = dataclasses.replace(auto.loaded, tuner=None)
-        return chooser.open_chooser(loaded)
+        return opening.open_chooser(loaded)
 
     auto.generate("0101010101", SamplingParams(max_tokens=40, ignore_eos=True), mode="ssd")
     auto._chooser.close()
     with monkeypatch.context() as patch:
-        patch.setattr(chooser, "measure", None)
-        patch.setattr(chooser, "measure_target", lambda _: measured)
+        patch.setattr(opening, "measure", None)
+        patch.setattr(opening, "measure_target", lambda _: measured)
         known = again()
     assert known.costs == measured
     assert known._guess == auto._chooser._observations.guess != auto._chooser._guess
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_measured_leaves_nothing_behind(auto, monkeypatch
     def fail(*_):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(chooser, "open_chooser", fail)
+    monkeypatch.setattr(opening, "open_chooser", fail)
     monkeypatch.setattr(type(auto.loaded), "close", lambda self: closed.append(self))
     with pytest.raises(RuntimeError, match="no luck"):
         LLM(

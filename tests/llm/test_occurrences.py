@@ -17,7 +17,7 @@ from ssd_jax.loading.loaded import Roles
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget
-from ssd_jax.tuning import chooser
+from ssd_jax.tuning import opening
 from tests.engine.letters import LONG, request, spell
 from tests.fakes.branching import FakeBranchingDraft
 from tests.fakes.tuners import Restless
@@ -68,7 +68,7 @@ def events(monkeypatch):
         freeze_observations=lambda: found.append("freeze"),
         close=lambda: found.append("close"),
     )
-    monkeypatch.setattr(chooser, "open_chooser", lambda *_: made)
+    monkeypatch.setattr(opening, "open_chooser", lambda *_: made)
     return found
 
 

@@ -25,7 +25,7 @@ from ssd_jax.placement.submesh import SubmeshDraft
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
-from ssd_jax.tuning.chooser import open_chooser
+from ssd_jax.tuning.opening import open_chooser
 from ssd_jax.tuning.throughput import WORST_CONTENTION
 from tests.checkpoints import tiny_pair
 from tests.llm.lengths import Comparing

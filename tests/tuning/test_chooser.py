@@ -12,9 +12,10 @@ from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import SpeculationPlan
 from ssd_jax.system import stored_jit
-from ssd_jax.tuning import chooser
-from ssd_jax.tuning.chooser import Chooser, first_guess, open_chooser
+from ssd_jax.tuning import opening
+from ssd_jax.tuning.chooser import Chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
+from ssd_jax.tuning.opening import first_guess, open_chooser
 from ssd_jax.tuning.throughput import Costs, Guess, Prediction
 from ssd_jax.tuning.tuners import UpdatedGuess
 from tests.loading.variation import resolved_of
@@ -258,8 +259,8 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
         measured.append((loaded.exact, context))
         return costs(0.5)
 
-    monkeypatch.setattr(chooser, "measure", measure)
-    monkeypatch.setattr(chooser, "measure_target", lambda loaded: costs(0.5))
+    monkeypatch.setattr(opening, "measure", measure)
+    monkeypatch.setattr(opening, "measure_target", lambda loaded: costs(0.5))
     config = Config(target="t", mode="auto", draft="d", compile_cache=str(tmp_path))
     model = SimpleNamespace(identity="f w")
     exact, context = "distribution", 64
@@ -285,5 +286,5 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
         elif other in parts:
             monkeypatch.setattr(*parts[other], lambda: ("another",))
         else:
-            monkeypatch.setattr(chooser, other, lambda: "another")
+            monkeypatch.setattr(opening, other, lambda: "another")
     assert len(measured) == 2

@@ -12,8 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from ssd_jax.wire import codec
-from ssd_jax.wire.messages import (
+from ssd_jax.wire.fields import (
     ProtocolError,
+)
+from ssd_jax.wire.messages import (
     Welcome,
     Work,
 )

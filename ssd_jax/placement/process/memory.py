@@ -14,7 +14,9 @@ from ssd_jax.devices.sizes import (
 )
 from ssd_jax.errors import InputError
 from ssd_jax.system.host_memory import memory_limit
-from ssd_jax.wire.messages import DraftSpec
+from ssd_jax.wire.draft_spec import (
+    DraftSpec,
+)
 
 
 def check_memory(

@@ -13,11 +13,15 @@ from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.drafting import Drafting
 from ssd_jax.wire import codec
-from ssd_jax.wire.messages import (
+from ssd_jax.wire.draft_spec import (
     DraftMessage,
     DraftSpec,
-    ExpandMessage,
+)
+from ssd_jax.wire.fields import (
     ProtocolError,
+)
+from ssd_jax.wire.messages import (
+    ExpandMessage,
     RecordMessage,
     Refused,
     shorten,
