@@ -13,7 +13,7 @@ from typing_extensions import override
 from ssd_jax.checkpoints.gguf_config import family_of, model_config
 from ssd_jax.checkpoints.gguf_families import GgufFamily
 from ssd_jax.checkpoints.gguf_header import read_header
-from ssd_jax.checkpoints.gguf_tensors import StoredTensors
+from ssd_jax.checkpoints.gguf_tensors import GgufTensors
 from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.places import has_place, no_place
 from ssd_jax.checkpoints.tensors import Index, TensorSource
@@ -63,7 +63,7 @@ class GGUFFile(TensorSource):
                 f"{path} is one of {shown(parts)} parts; join them with llama.cpp's "
                 "`llama-gguf-split --merge`"
             )
-        stored, family = StoredTensors(path, header.tensors), family_of(header, where=str(path))
+        stored, family = GgufTensors(path, header.tensors), family_of(header, where=str(path))
         divisors = {
             name: _divisors(stored, name, path) for name in family.divisors if name in stored.shapes
         }

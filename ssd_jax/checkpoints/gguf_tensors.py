@@ -32,7 +32,7 @@ _CONVERTED_ROWS = 16
 """Pieces a call; gguf holds the result of a call twice."""
 
 
-class StoredTensors(TensorSource):
+class GgufTensors(TensorSource):
     """The tensors of an opened file, by ggml's names and in the file's order of rows.
 
     Raises:
