@@ -43,7 +43,7 @@ def mark_ids(template: str | None, added_tokens: Mapping[str, int]) -> frozenset
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class MessagePart:
     """More of a message.
 
     Attributes:
@@ -70,25 +70,25 @@ class HarmonyReader:
     def __init__(self) -> None:
         self._pending = ""
         self._in_header = False
-        self._message: Piece | None = None  # None before the first
+        self._message: MessagePart | None = None  # None before the first
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[MessagePart]:
         """What more text adds."""
         self._pending += text
         if self._message is None and not self._in_header and not self._begins():
             return []
-        pieces: list[Piece] = []
+        pieces: list[MessagePart] = []
         while self._read(pieces):
             pass
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[MessagePart]:
         """What was held back at the end of the text."""
         rest, self._pending = self._pending, ""
         if self._in_header or not rest:
             return []
         if self._message is None:
-            return [*self._open(Piece("final", None)), Piece("final", None, rest)]
+            return [*self._open(MessagePart("final", None)), MessagePart("final", None, rest)]
         return [dataclasses.replace(self._message, text=rest)]
 
     def _begins(self) -> bool:
@@ -99,7 +99,7 @@ class HarmonyReader:
             return False
         return True
 
-    def _read(self, pieces: list[Piece]) -> bool:
+    def _read(self, pieces: list[MessagePart]) -> bool:
         """Reads what it can; returns whether the text behind it can be read, too."""
         if self._in_header:
             header, mark, rest = self._pending.partition("<|message|>")
@@ -108,10 +108,10 @@ class HarmonyReader:
             channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
             self._in_header, self._pending = False, rest
             kind = "final" if channel is None else channel[1]
-            pieces += self._open(Piece(kind, recipient and recipient[1]))
+            pieces += self._open(MessagePart(kind, recipient and recipient[1]))
             return True
         if self._message is None:
-            pieces += self._open(Piece("final", None))
+            pieces += self._open(MessagePart("final", None))
         assert self._message is not None
         places = [self._pending.find(mark) for mark in _ENDS]
         end = min((place for place in places if place >= 0), default=-1)
@@ -124,7 +124,7 @@ class HarmonyReader:
         self._in_header = True
         return True
 
-    def _open(self, message: Piece) -> list[Piece]:
+    def _open(self, message: MessagePart) -> list[MessagePart]:
         self._message = message
         return [dataclasses.replace(message, is_first=True)]
 

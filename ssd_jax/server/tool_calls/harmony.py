@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from ssd_jax.checkpoints.harmony import MARKS, HarmonyReader, Piece, writes_harmony
+from ssd_jax.checkpoints.harmony import MARKS, HarmonyReader, MessagePart, writes_harmony
 from ssd_jax.server.tool_calls.protocols import (
     Arguments,
     CallBegin,
@@ -94,10 +94,10 @@ class HarmonyParser(CallParser):
     def finish(self) -> list[Delta]:
         return self._deltas(self._reader.finish())
 
-    def _deltas(self, pieces: Sequence[Piece]) -> list[Delta]:
+    def _deltas(self, pieces: Sequence[MessagePart]) -> list[Delta]:
         return [delta for piece in pieces for delta in self._of(piece)]
 
-    def _of(self, piece: Piece) -> list[Delta]:
+    def _of(self, piece: MessagePart) -> list[Delta]:
         function = (piece.recipient or "").removeprefix(_FUNCTION)
         is_call = piece.recipient == _FUNCTION + function and function in self._names
         if is_call and piece.is_first:

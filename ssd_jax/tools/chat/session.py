@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from rich.table import Table
 
-from ssd_jax.checkpoints.harmony import HarmonyReader, Piece, mark_ids, writes_harmony
+from ssd_jax.checkpoints.harmony import HarmonyReader, MessagePart, mark_ids, writes_harmony
 from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
@@ -61,9 +61,10 @@ class ChatSession:
         self._first_message = 0  # messages before it are left out of the prompt
         self._num_requests = 0
         self._answers: list[Answer] = []
-        template = llm.tokenizer.chat_template
+        tokenizer = llm.tokenizer
+        template = tokenizer.get_chat_template() if tokenizer.has_chat_template else None
         self._has_channels = writes_harmony(template)
-        self._marks = mark_ids(template, llm.tokenizer.added_tokens)
+        self._marks = mark_ids(template, tokenizer.added_tokens)
         self._saved_conversation = self.conversation
         self._commands: dict[str, Callable[[Command], None]] = {
             "help": self._help,
@@ -145,12 +146,12 @@ class ChatSession:
                 if event is not None:
                     output = event.output
                     if reader is None:
-                        answer += self._show([Piece("final", None, event.text)])
+                        answer += self._show([MessagePart("final", None, event.text)])
                     else:
                         answer += self._show(reader.push(event.text))
         return output, answer + self._show(reader.finish() if reader else ())
 
-    def _show(self, pieces: Iterable[Piece]) -> str:
+    def _show(self, pieces: Iterable[MessagePart]) -> str:
         """Prints pieces; returns those of the answer."""
         answer = ""
         for piece in pieces:

@@ -285,7 +285,7 @@ def reasoning(llm, scripted, monkeypatch):
         return Chat(llm, SamplingParams(max_tokens=tokens))
 
     template = llm.tokenizer.chat_template + "{# <|channel|><|message|> #}"
-    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    monkeypatch.setattr(llm.tokenizer, "get_chat_template", lambda *_: template)
     return chat
 
 
