@@ -150,4 +150,4 @@ def _split(name: str, family: GgufFamily) -> tuple[str, str, str]:
     layer, part, kind = match.groups()
     if layer is None:
         return "", _MODULES.get(part, ""), kind
-    return f"model.layers.{layer}.", (_LAYER_MODULES | family.modules).get(part, ""), kind
+    return f"model.layers.{layer}.", {**_LAYER_MODULES, **family.modules}.get(part, ""), kind
