@@ -15,6 +15,7 @@ SCALINGS = ("linear", "llama3", "yarn", "longrope")
 _NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 """Keys of RoPE settings that do not stretch frequencies."""
 _ORIGINAL = "original_max_position_embeddings"
+_BY_POSITION = "llama_4_scaling_beta"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,8 @@ def _read_scaling(rope: ConfigReader, config: ConfigReader) -> RopeScaling | Non
     for key, value in rope.values.items():
         if isinstance(value, Mapping):
             raise InputError(f"{source}: RoPE of its own for {shown(key)} layers is not supported")
+    if rope.get(_BY_POSITION):
+        raise rope.unsupported(_BY_POSITION, rope.get(_BY_POSITION), "scores grow with positions")
     kind = rope.get("rope_type") or rope.get("type")
     kind = "longrope" if kind == "su" else kind  # as Phi-3 was first published
     if kind in (None, "default"):

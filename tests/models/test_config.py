@@ -89,7 +89,7 @@ def test_rope_scaling_is_read_by_its_older_name(older):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, r"'gpt2' is not supported; supported: llama, qwen2, qwen3"),
+        ({"model_type": "bert"}, r"'bert' is not supported; supported: llama, qwen2, qwen3"),
         *(
             ({"rope_scaling": {"rope_type": kind, "factor": 4}}, f"RoPE scaling '{kind}' is not")
             for kind in ("dynamic", "ntk")

@@ -31,6 +31,7 @@ REFUSED = {
     "openai/gpt-oss-20b": "needs experts, attention sinks and MXFP4",
     "openai/gpt-oss-120b": "needs experts, attention sinks and MXFP4",
 }
+TEXT = CONFIGURATIONS["mistralai/Mistral-Small-3.1-24B-Instruct-2503"]["text_config"]
 READ = [name for name in CONFIGURATIONS if name not in REFUSED]
 
 
@@ -59,6 +60,14 @@ def test_a_published_configuration_is_read_and_written(name):
 def test_what_a_model_needs_that_there_is_not_is_named(name):
     with pytest.raises(InputError, match=REFUSED[name]):
         read(name)
+
+
+def test_scores_that_grow_with_positions_are_refused_in_the_text_part_of_ministral_3():
+    text = {"model_type": "ministral3", "num_attention_heads": 32, "num_key_value_heads": 8}
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+    text |= {"rope_parameters": rope | {"llama_4_scaling_beta": 0.1, "rope_theta": 1e6}}
+    with pytest.raises(InputError, match=r"llama_4_scaling_beta = 0.1 .*: scores grow with posit"):
+        read("mistralai/Mistral-Small-3.1-24B-Instruct-2503", text_config=TEXT | text)
 
 
 def test_a_family_takes_at_most_sixty_lines_of_one_file():

@@ -57,6 +57,7 @@ MISSING = {
     "the text part of models that see images": "gemma3n mllama qwen2_5_vl qwen2_vl qwen3_vl",
     "attention and feed-forward side by side": "cohere cohere2 falcon gpt_neox gptj phi",
     "learned positions": "gpt2 gpt_neo opt",
+    "scores that grow with positions": "ministral3",
     "layers of several shapes": "nemotron-nas openelm",
 }
 """What this package would have to have for other models, by their `model_type`."""
