@@ -76,13 +76,18 @@ def compiled(names: list[str], place: Place) -> None:
             pairs = rotary // 2 if rotary else 64
             factors = {"short_factors": (1.0,) * pairs, "long_factors": (2.0,) * pairs}
             scaling = dataclasses.replace(scaling, **factors)
+        experts = m.experts
+        if experts is not None:
+            experts = dataclasses.replace(
+                experts, intermediate=256, shared=256 * (experts.shared > 0)
+            )
         config = dataclasses.replace(
             config,
             **sizes,
             num_kv_heads=small.num_kv_heads,
             head_dim=128,
             rope_scaling=scaling,
-            mechanisms=dataclasses.replace(m, rotary_dim=rotary),
+            mechanisms=dataclasses.replace(m, rotary_dim=rotary, experts=experts),
         )
         programs = specs.programs(config, platform=place.platform, mesh=place.mesh)
         forward = next(spec for name, spec in programs.items() if name.startswith("target forward"))

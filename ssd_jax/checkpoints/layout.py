@@ -18,6 +18,7 @@ from ssd_jax.models.families.family import TensorLayout
 from ssd_jax.system.files import GET_AGAIN
 
 _IN_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ROTATED = re.compile(r".*\.self_attn\.[qk](_proj|_norm)\.(weight|bias)")
 
 
@@ -27,7 +28,8 @@ def arranged(
     """The tensors by this package's names and rows; themselves if the layout is no other.
 
     Raises:
-      InputError: a matrix that holds several has another number of rows than these together.
+      InputError: a matrix that holds several has another number of rows than these together, or
+        one of an expert is missing or of another shape than those of others.
     """
     return tensors if layout == TensorLayout() else _Arranged(tensors, config, layout, where)
 
@@ -54,19 +56,37 @@ class _Arranged(TensorSource):
             "mlp.gate_proj": config.intermediate_size,
             "mlp.up_proj": config.intermediate_size,
         }
-        self._parts = {ours: part for name in stored.shapes for ours, part in self._parts_of(name)}
+        self._experts = self._joined_experts() if layout.experts else {}
+        of_experts = {name for names in self._experts.values() for name in names}
+        self._parts = {
+            ours: part
+            for name in stored.shapes
+            if name not in of_experts
+            for ours, part in self._parts_of(name)
+        }
         self.shapes = {
             name: (part.rows, *stored.shapes[part.name][1:]) for name, part in self._parts.items()
         }
+        for name, experts in self._experts.items():
+            self.shapes[name] = len(experts), *stored.shapes[experts[0]]
 
     @override
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._experts:
+            first, *_ = map(self._stored.shape, self._experts[name])
+            return len(self._experts[name]), *first
         part = self._parts[name]
         return part.rows, *self._stored.shape(part.name)[1:]
 
     @override
     def read_part(self, name: str, part: Index) -> np.ndarray:
         """The part; of norms whose weights get an offset, float32."""
+        if name in self._experts:
+            experts, *rest = part
+            matrices = [
+                self._stored.read(each, tuple(rest)) for each in self._experts[name][experts]
+            ]
+            return np.stack(matrices)
         if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):
             return self._read_heads(name, part)
         values = self._read_rows(name, part)
@@ -76,7 +96,7 @@ class _Arranged(TensorSource):
 
     @override
     def stored_type(self, name: str) -> str | None:
-        return self._stored.stored_type(self._parts[name].name)
+        return None if name in self._experts else self._stored.stored_type(self._parts[name].name)
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
@@ -85,6 +105,26 @@ class _Arranged(TensorSource):
         if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):
             return self._by_halves(blocks)
         return blocks
+
+    def _joined_experts(self) -> dict[str, list[str]]:
+        """By this package's name of all experts' matrices, the stored names of each, in order."""
+        found: dict[str, dict[int, str]] = {}
+        for name in self._stored.shapes:
+            match = _IN_LAYER.fullmatch(self._without_prefix(name))
+            if match is None or (number := _NUMBER.search(match[2])) is None:
+                continue
+            module = self._layout.experts.get(_NUMBER.sub("*", match[2]))
+            if module is not None:
+                ours = f"{match[1]}{module}.{match[3]}"
+                found.setdefault(ours, {})[int(number[0])] = name
+        for ours, names in found.items():
+            shapes = {self._stored.shapes[name] for name in names.values()}
+            if len(shapes) > 1 or {*names} != {*range(len(names))}:
+                raise InputError(
+                    f"{self._where}: {ours!r} is stored expert by expert, and of {max(names) + 1} "
+                    f"experts there are {len(names)}, of {len(shapes)} shapes; {GET_AGAIN}"
+                )
+        return {ours: [names[i] for i in range(len(names))] for ours, names in found.items()}
 
     def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts that a stored tensor consists of."""

@@ -162,12 +162,16 @@ def check_size(tensors: TensorSource, config: ModelConfig, where: str) -> None:
             f"{len(layers)}; get it again, or another one"
         )
     hidden, size, layer = config.hidden_size, config.head_dim, "model.layers.0"
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         f"{layer}.self_attn.q_proj.weight": (config.num_heads * size, hidden),
         f"{layer}.self_attn.k_proj.weight": (config.num_kv_heads * size, hidden),
-        f"{layer}.mlp.up_proj.weight": (config.intermediate_size, hidden),
     }
+    experts = config.mechanisms.experts
+    if experts is not None and config.mechanisms.has_experts(0):
+        shapes[f"{layer}.mlp.experts.up_proj.weight"] = experts.count, experts.intermediate, hidden
+    else:
+        shapes[f"{layer}.mlp.up_proj.weight"] = config.intermediate_size, hidden
     structs = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     check_tensors(tensors, structs, where)
 

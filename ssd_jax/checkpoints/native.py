@@ -39,6 +39,8 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
     Raises:
       InputError: nothing is quantised, or a matrix of a product has a type that no kernel takes.
     """
+    if any(map(_of_experts, tensors.shapes)):
+        raise InputError(f"{where}: dtype = 'native' has no products with experts; {_REMEDY}")
     kinds = {name: tensors.stored_type(name) for name in _product_weights(tensors)}
     if None in kinds.values():
         raise InputError(
@@ -61,7 +63,13 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
 
 def has_native(tensors: TensorSource) -> bool:
     """Whether `native_kinds` knows every matrix that takes part in a product."""
+    if any(map(_of_experts, tensors.shapes)):
+        return False
     return all(tensors.stored_type(name) in _KINDS for name in _product_weights(tensors))
+
+
+def _of_experts(name: str) -> bool:
+    return ".mlp.experts." in name
 
 
 def _product_weights(tensors: TensorSource) -> list[str]:

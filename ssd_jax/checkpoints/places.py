@@ -14,6 +14,7 @@ import numpy as np
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.mechanisms import Experts
 from ssd_jax.system.files import shown
 
 _ROWS_AT_A_TIME = 4096  # that are compared at once
@@ -21,7 +22,6 @@ _MODULE = re.compile(r"(?:model\.layers\.\d+|model\.embed_tokens|model\.norm|lm_
 _EVERY_MODEL = (
     r"weight",
     r"self_attn\.[qkvo]_proj\.weight",
-    r"mlp\.(up|down)_proj\.weight",
     r"self_attn\.(rotary_emb\.\w+|(masked_)?bias)",
 )
 
@@ -74,17 +74,33 @@ def _patterns(config: ModelConfig) -> list[str]:
     m = config.mechanisms
     norm = r"(weight|bias)" if m.layer_norm else "weight"
     before, after = m.norm_placement != "post", m.norm_placement != "pre"
+    dense = m.experts is None or bool(m.experts.dense_layers)
     patterns = {
         rf"(input|post_attention)_layernorm\.{norm}": before,
         rf"(attention|mlp)_output_norm\.{norm}": after,
-        r"mlp\.gate_proj\.weight": m.gated,
-        r"mlp\.(gate|up|down)_proj\.bias": m.mlp_bias,
+        r"mlp\.(up|down)_proj\.weight": dense,
+        r"mlp\.gate_proj\.weight": dense and m.gated,
+        r"mlp\.(gate|up|down)_proj\.bias": dense and m.mlp_bias,
         r"self_attn\.[qkv]_proj\.bias": config.qkv_bias,
         r"self_attn\.o_proj\.bias": m.output_bias,
         r"self_attn\.[qk]_norm\.weight": config.qk_norm,
         r"self_attn\.sinks": m.sinks,
     }
+    if m.experts is not None:
+        patterns |= _of_experts(m.experts)
     return [*_EVERY_MODEL, *(pattern for pattern, there in patterns.items() if there)]
+
+
+def _of_experts(experts: Experts) -> dict[str, bool]:
+    return {
+        r"mlp\.router\.weight": True,
+        r"mlp\.router\.bias": experts.router_bias,
+        r"mlp\.router\.e_score_correction_bias": experts.correction,
+        r"mlp\.experts\.(gate|up|down)_proj\.weight": True,
+        r"mlp\.experts\.(gate|up|down)_proj\.bias": experts.biases,
+        r"mlp\.shared_expert\.(gate|up|down)_proj\.weight": experts.shared > 0,
+        r"mlp\.shared_expert_gate\.weight": experts.shared_gate,
+    }
 
 
 def no_place(name: str, where: str) -> InputError:

@@ -195,7 +195,7 @@ def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:
         "outputs": model.config.outputs,
         "heads": model.config.num_heads,
         "kv_heads": model.config.num_kv_heads,
-        "ffn": model.config.intermediate_size,
+        "ffn": " and ".join(map(str, model.config.channels)),
     }
     names = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.replicated_axes)
     return (

@@ -86,7 +86,7 @@ class OpenedModel:
         layout = [(name, tensors.shape(name), tensors.stored_type(name)) for name in names]
         digest = hashlib.sha256(repr(layout).encode())
         for name in names[:: -(-len(names) // _TENSORS) or 1]:
-            row = tensors.read(name, (slice(0, 1),))
+            row = tensors.read(name, (slice(0, 1),) * max(1, len(tensors.shape(name)) - 1))
             digest.update(np.ascontiguousarray(row).view(np.uint8).data)
         return digest.hexdigest()
 

@@ -19,6 +19,11 @@ from ssd_jax.models.sharding import TENSOR_AXIS, ShardingRules
 _LAYERS = "model.layers."
 _ALIGNMENT = 64  # bytes
 _FUSED = ("q_proj.", "k_proj.", "v_proj.")
+_NORMED = {
+    "input_layernorm.weight": "self_attn.q_proj.weight",
+    "post_attention_layernorm.weight": "mlp.up_proj.weight",
+}
+"""Norms, and a weight of the products that they are parts of."""
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -69,7 +74,7 @@ def bundle_bytes(variables: Structs, packed: Container[str]) -> Bundles:
     for name, struct in variables.items():
         layer, part = _split_layer(name)
         bias = name.removesuffix("weight") + "bias"
-        in_product = part.endswith("layernorm.weight") and bias not in variables
+        in_product = f"{layer}.{_NORMED.get(part)}" in packed and bias not in variables
         if layer and (name in packed or in_product):
             locations[name] = layer, ends.get(layer, 0)
             nbytes = math.ceil(struct.size * struct.dtype.itemsize / _ALIGNMENT) * _ALIGNMENT
@@ -95,7 +100,7 @@ def bundle_rows(
 
     for name in sorted(variables, key=order):
         struct, (layer, _) = variables[name], _split_layer(name)
-        if layer:
+        if layer and "experts" not in axes[name]:  # which loops index, and slices would be copies
             partition = rules.spec(axes[name]) if devices > 1 else ()
             shards = devices if partition and partition[0] == TENSOR_AXIS else 1
             rows, width = struct.shape[0] // shards, struct.shape[1:]
@@ -116,7 +121,7 @@ def bundle_layers(
     arrays = {
         name: Bundle(struct, axes[name])
         for name, struct in variables.items()
-        if _split_layer(name)[0]
+        if [*tensors[name]] != [name]
     }
     locations = {
         tensor: (name, layer) for name in arrays for layer, tensor in enumerate(tensors[name])

@@ -59,6 +59,15 @@ class ModelConfig:
     output_size: int | None = None
 
     @property
+    def channels(self) -> tuple[int, ...]:
+        """The numbers of channels that feed-forwards of this decoder have."""
+        experts = self.mechanisms.experts
+        if experts is None:
+            return (self.intermediate_size,)
+        dense = self.intermediate_size if experts.dense_layers else 0
+        return tuple(size for size in (experts.intermediate, experts.shared, dense) if size)
+
+    @property
     def outputs(self) -> int:
         """Rows of the output head: the number of logits at a position."""
         return self.vocab_size if self.output_size is None else self.output_size
@@ -158,6 +167,13 @@ def _check(config: ModelConfig, source: str) -> None:
                 f"{source}: short_factor and long_factor have {counts[0]} and {counts[1]} numbers; "
                 f"heads rotate {pairs} pairs of dimensions"
             )
+    experts = m.experts
+    if experts is None:
+        return
+    if experts.chosen > experts.count:
+        raise InputError(f"{source}: a token has {experts.chosen} of {experts.count} experts")
+    if not m.gated or experts.of_layers(range(config.num_layers)) is None:
+        raise InputError(f"{source}: experts without gates, or in no layer, are not supported")
 
 
 def _special(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float32, Int32, Shaped
+from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray, PageTable, Scratch
@@ -25,6 +25,7 @@ from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.kernels.tree_attention.variant import AttentionVariant
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
+from ssd_jax.models.experts import ExpertMatrices, Router, product_by_rows
 from ssd_jax.models.layer_kinds import attention_variant
 from ssd_jax.models.layers import (
     ACTIVATIONS,
@@ -38,11 +39,10 @@ from ssd_jax.models.layers import (
     normed_products,
     pad_rows,
     parameter,
-    repeat,
     soft_capped,
     stack,
 )
-from ssd_jax.models.mechanisms import Activation
+from ssd_jax.models.mechanisms import Activation, Experts
 from ssd_jax.models.rope import Rotation, rotations
 
 Stream = Float32[Array, "n H"]
@@ -82,6 +82,7 @@ class Step(NamedTuple):
     write_positions: Int32[Array, "B R"]  # positions; one outside the pages is not written
     visible: Int32[Array, "B R"]
     paths: Int32[Array, "B R 2"] | None  # None without branches
+    present: Bool[Array, "n"] | None  # rows that see something; None if no layer asks
     page_table: PageTable
     rotation: Rotation
     variant: AttentionVariant
@@ -141,10 +142,10 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """Feed-forward of two matrices, or of three with a gate."""
 
-    def __init__(self, config: ModelConfig, execution: Execution):
+    def __init__(self, config: ModelConfig, execution: Execution, channels: int):
         m, dtype, bias = config.mechanisms, execution.compute, config.mechanisms.mlp_bias
-        up_shape = (config.intermediate_size, config.hidden_size)
-        down_shape = (config.hidden_size, config.intermediate_size)
+        up_shape = (channels, config.hidden_size)
+        down_shape = (config.hidden_size, channels)
         gate = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
         self.gate_proj = gate if m.gated else None
         self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
@@ -164,30 +165,75 @@ class MLP(nnx.Module):
         return down
 
 
+class ExpertMLP(nnx.Module):
+    """Feed-forward of experts, of which one may see every token."""
+
+    def __init__(self, config: ModelConfig, execution: Execution, experts: Experts):
+        self.router = Router(config, experts)
+        self.experts = ExpertMatrices(config, execution, experts)
+        self.shared_expert = MLP(config, execution, experts.shared) if experts.shared else None
+        gate = Linear((1, config.hidden_size), (None, "embed"), jnp.dtype(jnp.float32))
+        self.shared_expert_gate = gate if experts.shared_gate else None
+
+    def __call__(
+        self, x: Stream, norm: AnyNorm, multiply: Multiply, present: Bool[Array, "n"] | None
+    ) -> Stream:
+        """The sum of the experts' outputs, with their weights; x is not normed yet.
+
+        Rows that are not present read no weights; None stands for all present.
+        """
+        x = x if norm is None else norm(x)
+        present = jnp.ones(x.shape[0], bool) if present is None else present
+        total = self.experts(x, self.router(x), present)
+        if self.shared_expert is None:
+            return total
+        shared = self.shared_expert(x, None, multiply)
+        if self.shared_expert_gate is not None:
+            weight = jax.nn.sigmoid(product_by_rows(x, self.shared_expert_gate.weight[...]))
+            shared = weight * shared
+        return total + shared
+
+
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward with residual connections, and norms before, after or both.
 
     The norms before them have llama's names.
     """
 
-    def __init__(self, config: ModelConfig, execution: Execution):
+    def __init__(self, config: ModelConfig, execution: Execution, experts: Experts | None = None):
         m, norm = config.mechanisms, functools.partial(_norm, config)
         before, after = m.norm_placement != "post", m.norm_placement != "pre"
         self.input_layernorm = norm() if before else None
         self.self_attn = Attention(config, execution)
         self.attention_output_norm = norm() if after else None
         self.post_attention_layernorm = norm() if before else None
-        self.mlp = MLP(config, execution)
+        self.mlp: MLP | ExpertMLP
+        if experts is None:
+            self.mlp = MLP(config, execution, config.intermediate_size)
+        else:
+            self.mlp = ExpertMLP(config, execution, experts)
         self.mlp_output_norm = norm() if after else None
         self.residual_multiplier = m.multipliers.residual
 
     def __call__(
-        self, x: Stream, rope: Rotation, attend: Attend, multiply: Multiply = products
+        self,
+        x: Stream,
+        rope: Rotation,
+        attend: Attend,
+        multiply: Multiply = products,
+        present: Bool[Array, "n"] | None = None,
     ) -> tuple[Stream, Any]:
-        """Runs one layer on the residual stream x; also returns the second result of `attend`."""
+        """Runs one layer on the residual stream x; also returns the second result of `attend`.
+
+        Rows that are not present may get any result; None stands for all present.
+        """
         attended, aux = self.self_attn(x, self.input_layernorm, rope, attend, multiply)
         x = self._add(x, attended, self.attention_output_norm)
-        fed = self.mlp(x, self.post_attention_layernorm, multiply)
+        norm = self.post_attention_layernorm
+        if isinstance(self.mlp, ExpertMLP):
+            fed = self.mlp(x, norm, multiply, present)
+        else:
+            fed = self.mlp(x, norm, multiply)
         return self._add(x, fed, self.mlp_output_norm), aux
 
     def _add(self, x: Stream, change: Stream, norm: AnyNorm) -> Stream:
@@ -196,15 +242,35 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers and final norm; `layers` is one stacked layer when layers are scanned."""
+    """Embedding, layers and final norm.
+
+    Where layers are scanned, `layers` is one stacked layer, and `first_layers`, if there are any,
+    are those before it that have no experts.
+    """
 
     def __init__(self, config: ModelConfig, execution: Execution):
         # Only an output head gains from int8; rows that are only looked up keep their precision.
         dtype = execution.compute if config.tie_embeddings else execution.floating
         self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), dtype)
-        copies = stack if execution.scan_layers else repeat
-        self.layers = copies(DecoderLayer(config, execution), config.num_layers)
+        count, experts = config.num_layers, config.mechanisms.experts
+        kinds = [experts if config.mechanisms.has_experts(i) else None for i in range(count)]
+        made = {kind: DecoderLayer(config, execution, kind) for kind in dict.fromkeys(kinds)}
+        first = 0
+        if execution.scan_layers:
+            first = kinds.index(experts)
+            self.layers = stack(made[experts], count - first)
+        else:  # a clone costs a fraction of a layer
+            self.layers = nnx.List(nnx.clone(made[kind]) for kind in kinds)
+        dense = nnx.List(nnx.clone(made[None]) for _ in range(first))
+        self.first_layers = dense if first else None
         self.norm = _norm(config)
+
+    @property
+    def parts(self) -> list[tuple[int, nnx.List[DecoderLayer] | DecoderLayer]]:
+        """Layers that are unrolled, or stacked, with the number of the first of them."""
+        if self.first_layers is None:
+            return [(0, self.layers)]
+        return [(0, self.first_layers), (len(self.first_layers), self.layers)]
 
 
 class CausalLM(nnx.Module):
@@ -248,17 +314,28 @@ class CausalLM(nnx.Module):
         )
         ropes = rotations(self.config, positions)
 
-        def of_layer(layer: int | jax.Array) -> dict[str, Any]:
-            """What of a `Step` differs from layer to layer, beside the pages."""
-            variant = attention_variant(self.config, layer)
-            return {"rotation": ropes.of(layer), "variant": variant}
+        pages_per_layer = pages.shape[0] // self.config.num_layers
 
-        step = Step(write_positions, visible, paths, page_table, **of_layer(0))
-        branches: Any = None if tree is None else tree.branches
+        def of_layer(layer: int | jax.Array) -> dict[str, Any]:
+            """What of a `Step` differs from layer to layer."""
+            table = kv_pages.layer_page_table(page_table, layer, pages_per_layer)
+            variant = attention_variant(self.config, layer)
+            return {"page_table": table, "rotation": ropes.of(layer), "variant": variant}
+
+        present = None
+        if self.config.mechanisms.experts is not None:
+            seeing = visible > 0 if paths is None else (visible > 0) | jnp.any(paths != 0, axis=2)
+            present = pad_rows(seeing.reshape(-1), self.execution.min_rows)
+        step = Step(write_positions, visible, paths, present, **of_layer(0))
         x = self.embed(pad_rows(tokens.reshape(-1), self.execution.min_rows))
-        layers = self.model.layers
-        run_layers: Any = _unroll if isinstance(layers, nnx.List) else _scan
-        x, pages, branches = run_layers(layers, x, pages, branches, step, of_layer)
+        branches: Any = None if tree is None else tree.branches
+        new_branches = []
+        for first, layers in self.model.parts:
+            run: Any = _unroll if isinstance(layers, nnx.List) else _scan
+            x, pages, new = run(layers, x, pages, branches, step, of_layer, first)
+            new_branches.append(new)
+        if branches is not None:
+            branches = new_branches[0] if len(new_branches) == 1 else jnp.concatenate(new_branches)
         return x[: tokens.size].reshape(*tokens.shape, -1), pages, branches
 
     def logits(self, hidden: Stream, multiply: Multiply = products) -> Float32[Array, "n outputs"]:
@@ -316,7 +393,7 @@ def _layer(
         )
         return attended, (new_pages, None if scratch is None else scratch.kv)
 
-    return layer(x, step.rotation, attend)
+    return layer(x, step.rotation, attend, present=step.present)
 
 
 def _unroll(
@@ -326,12 +403,12 @@ def _unroll(
     branches: AllBranches | None,
     step: Step,
     of_layer: OfLayer,
+    first: int,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
-    new_branches, pages_per_layer = [], pages.shape[0] // len(layers)
-    for index, layer in enumerate(layers):
-        table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
+    new_branches = []
+    for index, layer in enumerate(layers, start=first):
         layer_branches = None if branches is None else branches[index]
-        layer_step = step._replace(page_table=table, **of_layer(index))
+        layer_step = step._replace(**of_layer(index))
         x, (pages, layer_branches) = _layer(*nnx.split(layer), x, pages, layer_branches, layer_step)
         new_branches.append(layer_branches)
     return x, pages, None if branches is None else jnp.stack(new_branches)
@@ -344,6 +421,7 @@ def _scan(
     branches: AllBranches | None,
     step: Step,
     of_layer: OfLayer,
+    first: int,
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     """One compiled layer, run by a loop.
 
@@ -351,15 +429,15 @@ def _scan(
     are small, and stacked anew.
     """
     graph, state = nnx.split(layers)
-    depth = jax.tree.leaves(state)[0].shape[0]
-    pages_per_layer = pages.shape[0] // depth
+    numbers = jnp.arange(first, first + jax.tree.leaves(state)[0].shape[0])
+    if branches is not None and first:
+        branches = branches[first:]
 
     def body(carry, layer):
         (x, pages), (state, index, layer_branches) = carry, layer
-        table = kv_pages.layer_page_table(step.page_table, index, pages_per_layer)
-        layer_step = step._replace(page_table=table, **of_layer(index))
+        layer_step = step._replace(**of_layer(index))
         x, (pages, layer_branches) = _layer(graph, state, x, pages, layer_branches, layer_step)
         return (x, pages), layer_branches
 
-    (x, pages), new_branches = jax.lax.scan(body, (x, pages), (state, jnp.arange(depth), branches))
+    (x, pages), new_branches = jax.lax.scan(body, (x, pages), (state, numbers, branches))
     return x, pages, new_branches

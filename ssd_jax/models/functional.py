@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from ssd_jax.models import bundles
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Axes, Embedding, Matrix
+from ssd_jax.models.layers import Axes, Embedding, ExpertMatrix, Matrix
 from ssd_jax.models.sharding import (
     DATA_AXIS,
     PAGES_AXES,
@@ -83,8 +83,10 @@ class FunctionalModel:
             shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
             kernels = execution.kernels._replace(shards=shards)
             execution = dataclasses.replace(execution, kernels=kernels)
-        self.execution = execution
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
+        if execution.scan_layers and not _can_scan(config):
+            execution = dataclasses.replace(execution, scan_layers=False)
+        self.execution = execution
         self.stored = dict(stored or {})
         sharded_config = dataclasses.replace(config, num_kv_heads=self.kv_heads)
         module = CausalLM(sharded_config, execution)
@@ -161,7 +163,7 @@ class FunctionalModel:
             return {name: _sharded(to_blocks, self._sharding(variable.axes))(array)}
         if variable.get_value().dtype != jnp.int8:
             return {name: array}
-        shardings: Any = Quantized(self._sharding(axes), self._sharding(axes[:1]))  # type: ignore[arg-type]
+        shardings: Any = Quantized(self._sharding(axes), self._sharding(axes[:-1]))  # type: ignore[arg-type]
         rows = _sharded(quantize, shardings)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
 
@@ -273,7 +275,7 @@ class FunctionalModel:
         returns them by variable. Those of int8 are not copied anyway."""
         blocked = {}
         for path, matrix in nnx.iter_modules(module):
-            if not isinstance(matrix, Matrix) or _only_looked_up(matrix, self.config):
+            if not _takes_products(matrix, self.config):
                 continue
             if matrix.weight_scale is not None:
                 continue
@@ -287,13 +289,28 @@ class FunctionalModel:
     def _tensors(self, name: str) -> list[str]:
         """Checkpoint tensors of a variable: one, or one for each scanned layer."""
         _, layers, rest = name.partition("model.layers.")
-        if not (self.execution.scan_layers and layers):
+        if not (self.execution.scan_layers and layers) or rest[0].isdigit():
             return [name]
-        return [f"{layers}{i}.{rest}" for i in range(self.config.num_layers)]
+        experts = self.config.mechanisms.experts
+        first = len(experts.dense_layers) if experts is not None else 0
+        return [f"{layers}{i}.{rest}" for i in range(first, self.config.num_layers)]
 
 
 def _joined(path: Sequence[Any]) -> str:
-    return ".".join(map(str, path))
+    return ".".join(map(str, path)).replace("model.first_layers.", "model.layers.")
+
+
+def _can_scan(config: ModelConfig) -> bool:
+    """Whether all layers behind the first ones without experts have experts."""
+    experts = config.mechanisms.experts
+    return experts is None or experts.dense_layers == tuple(range(len(experts.dense_layers)))
+
+
+def _takes_products(module: nnx.Module, config: ModelConfig) -> TypeGuard[Matrix]:
+    """Whether a module is a weight of products of all rows."""
+    if not isinstance(module, Matrix) or isinstance(module, ExpertMatrix):
+        return False
+    return not _only_looked_up(module, config)
 
 
 def _only_looked_up(matrix: Matrix, config: ModelConfig) -> bool:
@@ -308,7 +325,7 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
         name = _joined((*path, "weight"))
         if not isinstance(matrix, Matrix):
             continue
-        if name in stored or not _only_looked_up(matrix, module.config):
+        if name in stored or _takes_products(matrix, module.config):
             matrix.pack(stored.get(name, module.execution.kind))
             packed[name] = matrix
     size = sum(matrix.weight.get_value().size for matrix in packed.values())

@@ -45,17 +45,12 @@ def stack(layer: Layer, depth: int) -> Layer:
     return nnx.merge(graph, jax.tree.map(stack_struct, state))
 
 
-def repeat(layer: Layer, depth: int) -> nnx.List[Layer]:
-    """`depth` clones of a layer, at a fraction of the cost of making each."""
-    return nnx.List(nnx.clone(layer) for _ in range(depth))
-
-
 class Matrix(nnx.Module):
     """A weight [out, in]; if it is int8, with a scale for each output, made at loading."""
 
-    def __init__(self, shape: tuple[int, int], axes: Axes, dtype: jnp.dtype):
+    def __init__(self, shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype):
         self.weight = parameter(shape, axes, dtype)
-        scales = parameter(shape[:1], axes[:1], jnp.dtype(jnp.float32))
+        scales = parameter(shape[:-1], axes[:-1], jnp.dtype(jnp.float32))
         self.weight_scale = scales if dtype == jnp.int8 else None
         self.shape = shape
         self.axes = axes
@@ -65,7 +60,8 @@ class Matrix(nnx.Module):
 
     def pack(self, kind: str) -> None:
         """Stores the weight in panels of a kind; to be called before there are arrays."""
-        panels = jax.ShapeDtypeStruct(KINDS[kind].packed_shape(*self.shape), jnp.uint8)
+        outputs, inputs = self.shape
+        panels = jax.ShapeDtypeStruct(KINDS[kind].packed_shape(outputs, inputs), jnp.uint8)
         self.weight = nnx.Param(panels, axes=(None, None))
         self.weight_scale = None
         self.kind = kind
@@ -81,11 +77,22 @@ class Matrix(nnx.Module):
         """The weight as `products` takes it."""
         if self.kind is not None:
             panels: Any = self.weight.get_value()
-            return Packed(panels, self.kind, *self.shape, self.cache_resident)
+            outputs, inputs = self.shape
+            return Packed(panels, self.kind, outputs, inputs, self.cache_resident)
         if self.weight_scale is None:
             return self.weight[...]
         int8 = Quantized if self.digits == 2 else W8A8
         return int8(self.weight[...], self.weight_scale[...])
+
+
+class ExpertMatrix(Matrix):
+    """A weight [experts, out, in], one matrix of every expert, with optional biases."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], axes: Axes, dtype: jnp.dtype, *, bias: bool = False
+    ):
+        super().__init__(shape, axes, dtype)
+        self.bias = parameter(shape[:-1], axes[:-1], jnp.dtype(jnp.float32)) if bias else None
 
 
 class Linear(Matrix):

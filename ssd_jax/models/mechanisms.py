@@ -18,6 +18,9 @@ NormPlacement = Literal["pre", "post", "both"]
 
 Activation = Literal["silu", "gelu_pytorch_tanh", "quick_gelu", "relu2"]
 
+Scoring = Literal["softmax", "sigmoid"]
+"""What makes weights of a router's logits."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Multipliers:
@@ -34,6 +37,45 @@ class Multipliers:
     residual: float = 1.0
     scores: float | None = None
     logits: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A feed-forward of many gated ones, the experts, of which a router chooses some for a token.
+
+    A token adds the sum of what its experts give, each times its weight.
+
+    Attributes:
+      count: experts of a layer.
+      chosen: experts of a token: those with the largest logits, the first of equal ones.
+      intermediate: channels of an expert.
+      scoring: weights are the softmax of the logits of all experts, or their sigmoids.
+      normalized: whether the weights of a token's experts are divided by their sum.
+      scale: of the weights, in the end.
+      correction: whether the choice, but no weight, is by logits (softmax) or sigmoids with biases.
+      router_bias, biases: of the router's logits, and of all matrices of experts.
+      shared: channels of an expert that sees every token, with weight 1; 0 is none.
+      shared_gate: whether its weight is the sigmoid of a product with a vector instead.
+      dense_layers: layers with a usual feed-forward.
+    """
+
+    count: int
+    chosen: int
+    intermediate: int
+    scoring: Scoring = "softmax"
+    normalized: bool = True
+    scale: float = 1.0
+    correction: bool = False
+    router_bias: bool = False
+    biases: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+    dense_layers: tuple[int, ...] = ()
+
+    def of_layers(self, layers: Sequence[int]) -> Experts | None:
+        """Those of a decoder that consists of these layers; None if none of them has experts."""
+        dense = tuple(i for i, layer in enumerate(layers) if layer in self.dense_layers)
+        return None if len(dense) == len(layers) else dataclasses.replace(self, dense_layers=dense)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +96,7 @@ class Mechanisms:
       multipliers: see there.
       score_soft_cap, logit_soft_cap: x becomes cap * tanh(x / cap), for scores and logits.
       sinks: whether each query head has a score of a key without a value that every query sees.
+      experts: in place of the feed-forward; None is none.
     """
 
     rotary_dim: int | None = None
@@ -72,6 +115,7 @@ class Mechanisms:
     score_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     sinks: bool = False
+    experts: Experts | None = None
 
     @property
     def widest_window(self) -> int | None:
@@ -82,15 +126,23 @@ class Mechanisms:
         """Attention of a layer."""
         return self.layer_kinds[layer] if self.layer_kinds else "full"
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
+
     def of_layers(self, layers: Sequence[int]) -> Mechanisms:
         """Those of a decoder that consists of these layers."""
         kinds = tuple(self.layer_kinds[layer] for layer in layers) if self.layer_kinds else ()
-        return dataclasses.replace(self, layer_kinds=kinds)
+        experts = self.experts and self.experts.of_layers(layers)
+        return dataclasses.replace(self, layer_kinds=kinds, experts=experts)
 
     def to_json(self) -> dict[str, Any]:
         """What is not neutral, as plain JSON values."""
         plain = dataclasses.asdict(PLAIN)
-        values = dataclasses.asdict(self) | {"layer_kinds": [*self.layer_kinds]}
+        values: dict[str, Any] = dataclasses.asdict(self) | {"layer_kinds": [*self.layer_kinds]}
+        if self.experts is not None:
+            dense = {"dense_layers": [*self.experts.dense_layers]}
+            values["experts"] = dataclasses.asdict(self.experts) | dense
         return {name: value for name, value in values.items() if value not in (plain[name], [])}
 
     @classmethod
@@ -102,6 +154,9 @@ class Mechanisms:
         """
         kinds, multipliers = values.get("layer_kinds", ()), values.get("multipliers", {})
         read = {"layer_kinds": tuple(kinds), "multipliers": Multipliers(**multipliers)}
+        if experts := values.get("experts"):
+            dense = tuple(experts.get("dense_layers", ()))
+            read["experts"] = Experts(**{**experts, "dense_layers": dense})
         return cls(**{**values, **read})
 
 

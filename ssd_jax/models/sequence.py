@@ -58,7 +58,13 @@ def sequence_hidden(
       compute: dtype of products and of attention's operands; by default the weights' own. The
         residual stream, norms, softmax and sums are float32.
       rematerialise: for gradients, keep only the inputs of layers and run the layers again.
+
+    Raises:
+      ValueError: `compute` is given for a model with experts, whose weights are not cast, and which
+        has no gradients.
     """
+    if compute is not None and model.config.mechanisms.experts is not None:
+        raise ValueError(f"compute = {compute} for a model with experts")
     earlier = jnp.tri(tokens.shape[1], dtype=bool)
     visible = (segments[:, :, None] == segments[:, None, :]) & earlier
     ropes = rotations(model.config, positions)
@@ -68,15 +74,19 @@ def sequence_hidden(
         seen = Seen(visible, positions, attention_variant(model.config, index))
         return run_layer(graph, compute, state, x, seen, ropes.of(index))
 
-    x = model.embed(tokens.reshape(-1))
-    layers = model.model.layers
-    if isinstance(layers, nnx.List):
-        for index, layer in enumerate(layers):
+    def unroll(x: jax.Array, layers: nnx.List[DecoderLayer], first: int) -> jax.Array:
+        for index, layer in enumerate(layers, start=first):
             x = run(x, *nnx.split(layer), index)
-    else:
+        return x
+
+    def scan(x: jax.Array, layers: DecoderLayer, first: int) -> jax.Array:
         graph, state = nnx.split(layers)
-        numbers = jnp.arange(model.config.num_layers)
-        x, _ = jax.lax.scan(lambda x, of: (run(x, graph, *of), None), x, (state, numbers))
+        numbers = jnp.arange(first, model.config.num_layers)
+        return jax.lax.scan(lambda x, of: (run(x, graph, *of), None), x, (state, numbers))[0]
+
+    x = model.embed(tokens.reshape(-1))
+    for first, layers in model.model.parts:
+        x = unroll(x, layers, first) if isinstance(layers, nnx.List) else scan(x, layers, first)
     return x.reshape(*tokens.shape, -1)
 
 

@@ -88,6 +88,7 @@ class ShardingRules:
     heads: str | None = TENSOR_AXIS
     kv_heads: str | None = TENSOR_AXIS
     ffn: str | None = TENSOR_AXIS
+    experts: str | None = None
     embed: str | None = None
     kv_copies: int = 1
 
@@ -110,11 +111,12 @@ class ShardingRules:
         copies = 1 if count % config.num_kv_heads else count // config.num_kv_heads
         heads = axis_if_even(config.num_heads) and axis_if_even(config.num_kv_heads * copies)
         vocab, outputs = axis_if_even(config.vocab_size), axis_if_even(config.outputs)
-        ffn = axis_if_even(config.intermediate_size)
+        ffn = TENSOR_AXIS if all(map(axis_if_even, config.channels)) else None
         if not (heads or vocab or outputs or ffn):
             raise InputError(
                 f"{count} devices divide nothing of a model with {config.num_kv_heads} key/value "
-                f"heads, {config.intermediate_size} channels and {config.vocab_size} words, so "
+                f"heads, {' and '.join(map(str, config.channels))} channels and "
+                f"{config.vocab_size} words, so "
                 "each would hold it whole; give another number of devices"
             )
         return cls(

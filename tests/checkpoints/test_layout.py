@@ -71,6 +71,56 @@ def test_rows_that_do_not_add_up_are_refused():
         of("phi3", Stored(**{f"{ATTENTION}.qkv_proj.weight": (60, HIDDEN)}))
 
 
+MLP = "model.layers.1.mlp.experts"
+
+
+def test_matrices_of_experts_are_joined_in_the_order_of_their_numbers():
+    stored = Stored(**{f"{MLP}.{i}.up_proj.weight": (3, 5) for i in reversed(range(12))})
+    tensors, name = of("qwen3_moe", stored), f"{MLP}.up_proj.weight"
+    assert dict(tensors.shapes) == {name: (12, 3, 5)}
+    assert tensors.shape(name) == (12, 3, 5)
+    whole = np.stack([stored.arrays[f"{MLP}.{i}.up_proj.weight"] for i in range(12)])
+    np.testing.assert_array_equal(tensors.read(name), whole)
+    assert tensors.read(name).flags.c_contiguous
+
+
+def test_of_experts_only_the_part_is_read_that_is_asked_for():
+    stored = Stored(**{f"{MLP}.{i}.up_proj.weight": (8, 5) for i in range(12)})
+    tensors, name = of("qwen3_moe", stored), f"{MLP}.up_proj.weight"
+    index, asked = (slice(10, 12), slice(2, 6)), []
+    whole, read_part = tensors.read(name), stored.read_part
+    stored.read_part = lambda name, part: asked.append((name, part)) or read_part(name, part)
+    np.testing.assert_array_equal(tensors.read(name, index), whole[index])
+    rows = slice(2, 6), slice(0, 5)
+    assert asked == [(f"{MLP}.{i}.up_proj.weight", rows) for i in (10, 11)]
+
+
+def test_experts_of_mixtral_have_the_names_of_their_parts():
+    block = "model.layers.1.block_sparse_moe"
+    shapes = {"w1": (3, 5), "w2": (5, 3), "w3": (3, 5)}
+    names = {f"{block}.experts.{i}.{w}.weight": s for w, s in shapes.items() for i in range(2)}
+    tensors = of("mixtral", Stored(**names, **{f"{block}.gate.weight": (2, 5)}))
+    assert dict(tensors.shapes) == {
+        "model.layers.1.mlp.router.weight": (2, 5),
+        f"{MLP}.gate_proj.weight": (2, 3, 5),
+        f"{MLP}.up_proj.weight": (2, 3, 5),
+        f"{MLP}.down_proj.weight": (2, 5, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "found"),
+    [({0: (3, 5), 2: (3, 5)}, "of 3 experts there are 2, of 1 shapes"),
+     ({0: (3, 5), 1: (4, 5)}, "of 2 experts there are 2, of 2 shapes")],
+)  # fmt: skip
+def test_experts_that_are_missing_or_of_several_shapes_are_refused(shapes, found):
+    names = {f"{MLP}.{i}.up_proj.weight": shape for i, shape in shapes.items()}
+    with pytest.raises(
+        InputError, match=f"up_proj.weight' is stored expert by expert, and {found}"
+    ):
+        of("qwen3_moe", Stored(**names))
+
+
 def rotated(x, angles, pairs):
     """x [..., SIZE] with its first dimensions rotated; `pairs` are (first, second) dimensions."""
     out = x.copy()

@@ -5,7 +5,7 @@ import pytest
 from ssd_jax.llm.llm import LLM
 from tests.checkpoints import tiny_pair
 from tests.llm.runs import ids, outputs, requests
-from tests.models.every_mechanism import EVERY_MECHANISM, OTHER_NORMS
+from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS
 
 MORE = pytest.mark.more
 
@@ -16,6 +16,9 @@ MORE = pytest.mark.more
         pytest.param(EVERY_MECHANISM, "float32", id="every mechanism"),
         pytest.param(EVERY_MECHANISM, "int8", id="every mechanism, int8", marks=MORE),
         pytest.param(OTHER_NORMS, "bfloat16", id="other norms, bfloat16", marks=MORE),
+        pytest.param(EXPERTS, "float32", id="experts"),
+        pytest.param(EXPERTS, "bfloat16", id="experts, bfloat16", marks=MORE),
+        pytest.param(EXPERTS, "int8", id="experts, int8", marks=MORE),
     ],
 )
 def test_text_of_every_mode_is_that_of_decoding_token_by_token(tmp_path, changes, dtype):

@@ -37,3 +37,25 @@ OTHER_NORMS = {
     }
 }
 """What excludes some of these."""
+
+EXPERTS = {
+    "num_hidden_layers": 3,
+    KEY: {
+        "qkv_bias": False,
+        "qk_norm": True,
+        "experts": {
+            "count": 6,
+            "chosen": 2,
+            "intermediate": 24,
+            "scoring": "sigmoid",
+            "scale": 2.5,
+            "correction": True,
+            "router_bias": True,
+            "biases": True,
+            "shared": 16,
+            "shared_gate": True,
+            "dense_layers": [0],
+        },
+    },
+}
+"""All that a feed-forward of experts can have, behind a layer without."""

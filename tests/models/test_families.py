@@ -10,7 +10,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.models import families
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.registry import FAMILIES, MISSING
-from ssd_jax.models.mechanisms import PLAIN, Mechanisms, Multipliers
+from ssd_jax.models.mechanisms import PLAIN, Experts, Mechanisms, Multipliers
 
 CONFIGURATIONS = json.loads(
     Path(__file__).with_name("configurations.json").read_text(encoding="utf-8")
@@ -21,8 +21,6 @@ RANKING = json.loads(Path(__file__).with_name("most_downloaded.json").read_text(
 compared with a public copy; `tests.models_page` says what was counted."""
 MOST_DOWNLOADED: dict[str, int] = RANKING["downloads"]
 REFUSED = {
-    "Qwen/Qwen3-30B-A3B": "needs experts",
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": "needs experts",
     "Qwen/Qwen3-Next-80B-A3B-Instruct": "needs linear attention",
     "deepseek-ai/DeepSeek-R1": r"needs experts and latent attention \(MLA\)",
     "deepseek-ai/DeepSeek-R1-0528": r"needs experts and latent attention \(MLA\)",
@@ -44,7 +42,7 @@ def test_most_of_the_most_downloaded_models_are_read():
     assert len(counts) == 40
     assert counts == sorted(counts, reverse=True)
     assert {*RANKING["compared"]} <= {*CONFIGURATIONS}
-    assert len([name for name in MOST_DOWNLOADED if name in READ]) >= 31
+    assert len([name for name in MOST_DOWNLOADED if name in READ]) >= 33
 
 
 @pytest.mark.parametrize("name", READ)
@@ -91,9 +89,12 @@ BILLIONS = {
     "Qwen/Qwen3-0.6B": 0.596,
     "Qwen/Qwen3-1.7B": 1.72,
     "Qwen/Qwen3-14B": 14.8,
+    "Qwen/Qwen3-235B-A22B": 235.1,
+    "Qwen/Qwen3-30B-A3B": 30.5,
     "Qwen/Qwen3-32B": 32.8,
     "Qwen/Qwen3-4B": 4.02,
     "Qwen/Qwen3-8B": 8.19,
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.5,
     "THUDM/GLM-4-9B-0414": 9.40,
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1.10,
     "allenai/OLMo-2-1124-7B-Instruct": 7.30,
@@ -111,6 +112,8 @@ BILLIONS = {
     "mistralai/Mistral-7B-Instruct-v0.3": 7.25,
     "mistralai/Mistral-Nemo-Instruct-2407": 12.2,
     "mistralai/Mistral-Small-24B-Instruct-2501": 23.6,
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.6,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.7,
     "nvidia/Nemotron-Mini-4B-Instruct": 4.19,
 }
 
@@ -119,7 +122,9 @@ BILLIONS = {
 def test_a_model_has_as_many_parameters_as_it_is_known_for(name):
     c = read(name)
     attention = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-    layer = c.hidden_size * (attention + (2 + c.mechanisms.gated) * c.intermediate_size)
+    experts = c.mechanisms.experts
+    channels = c.intermediate_size if experts is None else experts.count * experts.intermediate
+    layer = c.hidden_size * (attention + (2 + c.mechanisms.gated) * channels)
     outside = (2 - c.tie_embeddings) * c.vocab_size * c.hidden_size
     assert (layer * c.num_layers + outside) / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
 
@@ -149,6 +154,14 @@ def test_no_family_is_also_said_to_be_missing():
             "nvidia/Nemotron-Mini-4B-Instruct",
             {"rotary_dim": 64, "layer_norm": True, "activation": "relu2", "gated": False},
         ),
+        (
+            "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+            {"experts": Experts(count=128, chosen=8, intermediate=768)},
+        ),
+        (
+            "mistralai/Mixtral-8x7B-Instruct-v0.1",
+            {"experts": Experts(count=8, chosen=2, intermediate=14336)},
+        ),
     ],
 )
 def test_mechanisms_of_a_published_model(name, mechanisms):
@@ -172,6 +185,18 @@ def test_a_decoder_of_some_layers_keeps_what_these_do():
     assert (config.num_layers, config.mechanisms.layer_kinds) == (3, ("full", "nope", "nope"))
     plain = read("Qwen/Qwen3-0.6B")
     assert plain.of_layers([0, 1]) == dataclasses.replace(plain, num_layers=2)
+
+
+def test_layers_without_experts_are_those_of_the_configuration():
+    name = "Qwen/Qwen3-30B-A3B"
+    sparse = read(name, mlp_only_layers=[0, 3], decoder_sparse_step=2).mechanisms.experts
+    assert sparse is not None
+    assert sparse.dense_layers == (0, 2, 3, *range(4, 48, 2))
+    assert read(name, mlp_only_layers=[*range(48)]).mechanisms == PLAIN
+    some = read(name, mlp_only_layers=[0, 3]).of_layers([0, 1, 3, 7]).mechanisms.experts
+    assert some is not None
+    assert some.dense_layers == (0, 2)
+    assert read(name, mlp_only_layers=[0, 3]).of_layers([3]).mechanisms == PLAIN
 
 
 def test_longrope_has_the_context_that_it_is_opened_for():
@@ -251,6 +276,8 @@ def test_windows_are_those_of_the_layers_that_have_them():
             {"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}},
             "beta_slow = 2.0 must not be above beta_fast, 1.0",
         ),
+        ("Qwen/Qwen3-30B-A3B", {"use_qk_norm": False}, "use_qk_norm = False is not supported"),
+        ("Qwen/Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "a token has 129 of 128 experts"),
         ("Qwen/Qwen3-8B", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not"),
         ("Qwen/Qwen3-8B", {"ssd_jax_decoder": {"qkv_bias": True}}, "'qk_norm' is missing"),
         (

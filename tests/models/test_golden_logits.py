@@ -32,7 +32,7 @@ def test_logits_equal_the_oracle(name):
     np.testing.assert_allclose(our_logits(GOLDENS / name, tokens), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", cases(NAMES, "llama3-scaled", "qwen3"))
+@pytest.mark.parametrize("name", cases(NAMES, "llama3-scaled", "qwen3", "qwen3-moe"))
 @pytest.mark.parametrize("changes", [ON_TPUS, ON_GPUS, {"attention": "reference"}])
 def test_as_on_accelerators_and_with_reference_attention_logits_are_the_same(name, changes):
     tokens, expected = golden(name)
@@ -89,9 +89,10 @@ def test_bfloat16_on_cpu_is_close_and_pads_rows_without_effect():
 
 
 @pytest.mark.parametrize("changes", [{}, ON_TPUS, ON_GPUS])
-def test_a_sharded_model_gives_the_same_logits(changes):
-    tokens, expected = golden("llama3-scaled")
-    checkpoint = open_checkpoint(str(GOLDENS / "llama3-scaled"))
+@pytest.mark.parametrize("name", ["llama3-scaled", "mixtral"])
+def test_a_sharded_model_gives_the_same_logits(name, changes):
+    tokens, expected = golden(name)
+    checkpoint = open_checkpoint(str(GOLDENS / name))
     mesh = mesh_of(jax.devices()[:2])
     execution = dataclasses.replace(FLOAT32, **changes)
     model = FunctionalModel(checkpoint.config, execution, mesh=mesh)

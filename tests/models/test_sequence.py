@@ -12,7 +12,7 @@ from ssd_jax.models import sequence
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import narrow_product, sequence_hidden, sequence_logits
 from ssd_jax.testing import tiny
-from tests.models.every_mechanism import EVERY_MECHANISM, OTHER_NORMS
+from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS
 from tests.models.golden import FLOAT32, Runner, parameters
 
 BATCH, LENGTH, CUT = 2, 12, 5
@@ -49,7 +49,7 @@ def opened(path, **changes):
     ("family", "changes"),
     [
         *(("llama", {}), ("qwen2", {}), ("qwen3", {})),
-        *(("granite", EVERY_MECHANISM), ("nemotron", OTHER_NORMS)),
+        *(("granite", EVERY_MECHANISM), ("nemotron", OTHER_NORMS), ("granite", EXPERTS)),
     ],
 )
 def test_packed_texts_get_the_logits_of_the_engine(family, changes, tmp_path):

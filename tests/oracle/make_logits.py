@@ -21,6 +21,8 @@ import datetime
 import functools
 import json
 import platform
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -374,6 +376,32 @@ def small_cases() -> dict[str, Case]:
         "mistral3-newer": seeing("mistral3", mistral3, _NEWER, **pixtral),
         "gemma3-vision": seeing("gemma3", gemma3_text, _OLDER, **siglip),
         "gemma3-vision-newer": seeing("gemma3", gemma3_text, _NEWER, **siglip),
+        "qwen3-moe": case(
+            "qwen3_moe",
+            {
+                "normalised weights": without(norm_topk_prob=False),
+                "experts of a token": without(num_experts_per_tok=2),
+                "experts' order": _with_experts_in_another_order,
+            },
+            decoder_sparse_step=1,
+            mlp_only_layers=[0],
+            moe_intermediate_size=24,
+            norm_topk_prob=True,
+            num_experts=8,
+            num_experts_per_tok=3,
+            num_hidden_layers=3,
+            use_sliding_window=False,
+        ),
+        "mixtral": case(
+            "mixtral",
+            {
+                "experts of a token": without(num_experts_per_tok=1),
+                "experts' order": _with_experts_in_another_order,
+            },
+            num_experts_per_tok=2,
+            num_local_experts=4,
+            sliding_window=None,
+        ),
     }
 
 
@@ -407,7 +435,7 @@ def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
         _stored_name(parameter, case): _draw(parameter, value.shape, rng).to(case.dtype)
         for parameter, value in sorted(model.named_parameters())
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _save(model, tensors, folder / "model.safetensors")
     vocabulary = 60 if case.prefixes else config.vocab_size  # those behind stand for images
     tokens = rng.integers(0, vocabulary, (ROWS, POSITIONS), dtype=np.int32)
     logits = _logits(_load(folder), tokens)
@@ -422,6 +450,19 @@ def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
         "logits_standard_deviation": round(float(logits.std()), 4),
         "largest_logit_change_without": {what: round(e, 4) for what, e in effects.items()},
     }
+
+
+def _save(
+    model: transformers.PreTrainedModel, tensors: dict[str, torch.Tensor], file: Path
+) -> None:
+    """Writes tensors as published files have them: expert by expert, where a model joins these."""
+    if not any(".experts." in name for name in tensors):
+        save_file(tensors, file, metadata={"format": "pt"})
+        return
+    model.load_state_dict(tensors, strict=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model.to(next(iter(tensors.values())).dtype).save_pretrained(folder)
+        shutil.copyfile(Path(folder) / file.name, file)
 
 
 def _draw(parameter: str, shape: torch.Size, rng: np.random.Generator) -> torch.Tensor:
@@ -501,6 +542,15 @@ def _with_tied_head(model: transformers.PreTrainedModel) -> transformers.PreTrai
     head = model.get_output_embeddings()
     assert head is not None
     head.weight.data = model.get_input_embeddings().weight.data
+    return model
+
+
+def _with_experts_in_another_order(
+    model: transformers.PreTrainedModel,
+) -> transformers.PreTrainedModel:
+    for name, parameter in model.named_parameters():
+        if name.endswith("experts.down_proj"):
+            parameter.data = parameter.data.roll(1, dims=0)
     return model
 
 

@@ -29,10 +29,10 @@ _SMALLEST_ABSMAX = 1e-30
 
 
 class Quantized(NamedTuple):
-    """A weight: row i is values[i] * scales[i]."""
+    """A weight, or one of every expert: row i is values[i] * scales[i]."""
 
-    values: Int8[Array, "outputs inputs"]
-    scales: Float32[Array, "outputs"]
+    values: Int8[Array, "*experts outputs inputs"]
+    scales: Float32[Array, "*experts outputs"]
 
 
 class W8A8(Quantized):
@@ -47,14 +47,14 @@ class Digits(NamedTuple):
     scales: Float32[Array, "n"]
 
 
-def quantize(weight: Float[Array, "outputs inputs"]) -> Quantized:
+def quantize(weight: Float[Array, "*experts outputs inputs"]) -> Quantized:
     """Quantises each row by its own largest magnitude.
 
     Rounds to nearest, ties to even: no value is off by more than half its row's scale.
     """
     weight = weight.astype(jnp.float32)
     scales = _scales(weight)
-    return Quantized(jnp.round(weight / scales[:, None]).astype(jnp.int8), scales)
+    return Quantized(jnp.round(weight / scales[..., None]).astype(jnp.int8), scales)
 
 
 def digits(x: Float32[Array, "n inputs"], *, single: bool = False) -> Digits:
@@ -89,5 +89,5 @@ def integer_product(x: Digits, weight: Quantized) -> Float32[Array, "n outputs"]
     return units * x.scales[:, None] * weight.scales
 
 
-def _scales(x: Float32[Array, "n inputs"]) -> Float32[Array, "n"]:
-    return jnp.maximum(jnp.max(jnp.abs(x), axis=1), _SMALLEST_ABSMAX) / LARGEST
+def _scales(x: Float32[Array, "*rows inputs"]) -> Float32[Array, "*rows"]:
+    return jnp.maximum(jnp.max(jnp.abs(x), axis=-1), _SMALLEST_ABSMAX) / LARGEST

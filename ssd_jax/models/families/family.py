@@ -20,18 +20,25 @@ class TensorLayout:
         by halves.
       norm_offset: what is added to the weights of all norms.
       prefixes: by the beginning of names in the file, what takes its place.
+      experts: by the file's name of a module of one expert, with * for its number, this package's
+        of all.
     """
 
     modules: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     rotates_neighbours: bool = False
     norm_offset: float = 0.0
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 QKV_JOINED = {"self_attn.qkv_proj": tuple(f"self_attn.{part}_proj" for part in "qkv")}
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 """Of the decoders in models that see images."""
 GATE_UP_JOINED = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+EXPERTS_APART = {
+    f"mlp.experts.*.{part}_proj": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")
+}
+"""Files that have the experts one by one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,35 @@
-"""Mistral 7B, Nemo, Small, Large, Ministral 8B; the text part of Small 3.1 and later."""
+"""Mistral 7B, Nemo, Small, Large, Ministral 8B; the text part of Small 3.1 and later; Mixtral."""
 
+from typing import Any
+
+from ssd_jax.models.config_reader import ConfigReader
 from ssd_jax.models.families.family import TEXT_PREFIXES, Family, TensorLayout
 from ssd_jax.models.families.windows import windows
+from ssd_jax.models.mechanisms import Experts
+
+
+def _mixtral(config: ConfigReader) -> dict[str, Any]:
+    experts = Experts(
+        count=config.count("num_local_experts"),
+        chosen=config.count("num_experts_per_tok"),
+        intermediate=config.count("intermediate_size"),
+    )
+    return windows(config) | {"experts": experts}
+
 
 MISTRAL = Family(name="mistral", read=windows)
 MINISTRAL = Family(name="ministral", read=windows)
 MISTRAL3 = Family(
     name="mistral3", read=windows, part="text_config", layout=TensorLayout(prefixes=TEXT_PREFIXES)
+)
+MIXTRAL = Family(
+    name="mixtral",
+    read=_mixtral,
+    layout=TensorLayout(
+        modules={"block_sparse_moe.gate": ("mlp.router",)},
+        experts={
+            f"block_sparse_moe.experts.*.{name}": f"mlp.experts.{part}_proj"
+            for name, part in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+        },
+    ),
 )

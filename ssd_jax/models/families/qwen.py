@@ -1,10 +1,11 @@
-"""Qwen 2, 2.5 and QwQ; the dense models of Qwen 3."""
+"""Qwen 2, 2.5 and QwQ; Qwen 3, dense and with experts."""
 
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family
+from ssd_jax.models.families.family import EXPERTS_APART, Family, TensorLayout
 from ssd_jax.models.families.windows import windows
+from ssd_jax.models.mechanisms import Experts
 
 
 def _qwen2(config: ConfigReader) -> dict[str, Any]:
@@ -17,6 +18,22 @@ def _qwen3(config: ConfigReader) -> dict[str, Any]:
     return _windows(config) | {"qkv_bias": bias, "output_bias": bias, "qk_norm": True}
 
 
+def _qwen3_moe(config: ConfigReader) -> dict[str, Any]:
+    for key, usual in (("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
+        if config.get(key, usual) != usual:
+            raise config.unsupported(key, config.get(key))
+    layers = range(config.count("num_hidden_layers"))
+    dense, every = config.get("mlp_only_layers") or (), config.count("decoder_sparse_step", 1)
+    experts = Experts(
+        count=config.count("num_experts"),
+        chosen=config.count("num_experts_per_tok"),
+        intermediate=config.count("moe_intermediate_size"),
+        normalized=config.flag("norm_topk_prob"),
+        dense_layers=tuple(i for i in layers if i in dense or (i + 1) % every),
+    )
+    return _qwen3(config) | {"experts": experts.of_layers(layers)}
+
+
 def _windows(config: ConfigReader) -> dict[str, Any]:
     """Those of layers from `max_window_layers` on, where the file says so."""
     if not config.flag("use_sliding_window"):
@@ -27,3 +44,8 @@ def _windows(config: ConfigReader) -> dict[str, Any]:
 
 QWEN2 = Family(name="qwen2", read=_qwen2)
 QWEN3 = Family(name="qwen3", read=_qwen3)
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    read=_qwen3_moe,
+    layout=TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART),
+)

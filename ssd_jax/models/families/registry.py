@@ -10,11 +10,11 @@ from ssd_jax.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from ssd_jax.models.families.glm import GLM, GLM4
 from ssd_jax.models.families.granite import GRANITE
 from ssd_jax.models.families.llama import LLAMA
-from ssd_jax.models.families.mistral import MINISTRAL, MISTRAL, MISTRAL3
+from ssd_jax.models.families.mistral import MINISTRAL, MISTRAL, MISTRAL3, MIXTRAL
 from ssd_jax.models.families.nemotron import NEMOTRON
 from ssd_jax.models.families.olmo import OLMO2, OLMO3
 from ssd_jax.models.families.phi3 import PHI3
-from ssd_jax.models.families.qwen import QWEN2, QWEN3
+from ssd_jax.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from ssd_jax.models.families.seed_oss import SEED_OSS
 from ssd_jax.models.families.smollm3 import SMOLLM3
 from ssd_jax.system.files import shown
@@ -25,9 +25,11 @@ FAMILIES = {
         LLAMA,
         QWEN2,
         QWEN3,
+        QWEN3_MOE,
         MISTRAL,
         MINISTRAL,
         MISTRAL3,
+        MIXTRAL,
         SMOLLM3,
         GRANITE,
         PHI3,
@@ -48,7 +50,7 @@ SWITCHES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}
 """Families of a draft that is trained from scratch, and what they switch in a `ModelConfig`."""
 
 MISSING = {
-    "experts": "glm4_moe granitemoe llama4 minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_moe",
+    "experts": "glm4_moe granitemoe llama4 minimax_m2 olmoe phimoe qwen2_moe",
     "experts, attention sinks and MXFP4": "gpt_oss",
     "experts and latent attention (MLA)": "deepseek_v2 deepseek_v3 deepseek_v32 "
     "glm4_moe_lite glm_moe_dsa kimi_k2",

@@ -87,6 +87,11 @@ def _of_layers(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
                 f"layers: {layer!r} is out of range, the target has layers 0 to "
                 f"{target.num_layers - 1}"
             )
+        if target.mechanisms.has_experts(layer):
+            raise InputError(
+                f"layers: layer {layer} of the target has experts, and drafts are trained without; "
+                "give sizes instead, num_layers and others"
+            )
     return target.of_layers(settings.layers)
 
 
@@ -113,7 +118,9 @@ def _of_sizes(settings: DraftSettings, target: ModelConfig) -> ModelConfig:
     if settings.family:
         sizes |= {"family": settings.family} | family_switches(settings.family)
     layers = [layer % target.num_layers for layer in range(sizes["num_layers"])]
-    return dataclasses.replace(target.of_layers(layers), **sizes)
+    config = target.of_layers(layers)
+    sizes.setdefault("mechanisms", dataclasses.replace(config.mechanisms, experts=None))
+    return dataclasses.replace(config, **sizes)
 
 
 def make_draft(

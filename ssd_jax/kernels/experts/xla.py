@@ -1,0 +1,74 @@
+"""Products with experts' weights by XLA, on every platform: the baseline for others.
+
+`jax.lax.ragged_dot` would multiply every row with every expert, except on TPUs. Here a loop takes a
+few rows of one expert at a time, and as many turns as there are such blocks: so it reads the
+weights of experts that have rows, and no others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int32
+
+from ssd_jax.kernels.linear import xla
+from ssd_jax.kernels.linear.quantized import Quantized
+
+_ROWS_ON_CPU = 8  # of a block, whatever the number of rows: XLA chooses how to multiply by it
+_LEAST_ROWS, _MOST_ROWS = 8, 128
+
+
+def products(
+    x: Float[Array, "m inputs"],
+    group_sizes: Int32[Array, "E"],
+    weights: Sequence[Float[Array, "E _ inputs"] | Quantized],
+) -> list[Float32[Array, "m _"]]:
+    """See `api.expert_products`."""
+    average = max(1, -(-x.shape[0] // group_sizes.shape[0]))
+    rows = min(max(1 << (average - 1).bit_length(), _LEAST_ROWS), _MOST_ROWS)
+    return jax.lax.platform_dependent(
+        x,
+        group_sizes,
+        list(weights),
+        cpu=functools.partial(_in_blocks, rows=_ROWS_ON_CPU),
+        default=functools.partial(_in_blocks, rows=rows),
+    )
+
+
+def _in_blocks(x: jax.Array, group_sizes: jax.Array, weights: list[Any], *, rows: int) -> list[Any]:
+    """At most `rows` rows of one expert at a time.
+
+    A block that is not full also has rows of later experts, whose own blocks overwrite what it
+    gives for them.
+    """
+    count = x.shape[0]
+    ends = jnp.cumsum(group_sizes)
+    blocks = -(-group_sizes // rows)
+    block_ends = jnp.cumsum(blocks)
+    x = jnp.pad(x, ((0, rows), (0, 0)))
+
+    def multiply(block: jax.Array, ys: list[jax.Array]) -> list[jax.Array]:
+        expert = jnp.sum(block_ends <= block)
+        turn = block - (block_ends - blocks)[expert]
+        begin = (ends - group_sizes)[expert] + turn * rows
+        part = jax.lax.dynamic_slice_in_dim(x, begin, rows)
+        return [
+            jax.lax.dynamic_update_slice_in_dim(y, xla.product(part, matrix), begin, 0)
+            for y, matrix in zip(ys, _of_expert(weights, expert), strict=True)
+        ]
+
+    shapes = [jax.tree.leaves(weight)[0].shape[1] for weight in weights]
+    ys = [jnp.zeros((count + rows, outputs), jnp.float32) for outputs in shapes]
+    ys = jax.lax.fori_loop(0, block_ends[-1], multiply, ys)
+    there = jnp.arange(count)[:, None] < ends[-1]
+    return [jnp.where(there, y[:count], 0) for y in ys]
+
+
+def _of_expert(weights: list[Any], expert: jax.Array) -> list[Any]:
+    return jax.tree.map(
+        lambda array: jax.lax.dynamic_index_in_dim(array, expert, keepdims=False), weights
+    )

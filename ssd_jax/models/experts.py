@@ -1,0 +1,142 @@
+"""A feed-forward of experts, of which a router chooses some for each token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float32, Int32
+
+from ssd_jax.kernels.experts.api import expert_products
+from ssd_jax.kernels.rows import row_sum
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.layers import ExpertMatrix, gated, parameter
+from ssd_jax.models.mechanisms import Activation, Experts
+
+_LEAST_SUM = 1e-20  # that weights are divided by
+
+_FLOAT32 = jnp.dtype(jnp.float32)
+
+
+class Routing(NamedTuple):
+    """The experts of tokens, and their weights."""
+
+    experts: Int32[Array, "n chosen"]
+    weights: Float32[Array, "n chosen"]
+
+
+class Router(nnx.Module):
+    """Chooses the experts of tokens, in float32."""
+
+    def __init__(self, config: ModelConfig, experts: Experts):
+        shape, axes = (experts.count, config.hidden_size), (None, "embed")
+        self.weight = parameter(shape, axes, _FLOAT32)
+        bias, correction = (
+            parameter(shape[:1], axes[:1], _FLOAT32) if there else None
+            for there in (experts.router_bias, experts.correction)
+        )
+        self.bias = bias
+        self.e_score_correction_bias = correction
+        self.experts = experts
+
+    def __call__(self, x: Float32[Array, "n H"]) -> Routing:
+        """The experts of normed tokens; see `Experts`."""
+        logits = product_by_rows(x, self.weight[...])
+        if self.bias is not None:
+            logits = logits + self.bias[...]
+        softmax = self.experts.scoring == "softmax"
+        scores = logits if softmax else jax.nn.sigmoid(logits)
+        preference = scores
+        if self.e_score_correction_bias is not None:
+            preference = scores + self.e_score_correction_bias[...]
+        _, chosen = jax.lax.top_k(preference, self.experts.chosen)
+        if softmax:
+            scores = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
+        weights = jnp.take_along_axis(scores, chosen, axis=1)
+        if self.experts.normalized:
+            weights = weights / (row_sum(weights) + _LEAST_SUM)
+        elif softmax:
+            weights = weights / row_sum(scores)
+        return Routing(chosen, weights * self.experts.scale)
+
+
+class ExpertMatrices(nnx.Module):
+    """The matrices of all experts of a layer."""
+
+    def __init__(self, config: ModelConfig, execution: Execution, experts: Experts):
+        up_shape = (experts.count, experts.intermediate, config.hidden_size)
+        down_shape = (experts.count, config.hidden_size, experts.intermediate)
+        up_axes, down_axes = ("experts", "ffn", "embed"), ("experts", "embed", "ffn")
+        dtype, bias = execution.compute, experts.biases
+        self.gate_proj = ExpertMatrix(up_shape, up_axes, dtype, bias=bias)
+        self.up_proj = ExpertMatrix(up_shape, up_axes, dtype, bias=bias)
+        self.down_proj = ExpertMatrix(down_shape, down_axes, dtype, bias=bias)
+        self.activation: Activation = config.mechanisms.activation
+        self.gate_limit = config.mechanisms.gate_limit
+        self.count = experts.count
+
+    def __call__(
+        self, x: Float32[Array, "n H"], routing: Routing, present: Bool[Array, "n"]
+    ) -> Float32[Array, "n H"]:
+        """The weighted sum of what each token's experts give: down(act(gate(x)) * up(x)).
+
+        Tokens that are not present give zeros, and read no weights.
+        """
+        order, place, group_sizes = _sorted(routing.experts, present, self.count)
+        rows, expert = order // routing.experts.shape[1], routing.experts.reshape(-1)[order]
+        gate, up = self._linear(x[rows], expert, group_sizes, [self.gate_proj, self.up_proj])
+        inner = gated(gate, up, self.activation, self.gate_limit)
+        [down] = self._linear(inner, expert, group_sizes, [self.down_proj])
+        return _weighted_sum(down[place], jnp.where(present[:, None], routing.weights, 0))
+
+    def _linear(
+        self,
+        x: Float32[Array, "m inputs"],
+        expert: Int32[Array, "m"],
+        group_sizes: Int32[Array, "E"],
+        matrices: list[ExpertMatrix],
+    ) -> list[Float32[Array, "m _"]]:
+        ys = expert_products(x, group_sizes, [matrix.operand for matrix in matrices])
+        return [
+            y if matrix.bias is None else y + matrix.bias[...][expert]
+            for y, matrix in zip(ys, matrices, strict=True)
+        ]
+
+
+def product_by_rows(
+    x: Float32[Array, "n H"], weight: Float32[Array, "outputs H"]
+) -> Float32[Array, "n outputs"]:
+    """x @ weight^T, as of one expert that has all rows: a row's bits do not depend on others."""
+    [y] = expert_products(x, jnp.full((1,), x.shape[0], jnp.int32), [weight[None]])
+    return y
+
+
+def _sorted(
+    experts: Int32[Array, "n chosen"], present: Bool[Array, "n"], count: int
+) -> tuple[Int32[Array, "m"], Int32[Array, "n chosen"], Int32[Array, "E"]]:
+    """Choices in the order of their experts, those of tokens that are not present last.
+
+    Returns: the choice of each row of this order, the row of each choice, and rows of each expert.
+    """
+    keys = jnp.where(present[:, None], experts, count).reshape(-1)
+    choices = jnp.arange(keys.shape[0], dtype=jnp.int32)
+    _, order = jax.lax.sort((keys, choices), num_keys=1, is_stable=True)
+    _, place = jax.lax.sort((order, choices), num_keys=1)
+    group_sizes = jnp.sum(keys[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
+    return order, place.reshape(experts.shape), group_sizes
+
+
+def _weighted_sum(
+    parts: Float32[Array, "n chosen H"], weights: Float32[Array, "n chosen"]
+) -> Float32[Array, "n H"]:
+    """The sum over a token's choices, the first before the second and so on."""
+    parts = parts * weights[:, :, None]
+    # Else a product may or may not be contracted with the addition.
+    parts = jnp.where(jnp.isnan(parts), jnp.nan, parts)
+    total = parts[:, 0]
+    for choice in range(1, parts.shape[1]):
+        total = total + parts[:, choice]
+    return total

@@ -1,0 +1,261 @@
+"""A feed-forward of experts: what it computes, and what a row's result does not depend on."""
+
+import dataclasses
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from ssd_jax.checkpoints.load import check_size
+from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.api import products
+from ssd_jax.models import experts as module
+from ssd_jax.models.config import KEY, ModelConfig
+from ssd_jax.models.decoder import ExpertMLP
+from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.mechanisms import Experts
+from ssd_jax.testing import tiny
+from tests.models.golden import FLOAT32, ON_TPUS, our_logits, parameters, runner
+
+PLAIN = Experts(count=6, chosen=2, intermediate=24)
+OTHERS = {
+    "plain": PLAIN,
+    "not normalised": dataclasses.replace(PLAIN, normalized=False),
+    "biases": dataclasses.replace(PLAIN, router_bias=True, biases=True),
+    "softmax with correction": dataclasses.replace(PLAIN, correction=True),
+    "shared": dataclasses.replace(PLAIN, shared=16),
+    "shared with a gate": dataclasses.replace(PLAIN, shared=16, shared_gate=True),
+    "sigmoid": dataclasses.replace(
+        PLAIN, scoring="sigmoid", correction=True, scale=2.5, chosen=3, shared=8
+    ),
+    "sigmoid, not normalised": dataclasses.replace(PLAIN, scoring="sigmoid", normalized=False),
+    "all": dataclasses.replace(PLAIN, chosen=6),
+}
+
+
+def mlp(experts, seed=0, execution=FLOAT32):
+    """A feed-forward with random weights, and these by name."""
+    config = ModelConfig.from_hf(tiny.config("qwen3"))
+    made = ExpertMLP(config, execution, experts)
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for path, variable in nnx.to_flat_state(nnx.state(made)):
+        struct = variable.get_value()
+        arrays[".".join(map(str, path))] = rng.normal(0, 0.5, struct.shape).astype(struct.dtype)
+        variable.set_value(jnp.asarray(arrays[".".join(map(str, path))]))
+    return made, arrays
+
+
+def states(rows, seed=1):
+    return np.random.default_rng(seed).normal(size=(rows, 32)).astype(np.float32)
+
+
+def run(made, x, present=None):
+    present = None if present is None else jnp.asarray(present)
+    graph, state = nnx.split(made)
+
+    def call(state, x):
+        return nnx.merge(graph, state)(x, None, products, present)
+
+    return np.asarray(jax.jit(call)(state, x))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def by_rows(experts, arrays, x):
+    """The same in NumPy, one row and one expert after the other."""
+    arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
+
+    def matrix(name, expert):
+        bias = arrays.get(f"experts.{name}.bias", np.zeros((experts.count, 1)))
+        return lambda x: arrays[f"experts.{name}.weight"][expert] @ x + bias[expert]
+
+    def shared(name):
+        return lambda x: arrays[f"shared_expert.{name}.weight"] @ x
+
+    def feed(of, x):
+        return of("down_proj")(silu(of("gate_proj")(x)) * of("up_proj")(x))
+
+    results = []
+    for row in x.astype(np.float64):
+        logits = arrays["router.weight"] @ row + arrays.get("router.bias", 0)
+        scores = sigmoid(logits)
+        if experts.scoring == "softmax":
+            scores = np.exp(logits) / np.exp(logits).sum()
+        preference = logits if experts.scoring == "softmax" else scores
+        preference = preference + arrays.get("router.e_score_correction_bias", 0)
+        chosen = np.argsort(-preference, kind="stable")[: experts.chosen]
+        weights = scores[chosen] / (scores[chosen].sum() if experts.normalized else 1)
+        total = sum(
+            weight * experts.scale * feed(lambda name, e=e: matrix(name, e), row)
+            for e, weight in zip(chosen, weights, strict=True)
+        )
+        if experts.shared:
+            gate = sigmoid(arrays["shared_expert_gate.weight"] @ row) if experts.shared_gate else 1
+            total = total + gate * feed(shared, row)
+        results.append(total)
+    return np.stack(results)
+
+
+def agrees(experts):
+    made, arrays = mlp(experts)
+    x = states(13)
+    want = by_rows(experts, arrays, x)
+    return np.allclose(run(made, x), want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("experts", OTHERS.values(), ids=OTHERS)
+def test_a_row_gets_the_weighted_sum_of_its_experts(experts):
+    assert agrees(experts)
+
+
+def test_of_equal_experts_the_first_are_chosen():
+    made, _ = mlp(PLAIN)
+    weight = np.array(made.router.weight[...])
+    weight[1:] = weight[1]
+    made.router.weight.set_value(jnp.asarray(weight))
+    x = states(9)
+    chosen = np.asarray(made.router(jnp.asarray(x)).experts)
+    first = (x @ weight[0] > x @ weight[1])[:, None]
+    assert first.any()
+    assert not first.all()
+    np.testing.assert_array_equal(chosen, np.where(first, [0, 1], [1, 2]))
+
+
+def test_rows_that_are_not_present_give_zeros_and_wake_no_expert():
+    made, _ = mlp(PLAIN)
+    x, present = states(8), np.arange(8) < 3
+    chosen = np.asarray(made.router(jnp.asarray(x)).experts)
+    idle = sorted({*range(PLAIN.count)} - {*chosen[:3].flatten()})
+    assert {*chosen[3:].flatten()} & {*idle}
+    want = run(made, x)[:3]
+    for matrix in (made.experts.gate_proj, made.experts.down_proj):
+        values = np.array(matrix.weight[...])
+        values[idle] = np.nan
+        matrix.weight.set_value(jnp.asarray(values))
+    got = run(made, x, present)
+    np.testing.assert_array_equal(got[:3], want)
+    assert not got[3:].any()
+
+
+@pytest.mark.shipped
+@pytest.mark.parametrize("name", ["plain", "sigmoid", "biases"])
+def test_a_row_has_the_same_bits_beside_any_rows(name):
+    made, _ = mlp(dataclasses.replace(OTHERS[name], shared=0))
+    x = states(40)
+    whole = run(made, x)
+    for begin, end in itertools.pairwise((0, 1, 3, 6, 14, 40)):
+        np.testing.assert_array_equal(run(made, x[begin:end]), whole[begin:end])
+
+
+MUTANTS = {
+    "weights not normalised": ("if self.experts.normalized:", "if False:", "plain"),
+    "weights normalised that are not": (
+        "if self.experts.normalized:", "if True:", "not normalised",
+    ),
+    "a scale left out": ("weights * self.experts.scale", "weights", "sigmoid"),
+    "a correction left out": (
+        "preference = scores + self.e_score_correction_bias[...]", "preference = scores", "sigmoid",
+    ),
+    "a correction in the weights": (
+        "take_along_axis(scores, chosen", "take_along_axis(preference, chosen", "sigmoid",
+    ),
+    "a bias of the router left out": ("logits + self.bias[...]", "logits", "biases"),
+    "biases of another expert": ("matrix.bias[...][expert]", "matrix.bias[...][0]", "biases"),
+    "rows in another order than their experts": ("x[rows]", "x[jnp.sort(rows)]", "plain"),
+    "rows not returned to their place": (
+        "down[place]", "down[order.reshape(place.shape)]", "plain",
+    ),
+    "gate and up exchanged": (
+        "[self.gate_proj, self.up_proj]", "[self.up_proj, self.gate_proj]", "plain",
+    ),
+    "choices without their weights": ("parts * weights[:, :, None]", "parts", "plain"),
+    "a choice left out": ("range(1, parts.shape[1])", "range(2, parts.shape[1])", "plain"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "of"), MUTANTS.values(), ids=MUTANTS)
+def test_a_fault_is_seen(monkeypatch, old, new, of):
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, "an edit must fit the source exactly once"
+    names = dict(vars(module))
+    exec(compile(source.replace(old, new), module.__file__, "exec"), names)
+    for name in ("Router", "ExpertMatrices"):
+        monkeypatch.setattr(f"ssd_jax.models.decoder.{name}", names[name])
+    assert not agrees(OTHERS[of])
+
+
+def write(path, family="qwen3_moe", **changes):
+    sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return tiny.write_checkpoint(path, family, **sizes | {"norm_topk_prob": True} | changes)
+
+
+@pytest.mark.parametrize("dense", [[0], [1], [0, 2]], ids=["first", "one", "first and third"])
+def test_layers_without_experts_may_be_anywhere(tmp_path, dense):
+    """Scanned layers are of one shape: others before them are not scanned, or none is."""
+    path = write(tmp_path, mlp_only_layers=dense, num_hidden_layers=4)
+    tokens = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 12)).astype(np.int32)
+    model = FunctionalModel(
+        open_checkpoint(str(path)).config, dataclasses.replace(FLOAT32, **ON_TPUS)
+    )
+    assert model.execution.scan_layers is (dense == [0])
+    np.testing.assert_allclose(
+        runner(path, slots=2, **ON_TPUS)(tokens), our_logits(path, tokens), atol=1e-4
+    )
+
+
+def test_experts_of_a_converted_configuration_are_read_as_they_were_written():
+    config = ModelConfig.from_hf(tiny.config("qwen3", **{KEY: {
+        "qkv_bias": False, "qk_norm": True, "experts": dataclasses.asdict(OTHERS["sigmoid"]),
+    }}))  # fmt: skip
+    assert config.mechanisms.experts == OTHERS["sigmoid"]
+    assert ModelConfig.from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chosen": 7}, "a token has 7 of 6 experts"),
+        ({"experts": 6}, "unexpected keyword argument 'experts'"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(changes, message):
+    values = dataclasses.asdict(PLAIN) | changes
+    stored = {"qkv_bias": False, "qk_norm": True, "experts": values}
+    with pytest.raises(InputError, match=message):
+        ModelConfig.from_hf(tiny.config("qwen3", **{KEY: stored}))
+
+
+def test_another_number_of_experts_than_the_file_has_is_refused(tmp_path):
+    checkpoint = open_checkpoint(str(write(tmp_path)))
+    m = checkpoint.config.mechanisms
+    more = dataclasses.replace(m, experts=dataclasses.replace(m.experts, count=10**9))
+    config = dataclasses.replace(checkpoint.config, mechanisms=more)
+    with pytest.raises(InputError, match=r"experts.up_proj.weight' has shape \(6, 24, 32\)"):
+        check_size(checkpoint.tensors, config, "here")
+
+
+def test_weights_of_experts_are_quantised_row_by_row(tmp_path):
+    checkpoint = open_checkpoint(str(write(tmp_path)))
+    model = FunctionalModel(
+        checkpoint.config, dataclasses.replace(FLOAT32, compute=jnp.dtype("int8"))
+    )
+    arrays = dict(zip(model._flat, parameters(checkpoint, model), strict=True))
+    name = "model.layers.0.mlp.experts.down_proj.weight"
+    stored = checkpoint.tensors.read(name).astype(np.float32)
+    scales = np.asarray(arrays[f"{name}_scale"])
+    assert scales.shape == stored.shape[:2]
+    restored = np.asarray(arrays[name], np.float32) * scales[:, :, None]
+    assert (np.abs(restored - stored) <= scales[:, :, None] * 0.51).all()
+    assert arrays["model.layers.0.mlp.router.weight"].dtype == jnp.float32
