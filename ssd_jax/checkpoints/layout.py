@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
 from typing_extensions import override
 
+from ssd_jax.checkpoints.joined_experts import JoinedExperts
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.family import TensorLayout
 from ssd_jax.system.files import GET_AGAIN
 
-_IN_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias)")
+_IN_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias|e_score_correction_bias)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ROTATED = re.compile(r".*\.self_attn\.[qk](_proj|_norm)\.(weight|bias)")
 
@@ -31,6 +32,8 @@ def arranged(
       InputError: a matrix that holds several has another number of rows than these together, or
         one of an expert is missing or of another shape than those of others.
     """
+    if layout.expert_arrays is not None:
+        tensors = JoinedExperts(tensors, layout.expert_arrays, where=where)
     return tensors if layout == TensorLayout() else _Arranged(tensors, config, layout, where)
 
 
@@ -56,11 +59,12 @@ class _Arranged(TensorSource):
             "mlp.gate_proj": config.intermediate_size,
             "mlp.up_proj": config.intermediate_size,
         }
-        self._experts = self._joined_experts() if layout.experts else {}
+        names = self._names()
+        self._experts = self._joined_experts(names) if layout.experts else {}
         of_experts = {name for names in self._experts.values() for name in names}
         self._parts = {
             ours: part
-            for name in stored.shapes
+            for name in names
             if name not in of_experts
             for ours, part in self._parts_of(name)
         }
@@ -106,10 +110,20 @@ class _Arranged(TensorSource):
             return self._by_halves(blocks)
         return blocks
 
-    def _joined_experts(self) -> dict[str, list[str]]:
+    def _names(self) -> list[str]:
+        """Stored names, but those of layers that are left out."""
+        end = f"{self._layout.left_out}.weight"
+        left_out = tuple(
+            name.removesuffix(end)
+            for name in self._stored.shapes
+            if self._layout.left_out and name.endswith(f".{end}")
+        )
+        return [name for name in self._stored.shapes if not name.startswith(left_out)]
+
+    def _joined_experts(self, stored: Iterable[str]) -> dict[str, list[str]]:
         """By this package's name of all experts' matrices, the stored names of each, in order."""
         found: dict[str, dict[int, str]] = {}
-        for name in self._stored.shapes:
+        for name in stored:
             match = _IN_LAYER.fullmatch(self._without_prefix(name))
             if match is None or (number := _NUMBER.search(match[2])) is None:
                 continue

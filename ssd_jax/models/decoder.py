@@ -25,7 +25,7 @@ from ssd_jax.kernels.tree_attention.api import tree_attention
 from ssd_jax.kernels.tree_attention.variant import AttentionVariant
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.experts import ExpertMatrices, Router, product_by_rows
+from ssd_jax.models.experts import ExpertMatrices, Router, SharedGate
 from ssd_jax.models.layer_kinds import attention_variant
 from ssd_jax.models.layers import (
     ACTIVATIONS,
@@ -172,8 +172,7 @@ class ExpertMLP(nnx.Module):
         self.router = Router(config, experts)
         self.experts = ExpertMatrices(config, execution, experts)
         self.shared_expert = MLP(config, execution, experts.shared) if experts.shared else None
-        gate = Linear((1, config.hidden_size), (None, "embed"), jnp.dtype(jnp.float32))
-        self.shared_expert_gate = gate if experts.shared_gate else None
+        self.shared_expert_gate = SharedGate(config) if experts.shared_gate else None
 
     def __call__(
         self, x: Stream, norm: AnyNorm, multiply: Multiply, present: Bool[Array, "n"] | None
@@ -189,8 +188,7 @@ class ExpertMLP(nnx.Module):
             return total
         shared = self.shared_expert(x, None, multiply)
         if self.shared_expert_gate is not None:
-            weight = jax.nn.sigmoid(product_by_rows(x, self.shared_expert_gate.weight[...]))
-            shared = weight * shared
+            shared = self.shared_expert_gate(x) * shared
         return total + shared
 
 

@@ -106,6 +106,17 @@ class ExpertMatrices(nnx.Module):
         ]
 
 
+class SharedGate(nnx.Module):
+    """The weight of the expert that sees every token, in float32."""
+
+    def __init__(self, config: ModelConfig):
+        self.weight = parameter((1, config.hidden_size), (None, "embed"), _FLOAT32)
+
+    def __call__(self, x: Float32[Array, "n H"]) -> Float32[Array, "n 1"]:
+        """The sigmoid of a product of normed tokens with a vector."""
+        return jax.nn.sigmoid(product_by_rows(x, self.weight[...]))
+
+
 def product_by_rows(
     x: Float32[Array, "n H"], weight: Float32[Array, "outputs H"]
 ) -> Float32[Array, "n outputs"]:

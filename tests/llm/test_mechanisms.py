@@ -10,6 +10,48 @@ from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS
 MORE = pytest.mark.more
 
 
+GPT_OSS = {
+    "attention_bias": True,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "truncate": False,
+    },
+    "sliding_window": 24,
+    "swiglu_limit": 1.0,
+}
+GLM4_MOE = {
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+}
+MINIMAX_M2 = {"num_experts_per_tok": 3, "num_local_experts": 6, "rotary_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("gpt_oss", GPT_OSS, id="gpt_oss"),
+        pytest.param("glm4_moe", GLM4_MOE, id="glm4_moe", marks=MORE),
+        pytest.param("minimax_m2", MINIMAX_M2, id="minimax_m2", marks=MORE),
+    ],
+)
+def test_families_with_experts_say_in_every_mode_what_they_say_token_by_token(
+    tmp_path, family, changes
+):
+    check(tmp_path, family, "bfloat16" if family == "gpt_oss" else "float32", changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "dtype"),
     [
@@ -22,7 +64,11 @@ MORE = pytest.mark.more
     ],
 )
 def test_text_of_every_mode_is_that_of_decoding_token_by_token(tmp_path, changes, dtype):
-    target, draft = tiny_pair.write(tmp_path, "granite", **changes)
+    check(tmp_path, "granite", dtype, changes)
+
+
+def check(tmp_path, family, dtype, changes):
+    target, draft = tiny_pair.write(tmp_path, family, **changes)
     settings = {"draft_placement": "inline", "compile_cache": "off", "exact": "bitwise"}
     sizes = {"context": 320, "slots": 4, "k": "3", "budget": "8"}
     with LLM(target, draft=draft, mode="ssd", dtype=dtype, **sizes, **settings) as llm:

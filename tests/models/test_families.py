@@ -26,8 +26,6 @@ REFUSED = {
     "deepseek-ai/DeepSeek-R1-0528": r"needs experts and latent attention \(MLA\)",
     "deepseek-ai/DeepSeek-V3": r"needs experts and latent attention \(MLA\)",
     "deepseek-ai/DeepSeek-V3.2": r"needs experts and latent attention \(MLA\)",
-    "openai/gpt-oss-20b": "needs experts, attention sinks and MXFP4",
-    "openai/gpt-oss-120b": "needs experts, attention sinks and MXFP4",
 }
 TEXT = CONFIGURATIONS["mistralai/Mistral-Small-3.1-24B-Instruct-2503"]["text_config"]
 READ = [name for name in CONFIGURATIONS if name not in REFUSED]
@@ -115,6 +113,16 @@ BILLIONS = {
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.6,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.7,
     "nvidia/Nemotron-Mini-4B-Instruct": 4.19,
+    "MiniMaxAI/MiniMax-M2": 229,
+    "Qwen/Qwen1.5-MoE-A2.7B-Chat": 14.3,
+    "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
+    "allenai/OLMoE-1B-7B-0924-Instruct": 6.92,
+    "ibm-granite/granite-3.1-3b-a800m-instruct": 3.30,
+    "openai/gpt-oss-120b": 116.8,
+    "openai/gpt-oss-20b": 20.9,
+    "rednote-hilab/dots.llm1.inst": 142,
+    "zai-org/GLM-4.5": 355,
+    "zai-org/GLM-4.5-Air": 106,
 }
 
 
@@ -122,11 +130,14 @@ BILLIONS = {
 def test_a_model_has_as_many_parameters_as_it_is_known_for(name):
     c = read(name)
     attention = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-    experts = c.mechanisms.experts
-    channels = c.intermediate_size if experts is None else experts.count * experts.intermediate
-    layer = c.hidden_size * (attention + (2 + c.mechanisms.gated) * channels)
+    experts, channels = c.mechanisms.experts, c.intermediate_size * c.num_layers
+    if experts is not None:
+        dense = len(experts.dense_layers)
+        of_layer = experts.count * experts.intermediate + experts.shared
+        channels = of_layer * (c.num_layers - dense) + c.intermediate_size * dense
+    layers = c.hidden_size * (attention * c.num_layers + (2 + c.mechanisms.gated) * channels)
     outside = (2 - c.tie_embeddings) * c.vocab_size * c.hidden_size
-    assert (layer * c.num_layers + outside) / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+    assert (layers + outside) / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
 
 
 def test_no_family_is_also_said_to_be_missing():
@@ -161,6 +172,46 @@ def test_no_family_is_also_said_to_be_missing():
         (
             "mistralai/Mixtral-8x7B-Instruct-v0.1",
             {"experts": Experts(count=8, chosen=2, intermediate=14336)},
+        ),
+        (
+            "openai/gpt-oss-120b",
+            {
+                "output_bias": True,
+                "activation": "quick_gelu",
+                "gate_limit": 7.0,
+                "layer_kinds": ("window", "full") * 18,
+                "window": 128,
+                "sinks": True,
+                "experts": Experts(
+                    count=128, chosen=4, intermediate=2880, router_bias=True, biases=True
+                ),
+            },
+        ),
+        (
+            "zai-org/GLM-4.5",
+            {
+                "rotary_dim": 64,
+                "experts": Experts(
+                    count=160,
+                    chosen=8,
+                    intermediate=1536,
+                    scoring="sigmoid",
+                    scale=2.5,
+                    correction=True,
+                    shared=1536,
+                    dense_layers=(0, 1, 2),
+                ),
+            },
+        ),
+        (
+            "MiniMaxAI/MiniMax-M2",
+            {
+                "rotary_dim": 64,
+                "joint_qk_norm": True,
+                "experts": Experts(
+                    count=256, chosen=8, intermediate=1536, scoring="sigmoid", correction=True
+                ),
+            },
         ),
     ],
 )
@@ -276,6 +327,12 @@ def test_windows_are_those_of_the_layers_that_have_them():
             {"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}},
             "beta_slow = 2.0 must not be above beta_fast, 1.0",
         ),
+        ("zai-org/GLM-4.5", {"n_group": 8}, "n_group = 8 is not supported: experts are not chosen"),
+        ("openai/gpt-oss-20b", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0 is not supported: gates"),
+        ("MiniMaxAI/MiniMax-M2", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not"),
+        ("MiniMaxAI/MiniMax-M2", {"attn_type_list": [1, 0]}, "attn_type_list = 0 is not supported"),
+        ("MiniMaxAI/MiniMax-M2", {"rotary_dim": 129}, "it rotates 129 of 128 dimensions"),
+        ("allenai/OLMoE-1B-7B-0924-Instruct", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
         ("Qwen/Qwen3-30B-A3B", {"use_qk_norm": False}, "use_qk_norm = False is not supported"),
         ("Qwen/Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "a token has 129 of 128 experts"),
         ("Qwen/Qwen3-8B", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not"),

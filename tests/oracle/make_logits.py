@@ -24,7 +24,7 @@ import platform
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +402,121 @@ def small_cases() -> dict[str, Case]:
             num_local_experts=4,
             sliding_window=None,
         ),
+        "gpt-oss": case(
+            "gpt_oss",
+            {
+                "sinks": _filling("sinks", -1e4),
+                "router's bias": _zeroing("router.bias"),
+                "biases of experts": _zeroing("_proj_bias"),
+                "output bias": _zeroing("o_proj.bias"),
+                "limit": without(swiglu_limit=100.0),
+                "window": without(sliding_window=64),
+                "experts of a token": without(num_experts_per_tok=1),
+                "experts' order": _with_experts_in_another_order,
+            },
+            attention_bias=True,
+            head_dim=16,
+            layer_types=["sliding_attention", "full_attention"],
+            num_experts_per_tok=2,
+            num_local_experts=4,
+            rope_scaling=yarn | {"truncate": False},
+            rope_theta=500.0,
+            sliding_window=12,
+            swiglu_limit=1.0,
+        ),
+        "glm4-moe": case(
+            "glm4_moe",
+            {
+                "correction": _zeroing("e_score_correction_bias"),
+                "shared expert": _zeroing("shared_experts.down_proj.weight"),
+                "scale": without(routed_scaling_factor=1.0),
+                "normalised weights": without(norm_topk_prob=False),
+                "layer without experts": _zeroing("layers.0.mlp.down_proj.weight"),
+                "bias": _zeroing("q_proj.bias"),
+            }
+            | qk_norms,
+            first_k_dense_replace=1,
+            moe_intermediate_size=24,
+            n_group=1,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=3,
+            routed_scaling_factor=2.5,
+            topk_group=1,
+            use_qk_norm=True,
+            **_GLM,
+        ),
+        "minimax-m2": case(
+            "minimax_m2",
+            {"correction": _zeroing("e_score_correction_bias")} | qk_norms,
+            head_dim=16,
+            num_experts_per_tok=3,
+            num_local_experts=8,
+            rotary_dim=8,
+            scoring_func="sigmoid",
+        ),
+        "qwen2-moe": case(
+            "qwen2_moe",
+            {
+                "shared expert": _zeroing("shared_expert.down_proj.weight"),
+                "its gate": _zeroing("shared_expert_gate.weight"),
+                "weights as they are": without(norm_topk_prob=True),
+                "bias": _zeroing("k_proj.bias"),
+            },
+            moe_intermediate_size=24,
+            norm_topk_prob=False,
+            num_experts=8,
+            num_experts_per_tok=3,
+            shared_expert_intermediate_size=32,
+            use_sliding_window=False,
+        ),
+        "olmoe": case(
+            "olmoe",
+            {"weights as they are": without(norm_topk_prob=True)} | qk_norms,
+            head_dim=8,
+            norm_topk_prob=False,
+            num_experts=8,
+            num_experts_per_tok=3,
+        ),
+        "granitemoe": case(
+            "granitemoe",
+            {
+                name: without(**{name: plain})
+                for name, plain in (
+                    ("attention_multiplier", 16**-0.5),
+                    ("embedding_multiplier", 1.0),
+                    ("logits_scaling", 1.0),
+                    ("residual_multiplier", 1.0),
+                    ("num_experts_per_tok", 1),
+                )
+            },
+            attention_multiplier=0.5,
+            embedding_multiplier=3.0,
+            logits_scaling=2.0,
+            num_experts_per_tok=3,
+            num_local_experts=4,
+            residual_multiplier=0.5,
+        ),
+        "dots1": case(
+            "dots1",
+            {
+                "correction": _zeroing("e_score_correction_bias"),
+                "shared experts": _zeroing("shared_experts.down_proj.weight"),
+                "scale": without(routed_scaling_factor=1.0),
+            }
+            | qk_norms,
+            first_k_dense_replace=1,
+            moe_intermediate_size=16,
+            n_group=1,
+            n_routed_experts=8,
+            n_shared_experts=2,
+            norm_topk_prob=True,
+            num_experts_per_tok=3,
+            routed_scaling_factor=2.5,
+            sliding_window=None,
+            topk_group=1,
+        ),
     }
 
 
@@ -414,6 +529,7 @@ _NEWER = {"model.": "model."}
 """How files of models that see images name their parameters: as most of them were published, and as
 modules are called since transformers 4.52."""
 
+_CORRECTION = "e_score_correction_bias"
 _GLM = {"attention_bias": True, "partial_rotary_factor": 0.5}
 
 
@@ -433,7 +549,7 @@ def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
     model = _class_of(config).from_config(config)
     tensors = {
         _stored_name(parameter, case): _draw(parameter, value.shape, rng).to(case.dtype)
-        for parameter, value in sorted(model.named_parameters())
+        for parameter, value in sorted(_drawn(model))
     }
     _save(model, tensors, folder / "model.safetensors")
     vocabulary = 60 if case.prefixes else config.vocab_size  # those behind stand for images
@@ -463,6 +579,14 @@ def _save(
     with tempfile.TemporaryDirectory() as folder:
         model.to(next(iter(tensors.values())).dtype).save_pretrained(folder)
         shutil.copyfile(Path(folder) / file.name, file)
+
+
+def _drawn(model: transformers.PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and the biases of choices, which are buffers."""
+    yield from model.named_parameters()
+    for name, buffer in model.named_buffers():
+        if name.endswith(_CORRECTION):
+            yield name, buffer
 
 
 def _draw(parameter: str, shape: torch.Size, rng: np.random.Generator) -> torch.Tensor:
@@ -558,7 +682,7 @@ def _filling(
     suffix: str, value: float
 ) -> Callable[[transformers.PreTrainedModel], transformers.PreTrainedModel]:
     def fill(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-        for name, parameter in model.named_parameters():
+        for name, parameter in _drawn(model):
             if name.endswith(suffix):
                 parameter.data.fill_(value)
         return model

@@ -7,6 +7,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
+from ssd_jax.models.mechanisms import Experts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertArrays:
+    """Arrays of a file that have a matrix, or a bias, of every expert.
+
+    Those without the suffix `.weight` are matrices [experts, in, out].
+
+    Attributes:
+      modules: by the file's name of a module, this package's; of several, each has as many rows.
+      interleaved: whether rows of several take turns; else those of one follow those of another.
+    """
+
+    modules: Mapping[str, tuple[str, ...]]
+    interleaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +38,8 @@ class TensorLayout:
       prefixes: by the beginning of names in the file, what takes its place.
       experts: by the file's name of a module of one expert, with * for its number, this package's
         of all.
+      expert_arrays: see there; None where there are none.
+      left_out: a module of layers that predict tokens further on, which are left out; "" is none.
     """
 
     modules: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -29,6 +47,8 @@ class TensorLayout:
     norm_offset: float = 0.0
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    expert_arrays: ExpertArrays | None = None
+    left_out: str = ""
 
 
 QKV_JOINED = {"self_attn.qkv_proj": tuple(f"self_attn.{part}_proj" for part in "qkv")}
@@ -39,6 +59,16 @@ EXPERTS_APART = {
     f"mlp.experts.*.{part}_proj": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")
 }
 """Files that have the experts one by one."""
+MIXTRAL_EXPERTS = {
+    f"block_sparse_moe.experts.*.{name}": f"mlp.experts.{part}_proj"
+    for name, part in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+}
+"""The same with Mixtral's names."""
+SHARED_EXPERTS = {
+    f"mlp.shared_experts.{part}_proj": (f"mlp.shared_expert.{part}_proj",)
+    for part in ("gate", "up", "down")
+}
+"""Files whose shared experts are one module."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,3 +150,31 @@ def partial_rotary(config: ConfigReader, default: float = 1.0) -> dict[str, Any]
     if factor > 1 or dims % 2 or not dims:
         raise config.unsupported(key, factor, f"it rotates {dims} of {head_dim} dimensions")
     return {} if dims == head_dim else {"rotary_dim": dims}
+
+
+def sigmoid_experts(config: ConfigReader) -> dict[str, Any]:
+    """Experts as DeepSeek-V3 spells them: by sigmoids with a correction, some for all tokens.
+
+    Raises:
+      InputError: they are chosen in groups.
+    """
+    for key in ("n_group", "topk_group"):
+        if config.get(key) not in (1, None):
+            raise config.unsupported(key, config.get(key), "experts are not chosen by groups")
+    size, layers = config.count("moe_intermediate_size"), config.count("num_hidden_layers")
+    shared, dense = (
+        config.count(key) if config.get(key) else 0
+        for key in ("n_shared_experts", "first_k_dense_replace")
+    )
+    experts = Experts(
+        count=config.count("n_routed_experts"),
+        chosen=config.count("num_experts_per_tok"),
+        intermediate=size,
+        scoring="sigmoid",
+        normalized=config.flag("norm_topk_prob"),
+        scale=float(config.positive("routed_scaling_factor", 1.0)),
+        correction=True,
+        shared=shared * size,
+        dense_layers=tuple(range(min(dense, layers))),
+    )
+    return {"experts": experts.of_layers(range(layers))}

@@ -1,9 +1,20 @@
-"""GLM 4: RoPE of neighbours in half a head; those of 2025 have norms on both sides."""
+"""GLM 4: half of a head is rotated, by neighbours in the dense ones; GLM 4.5 has experts.
+
+Dense ones of 2025 have norms on both sides.
+"""
 
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import GATE_UP_JOINED, Family, TensorLayout, partial_rotary
+from ssd_jax.models.families.family import (
+    EXPERTS_APART,
+    GATE_UP_JOINED,
+    SHARED_EXPERTS,
+    Family,
+    TensorLayout,
+    partial_rotary,
+    sigmoid_experts,
+)
 
 
 def _glm(config: ConfigReader) -> dict[str, Any]:
@@ -12,6 +23,10 @@ def _glm(config: ConfigReader) -> dict[str, Any]:
 
 def _glm4(config: ConfigReader) -> dict[str, Any]:
     return _glm(config) | {"norm_placement": "both"}
+
+
+def _glm4_moe(config: ConfigReader) -> dict[str, Any]:
+    return _glm(config) | sigmoid_experts(config) | {"qk_norm": config.flag("use_qk_norm")}
 
 
 _NORMS = {
@@ -25,4 +40,13 @@ GLM4 = Family(
     name="glm4",
     read=_glm4,
     layout=TensorLayout(modules=GATE_UP_JOINED | _NORMS, rotates_neighbours=True),
+)
+GLM4_MOE = Family(
+    name="glm4_moe",
+    read=_glm4_moe,
+    layout=TensorLayout(
+        modules={"mlp.gate": ("mlp.router",)} | SHARED_EXPERTS,
+        experts=EXPERTS_APART,
+        left_out="eh_proj",
+    ),
 )

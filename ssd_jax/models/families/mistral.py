@@ -3,7 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import TEXT_PREFIXES, Family, TensorLayout
+from ssd_jax.models.families.family import MIXTRAL_EXPERTS, TEXT_PREFIXES, Family, TensorLayout
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Experts
 
@@ -27,9 +27,6 @@ MIXTRAL = Family(
     read=_mixtral,
     layout=TensorLayout(
         modules={"block_sparse_moe.gate": ("mlp.router",)},
-        experts={
-            f"block_sparse_moe.experts.*.{name}": f"mlp.experts.{part}_proj"
-            for name, part in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
-        },
+        experts=MIXTRAL_EXPERTS,
     ),
 )

@@ -1,10 +1,20 @@
-"""OLMo 2 and 3: norms after attention and feed-forward, and of all heads of queries and keys."""
+"""OLMo 2 and 3, and OLMoE: norms of all heads of queries and keys.
+
+OLMo 2 and 3 have norms after attention and feed-forward, too.
+"""
 
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import LOCAL_THETA, Family, TensorLayout, biases
+from ssd_jax.models.families.family import (
+    EXPERTS_APART,
+    LOCAL_THETA,
+    Family,
+    TensorLayout,
+    biases,
+)
 from ssd_jax.models.families.windows import windows
+from ssd_jax.models.mechanisms import Experts
 
 _THETA = 500000.0
 _LAYOUT = TensorLayout(
@@ -28,6 +38,18 @@ def _olmo3(config: ConfigReader) -> dict[str, Any]:
     return _olmo2(config) | pattern
 
 
+def _olmoe(config: ConfigReader) -> dict[str, Any]:
+    if config.get("clip_qkv") is not None:
+        raise config.unsupported("clip_qkv", config.get("clip_qkv"), "nothing is clipped")
+    experts = Experts(
+        count=config.count("num_experts"),
+        chosen=config.count("num_experts_per_tok"),
+        intermediate=config.count("intermediate_size"),
+        normalized=config.flag("norm_topk_prob"),
+    )
+    return biases(config) | {"qk_norm": True, "joint_qk_norm": True, "experts": experts}
+
+
 OLMO2 = Family(name="olmo2", read=_olmo2, layout=_LAYOUT)
 OLMO3 = Family(
     name="olmo3",
@@ -35,4 +57,9 @@ OLMO3 = Family(
     defaults={"rope_theta": _THETA},
     local_rope=True,
     layout=_LAYOUT,
+)
+OLMOE = Family(
+    name="olmoe",
+    read=_olmoe,
+    layout=TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART),
 )

@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 and QwQ; Qwen 3, dense and with experts."""
+"""Qwen 2, 2.5 and QwQ; Qwen 3; those of 1.5, 2 and 3 with experts."""
 
 from typing import Any
 
@@ -18,10 +18,24 @@ def _qwen3(config: ConfigReader) -> dict[str, Any]:
     return _windows(config) | {"qkv_bias": bias, "output_bias": bias, "qk_norm": True}
 
 
+def _qwen2_moe(config: ConfigReader) -> dict[str, Any]:
+    layers, first = config.count("num_hidden_layers"), config.get("max_window_layers", 28)
+    pattern = {}
+    if config.flag("use_sliding_window"):
+        pattern = windows(config, default=[i % 2 == 0 and i < first for i in range(layers)])
+    shared = config.count("shared_expert_intermediate_size")
+    experts = _experts(config, shared=shared, shared_gate=True)
+    return pattern | {"qkv_bias": config.flag("qkv_bias", default=True), "experts": experts}
+
+
 def _qwen3_moe(config: ConfigReader) -> dict[str, Any]:
     for key, usual in (("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
         if config.get(key, usual) != usual:
             raise config.unsupported(key, config.get(key))
+    return _qwen3(config) | {"experts": _experts(config)}
+
+
+def _experts(config: ConfigReader, **shared: Any) -> Experts | None:
     layers = range(config.count("num_hidden_layers"))
     dense, every = config.get("mlp_only_layers") or (), config.count("decoder_sparse_step", 1)
     experts = Experts(
@@ -30,8 +44,9 @@ def _qwen3_moe(config: ConfigReader) -> dict[str, Any]:
         intermediate=config.count("moe_intermediate_size"),
         normalized=config.flag("norm_topk_prob"),
         dense_layers=tuple(i for i in layers if i in dense or (i + 1) % every),
+        **shared,
     )
-    return _qwen3(config) | {"experts": experts.of_layers(layers)}
+    return experts.of_layers(layers)
 
 
 def _windows(config: ConfigReader) -> dict[str, Any]:
@@ -44,8 +59,6 @@ def _windows(config: ConfigReader) -> dict[str, Any]:
 
 QWEN2 = Family(name="qwen2", read=_qwen2)
 QWEN3 = Family(name="qwen3", read=_qwen3)
-QWEN3_MOE = Family(
-    name="qwen3_moe",
-    read=_qwen3_moe,
-    layout=TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART),
-)
+_LAYOUT = TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART)
+QWEN2_MOE = Family(name="qwen2_moe", read=_qwen2_moe, layout=_LAYOUT)
+QWEN3_MOE = Family(name="qwen3_moe", read=_qwen3_moe, layout=_LAYOUT)

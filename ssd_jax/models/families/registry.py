@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.models.families.dots import DOTS1
 from ssd_jax.models.families.family import Family
 from ssd_jax.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
-from ssd_jax.models.families.glm import GLM, GLM4
-from ssd_jax.models.families.granite import GRANITE
+from ssd_jax.models.families.glm import GLM, GLM4, GLM4_MOE
+from ssd_jax.models.families.gpt_oss import GPT_OSS
+from ssd_jax.models.families.granite import GRANITE, GRANITE_MOE
 from ssd_jax.models.families.llama import LLAMA
+from ssd_jax.models.families.minimax import MINIMAX_M2
 from ssd_jax.models.families.mistral import MINISTRAL, MISTRAL, MISTRAL3, MIXTRAL
 from ssd_jax.models.families.nemotron import NEMOTRON
-from ssd_jax.models.families.olmo import OLMO2, OLMO3
+from ssd_jax.models.families.olmo import OLMO2, OLMO3, OLMOE
 from ssd_jax.models.families.phi3 import PHI3
-from ssd_jax.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from ssd_jax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from ssd_jax.models.families.seed_oss import SEED_OSS
 from ssd_jax.models.families.smollm3 import SMOLLM3
 from ssd_jax.system.files import shown
@@ -25,6 +28,7 @@ FAMILIES = {
         LLAMA,
         QWEN2,
         QWEN3,
+        QWEN2_MOE,
         QWEN3_MOE,
         MISTRAL,
         MINISTRAL,
@@ -32,11 +36,17 @@ FAMILIES = {
         MIXTRAL,
         SMOLLM3,
         GRANITE,
+        GRANITE_MOE,
         PHI3,
         OLMO2,
         OLMO3,
+        OLMOE,
         GLM,
         GLM4,
+        GLM4_MOE,
+        GPT_OSS,
+        MINIMAX_M2,
+        DOTS1,
         SEED_OSS,
         NEMOTRON,
         GEMMA,
@@ -50,8 +60,8 @@ SWITCHES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}
 """Families of a draft that is trained from scratch, and what they switch in a `ModelConfig`."""
 
 MISSING = {
-    "experts": "glm4_moe granitemoe llama4 minimax_m2 olmoe phimoe qwen2_moe",
-    "experts, attention sinks and MXFP4": "gpt_oss",
+    "experts that are chosen by sparsemixer": "phimoe",
+    "attention in chunks, and the text part of models that see images": "llama4",
     "experts and latent attention (MLA)": "deepseek_v2 deepseek_v3 deepseek_v32 "
     "glm4_moe_lite glm_moe_dsa kimi_k2",
     "linear attention or state spaces": "falcon_h1 granitemoehybrid kimi_linear lfm2 mamba minimax "

@@ -1,0 +1,60 @@
+"""Faults in what families with experts compute show in the logits of stored models."""
+
+import jax
+import numpy as np
+import pytest
+
+from ssd_jax.models import decoder, experts, layers
+from tests.models.golden import our_logits
+from tests.models.golden_logits import GOLDENS, golden
+from tests.sampling.edits import Edit, edited
+
+_UP = "(jnp.clip(up, -limit, limit) + 1)"
+MUTANTS = {
+    "a gate without its limit": (
+        "gpt-oss", layers, "gated", "jnp.minimum(gate, limit)", "gate",
+    ),
+    "a gate with a limit below": (
+        "gpt-oss", layers, "gated", "jnp.minimum(gate, limit)", "jnp.clip(gate, -limit, limit)",
+    ),
+    "an up without its limit": ("gpt-oss", layers, "gated", _UP, "(up + 1)"),
+    "an up that is not shifted": ("gpt-oss", layers, "gated", _UP, "jnp.clip(up, -limit, limit)"),
+    "another activation": (
+        "gpt-oss", layers, "gated", "ACTIVATIONS[activation]", 'ACTIVATIONS["silu"]',
+    ),
+    "sinks ignored": (
+        "gpt-oss", decoder.Attention, "with_sinks", "if self.sinks is None:", "if True:",
+    ),
+    "a correction left out": (
+        "glm4-moe", experts.Router, "__call__",
+        "preference = scores + self.e_score_correction_bias[...]", "preference = scores",
+    ),
+    "a correction in the weights": (
+        "minimax-m2", experts.Router, "__call__",
+        "take_along_axis(scores, chosen", "take_along_axis(preference, chosen",
+    ),
+    "a scale left out": (
+        "dots1", experts.Router, "__call__", "weights * self.experts.scale", "weights",
+    ),
+    "a shared expert left out": (
+        "glm4-moe", decoder.ExpertMLP, "__call__", "return total + shared", "return total",
+    ),
+    "a shared expert without its gate": (
+        "qwen2-moe", experts.SharedGate, "__call__",
+        "jax.nn.sigmoid(product_by_rows(x, self.weight[...]))", "jnp.ones((len(x), 1))",
+    ),
+    "weights normalised that are not": (
+        "olmoe", experts.Router, "__call__", "if self.experts.normalized:", "if True:",
+    ),
+}  # fmt: skip
+"""The stored logits, what is edited where, and how."""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name):
+    model, where, function, old, new = MUTANTS[name]
+    tokens, expected = golden(model)
+    jax.clear_caches()
+    with edited([Edit(where, function, old, new)]):
+        assert np.abs(our_logits(GOLDENS / model, tokens) - expected).max() > 0.05
+    jax.clear_caches()
