@@ -63,6 +63,17 @@ def maxima_one_by_one() -> bool:
     return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)
 
 
+def keeps_int4() -> bool:
+    """Whether arrays of int4 can be parameters of compiled programs.
+
+    JAX 0.10.2 says of arrays that it puts on chosen devices that their numbers have bytes, and
+    refuses them where a program takes half bytes.
+    """
+    import jax
+
+    return jax.__version_info__ >= (0, 12)
+
+
 def require_whole_programs() -> None:
     """Refuses to compile whole programs for absent chips if JAX cannot.
 

@@ -17,6 +17,7 @@ from ssd_jax.devices.fallbacks import find_fallbacks
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.target_base import Verification
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.tree_attention import pallas_gpu
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -151,13 +152,19 @@ def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
     assert line.endswith(f"not pallas_gpu: {size}; not pallas_mma: {size}")
 
 
-def test_native_weights_that_are_not_used_as_they_are_are_told():
+def test_weights_in_groups_that_cost_more_than_floats_are_told():
+    name = "model.layers.{}.mlp.up_proj.weight"
+    forms = {name.format(layer): GroupForm("int4", 32) for layer in range(2)}
     programs = FakePrograms("bfloat16")
-    programs.model.stored = {"lm_head.weight": "Q4_1"}
-    assert found("distribution", programs).lines == ()
-    programs.model.execution = dataclasses.replace(programs.model.execution, linear="xla")
+    config, execution = programs.model.config, programs.model.execution
+    programs.model = FunctionalModel(config, execution, groups=forms)
     (line,) = found("distribution", programs).lines
-    assert line.startswith("dtype = 'native' computes in bfloat16 here")
+    assert line.startswith("dtype = 'native' makes bfloat16 of quantised weights in every product")
+    scanned = dataclasses.replace(execution, scan_layers=True)
+    del forms[name.format(0)]
+    programs.model = FunctionalModel(config, scanned, groups=forms)
+    (line,) = found("distribution", programs).lines
+    assert line.startswith("1 quantised weights are bfloat16: layers run in one loop")
 
 
 @pytest.mark.more

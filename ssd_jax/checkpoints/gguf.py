@@ -14,10 +14,12 @@ from ssd_jax.checkpoints.gguf_config import family_of, model_config
 from ssd_jax.checkpoints.gguf_families import GgufFamily
 from ssd_jax.checkpoints.gguf_header import read_header
 from ssd_jax.checkpoints.gguf_tensors import GgufTensors
+from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.places import has_place, no_place
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import GET_AGAIN, shown
 
@@ -82,6 +84,14 @@ class GGUFFile(TensorSource):
         return self._tensors.stored_type(name)
 
     @override
+    def group_form(self, name: str) -> GroupForm | None:
+        return self._tensors.group_form(name)
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        return self._tensors.read_groups(name, rows)
+
+    @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
         return self._tensors.read_blocks(name)
 
@@ -100,6 +110,14 @@ class _Renamed(TensorSource):
     @override
     def stored_type(self, name: str) -> str | None:
         return self._stored.stored_type(self._names[name])
+
+    @override
+    def group_form(self, name: str) -> GroupForm | None:
+        return self._stored.group_form(self._names[name])
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        return self._stored.read_groups(self._names[name], rows)
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:

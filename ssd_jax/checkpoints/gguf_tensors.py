@@ -13,9 +13,11 @@ from jaxtyping import UInt8
 from typing_extensions import override
 
 from ssd_jax.checkpoints.gguf_header import TensorInfo
+from ssd_jax.checkpoints.grouped import StoredGroups, form_of_kind, from_blocks
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.kinds import STORED_KINDS
+from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.kinds import GGML_KINDS
 from ssd_jax.system.files import reading
 
 _UNQUANTISED = {
@@ -23,7 +25,7 @@ _UNQUANTISED = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-SUPPORTED = (*_UNQUANTISED, *STORED_KINDS)
+SUPPORTED = (*_UNQUANTISED, *GGML_KINDS)
 """Storage types, by ggml's names."""
 _CONVERTED_ROW = 16384
 """Values passed to gguf as one row. It converts 16 rows at a time; with pieces larger than a
@@ -63,6 +65,14 @@ class GgufTensors(TensorSource):
     @override
     def stored_type(self, name: str) -> str:
         return self._types[name].name
+
+    @override
+    def group_form(self, name: str) -> GroupForm | None:
+        return form_of_kind(self.stored_type(name))
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        return from_blocks(self.stored_type(name), self.read_blocks(name)[rows])
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*rows row_bytes"]:
@@ -134,6 +144,6 @@ def _storage_type(info: TensorInfo, path: Path) -> _StorageType:
     if kind is None or name not in SUPPORTED:
         raise InputError(
             f"{path}: tensor {info.name!r} has type {name}, which is not supported; supported: "
-            f"{', '.join(SUPPORTED)} (with `dtype='native'` {', '.join(STORED_KINDS)})"
+            f"{', '.join(SUPPORTED)} (with `dtype='native'` {', '.join(GGML_KINDS)})"
         )
     return _StorageType(name, *gguf.GGML_QUANT_SIZES[kind])

@@ -11,9 +11,11 @@ import numpy as np
 from jaxtyping import UInt8
 from typing_extensions import override
 
+from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.joined_experts import JoinedExperts
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.family import TensorLayout
 from ssd_jax.system.files import GET_AGAIN
@@ -103,6 +105,23 @@ class _Arranged(TensorSource):
         return None if name in self._experts else self._stored.stored_type(self._parts[name].name)
 
     @override
+    def group_form(self, name: str) -> GroupForm | None:
+        return None if name in self._experts else self._stored.group_form(self._parts[name].name)
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        stored = self._parts[name]
+
+        def read(rows: slice) -> StoredGroups:
+            shifted = slice(rows.start + stored.start, rows.stop + stored.start)
+            return self._stored.read_groups(stored.name, shifted)
+
+        if not (self._layout.rotates_neighbours and _ROTATED.fullmatch(name)):
+            return read(rows)
+        whole, within = self._heads(rows)
+        return read(whole).changed(lambda array: self._by_halves(array)[within])
+
+    @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
         part = self._parts[name]
         blocks = self._stored.read_blocks(part.name)[part.start : part.start + part.rows]
@@ -176,10 +195,15 @@ class _Arranged(TensorSource):
 
     def _read_heads(self, name: str, part: Index) -> np.ndarray:
         """Rows of heads whose rotated dimensions are stored as neighbours."""
-        (rows, *rest), size = part, len(self._head_order)
+        rows, *rest = part
+        whole, within = self._heads(rows)
+        return self._by_halves(self._read_rows(name, (whole, *rest)))[within].copy()
+
+    def _heads(self, rows: slice) -> tuple[slice, slice]:
+        """The rows of whole heads that some rows are part of, and where these are among them."""
+        size = len(self._head_order)
         first, last = rows.start // size * size, -(-rows.stop // size) * size
-        heads = self._by_halves(self._read_rows(name, (slice(first, last), *rest)))
-        return heads[rows.start - first : rows.stop - first].copy()
+        return slice(first, last), slice(rows.start - first, rows.stop - first)
 
     def _by_halves(self, stored: np.ndarray) -> np.ndarray:
         """Whole heads whose rotated dimensions are stored as neighbours."""

@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
 from ssd_jax.kernels.linear.kinds import BFLOAT16, KINDS
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_blocks
 from ssd_jax.models.config import ModelConfig
@@ -25,8 +28,13 @@ from ssd_jax.system.huge_pages import HugePages
 _THREADS = 2
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
-Prepare = Callable[[str, jax.Array], dict[str, jax.Array]]
+Prepare = Callable[[str, jax.Array | GroupQuantized], dict[str, jax.Array]]
 """(name, array as loaded) -> the arrays to keep of it, by name."""
+
+
+def _as_loaded(name: str, array: jax.Array | GroupQuantized) -> dict[str, jax.Array]:
+    assert isinstance(array, jax.Array)
+    return {name: array}
 
 
 def load_parameters(
@@ -41,6 +49,7 @@ def load_parameters(
         where=where,
         prepare=stacks.prepare,
         native_kinds=model.stored if model.execution.linear == "cpu" else None,
+        groups=model.group_structs(),
         progress=progress,
         pages=pages,
     )
@@ -52,8 +61,9 @@ def load_arrays(
     structs: Mapping[str, jax.ShapeDtypeStruct],
     *,
     where: str,
-    prepare: Prepare | None = None,
+    prepare: Prepare = _as_loaded,
     native_kinds: Mapping[str, str] | None = None,
+    groups: Mapping[str, GroupStructs] | None = None,
     progress: Progress | None = None,
     pages: HugePages | None = None,
 ) -> dict[str, jax.Array]:
@@ -71,6 +81,7 @@ def load_arrays(
         model quantised this way is never held whole in its wider dtype.
       native_kinds: by name, kinds of the tensors that are packed as they are stored; on the default
         device.
+      groups: by name, structs of the tensors that stay in groups, for `prepare`.
       progress: called from loading threads, never two at once, in growing order.
       pages: memory for the arrays of processors.
 
@@ -89,11 +100,13 @@ def load_arrays(
         with limit.loading(sizes[name], nbytes[name]):
             if native_kinds is not None and name in native_kinds:
                 array = _read_panels(tensors, name, native_kinds[name])
+            elif groups is not None and name in groups:
+                array = _read_groups(tensors, name, groups[name])
             elif struct.sharding is None:
                 array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
             else:
                 array = _read_sharded(tensors, name, struct)
-            prepared = {name: array} if prepare is None else prepare(name, array)
+            prepared = prepare(name, array)
             # Finish before the next tensor is read, so that host memory holds only this one.
             return {
                 name: _on_huge_pages(jax.block_until_ready(prepared[name]), pages)
@@ -187,6 +200,33 @@ def _read_sharded(tensors: TensorSource, name: str, struct: jax.ShapeDtypeStruct
         return slices[key]
 
     return jax.make_array_from_callback(struct.shape, struct.sharding, read)
+
+
+def _read_groups(tensors: TensorSource, name: str, structs: GroupStructs) -> GroupQuantized:
+    """A matrix in groups, of which the devices of this process hold some outputs and groups."""
+    values = structs.values
+    form = GroupForm(values.dtype.name, values.shape[1], minima=structs.minima is not None)
+    read: dict[tuple[int, int], StoredGroups] = {}
+
+    def part(index: Index | None, field: int, shape: tuple[int, ...]) -> np.ndarray:
+        groups, *_, outputs = bounds(index, shape)
+        key = outputs.start, outputs.stop
+        if key not in read:  # all groups of these outputs
+            read[key] = tensors.read_groups(name, outputs).in_form(form).arranged()
+        array = read[key][field]
+        assert array is not None
+        return np.ascontiguousarray(array[groups])
+
+    def array(field: int, struct: jax.ShapeDtypeStruct) -> jax.Array:
+        shape, sharding = struct.shape, struct.sharding
+        if sharding is None:
+            return jax.device_put(part(None, field, shape))
+        return jax.make_array_from_callback(
+            shape, sharding, lambda index: part(index, field, shape)
+        )
+
+    minima = None if structs.minima is None else array(2, structs.minima)
+    return GroupQuantized(array(0, values), array(1, structs.scales), minima)
 
 
 class _LoadLimit:

@@ -1,4 +1,5 @@
-"""Weights in the quantised types that a file stores them in, for `dtype = native`."""
+"""Weights in the quantised types that a file stores them in, for `dtype = native`: packed for the
+products of a processor, or in groups for those of XLA."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from collections import Counter
 
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.kinds import BFLOAT16, STORED_KINDS
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _KINDS = (*STORED_KINDS, BFLOAT16.name)
+_FLOATS = (None, BFLOAT16.name, "BF16", "F16", "F32")
+"""Types of matrices that are not quantised."""
 _KIND_NAMES = ", ".join(STORED_KINDS)
 _REMEDY = "give `dtype='bfloat16'` or `dtype='int8'` (`draft_dtype` of a draft)"
 
@@ -39,14 +43,10 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
     Raises:
       InputError: nothing is quantised, or a matrix of a product has a type that no kernel takes.
     """
-    if any(map(_of_experts, tensors.shapes)):
-        raise InputError(f"{where}: dtype = 'native' has no products with experts; {_REMEDY}")
+    _refuse_experts(tensors, where)
     kinds = {name: tensors.stored_type(name) for name in _product_weights(tensors)}
     if None in kinds.values():
-        raise InputError(
-            f"{where} is no GGUF file and not quantised, and dtype = 'native' takes weights as "
-            f"they are quantised in their file ({_KIND_NAMES}); {_REMEDY}"
-        )
+        raise _not_quantised(where)
     unsupported = [name for name, kind in kinds.items() if kind not in _KINDS]
     if unsupported:
         counts = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds.values()).items())
@@ -70,6 +70,65 @@ def has_native(tensors: TensorSource) -> bool:
 
 def _of_experts(name: str) -> bool:
     return ".mlp.experts." in name
+
+
+def native_groups(tensors: TensorSource, *, where: str) -> dict[str, GroupForm]:
+    """The form of each matrix that stays in groups; reads no data. Those that are not quantised
+    become bfloat16.
+
+    Args:
+      where: names the checkpoint in errors.
+
+    Raises:
+      InputError: nothing is quantised, or a matrix of a product in another way than in groups of
+        inputs that follow each other.
+    """
+    _refuse_experts(tensors, where)
+    forms = {
+        name: form
+        for name, shape in tensors.shapes.items()
+        if len(shape) == 2 and (form := tensors.group_form(name)) is not None
+    }
+    others = _without_form(tensors)
+    if others:
+        raise InputError(
+            f"{where}: dtype = 'native' takes integers and 8-bit floats with scales of groups of "
+            f"inputs that follow each other, and tensor {others[0]!r} is "
+            f"{tensors.stored_type(others[0])} without these; {_REMEDY}"
+        )
+    if not forms:
+        raise _not_quantised(where)
+    return forms
+
+
+def has_groups(tensors: TensorSource) -> bool:
+    """Whether `native_groups` has forms."""
+    forms = (tensors.group_form(name) for name in _product_weights(tensors))
+    refused = any(map(_of_experts, tensors.shapes)) or _without_form(tensors)
+    return any(form is not None for form in forms) and not refused
+
+
+def _refuse_experts(tensors: TensorSource, where: str) -> None:
+    if any(map(_of_experts, tensors.shapes)):
+        raise InputError(f"{where}: dtype = 'native' has no products with experts; {_REMEDY}")
+
+
+def _without_form(tensors: TensorSource) -> list[str]:
+    """Matrices that are quantised otherwise than in groups."""
+    return [
+        name
+        for name, shape in tensors.shapes.items()
+        if len(shape) > 1
+        and tensors.stored_type(name) not in _FLOATS
+        and tensors.group_form(name) is None
+    ]
+
+
+def _not_quantised(where: str) -> InputError:
+    return InputError(
+        f"{where} is no GGUF file and not quantised, and dtype = 'native' takes weights as they "
+        f"are quantised in their file ({_KIND_NAMES}); {_REMEDY}"
+    )
 
 
 def _product_weights(tensors: TensorSource) -> list[str]:

@@ -12,7 +12,7 @@ from ssd_jax.checkpoints.draft_source import is_int8_draft, open_draft
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.load import check_size
-from ssd_jax.checkpoints.native import has_native
+from ssd_jax.checkpoints.native import has_groups, has_native
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
 from ssd_jax.checkpoints.places import check_places, check_tied
 from ssd_jax.checkpoints.quantized.registry import scheme_of
@@ -53,10 +53,10 @@ def dtype_of_draft(
 ) -> str:
     """The default dtype that a draft computes in.
 
-    It is the target's, except int8 if that is `native` and the draft is not a GGUF file of types
-    that have products. On a processor, a draft checkpoint whose matrices are int8 computes in w8a8
-    unless its target computes in float32: acceptance hardly differs, and less is read and
-    multiplied.
+    It is the target's, except int8 if that is `native` and the draft is not quantised in a way that
+    products read as it is. On a processor, a draft checkpoint whose
+    matrices are int8 computes in w8a8 unless its target computes in float32: acceptance hardly
+    differs, and less is read and multiplied.
 
     Args:
       source: source of the draft.
@@ -75,8 +75,19 @@ def dtype_of_draft(
             return "w8a8"
         if dtype != "native":
             return dtype
-        file = _gguf_file(path)
-        return dtype if file is not None and has_native(GGUFFile(file)) else "int8"
+        tensors = _quantised_tensors(source, path)
+        as_stored = has_native if platform in ("cpu", None) else has_groups
+        return dtype if tensors is not None and as_stored(tensors) else "int8"
+
+
+def _quantised_tensors(source: str, path: Path) -> TensorSource | None:
+    """The tensors of a checkpoint that may be quantised: a GGUF file, or one that says so."""
+    file = _gguf_file(path)
+    if file is not None:
+        return GGUFFile(file)
+    where = path / CONFIG
+    quantised = where.exists() and "quantization_config" in read_json(where)
+    return _open(source, path, None).tensors if quantised else None
 
 
 def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:

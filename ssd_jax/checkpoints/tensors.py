@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jaxtyping import UInt8
 
+from ssd_jax.checkpoints.grouped import StoredGroups
+from ssd_jax.kernels.linear.group_form import GroupForm
+
 Index = tuple[slice, ...]
 """One slice an axis, from the first; missing axes are whole. Steps are 1, bounds not negative."""
 
@@ -54,6 +57,15 @@ class TensorSource(ABC):
         The array may be a view of the file and must not be written to.
         """
         raise ValueError(f"{name} has no stored blocks")
+
+    def group_form(self, name: str) -> GroupForm | None:
+        """The form of a matrix in groups of inputs; None if it is not in groups."""
+        del name
+        return None
+
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        """Rows of a matrix, which has a form; `rows` has a start and a stop within the matrix."""
+        raise ValueError(f"{name} is not in groups")
 
     @abstractmethod
     def read_part(self, name: str, part: Index) -> np.ndarray:

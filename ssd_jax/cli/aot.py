@@ -13,6 +13,7 @@ from ssd_jax.compat import require_whole_programs
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.roles.drafting import MAX_NODES
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
@@ -31,6 +32,13 @@ _FLAGS: settings.FlagSpecs = {
     "devices": (
         *("int", None),
         "number of devices in the slice or GPU machine; default: those of --mesh",
+    ),
+    "weights": (
+        "str",
+        None,
+        "how matrices of the target's layers are stored, with scales of 128 inputs each; "
+        "default: in its dtype",
+        ("int4", "int8", "float8"),
     ),
     "compile": ("bool", True, "compile all programs; --compile=false gives sizes alone, at once"),
 }
@@ -83,6 +91,11 @@ def run(arguments: Sequence[str]) -> int:
             raise InputError(
                 f"{name} = {dtype!r} is for processors; give one of {', '.join(_DTYPES)}"
             )
+    if options["weights"] is not None and config.dtype != "bfloat16":
+        raise InputError(
+            f"weights = {options['weights']!r} are multiplied in bfloat16, and dtype = "
+            f"{config.dtype!r}; leave out one"
+        )
     for name, value in (("k", config.k), ("budget", config.budget), ("tree_nodes", nodes)):
         if value == "auto":
             raise InputError(f"{name} = 'auto' needs measured costs; give a number")
@@ -92,6 +105,10 @@ def run(arguments: Sequence[str]) -> int:
     return _show(config, draft_dtype, {**options, "tree_nodes": nodes or 0})
 
 
+_FORMS = {
+    name: GroupForm(dtype, group=128)
+    for name, dtype in (("int4", "int4"), ("int8", "int8"), ("float8", "float8_e4m3fn"))
+}
 _EXAMPLE = "ssd-jax aot --target=llama-3.1-8b --draft=llama-3.2-1b --chip=v6e --devices=8"
 
 
@@ -119,6 +136,7 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
         draft=read_configuration(config.draft),
         target_dtype=config.dtype,
         draft_dtype=draft_dtype,
+        weights=_FORMS.get(options["weights"]),
     )
     require_same_words(config.target, pair.target, config.draft, pair.draft)
     limits = {config.target: pair.target.max_context, config.draft: pair.draft.max_context}
@@ -140,9 +158,9 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
     slice_ = ChipSlice(name=name, devices=find(name, count))
     with progress_bar("compiling", unit="programs") as progress:
         modes = modes_of(pair, slice_, sizes, split, grid, progress)
-    devices_text = f"{count} {name}"
+    devices_text, of_target = f"{count} {name}", options["weights"] or config.dtype
     title = (
-        f"{config.target} ({config.dtype}) with {config.draft} ({draft_dtype}) on {devices_text}: "
+        f"{config.target} ({of_target}) with {config.draft} ({draft_dtype}) on {devices_text}: "
         f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
         f"budget = {sizes.branches}"
         + (f", tree_nodes = {sizes.nodes}" if sizes.nodes else "")

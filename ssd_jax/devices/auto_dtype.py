@@ -7,7 +7,7 @@ import math
 import jax
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.native import has_native
+from ssd_jax.checkpoints.native import has_groups, has_native
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress, TensorSource
 from ssd_jax.kernels.linear import api as products
@@ -16,8 +16,8 @@ from ssd_jax.kernels.linear import api as products
 def auto_dtype(source: str, mesh: Mesh | None, *, progress: Progress | None = None) -> str:
     """The dtype of a target in which nothing is lost that its checkpoint has, where there is one.
 
-    It is `native` for a GGUF file whose quantised matrices are multiplied as they are here,
-    float32 for matrices stored in float32, and else bfloat16.
+    It is `native` where quantised matrices are multiplied as they are here, float32 for matrices
+    stored in float32, and else bfloat16.
 
     Args:
       source: see `Config.target`.
@@ -28,9 +28,9 @@ def auto_dtype(source: str, mesh: Mesh | None, *, progress: Progress | None = No
       InputError: see `open_checkpoint`; of the weights, one row is read.
     """
     tensors = open_checkpoint(source, progress=progress).tensors
-    devices = 1 if mesh is None else mesh.size
-    as_stored = products.backend(jax.default_backend(), "native", devices=devices) == "cpu"
-    if as_stored and has_native(tensors):
+    platform, devices = jax.default_backend(), 1 if mesh is None else mesh.size
+    packed = products.backend(platform, "native", devices=devices) == "cpu"
+    if has_native(tensors) if packed else platform == "tpu" and has_groups(tensors):
         return "native"
     return "float32" if _is_float32(tensors) else "bfloat16"
 

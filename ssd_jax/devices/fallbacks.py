@@ -78,11 +78,7 @@ def find_fallbacks(
     page_size = kv_pages.BLOCK if programs.paging is None else programs.paging.size
     lines += _uncompiled_lines(models.values(), page_size)
     lines += _verification_lines(programs.model)
-    if any(model.stored and model.execution.linear == "xla" for model in models.values()):
-        lines.append(
-            "dtype = 'native' computes in bfloat16 here: quantised weights are used as they are on "
-            "CPU, on one device, with a C++ compiler"
-        )
+    lines += _group_lines(models.values())
     for role, model in models.items():
         lines += mesh_lines(role, model)
     replicated = {
@@ -160,6 +156,23 @@ def _uncompiled_lines(models: Collection[FunctionalModel], page_size: int) -> li
     on_one_device = any(size == 1 for _, size in choices) and why_missing() is None
     if on_one_device and (not_cached := why_not_cached()) is not None:
         lines.append(f"kernels are compiled anew at every start: {not_cached}")
+    return lines
+
+
+def _group_lines(models: Collection[FunctionalModel]) -> list[str]:
+    """Lines on weights in groups that are not read as they are, or take more time than floats."""
+    lines = []
+    if jax.default_backend() == "cpu" and any(model.has_groups for model in models):
+        lines.append(
+            "dtype = 'native' makes bfloat16 of quantised weights in every product here, which "
+            "takes time: a processor multiplies them as they are on one device, with a C++ compiler"
+        )
+    count = sum(model.ungrouped for model in models)
+    if count:
+        lines.append(
+            f"{count} quantised weights are bfloat16: layers run in one loop, and in another layer "
+            "the same weight is stored otherwise"
+        )
     return lines
 
 

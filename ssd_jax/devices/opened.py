@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.load import check_tensors, load_parameters
-from ssd_jax.checkpoints.native import native_kinds
+from ssd_jax.checkpoints.native import native_groups, native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import Tokenizer
@@ -260,16 +260,19 @@ def open_model(
     if trees and execution.attention == "cpu":
         kernels = execution.kernels or Kernels()
         execution = dataclasses.replace(execution, kernels=kernels._replace(tiles=False))
-    stored = {}
-    if dtype == "native":
-        stored = native_kinds(checkpoint.tensors, where=str(checkpoint.path))
+    stored, groups, where = {}, {}, str(checkpoint.path)
+    if dtype == "native" and execution.linear == "cpu":
+        stored = native_kinds(checkpoint.tensors, where=where)
+    elif dtype == "native":
+        groups = native_groups(checkpoint.tensors, where=where)
     model = FunctionalModel(
         checkpoint.config,
         execution,
         mesh=mesh,
         output_ids=checkpoint.output_ids,
         stored=stored,
+        groups=groups,
     )
     check_page_size(model, kv_pages.BLOCK)
-    check_tensors(checkpoint.tensors, model.checkpoint_structs(), str(checkpoint.path))
+    check_tensors(checkpoint.tensors, model.checkpoint_structs(), where)
     return OpenedModel(checkpoint, checkpoint.tokenizer, model)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.devices import tree_growth
@@ -78,6 +79,8 @@ def tree_structs(opened: OpenedModel, *, slots: int, shape: TreeShape, support: 
 def _shard_bytes(struct: jax.ShapeDtypeStruct) -> int:
     unsharded = struct.sharding is None
     shape = struct.shape if unsharded else struct.sharding.shard_shape(struct.shape)
+    if struct.dtype == jnp.int4:  # two of which NumPy keeps in two bytes, and devices in one
+        return math.prod(shape) // 2
     return math.prod(shape) * struct.dtype.itemsize
 
 

@@ -90,7 +90,8 @@ def bundle_rows(
     share alike.
 
     Queries, keys and values come first and in this order: XLA joins their products, for which it
-    would copy weights that lie elsewhere.
+    would copy weights that lie elsewhere. Weights in groups have arrays of their own: of slices of
+    an array XLA would make values.
     """
     arrays: dict[str, Bundle] = {}
     locations = {}
@@ -100,7 +101,8 @@ def bundle_rows(
 
     for name in sorted(variables, key=order):
         struct, (layer, _) = variables[name], _split_layer(name)
-        if layer and "experts" not in axes[name]:  # which loops index, and slices would be copies
+        # Experts are indexed by loops, for which slices would be copies.
+        if layer and "experts" not in axes[name] and struct.ndim < 3:
             partition = rules.spec(axes[name]) if devices > 1 else ()
             shards = devices if partition and partition[0] == TENSOR_AXIS else 1
             rows, width = struct.shape[0] // shards, struct.shape[1:]

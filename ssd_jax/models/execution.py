@@ -20,6 +20,8 @@ class Execution:
       compute: dtype of weights and of activations entering a product (float32, bfloat16 or int8);
         norms, softmax, the residual stream and logits are always float32.
       digits: int8 digits of an activation in an int8 product, see `kernels/linear/quantized.py`.
+      scaled_sums: whether products with weights in groups scale the sums of groups, see
+        `kernels/linear/groups.py`.
       pages: storage dtype of the key/value pages.
       min_rows: products get at least this many rows; fewer are padded with zeros.
       scan_layers: one scanned layer instead of unrolled ones.
@@ -40,6 +42,7 @@ class Execution:
     compute: jnp.dtype
     pages: jnp.dtype
     digits: int = 2
+    scaled_sums: bool = False
     min_rows: int = 1
     scan_layers: bool = False
     few_arrays: bool = False
@@ -122,6 +125,7 @@ class Execution:
             compute=compute,
             pages=kv_pages.storage_dtype(_floating(compute), platform),
             digits=1 if dtype == "w8a8" else 2,
+            scaled_sums=gpu,
             min_rows=3 if padded else 8 if gpu else 1,
             scan_layers=platform == "tpu",
             few_arrays=gpu,

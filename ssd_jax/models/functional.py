@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int32
 
+from ssd_jax.compat import keeps_int4
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.linear.blocks import BLOCK, to_blocks
+from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.kernels.piece import Piece
@@ -44,7 +47,9 @@ Parameters = Sequence[jax.Array]
 
 _EMBEDDING = "model.embed_tokens."
 _SCALE = "_scale"
-"""Suffix to a weight's name: the scales of its int8 rows."""
+"""Suffix to a weight's name: the scales of its int8 rows, or of its groups."""
+_MINIMUM = "_minimum"
+"""Suffix to a weight's name: the minima of its groups."""
 _CACHE_BYTES = 2**25  # bytes of weights that stay in the cache shared by cores
 
 
@@ -61,6 +66,8 @@ class FunctionalModel:
         None where row v is token v. They are constants in a draft's programs.
       stored: by tensor name, the kind of each weight that is packed as its checkpoint stores it,
         where weights are packed.
+      ungrouped: number of weights that are not in groups of inputs, as `groups` has them: layers
+        that run in one loop have them in different ways.
       bundles: parameters that hold several tensors.
     """
 
@@ -72,6 +79,7 @@ class FunctionalModel:
         mesh: Mesh | None = None,
         output_ids: Int32[np.ndarray, "N"] | None = None,
         stored: Mapping[str, str] | None = None,
+        groups: Mapping[str, GroupForm] | None = None,
     ) -> None:
         if output_ids is not None and len(output_ids) != config.output_size:
             raise ValueError(f"{len(output_ids)} ids for output_size = {config.output_size}")
@@ -91,13 +99,19 @@ class FunctionalModel:
         sharded_config = dataclasses.replace(config, num_kv_heads=self.kv_heads)
         module = CausalLM(sharded_config, execution)
         self._packed = _pack(module, self.stored) if execution.linear == "cpu" else {}
+        grouped = self._group(module, groups or {})
         blocked = self._block(module) if execution.blocks else {}
         for _, matrix in nnx.iter_modules(module):
             if isinstance(matrix, Matrix):
                 matrix.digits = execution.digits
+                matrix.scaled_sums = execution.scaled_sums
         self._graph, state = nnx.split(module)
         self._flat = {_joined(path): variable for path, variable in nnx.to_flat_state(state)}
         tensors = {name: self._tensors(name) for name in self._flat}
+        self._grouped = {
+            tensor: matrix for name, matrix in grouped.items() for tensor in tensors[name]
+        }
+        self.ungrouped = len(groups or {}) - len(self._grouped)
         self._variables = {
             tensor: variable for name, variable in self._flat.items() for tensor in tensors[name]
         }
@@ -124,41 +138,68 @@ class FunctionalModel:
         mesh = None
         if self.mesh is not None:
             mesh = self.mesh.axis_names, self.mesh.devices.shape, self.mesh.axis_types
-        parts = self.config, self.execution, mesh, sorted(self.stored.items()), ids
+        forms = sorted((name, matrix.form) for name, matrix in self._grouped.items())
+        weights = sorted(self.stored.items()), forms
+        parts = self.config, self.execution, mesh, weights, ids
         return repr(parts)
 
     def checkpoint_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
         structs = {}
         for name, variable in self._variables.items():
-            if name.endswith(_SCALE):
-                continue  # made from its weight
+            if name.endswith((_SCALE, _MINIMUM)):
+                continue  # made from its weight, or read with it
             value, axes, copies = variable.get_value(), variable.axes, self._copies(variable)
             shape = value.shape[-len(axes) :]  # of one layer
-            if matrix := self._packed.get(name) or self._blocked.get(name):
+            grouped = self._grouped.get(name)
+            if matrix := self._packed.get(name) or self._blocked.get(name) or grouped:
                 shape, axes = matrix.shape, matrix.axes
             if copies > 1:
                 shape, axes = (shape[0] // copies, *shape[1:]), (None,) * len(shape)
-            is_float = not jnp.issubdtype(value.dtype, jnp.integer)
+            is_float = grouped or not jnp.issubdtype(value.dtype, jnp.integer)
             dtype = value.dtype if is_float else self.execution.floating
             structs[name] = self._struct(shape, dtype, axes)
         return structs
 
-    def prepare(self, name: str, array: jax.Array) -> dict[str, jax.Array]:
+    def group_structs(self) -> dict[str, GroupStructs]:
+        """Structs to load each tensor with whose weight is in groups, as `checkpoint_structs`."""
+
+        def struct(name: str) -> jax.ShapeDtypeStruct:
+            variable = self._variables[name]
+            value, axes, copies = variable.get_value(), variable.axes, self._copies(variable)
+            shape = value.shape[-len(axes) :]
+            if copies > 1:
+                shape, axes = (*shape[:-1], shape[-1] // copies), (None,) * len(shape)
+            return self._struct(shape, value.dtype, axes)
+
+        return {
+            name: GroupStructs(
+                struct(name),
+                struct(f"{name}{_SCALE}"),
+                None if matrix.weight_minimum is None else struct(f"{name}{_MINIMUM}"),
+            )
+            for name, matrix in self._grouped.items()
+        }
+
+    def prepare(self, name: str, array: jax.Array | GroupQuantized) -> dict[str, jax.Array]:
         """Converts a checkpoint tensor, loaded as `checkpoint_structs`, to itself, panels, or
-        int8 rows and scales. A tensor in `stored` already comes in panels.
+        int8 rows and scales. A tensor in `stored` already comes in panels, one of `group_structs`
+        in groups.
 
         Returns: arrays by name, for `assemble`.
         """
+        if isinstance(array, GroupQuantized):
+            fields = zip((name, f"{name}{_SCALE}", f"{name}{_MINIMUM}"), array, strict=True)
+            return {
+                field: self._repeat_heads(values, self._variables[field], -1)
+                for field, values in fields
+                if values is not None
+            }
         if name in self._packed:
             pack = _pack_int8 if self.execution.compute == jnp.int8 else _pack_bfloat16
             return {name: array if name in self.stored else pack(array)}
         variable, blocked = self._variables[name], self._blocked.get(name)
-        axes, copies = (blocked or variable).axes, self._copies(variable)
-        if copies > 1:
-            heads = array.reshape(self.config.num_kv_heads, -1, *array.shape[1:])
-            repeated = _repeat(heads, repeats=copies, axis=0)
-            array = jax.device_put(repeated.reshape(-1, *array.shape[1:]), self._sharding(axes))
+        axes, array = (blocked or variable).axes, self._repeat_heads(array, blocked or variable, 0)
         if blocked:
             return {name: _sharded(to_blocks, self._sharding(variable.axes))(array)}
         if variable.get_value().dtype != jnp.int8:
@@ -166,6 +207,18 @@ class FunctionalModel:
         shardings: Any = Quantized(self._sharding(axes), self._sharding(axes[:-1]))  # type: ignore[arg-type]
         rows = _sharded(quantize, shardings)(array)
         return {name: rows.values, f"{name}{_SCALE}": rows.scales}
+
+    def _repeat_heads(
+        self, array: jax.Array, variable: nnx.Variable | Matrix, axis: Literal[0, -1]
+    ) -> jax.Array:
+        """An array with the copies of its heads, along an axis, that several devices have."""
+        copies = self._copies(variable)
+        if copies == 1:
+            return array
+        before, after = ((), array.shape[1:]) if axis == 0 else (array.shape[:-1], ())
+        heads = array.reshape(*before, self.config.num_kv_heads, -1, *after)
+        repeated = _repeat(heads, repeats=copies, axis=len(before)).reshape(*before, -1, *after)
+        return jax.device_put(repeated, self._sharding(variable.axes))
 
     def assemble(self, arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The flat parameter list, from loaded tensors and `bundles` (see `stacks.Stacks`)."""
@@ -210,6 +263,11 @@ class FunctionalModel:
             name: self._struct_of(bundle.struct, bundle.axes)
             for name, bundle in self.bundles.arrays.items()
         }
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether weights are in groups of inputs."""
+        return bool(self._grouped)
 
     @property
     def has_panels(self) -> bool:
@@ -266,9 +324,29 @@ class FunctionalModel:
     def _sharding(self, axes: Axes) -> Sharding | None:
         return None if self.mesh is None else NamedSharding(self.mesh, self.rules.spec(axes))
 
-    def _copies(self, variable: nnx.Variable) -> int:
+    def _copies(self, variable: nnx.Variable | Matrix) -> int:
         """Number of copies of each row of its tensor."""
         return self.rules.kv_copies if "kv_heads" in variable.axes else 1
+
+    def _group(self, module: CausalLM, forms: Mapping[str, GroupForm]) -> dict[str, Matrix]:
+        """Turns weights into groups where all tensors of a variable have them; returns them by
+        variable. Groups are so small that each device has whole ones."""
+        grouped = {}
+        for path, matrix in nnx.iter_modules(module):
+            name = _joined((*path, "weight"))
+            if not isinstance(matrix, Matrix) or isinstance(matrix, ExpertMatrix):
+                continue
+            form = _joint_form([forms.get(tensor) for tensor in self._tensors(name)])
+            if form is not None:
+                form = form if keeps_int4() else form.widened()
+                matrix.group(form.divided(matrix.shape[1] // self._shares(matrix)))
+                grouped[name] = matrix
+        return grouped
+
+    def _shares(self, matrix: Matrix) -> int:
+        """Number of devices that share the inputs of a weight."""
+        sharded = self.mesh is not None and self.rules.spec(matrix.axes)[1] is not None
+        return self.mesh.shape[TENSOR_AXIS] if self.mesh is not None and sharded else 1
 
     def _block(self, module: CausalLM) -> dict[str, Matrix]:
         """Turns weights that products take into blocks, where they divide into them on each device;
@@ -279,9 +357,7 @@ class FunctionalModel:
                 continue
             if matrix.weight_scale is not None:
                 continue
-            sharded = self.rules.spec(matrix.axes)[1] is not None
-            devices = self.mesh.shape[TENSOR_AXIS] if self.mesh is not None and sharded else 1
-            if matrix.shape[1] % (BLOCK * devices) == 0:
+            if matrix.shape[1] % (BLOCK * self._shares(matrix)) == 0:
                 matrix.block()
                 blocked[_joined((*path, "weight"))] = matrix
         return blocked
@@ -294,6 +370,14 @@ class FunctionalModel:
         experts = self.config.mechanisms.experts
         first = len(experts.dense_layers) if experts is not None else 0
         return [f"{layers}{i}.{rest}" for i in range(first, self.config.num_layers)]
+
+
+def _joint_form(forms: Sequence[GroupForm | None]) -> GroupForm | None:
+    """The form that holds weights of all these; None if there is none."""
+    joint, *others = forms
+    for form in others:
+        joint = None if joint is None or form is None else joint.joined(form)
+    return joint
 
 
 def _joined(path: Sequence[Any]) -> str:

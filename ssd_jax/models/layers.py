@@ -9,9 +9,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int32, Shaped
+from typing_extensions import override
 
-from ssd_jax.kernels.linear.api import W8A8, Packed, Quantized, Weight, products, take
+from ssd_jax.kernels.experts.api import ExpertWeight
+from ssd_jax.kernels.linear.api import (
+    W8A8,
+    GroupQuantized,
+    Packed,
+    Quantized,
+    ScaledSums,
+    Weight,
+    products,
+    take,
+)
 from ssd_jax.kernels.linear.blocks import BLOCK
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import Norm, rms_norm, row_sum
 from ssd_jax.models.mechanisms import Activation
@@ -46,17 +58,21 @@ def stack(layer: Layer, depth: int) -> Layer:
 
 
 class Matrix(nnx.Module):
-    """A weight [out, in]; if it is int8, with a scale for each output, made at loading."""
+    """A weight [out, in]; if it is int8, with a scale for each output, made at loading; or in
+    groups of inputs, with their scales and minima."""
 
     def __init__(self, shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype):
         self.weight = parameter(shape, axes, dtype)
         scales = parameter(shape[:-1], axes[:-1], jnp.dtype(jnp.float32))
         self.weight_scale = scales if dtype == jnp.int8 else None
+        self.weight_minimum: nnx.Param | None = None
         self.shape = shape
         self.axes = axes
         self.kind: str | None = None
+        self.form: GroupForm | None = None
         self.cache_resident = False  # see `Packed`
         self.digits = 2  # of an activation, if the weight is int8
+        self.scaled_sums = False  # see `ScaledSums`
 
     def pack(self, kind: str) -> None:
         """Stores the weight in panels of a kind; to be called before there are arrays."""
@@ -65,6 +81,19 @@ class Matrix(nnx.Module):
         self.weight = nnx.Param(panels, axes=(None, None))
         self.weight_scale = None
         self.kind = kind
+
+    def group(self, form: GroupForm) -> None:
+        """Stores the weight in groups of inputs; to be called before there are arrays."""
+        value: Any = self.weight.get_value()
+        (outputs, inputs), (output_axis, input_axis) = self.shape, self.axes
+        stacked, groups = value.shape[:-2], inputs // form.group
+        shape, axes = (*stacked, groups, outputs), (input_axis, output_axis)
+        self.weight_scale = nnx.data(parameter(shape, axes, jnp.dtype(jnp.float32)))
+        if form.minima:
+            self.weight_minimum = nnx.data(parameter(shape, axes, jnp.dtype(jnp.float32)))
+        shape, axes = (*stacked, groups, form.group, outputs), (input_axis, None, output_axis)
+        self.weight = parameter(shape, axes, jnp.dtype(form.dtype))
+        self.form = form
 
     def block(self) -> None:
         """Stores the weight in blocks of inputs; to be called before there are arrays."""
@@ -81,6 +110,11 @@ class Matrix(nnx.Module):
             return Packed(panels, self.kind, outputs, inputs, self.cache_resident)
         if self.weight_scale is None:
             return self.weight[...]
+        if self.form is not None:
+            minimum = self.weight_minimum
+            minima = None if minimum is None else minimum[...]
+            groups = ScaledSums if self.scaled_sums else GroupQuantized
+            return groups(self.weight[...], self.weight_scale[...], minima)
         int8 = Quantized if self.digits == 2 else W8A8
         return int8(self.weight[...], self.weight_scale[...])
 
@@ -93,6 +127,14 @@ class ExpertMatrix(Matrix):
     ):
         super().__init__(shape, axes, dtype)
         self.bias = parameter(shape[:-1], axes[:-1], jnp.dtype(jnp.float32)) if bias else None
+
+    @property
+    @override
+    def operand(self) -> ExpertWeight:
+        """The weight as `expert_products` takes it."""
+        operand = super().operand
+        assert not isinstance(operand, GroupQuantized)
+        return operand
 
 
 class Linear(Matrix):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from ssd_jax.kernels.linear.api import Packed, Quantized, Weight, products
+from ssd_jax.kernels.linear.api import GroupQuantized, Packed, Quantized, Weight, products
 from ssd_jax.kernels.linear.xla import product
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import Norm, rms_norm
@@ -125,7 +125,9 @@ def _products(
     compute: jnp.dtype | None = None,
 ) -> list[Float32[Array, "n _"]]:
     """`products` with the weights cast to `compute`, in which gradients are computed too."""
-    floating = [weight for weight in weights if not isinstance(weight, Quantized | Packed)]
+    floating = [
+        weight for weight in weights if not isinstance(weight, Quantized | GroupQuantized | Packed)
+    ]
     if not floating:
         return products(x, weights, norm)
     x = x if norm is None else rms_norm(x, norm)

@@ -7,7 +7,7 @@ import pytest
 from ssd_jax.checkpoints.gguf import GGUFFile
 from ssd_jax.checkpoints.gguf_tensors import SUPPORTED
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.kinds import STORED_KINDS
+from ssd_jax.kernels.linear.kinds import GGML_KINDS
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
 
@@ -99,4 +99,4 @@ def test_an_unsupported_type_is_named_with_the_tensor_and_the_supported_ones(tmp
         )
     for part in ("token_embd.weight", "Q2_K", *SUPPORTED):
         assert part in str(error.value)
-    assert f"(with `dtype='native'` {', '.join(STORED_KINDS)})" in str(error.value)
+    assert f"(with `dtype='native'` {', '.join(GGML_KINDS)})" in str(error.value)

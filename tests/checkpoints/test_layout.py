@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.models.mechanisms import Mechanisms
@@ -192,3 +194,26 @@ def test_blocks_of_quantised_matrices_are_in_the_order_of_the_rows_that_are_read
         np.testing.assert_array_equal(
             tensors.read_blocks(name).view(np.float32), tensors.read(name)
         )
+
+
+@pytest.mark.parametrize(("family", "joined"), [("phi3", True), ("glm4", False)])
+def test_matrices_in_groups_are_in_the_order_of_the_rows_that_are_read(family, joined):
+    class InGroups(Stored):
+        def group_form(self, name):
+            return GroupForm("int8", HIDDEN)
+
+        def read_groups(self, name, rows):
+            array = self.arrays[name][rows]
+            return StoredGroups(array[:, 1:], array[:, :1])
+
+    rows = {"qkv_proj": 8 * SIZE} if joined else {"q_proj": 4 * SIZE, "k_proj": 2 * SIZE}
+    stored = InGroups(**{f"{ATTENTION}.{key}.weight": (n, HIDDEN) for key, n in rows.items()})
+    tensors = of(family, stored, rotary_dim=SIZE // 2)
+    for part in "qk":
+        name = f"{ATTENTION}.{part}_proj.weight"
+        assert tensors.group_form(name) == GroupForm("int8", HIDDEN)
+        for rows in (slice(0, 2 * SIZE), slice(3, 13)):
+            values, scales, minima = tensors.read_groups(name, rows)
+            assert minima is None
+            found = np.concatenate([scales, values], axis=1)
+            np.testing.assert_array_equal(found, tensors.read(name, (rows,)))

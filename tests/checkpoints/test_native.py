@@ -14,11 +14,12 @@ from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.shipped import shipped_drafts
 from ssd_jax.config.config import Config
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
+from ssd_jax.kernels.linear.kinds import GGML_KINDS, KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.reference import dense
 from ssd_jax.loading import resolve
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
+from tests.checkpoints.gptq import quantise
 from tests.kernels.stored_rows import random_blocks
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -111,7 +112,7 @@ def test_rows_that_are_merely_looked_up_may_have_any_type(tmp_path):
     assert not has_native(GGUFFile(written(tmp_path, lm_head="F16")))
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", GGML_KINDS)
 def test_panels_hold_what_the_file_holds(tmp_path, kind):
     blocks = random_blocks(kind, tiny.VOCAB, tiny.HIDDEN)
     tensors = tiny.hf_tensors("llama", tied=True)
@@ -149,6 +150,10 @@ def test_a_draft_is_native_where_its_file_can_be(tmp_path):
     assert found(written(tmp_path, k_proj="F16")) == "int8"
     tiny.write_hf(tmp_path / "hf")
     assert found(tmp_path / "hf") == "int8"
+    assert dtype_of_draft(str(tmp_path / "hf"), "native", platform="tpu") == "int8"
+    quantise(tmp_path / "hf")
+    assert found(tmp_path / "hf") == "native"
+    assert dtype_of_draft(str(tmp_path / "hf"), "native", platform="tpu") == "native"
     assert dtype_of_draft(str(tmp_path / "hf"), "bfloat16", platform="cpu") == "bfloat16"
 
 

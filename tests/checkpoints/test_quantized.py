@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gguf
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -21,7 +22,9 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.reference import dense
 from tests.checkpoints import tiny_models as tiny
+from tests.checkpoints.float8 import write_float8
 from tests.checkpoints.gptq import packed, quantise
+from tests.kernels.stored_rows import dequantized
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "quantized"
 
@@ -54,6 +57,7 @@ KINDS_BY_NAME = {
     **{"awq": "Q4_1", "packed4": "Q4_0", "packed4_zeros": "Q4_1", "packed8": "Q8_0"},
     "mxfp4": "MXFP4",
 }
+FLOAT8 = ("float8_tensor", "float8_rows")  # whose scales are those of blocks of 128 inputs
 
 
 def opened(tmp_path, name):
@@ -121,7 +125,31 @@ def test_integers_in_groups_stay_integers_in_blocks(tmp_path, name, kind):
     np.testing.assert_allclose(read, values, rtol=0, atol=tolerance * np.abs(values).max())
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - KINDS_BY_NAME.keys()))
+@pytest.mark.parametrize("name", FLOAT8)
+def test_floats_of_8_bits_stay_in_blocks_with_their_scales(tmp_path, name):
+    tensors, values = opened(tmp_path, name)
+    assert tensors.stored_type("m.weight") == "F8_E4M3"
+    read = dequantized("F8_E4M3", tensors.read_blocks("m.weight"))
+    np.testing.assert_array_equal(read[:, : values.shape[1]], tensors.read("m.weight"))
+    np.testing.assert_array_equal(read[:, values.shape[1] :], 0)
+
+
+@pytest.mark.parametrize("columns", [128, 256])
+def test_blocks_of_8_bit_floats_are_cut_at_128_inputs(tmp_path, columns):
+    rng = np.random.default_rng(0)
+    floats = rng.normal(size=(40, 300)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.random((3, -(-300 // columns))).astype(np.float32)
+    write_float8(tmp_path, {"m.weight": floats, "m.weight_scale_inv": scales})
+    config = {"quant_method": "fp8", "weight_block_size": [16, columns]}
+    stored, scheme = SafetensorsDirectory(tmp_path), scheme_of(config, where="here")
+    tensors = QuantizedTensors(stored, scheme, where="here")
+    assert tensors.stored_type("m.weight") == "F8_E4M3"
+    read = dequantized("F8_E4M3", tensors.read_blocks("m.weight"))
+    spread = np.repeat(np.repeat(scales, 16, 0), columns, 1)[:40, :300]
+    np.testing.assert_array_equal(read[:, :300], floats.astype(np.float32) * spread)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - KINDS_BY_NAME.keys() - {*FLOAT8}))
 def test_other_types_are_named_where_they_have_no_products(tmp_path, name):
     tensors, _ = opened(tmp_path, name)
     assert not has_native(tensors)

@@ -8,12 +8,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear import api, cpu, packing, reference
-from ssd_jax.kernels.linear.kinds import KINDS, STORED_KINDS
+from ssd_jax.kernels.linear.kinds import GGML_KINDS, KINDS, STORED_KINDS
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.kernels.piece import Piece
 from ssd_jax.kernels.rows import Norm, rms_norm
@@ -35,7 +36,11 @@ pack_int8 = jax.jit(lambda dense: packing.pack_int8(*quantize(dense)))
 def weight(kind, outputs, inputs, seed=0):
     rng = np.random.default_rng(seed)
     if kind in STORED_KINDS:
-        panels = packing.pack_blocks(KINDS[kind], random_blocks(kind, outputs, inputs, seed))
+        padded = KINDS[kind].padded_inputs(inputs)
+        blocks = random_blocks(kind, outputs, padded, seed)
+        if kind == "F8_E4M3":  # the last block has zeros behind the inputs
+            blocks[:, blocks.shape[1] - (padded - inputs) :] = 0
+        panels = packing.pack_blocks(KINDS[kind], blocks)
     else:
         dense = jnp.asarray(rng.normal(size=(outputs, inputs)), jnp.float32)
         panels = (pack_bfloat16 if kind == "bfloat16" else pack_int8)(dense)
@@ -70,7 +75,7 @@ def test_products_are_the_references(kind, shape):
     np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "F8_E4M3"])
 @pytest.mark.parametrize("inputs", [1, 2, 3, 31, 33, 65, 127])
 def test_products_take_any_number_of_inputs(kind, inputs):
     x, packed = states(3, max(inputs, 4))[:, :inputs], weight(kind, 37, inputs)
@@ -78,10 +83,10 @@ def test_products_take_any_number_of_inputs(kind, inputs):
     np.testing.assert_allclose(product(x, packed), want, atol=2e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", cases(KINDS, "bfloat16", "int8", "Q4_1", "Q6_K"))
+@pytest.mark.parametrize("kind", cases(KINDS, "bfloat16", "int8", "F8_E4M3", "Q4_1", "Q6_K"))
 @pytest.mark.parametrize("inputs", cases([768, 1056], 1056))
 def test_a_row_has_the_same_bits_beside_any_rows(kind, inputs):
-    if kind in STORED_KINDS:
+    if kind in GGML_KINDS:
         inputs -= inputs % KINDS[kind].block
     x, packed = states(max(ROWS), inputs), weight(kind, 100, inputs)
     whole = product(x, packed)
@@ -109,7 +114,7 @@ def test_what_is_not_finite_shows_and_stays_in_its_row(kind, value, rows):
     others = np.arange(rows) != 2
     np.testing.assert_array_equal(bad[others], good[others])
     assert not np.isfinite(bad[2]).any()
-    assert kind == "bfloat16" or np.isnan(bad[2]).all()
+    assert kind in ("bfloat16", "F8_E4M3") or np.isnan(bad[2]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,6 +141,23 @@ def test_rows_of_a_weight_can_be_looked_up(kind):
     assert np.isnan(outside).all()
 
 
+def test_every_float_of_8_bits_is_looked_up_and_multiplied_as_it_is():
+    codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    blocks = np.concatenate([np.full((2, 1), 3, np.float32).view(np.uint8), codes], axis=1)
+    panels = packing.pack_blocks(KINDS["F8_E4M3"], blocks)
+    packed = api.Packed(jnp.asarray(panels), "F8_E4M3", 2, 128)
+    want = 3 * codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    found = jax.jit(lambda at: api.take(packed, at))(np.arange(2, dtype=np.int32))
+    np.testing.assert_array_equal(found, want)
+    one = np.eye(128, dtype=np.float32)[:127]  # not the last input, which is no number
+    products = np.concatenate([product(one[first : first + 32], packed) for first in (0, 32, 64)])
+    assert np.isnan(products).all()  # 0 times what is no number
+    blocks[:, -1] = 0
+    panels = packing.pack_blocks(KINDS["F8_E4M3"], blocks)
+    packed = api.Packed(jnp.asarray(panels), "F8_E4M3", 2, 128)
+    np.testing.assert_array_equal(product(one, packed), want[:, :127].T)
+
+
 def test_weights_of_another_kind_or_shape_are_refused():
     packed = weight("Q4_1", 64, 256)
     for wrong in (
@@ -148,7 +170,7 @@ def test_weights_of_another_kind_or_shape_are_refused():
             product(states(1, 256), wrong)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "Q4_1"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "w8a8", "F8_E4M3", "Q4_1"])
 def test_rows_are_normed_before(kind):
     size = jnp.array([[1.0], [1e-3], [1.0], [0.0], [1e-3]])  # some small beside eps
     x, packed = states(5, 288) * size, weight(kind, 40, 288)

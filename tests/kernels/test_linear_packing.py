@@ -1,29 +1,32 @@
 from __future__ import annotations
 
-import gguf
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from ssd_jax.kernels.linear.kinds import BFLOAT16, INT8, KINDS, LANES, STORED_KINDS
+from ssd_jax.kernels.linear.kinds import (
+    BFLOAT16,
+    FLOAT8,
+    GGML_KINDS,
+    INT8,
+    KINDS,
+    LANES,
+    STORED_KINDS,
+)
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_blocks, pack_int8
 from ssd_jax.kernels.linear.quantized import digits, integer_product, quantize
 from ssd_jax.kernels.linear.reference import dense, product
-from tests.kernels.stored_rows import random_blocks
+from tests.kernels.stored_rows import dequantized, random_blocks
 
 OUTPUTS = (1, 31, 32, 33, 100)
-
-
-def dequantized(kind: str, blocks: np.ndarray) -> np.ndarray:
-    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
 
 
 @pytest.mark.parametrize("outputs", OUTPUTS)
 @pytest.mark.parametrize("inputs", [256, 768])
 @pytest.mark.parametrize("name", STORED_KINDS)
-def test_packed_blocks_hold_what_gguf_dequantises(name, inputs, outputs):
+def test_packed_blocks_hold_the_values_of_stored_ones(name, inputs, outputs):
     """Exactly: a scale times an integer needs at most 24 bits, so that only the sum is rounded."""
     kind, blocks = KINDS[name], random_blocks(name, outputs, inputs)
     panels = pack_blocks(kind, blocks)
@@ -96,7 +99,17 @@ def test_int8_is_kept(outputs, inputs):
         assert panels[0, 32 * 100] == 128
 
 
-@pytest.mark.parametrize("name", STORED_KINDS)
+def test_floats_lie_as_the_kernel_decodes_them():
+    """Lane 5's inputs 4 to 7 of its second block, in the order of pairs, and its scale."""
+    blocks = random_blocks("F8_E4M3", 32, 256)
+    block = pack_blocks(FLOAT8, blocks)[0, 4224:]
+    np.testing.assert_array_equal(
+        block[128 + 4 * 5 :][:4], blocks[5, 132 + 4 + 4 :][:4][[0, 2, 1, 3]]
+    )
+    np.testing.assert_array_equal(block[4096 + 4 * 5 :][:4], blocks[5, 132:136])
+
+
+@pytest.mark.parametrize("name", GGML_KINDS)
 def test_products_of_blocks_are_close_to_those_of_their_values(name):
     """int8 activations are off by up to half of 1/127 of the largest of 32."""
     kind, blocks = KINDS[name], random_blocks(name, 40, 512)
@@ -118,6 +131,14 @@ def test_products_of_bfloat16_are_those_of_its_values():
     x, weight = rng.normal(size=(2, 3, 100)).astype(ml_dtypes.bfloat16).astype(np.float32)
     panels = np.asarray(pack_bfloat16(jnp.asarray(weight)))
     np.testing.assert_allclose(product(x, BFLOAT16, panels, 3), x @ weight.T, rtol=1e-4, atol=1e-5)
+
+
+def test_products_of_float8_are_those_of_its_values():
+    x = np.random.default_rng(0).normal(size=(3, 256)).astype(ml_dtypes.bfloat16)
+    blocks = random_blocks("F8_E4M3", 40, 256)
+    found = product(x.astype(np.float32), FLOAT8, pack_blocks(FLOAT8, blocks), 40)
+    want = x.astype(np.float64) @ dequantized("F8_E4M3", blocks).T
+    np.testing.assert_allclose(found, want, atol=1e-6 * np.abs(want).max())
 
 
 def test_products_of_int8_are_those_of_the_quantised_weights():

@@ -1,19 +1,26 @@
 """Texts of a checkpoint whose matrices are quantised."""
 
+from pathlib import Path
+
 import pytest
 
 from ssd_jax.llm.llm import LLM
 from ssd_jax.testing import tiny
+from tests.checkpoints import tiny_pair
+from tests.checkpoints.float8 import quantise_float8
 from tests.checkpoints.gptq import quantise
 from tests.llm.runs import ids, outputs, requests
 
 
 @pytest.mark.more
-def test_text_of_sd_is_that_of_decoding_token_by_token_with_integers_as_they_are(tmp_path):
+@pytest.mark.parametrize("quantised", [quantise, lambda path: quantise_float8(path, (32, 128))])
+def test_text_of_sd_is_that_of_decoding_token_by_token_with_weights_as_they_are(
+    tmp_path, quantised
+):
     tiny.write_checkpoint(
         tmp_path, "qwen3", hidden_size=64, intermediate_size=64, num_attention_heads=8
     )
-    quantise(tmp_path)
+    quantised(tmp_path)
     settings = {"compile_cache": "off", "dtype": "auto", "context": 320, "slots": 4, "k": 3}
     with LLM(tmp_path, draft="ngram", mode="sd", **settings) as llm:
         assert llm.resolved.dtype == "native"
@@ -21,3 +28,25 @@ def test_text_of_sd_is_that_of_decoding_token_by_token_with_integers_as_they_are
         alone = ids(outputs(llm, asked, "ar"))
         assert len({tuple(text) for text in alone}) > 1
         assert ids(outputs(llm, asked, "sd")) == alone
+
+
+@pytest.mark.parametrize("quantised", [quantise, lambda path: quantise_float8(path, (32, 64))])
+def test_every_mode_over_devices_says_what_one_token_at_a_time_does_with_weights_in_groups(
+    tmp_path, quantised
+):
+    target, draft = tiny_pair.write(tmp_path, "qwen3", hidden_size=64, intermediate_size=192)
+    quantised(Path(target))
+    settings = {"compile_cache": "off", "draft_placement": "inline", "mesh": "tensor=2"}
+    sizes = {"context": 320, "slots": 4, "k": "3", "budget": "8"}
+    settings |= sizes | {"exact": "bitwise", "draft": draft, "mode": "ssd"}
+    with LLM(target, dtype="native", draft_dtype="bfloat16", **settings) as llm:
+        assert llm.target.model.has_groups
+        assert any("takes time" in line for line in llm.notices)
+        asked = requests(llm, "ratio")
+        alone = ids(outputs(llm, asked, "ar"))
+        assert len({tuple(text) for text in alone}) > 1
+        for mode in ("sd", "ssd"):
+            assert ids(outputs(llm, asked, mode)) == alone
+    settings = {"compile_cache": "off", "mesh": "tensor=2", "context": 320, "slots": 4}
+    with LLM(target, dtype="bfloat16", mode="ar", **settings) as plain:
+        assert ids(outputs(plain, asked, "ar")) == alone

@@ -6,8 +6,12 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.blocks import kind_of
-from ssd_jax.checkpoints.quantized.groups import Groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.groups import (
+    GroupLayout,
+    Groups,
+    contiguous_groups,
+    unpack,
+)
 from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 _PER_WORD = 8
@@ -43,9 +47,9 @@ class Awq(GroupScheme):
         )
 
     @override
-    def kind(self, stored: StoredTensors, module: str) -> str | None:
+    def layout(self, stored: StoredTensors, module: str) -> GroupLayout:
         groups, (_, inputs) = stored.shapes[f"{module}.scales"][0], self.shape(stored, module)
-        return kind_of(4, inputs // groups, symmetric=False)
+        return GroupLayout(4, inputs // groups, symmetric=False)
 
 
 def _outputs(stored: StoredTensors, name: str, rows: slice) -> UInt8[np.ndarray, "rows n"]:

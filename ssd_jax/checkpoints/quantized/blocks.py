@@ -1,11 +1,12 @@
-"""Integers in groups as ggml's blocks of 32 inputs, so that products read them as they are."""
+"""Quantised matrices in blocks (`Kind.stored_bytes`), so that products read them as they are."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Float32, Shaped, UInt8
 
 from ssd_jax.checkpoints.quantized.groups import Groups
+from ssd_jax.kernels.linear.kinds import FLOAT8
 
 _BLOCK = 32
 
@@ -19,6 +20,16 @@ def kind_of(bits: int, group: int, *, symmetric: bool) -> str | None:
     if group % _BLOCK or bits not in (4, 8) or (bits == 8 and not symmetric):
         return None
     return "Q8_0" if bits == 8 else "Q4_0" if symmetric else "Q4_1"
+
+
+def pack_floats(
+    floats: Shaped[np.ndarray, "rows inputs"], scales: Float32[np.ndarray, "rows blocks"]
+) -> UInt8[np.ndarray, "rows row_bytes"]:
+    """Rows of 8-bit floats in blocks, the last one padded with zeros."""
+    rows, inputs = floats.shape
+    padding = (0, 0), (0, FLOAT8.padded_inputs(inputs) - inputs)
+    blocks = np.pad(floats.view(np.uint8), padding).reshape(rows, -1, FLOAT8.block)
+    return np.concatenate([scales[..., None].view(np.uint8), blocks], axis=-1).reshape(rows, -1)
 
 
 def pack(kind: str | None, groups: Groups) -> UInt8[np.ndarray, "rows row_bytes"]:

@@ -7,8 +7,13 @@ import dataclasses
 import numpy as np
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.blocks import kind_of
-from ssd_jax.checkpoints.quantized.groups import Groups, check_groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.groups import (
+    GroupLayout,
+    Groups,
+    check_groups,
+    contiguous_groups,
+    unpack,
+)
 from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 
@@ -61,12 +66,13 @@ class PackedRows(GroupScheme):
         return Groups(unpack(packed, self.bits)[:, :inputs], scales, zeros, order)
 
     @override
-    def kind(self, stored: StoredTensors, module: str) -> str | None:
+    def layout(self, stored: StoredTensors, module: str) -> GroupLayout | None:
         _, inputs = self.shape(stored, module)
         if f"{module}.weight_g_idx" in stored.shapes:
             return None
         groups = stored.shapes[f"{module}.weight_scale"][1]
-        return kind_of(self.bits, inputs // groups, symmetric=_zeros(module) not in stored.shapes)
+        symmetric = _zeros(module) not in stored.shapes
+        return GroupLayout(self.bits, inputs // groups, symmetric=symmetric)
 
 
 def _zeros(module: str) -> str:

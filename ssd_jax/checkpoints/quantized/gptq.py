@@ -7,8 +7,13 @@ import dataclasses
 import numpy as np
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.blocks import kind_of
-from ssd_jax.checkpoints.quantized.groups import Groups, check_groups, contiguous_groups, unpack
+from ssd_jax.checkpoints.quantized.groups import (
+    GroupLayout,
+    Groups,
+    check_groups,
+    contiguous_groups,
+    unpack,
+)
 from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 
@@ -60,7 +65,7 @@ class Gptq(GroupScheme):
         return Groups(integers, scales.T, zeros.T, order)
 
     @override
-    def kind(self, stored: StoredTensors, module: str) -> str | None:
+    def layout(self, stored: StoredTensors, module: str) -> GroupLayout | None:
         groups, (_, inputs) = stored.shapes[f"{module}.scales"][0], self.shape(stored, module)
-        kind = kind_of(self.bits, inputs // groups, symmetric=self.symmetric)
-        return kind if self.ordered else None
+        layout = GroupLayout(self.bits, inputs // groups, symmetric=self.symmetric)
+        return layout if self.ordered else None

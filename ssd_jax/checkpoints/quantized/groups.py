@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
+
+from ssd_jax.checkpoints.grouped import StoredGroups
+
+
+class GroupLayout(NamedTuple):
+    """How a matrix is in groups of inputs that follow each other.
+
+    Attributes:
+      bits: of an integer.
+      group: inputs of a group.
+      symmetric: whether all zeros are half of the range.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +48,21 @@ class Groups:
         zeros = self.zeros.astype(np.float32)[:, self.group_of_input]
         scales = self.scales.astype(np.float32)[:, self.group_of_input]
         return (self.integers.astype(np.float32) - zeros) * scales
+
+
+def in_groups(layout: GroupLayout, groups: Groups) -> StoredGroups:
+    """The integers less half of their range, with minima where zeros are not that.
+
+    Raises:
+      ValueError: zeros are not as the layout says.
+    """
+    half = 1 << (layout.bits - 1)
+    scales, zeros = (part.astype(np.float32) for part in (groups.scales, groups.zeros))
+    if layout.symmetric and (zeros != half).any():
+        raise ValueError("the zeros are not half of the range, as the configuration says")
+    values = (groups.integers.astype(np.int16) - half).astype(np.int8)
+    minima = None if layout.symmetric else (half - zeros) * scales
+    return StoredGroups(values, scales, minima)
 
 
 def unpack(words: Shaped[np.ndarray, "*rows words"], bits: int) -> UInt8[np.ndarray, "*rows _"]:

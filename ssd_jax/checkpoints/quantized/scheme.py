@@ -10,9 +10,11 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.blocks import pack
-from ssd_jax.checkpoints.quantized.groups import Groups
+from ssd_jax.checkpoints.grouped import StoredGroups
+from ssd_jax.checkpoints.quantized.blocks import kind_of, pack
+from ssd_jax.checkpoints.quantized.groups import GroupLayout, Groups, in_groups
 from ssd_jax.checkpoints.tensors import Index
+from ssd_jax.kernels.linear.group_form import GroupForm
 
 MatrixShape = tuple[int, int]
 """Outputs and inputs."""
@@ -78,6 +80,15 @@ class Scheme(ABC):
         """A module's matrices in blocks of their kind."""
         raise ValueError(f"{module} has no kind")
 
+    def group_form(self, stored: StoredTensors, module: str) -> GroupForm | None:
+        """The form of a matrix in groups of inputs; None if it is not in groups."""
+        del stored, module
+        return None
+
+    def read_stored_groups(self, stored: StoredTensors, module: str, rows: slice) -> StoredGroups:
+        """Rows of a module's matrix, which has a form."""
+        raise ValueError(f"{module} is not in groups")
+
 
 class MatrixScheme(Scheme):
     """A format of modules with one matrix each."""
@@ -107,6 +118,11 @@ class GroupScheme(MatrixScheme):
     def read_groups(self, stored: StoredTensors, module: str, rows: slice) -> Groups:
         """Rows of a module's matrix."""
 
+    @abstractmethod
+    def layout(self, stored: StoredTensors, module: str) -> GroupLayout | None:
+        """How a module's matrix is in groups; None if these are not of inputs that follow each
+        other."""
+
     @override
     def read_rows(
         self, stored: StoredTensors, module: str, rows: slice
@@ -119,3 +135,22 @@ class GroupScheme(MatrixScheme):
     ) -> UInt8[np.ndarray, "outputs row_bytes"]:
         rows = slice(0, self.shape(stored, module)[0])
         return pack(self.kind(stored, module), self.read_groups(stored, module, rows))
+
+    @override
+    def kind(self, stored: StoredTensors, module: str) -> str | None:
+        layout = self.layout(stored, module)
+        return layout and kind_of(layout.bits, layout.group, symmetric=layout.symmetric)
+
+    @override
+    def group_form(self, stored: StoredTensors, module: str) -> GroupForm | None:
+        layout = self.layout(stored, module)
+        if layout is None:
+            return None
+        dtype = "int8" if layout.bits > 4 else "int4"
+        return GroupForm(dtype, layout.group, minima=not layout.symmetric)
+
+    @override
+    def read_stored_groups(self, stored: StoredTensors, module: str, rows: slice) -> StoredGroups:
+        layout = self.layout(stored, module)
+        assert layout is not None
+        return in_groups(layout, self.read_groups(stored, module, rows))

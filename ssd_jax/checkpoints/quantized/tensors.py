@@ -8,10 +8,12 @@ import numpy as np
 from jaxtyping import UInt8
 from typing_extensions import override
 
+from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.quantized.scheme import Scheme
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.kinds import BFLOAT16
 from ssd_jax.system.files import GET_AGAIN
 
@@ -90,6 +92,19 @@ class QuantizedTensors(TensorSource):
         """The kind of a quantised matrix, its format's name if it has no kind; bfloat16 for what is
         beside them."""
         return self._kinds.get(name, BFLOAT16.name) or self._scheme.name
+
+    @override
+    def group_form(self, name: str) -> GroupForm | None:
+        module = self._modules.get(name)
+        return None if module is None else self._scheme.group_form(self._stored, module)
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        module = self._modules[name]
+        try:
+            return self._scheme.read_stored_groups(self._stored, module, rows)
+        except _MISFITS as error:
+            raise self._misfit(module, error) from None
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:

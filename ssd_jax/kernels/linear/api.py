@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax.kernels.handlers import why_missing
-from ssd_jax.kernels.linear import blocks, cpu, quantized, xla
+from ssd_jax.kernels.linear import blocks, cpu, groups, quantized, xla
 from ssd_jax.kernels.linear.blocks import stored_in_blocks
 from ssd_jax.kernels.linear.cpu import Packed
+from ssd_jax.kernels.linear.groups import GroupQuantized, ScaledSums
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized
 from ssd_jax.kernels.rows import Norm, rms_norm
 
-Weight = Float[Array, "... _ _"] | Quantized | Packed
+Weight = Float[Array, "... _ _"] | Quantized | GroupQuantized | Packed
 
 
 def backend(platform: str, dtype: str, *, devices: int = 1) -> str:
@@ -51,13 +52,17 @@ def take(weight: Weight, indices: Int32[Array, "n"]) -> Float32[Array, "n inputs
         return cpu.take(weight, indices)
     if isinstance(weight, Quantized):
         return quantized.take(weight, indices)
+    if isinstance(weight, GroupQuantized):
+        return groups.take(weight, indices)
     return blocks.take(weight, indices).astype(jnp.float32)
 
 
 __all__ = [
     "W8A8",
+    "GroupQuantized",
     "Packed",
     "Quantized",
+    "ScaledSums",
     "Weight",
     "backend",
     "products",

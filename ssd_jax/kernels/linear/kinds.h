@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "activations.h"
+#include "float8.h"
 #include "grouped.h"
 #include "grouped_tiles.h"
 #include "panel.h"
@@ -34,7 +35,7 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
       const bool whole = lanes == kPanel && many == Written(Form::kBfloat16, many, tiles);
       Sums<Form::kBfloat16>(x.Bfloat16(row, begin), count, many, from, ahead, tiles,
                             whole ? y + row * w.outputs : *own, 4 * (whole ? w.outputs : kPanel),
-                            begin > 0);
+                            begin > 0, steps);
       for (int64_t r = 0; r < many && !whole && begin + count == steps; ++r)
         std::memcpy(y + (row + r) * w.outputs, own[r], lanes * sizeof(float));
     }
@@ -60,7 +61,7 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
       const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.cache_resident);
       int32_t(*own)[kPanel] = sums + digit % (2 * kTile);
       Sums<Form::kDigits>(x.Row(digit, begin), count, many, from, ahead, tiles, own, 4 * kPanel,
-                          begin > 0);
+                          begin > 0, steps);
       for (int64_t r = 0; r < many && begin + count == steps; r += kMany) {
         const int64_t row = (digit + r) / kMany;
         float y[kPanel];
@@ -152,6 +153,7 @@ constexpr Kind kKinds[] = {
      Int8Row},
     {"w8a8", Form::kDigit, 64, 64 * kPanel, kPanel * 4, Int8Panel<1, &Activations::digit>,
      Int8Row},
+    {"F8_E4M3", Form::kBfloat16, 128, kFloat8Bytes, 0, Float8Panel, Float8Row},
     Of<kQ4_0>("Q4_0"),
     Of<kQ4_1>("Q4_1"),
     Of<kQ5_0>("Q5_0"),

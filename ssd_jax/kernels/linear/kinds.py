@@ -9,6 +9,8 @@ zero bytes, so that their scales make their values 0. A block, by kind:
   int8       of each four inputs, 32 x a word of u = value + 128. K is padded with u = 128. After
              all blocks, 32 x float32 scale.
   w8a8       as int8.
+  F8_E4M3    of each four inputs, 32 x a word of 8-bit floats, of inputs 0, 2, 1, 3; 32 x float32
+             scale. K is padded with zeros.
   Q4_0       4 steps of 32 x a word of nibbles; 32 x float16 scale.
   Q4_1       as Q4_0; 32 x float16 minimum.
   Q5_0       4 steps of 32 x a word of nibbles; 32 x a word of high bits; 32 x float16
@@ -53,7 +55,8 @@ class Kind:
       offset: the excess of the stored integers over the values.
       minima: whether a group has a minimum.
       e2m1: whether nibbles are floats of E2M1, and scales exponents.
-      stored_bytes: bytes of ggml's block (one output, `block` inputs); 0 if ggml has no such type.
+      stored_bytes: bytes of ggml's block (one output, `block` inputs); of F8_E4M3, which ggml does
+        not have, of a float32 scale and the floats; else 0.
       tail_bytes: bytes after a panel's last block.
     """
 
@@ -88,6 +91,9 @@ _HALVES = 2 * LANES
 BFLOAT16 = Kind("bfloat16", block=32, block_bytes=16 * _WORDS, per_word=2)
 INT8 = Kind("int8", block=64, block_bytes=16 * _WORDS, per_word=4, offset=128, tail_bytes=_WORDS)
 W8A8 = dataclasses.replace(INT8, name="w8a8")
+FLOAT8 = Kind(
+    "F8_E4M3", block=128, block_bytes=33 * _WORDS, per_word=4, group=128, stored_bytes=132
+)
 
 _STORED = (
     Kind("Q4_0", 32, 4 * _WORDS + _HALVES, 8, group=32, offset=8, stored_bytes=18),
@@ -115,7 +121,10 @@ _STORED = (
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The floats of four bits, by their bits."""
 
-KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, W8A8, *_STORED)}
+KINDS = {kind.name: kind for kind in (BFLOAT16, INT8, W8A8, FLOAT8, *_STORED)}
 
-STORED_KINDS = tuple(kind.name for kind in _STORED)
+GGML_KINDS = tuple(kind.name for kind in _STORED)
 """The kinds that store weights of GGUF files unchanged."""
+
+STORED_KINDS = (*GGML_KINDS, FLOAT8.name)
+"""The kinds that store weights of files unchanged."""

@@ -24,7 +24,7 @@ Lanes = np.ndarray
 def pack_blocks(
     kind: Kind, blocks: UInt8[np.ndarray, "outputs row_bytes"]
 ) -> UInt8[np.ndarray, "panels panel_bytes"]:
-    """Packs a weight as ggml stores it: a row of blocks for each output.
+    """Packs a weight as files store it (see `Kind.stored_bytes`): a row of blocks for each output.
 
     Args:
       kind: one of `STORED_KINDS`.
@@ -134,6 +134,13 @@ def _q8_0(stored: Stored) -> list[Lanes]:
     return [values ^ np.uint32(0x80808080), scale]  # value + 128 in every byte
 
 
+def _f8_e4m3(stored: Stored) -> list[Lanes]:
+    scale, floats = _split_fields(stored, ("<u4", 1), ("<u4", 32))
+    outer, inner = floats & np.uint32(0xFF0000FF), floats & np.uint32(0x00FFFF00)
+    inner = (inner << np.uint32(8) & np.uint32(0x00FF0000)) | (inner >> np.uint32(8))
+    return [outer | (inner & np.uint32(0x00FFFF00)), scale]  # bytes 0, 2, 1, 3
+
+
 def _q4_k(stored: Stored, high_words: int = 0) -> list[Lanes]:
     """Q4_K; Q5_K with 8 words of fifth bits, in which bit j of a byte belongs to group j."""
     d, scales, high, nibbles = _split_fields(
@@ -199,6 +206,7 @@ def _nibbles(words: Lanes, half: int) -> Lanes:
 
 
 _FIELDS_BY_KIND: dict[str, Callable[[Stored], list[Lanes]]] = {
+    "F8_E4M3": _f8_e4m3,
     "Q4_0": functools.partial(_q4, scales=1),
     "Q4_1": functools.partial(_q4, scales=2),
     "Q5_0": functools.partial(_q5, scales=1),
@@ -209,4 +217,4 @@ _FIELDS_BY_KIND: dict[str, Callable[[Stored], list[Lanes]]] = {
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
 }
-"""Functions from ggml's blocks to the parts of a panel's block, in the stream's order."""
+"""Functions from stored blocks to the parts of a panel's block, in the stream's order."""

@@ -159,10 +159,11 @@ constexpr int Sweeps(Form form, int rows) { return kPanel / kLanes / Vectors(for
 
 #if defined(SSD_JAX_TILES)
 
-// Sums of kHeight * 16 rows with a panel; a row of `out` is so many bytes.
+// Sums of kHeight * 16 rows, which have `all` steps, with a panel; a row of `out` is so many bytes.
 template <Form form, int kHeight>
-void TileSums(const char* x, int64_t steps, const char* w, Ahead ahead, char* out, int64_t stride) {
-  const char* below = x + steps * kTile * kLine;
+void TileSums(const char* x, int64_t steps, const char* w, Ahead ahead, char* out, int64_t stride,
+              int64_t all) {
+  const char* below = x + all * kTile * kLine;
   ahead.Begin(1);
 #define MULTIPLY(to, a, b)                                    \
   if constexpr (form == Form::kBfloat16)                      \
@@ -201,7 +202,7 @@ void TileSums(const char* x, int64_t steps, const char* w, Ahead ahead, char* ou
 #else
 
 template <Form form, int kHeight>
-void TileSums(const char*, int64_t, const char*, Ahead, char*, int64_t) {}
+void TileSums(const char*, int64_t, const char*, Ahead, char*, int64_t, int64_t) {}
 
 #endif
 
@@ -320,19 +321,20 @@ inline int64_t Written(Form form, int64_t rows, bool tiles) {
 }
 
 // Sums of the rows of a pass with a part of a panel, [Written(rows), kPanel] of 4 bytes; a row of `out`
-// is so many bytes. With `more` they are added to those of `out`; tiles take no part but all.
+// is so many bytes. With `more` they are added to those of `out`, which tiles do not. The rows have
+// `all` steps.
 template <Form form>
 void Sums(const char* x, int64_t steps, int64_t rows, const char* part, Ahead ahead, bool tiles,
-          void* out, int64_t stride, bool more) {
+          void* out, int64_t stride, bool more, int64_t all) {
   char* to = static_cast<char*>(out);
   if (!tiles)
     WithRows<MostTogether(form)>(
         rows,
         [&](auto many) { VectorSums<form, many()>(x, steps, part, ahead, to, stride, more); });
   else if (rows > kTile)
-    TileSums<form, 2>(x, steps, part, ahead, to, stride);
+    TileSums<form, 2>(x, steps, part, ahead, to, stride, all);
   else
-    TileSums<form, 1>(x, steps, part, ahead, to, stride);
+    TileSums<form, 1>(x, steps, part, ahead, to, stride, all);
 }
 
 // A packed weight, and where its products go.

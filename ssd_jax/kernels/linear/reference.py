@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
-from ssd_jax.kernels.linear.kinds import BFLOAT16, E2M1, INT8, LANES, W8A8, Kind
+from ssd_jax.kernels.linear.kinds import BFLOAT16, E2M1, FLOAT8, INT8, LANES, W8A8, Kind
 from ssd_jax.kernels.linear.quantized import DIGIT, LARGEST
 
 Panels = UInt8[np.ndarray, "panels panel_bytes"]
@@ -34,11 +34,12 @@ def product(
 ) -> Float32[np.ndarray, "n outputs"]:
     """x @ dense(...)^T with activations of fewer bits: the kernel's result, except for rounding.
 
-    bfloat16: activations are rounded to bfloat16. int8: each activation is two int8 digits, with a
-    scale a row; w8a8: the first digit only. ggml's types: int8 with a scale for each 32 inputs.
-    Sums of integers are exact; the rest is in float64, and the result is rounded to float32.
+    bfloat16, F8_E4M3: activations are rounded to bfloat16. int8: each activation is two int8
+    digits, with a scale a row; w8a8: the first digit only. ggml's types: int8 with a scale for each
+    32 inputs. Sums of integers are exact; the rest is in float64, and the result is rounded to
+    float32.
     """
-    if kind == BFLOAT16:
+    if kind in (BFLOAT16, FLOAT8):
         weight = dense(kind, panels, outputs, x.shape[1]).astype(np.float64)
         return (x.astype(ml_dtypes.bfloat16).astype(np.float64) @ weight.T).astype(np.float32)
     units, scales, minima = _unpack(kind, panels, outputs)
@@ -129,6 +130,8 @@ def _block(
     elif kind.e2m1:
         units, scale = read_units(), np.exp2(read("u1") - 128)
         groups = [(units, scale, np.zeros_like(scale))]
+    elif kind == FLOAT8:
+        groups = [(read_units(), scale := read("<f4"), np.zeros_like(scale))]
     else:
         units, scale = read_units(), read("<f2")
         groups = [(units, scale, read("<f2") if kind.minima else np.zeros_like(scale))]
@@ -143,7 +146,9 @@ def _steps(words: UInt8[np.ndarray, "panels bytes"]) -> UInt8[np.ndarray, "panel
 def _units(
     kind: Kind, steps: UInt8[np.ndarray, "panels steps 32 4"]
 ) -> Float64[np.ndarray, "panels inputs 32"]:
-    """The integers of consecutive words; of one group, if two integers share a byte."""
+    """The integers of consecutive words; of one group, if two integers share a byte; or floats."""
+    if kind == FLOAT8:
+        steps = steps[..., [0, 2, 1, 3]].view(ml_dtypes.float8_e4m3fn)
     values = steps.swapaxes(2, 3).reshape(len(steps), -1, LANES)
     if kind.per_word == 8:
         values = np.concatenate([values & 0xF, values >> 4], axis=1)

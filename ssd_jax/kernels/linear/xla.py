@@ -6,18 +6,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from ssd_jax.kernels.linear import groups
 from ssd_jax.kernels.linear.blocks import contraction
+from ssd_jax.kernels.linear.groups import GroupQuantized
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized, digits, integer_product
 from ssd_jax.kernels.precision import precision
 
 
 def product(
-    x: Float[Array, "n inputs"], weight: Float[Array, "... outputs _"] | Quantized
+    x: Float[Array, "n inputs"], weight: Float[Array, "... outputs _"] | Quantized | GroupQuantized
 ) -> Float32[Array, "n outputs"]:
     """x @ weight^T; see `api.products`. Products that share x share its quantised form, which the
     compiler computes only once."""
     if isinstance(weight, Quantized):
         return integer_product(digits(x, single=isinstance(weight, W8A8)), weight)
+    if isinstance(weight, GroupQuantized):
+        return groups.product(x, weight)
     x, dimensions = contraction(x.astype(weight.dtype), weight)
     return jax.lax.dot_general(
         x,

@@ -11,7 +11,9 @@ import math
 import re
 from collections.abc import Iterator
 
-_BYTES = {"pred": 1, "bf16": 2, **{f"{kind}{8 * n}": n for kind in "suf" for n in (1, 2, 4, 8)}}
+_BITS = {"pred": 8, "bf16": 16, "s4": 4, "u4": 4} | {
+    f"{kind}{8 * n}": 8 * n for kind in "suf" for n in (1, 2, 4, 8)
+}
 _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+)\[([\d,]*)\](\{[^}]*\})?")
 _ON_CHIP = re.compile(r"S\([1-9]")  # memory space of a layout; 0 is the device's own memory
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -66,7 +68,7 @@ class Instruction:
     def parts(self) -> list[int]:
         """Bytes of the result, or of each part of a tuple."""
         return [
-            math.prod(map(int, filter(None, dims.split(",")))) * _BYTES.get(kind, 1)
+            math.prod(map(int, filter(None, dims.split(",")))) * _BITS.get(kind, 8) // 8
             for kind, dims, _ in _SHAPE.findall(self.shape)
         ]
 

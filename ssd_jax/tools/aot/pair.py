@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ssd_jax.devices.program_spec import Name
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.placement.device_groups import Grid
@@ -17,12 +18,17 @@ from ssd_jax.tools.aot.programs import Sizes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelPair:
-    """Two models, not loaded, and their compute dtypes."""
+    """Two models, not loaded, and their compute dtypes.
+
+    Attributes:
+      weights: form of the matrices of the target's layers; None is the dtype.
+    """
 
     target: ModelConfig
     draft: ModelConfig
     target_dtype: str
     draft_dtype: str
+    weights: GroupForm | None = None
 
 
 class _Job(NamedTuple):
@@ -76,7 +82,7 @@ def modes_of(
     groups = [*zip(shared, shared, strict=True), *ssd_splits]
     jobs, data = [], 1 if grid is None else grid.data
     for places in dict.fromkeys(target for target, _ in groups):
-        model = slice_.model(pair.target, pair.target_dtype, places, data)
+        model = slice_.model(pair.target, pair.target_dtype, places, data, pair.weights)
         jobs.append(_Job("target", places, model, target_names(sizes, model), target_places=places))
     for target, places in groups:
         shares = data if target == places else 1

@@ -17,6 +17,7 @@ from ssd_jax.devices.opened import execution_for
 from ssd_jax.devices.paged_programs import Paging, page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.sizes import bytes_per_device
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, mesh_of
@@ -126,9 +127,17 @@ class ChipSlice:
         return not isinstance(self.devices[0], AbsentDevice)
 
     def model(
-        self, config: ModelConfig, dtype: str, places: Sequence[int], data: int = 1
+        self,
+        config: ModelConfig,
+        dtype: str,
+        places: Sequence[int],
+        data: int = 1,
+        weights: GroupForm | None = None,
     ) -> FunctionalModel:
         """A model sharded over some of the devices, in `data` groups that share the slots.
+
+        Args:
+          weights: form of the matrices of layers; None is the dtype.
 
         Raises:
           InputError: nothing of it can be sharded.
@@ -147,7 +156,13 @@ class ChipSlice:
             devices=len(devices),
             vocab=config.vocab_size,
         )
-        return FunctionalModel(config, execution, mesh=mesh)
+        model = FunctionalModel(config, execution, mesh=mesh)
+        if weights is None:
+            return model
+        structs = model.checkpoint_structs()
+        names = [name for name, struct in structs.items() if len(struct.shape) == 2]
+        forms = {name: weights for name in names if ".layers." in name}
+        return FunctionalModel(config, execution, mesh=mesh, groups=forms)
 
 
 def build(
