@@ -27,7 +27,8 @@ from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.batches import draft_batches, target_batches
-from ssd_jax.loading.loaded import InlineDraft, Loaded
+from ssd_jax.loading.drafts import InlineDraft
+from ssd_jax.loading.loaded import Loaded
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.connect import connect
 from ssd_jax.placement.hosts.follower import Follower

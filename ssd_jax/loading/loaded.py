@@ -7,43 +7,33 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 
 from ssd_jax.config.config import Config
 from ssd_jax.devices import logprob_programs, masked_programs
-from ssd_jax.devices.branch_draft import BranchDraft
-from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft
-from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.devices.branching_draft import BranchingMenu
 from ssd_jax.devices.fallbacks import Fallbacks
 from ssd_jax.devices.model_drafter import ModelDrafter
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.target import DeviceTarget
 from ssd_jax.devices.target_programs import Programs
-from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_drafter import TreeDrafter
 from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.loading.drafts import EngineDrafts, InlineDraft
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.host_branching import HostBranchingDraft
-from ssd_jax.placement.host_drafter import HostDrafter
 from ssd_jax.placement.hosts.follower import Follower
 from ssd_jax.placement.hosts.leader import Leader
 from ssd_jax.placement.hosts.mirror import MirroredDrafter, MirroredTarget
-from ssd_jax.placement.submesh import PATIENCE, SubmeshDraft
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.roles.protocols import Drafter, Target
-from ssd_jax.roles.records import DraftSetup
-from ssd_jax.speculation.controller import Controller, Policies
 from ssd_jax.speculation.rank_rates import RankRates
-from ssd_jax.speculation.text_drafts import TEXT_DRAFTS, TextDrafter
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
-from ssd_jax.speculation.tuner import FixedTuner, SpeculationPlan, Tuner
-from ssd_jax.speculation.waiting import Waiting
+from ssd_jax.speculation.tuner import Tuner
 
 if TYPE_CHECKING:
-    from ssd_jax.placement.parallel.part import Part
     from ssd_jax.placement.process.placement import DraftWorker
     from ssd_jax.placement.process.workers import DraftWorkers
     from ssd_jax.sampling.params import Extra, SamplingParams
@@ -61,23 +51,6 @@ class Roles:
     target: Target
     drafter: Drafter | None
     close: Callable[[], None] = lambda: None
-
-
-class InlineDraft(NamedTuple):
-    """A draft in the target's process; each part is loaded or compiled at its first use.
-
-    Attributes:
-      plain: programs of mode sd, which prepare no branches: of chains, or of trees.
-      branching: programs of mode ssd, for each number of branches.
-    """
-
-    parameters: Callable[[], list[jax.Array]]
-    plain: Callable[[], DraftPrograms | TreeDraftPrograms]
-    branching: Callable[[], BranchingMenu]
-
-    def compile(self, mode: str) -> None:
-        """Compiles the programs of a mode, sd or ssd, if they are not there yet."""
-        (self.branching if mode == "ssd" else self.plain)()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +100,20 @@ class Loaded:
         """
         return self.programs.paging is not None and self.exact == "distribution"
 
+    @property
+    def drafts(self) -> EngineDrafts:
+        """Makes the drafts of engines."""
+        return EngineDrafts(
+            resolved=self.resolved,
+            programs=self.programs,
+            inline=self.inline,
+            worker=self.worker,
+            tuner=self.tuner,
+            rank_rates=self.rank_rates,
+            grows=self.grows,
+            custom=self._custom_drafts,
+        )
+
     def new_stock(self) -> PageStock | None:
         """Free pages for an engine whose slots share them."""
         programs, grain = self.programs, 0
@@ -153,7 +140,7 @@ class Loaded:
         """New roles with empty slots for a mode with up to k proposed tokens a round.
 
         Args:
-          patience: of a draft of mode ssd; see `branching`.
+          patience: of a draft of mode ssd; see `EngineDrafts.branching`.
         """
         config, tuner = self.config, None
         chooses = config.mode == "auto" or config.chooses_k
@@ -166,7 +153,7 @@ class Loaded:
             roles = self._local_roles(mode, k)
         # Where the draft of mode ssd runs beside the leader, followers have none.
         if mode == "ssd" and not isinstance(self.hosts, Follower):
-            return dataclasses.replace(roles, drafter=self._controller(k, patience))
+            return dataclasses.replace(roles, drafter=self.drafts.controller(k, patience))
         if tuner is None or roles.drafter is None:
             return roles
         # Followers are told the batch as the tuner has changed it.
@@ -176,7 +163,7 @@ class Loaded:
     def _local_roles(self, mode: str, k: int) -> Roles:
         """A target, with a drafter in mode sd."""
         target = DeviceTarget(self.programs, self.parameters)
-        return Roles(target, self._drafter(k) if mode == "sd" else None)
+        return Roles(target, self.drafts.plain(k) if mode == "sd" else None)
 
     def _mirrored_roles(self, leader: Leader, mode: str, k: int) -> Roles:
         """`_local_roles`, with calls that followers repeat.
@@ -234,105 +221,3 @@ class Loaded:
         for draft in self._custom_drafts:
             draft.close()
         self._custom_drafts.clear()
-
-    def _drafter(self, k: int) -> Drafter:
-        if self.inline is None:
-            return self._host_drafter(k)
-        programs, parameters = self.inline.plain(), self.inline.parameters()
-        options: Any = {
-            "k": k,
-            "temperature": self.config.draft_temperature,
-            "send": self.programs.model.place,
-        }
-        if isinstance(programs, TreeDraftPrograms):
-            options["rates"] = self.rank_rates(programs.shape)
-            # What was chosen by measured times must not show in sampled text.
-            options["sampled_trees"] = not self.config.chooses_tree
-            return TreeDrafter(programs, parameters, **options)
-        return ModelDrafter(programs, parameters, **options)
-
-    def _host_drafter(self, k: int) -> HostDrafter:
-        """A drafter that is an object, or reads the text alone."""
-        source, setup = self.resolved.draft_source, self._draft_setup(k)
-        width = self.programs.verification.widths[-1]
-        if self.resolved.custom.draft is not None:
-            return self.resolved.custom.drafter(setup, width)
-        assert source is not None
-        drafter = TextDrafter(TEXT_DRAFTS[source].make, setup)
-        return HostDrafter(drafter, setup, name=source, width=width)
-
-    def _draft_setup(self, k: int, branches: int = 0) -> DraftSetup:
-        programs = self.programs
-        return DraftSetup(
-            slots=programs.slots,
-            k=k,
-            ids=programs.ids,
-            context=programs.context,
-            support=programs.verification.support,
-            branches=branches,
-        )
-
-    def branching(
-        self, *, patience: float | None = None
-    ) -> BranchDraft | TreeBranchDraft | SubmeshDraft | HostBranchingDraft | Part:
-        """A draft of mode ssd where it is placed, with empty slots.
-
-        Args:
-          patience: seconds that a round waits for it, if it is elsewhere; None is the usual value.
-        """
-        if self.worker is not None:
-            return self.worker.draft(patience)
-        if self.resolved.custom.draft is not None:
-            return self._custom_branching()
-        assert self.inline is not None
-        draft = branching_draft(
-            self.inline.branching(), self.inline.parameters(), self.config.draft_temperature
-        )
-        if self.resolved.placement.kind != "submesh":
-            return draft
-        return SubmeshDraft(
-            draft,
-            self.programs.model.place,
-            support=draft.support,
-            tokens=self.resolved.target.tokenizer.size,
-            page_size=0 if self.programs.paging is None else self.programs.paging.size,
-            patience=PATIENCE if patience is None else patience,
-        )
-
-    def _custom_branching(self) -> HostBranchingDraft:
-        k, branches = self.programs.verification.widths[-1], self.resolved.branches
-        draft = self.resolved.custom.branching(self._draft_setup(k, branches))
-        self._custom_drafts.append(draft)
-        return draft
-
-    def _controller(self, k: int, patience: float | None) -> Controller:
-        config, resolved = self.config, self.resolved
-        draft = self.branching(patience=patience)
-        on_accelerator = self.programs.model.execution.one_array
-        # No clock records the work of a draft in this process.
-        elsewhere = not isinstance(draft, BranchDraft | TreeBranchDraft | HostBranchingDraft)
-        activity = None
-        if not isinstance(draft, BranchDraft | TreeBranchDraft | HostBranchingDraft | SubmeshDraft):
-            activity = draft.activity
-        if self.tuner is None:
-            tuner = FixedTuner(SpeculationPlan.of_branches(k, resolved.branches))
-        else:
-            tuner = self.tuner("ssd", k)
-        policies = Policies(
-            k=k,
-            tuner=tuner,
-            fan_out=lambda: resolved.fan_out(k),
-            backup=config.backup_kind,
-            tokens=self.resolved.target.tokenizer.size,
-            lowers=config.saguaro_c not in (None, 1),
-            rule=config.verify,
-        )
-        return Controller(
-            draft,
-            policies,
-            elsewhere=elsewhere,
-            # Behind the dispatch a message would wait for cores that the target computes on.
-            asks_first=self.worker is not None and not on_accelerator,
-            put_off=self.grows,
-            waiting=Waiting(activity),
-        )

@@ -209,7 +209,7 @@ def _branches_to_measure(
     loaded: Loaded, context: int, verify: Callable[..., None], clock: Clock
 ) -> Iterator[RunsOf]:
     """Forwards of the branches, a draft just in time, and a verification without and with them."""
-    draft, stock = loaded.branching(patience=PATIENCE), loaded.new_stock()
+    draft, stock = loaded.drafts.branching(patience=PATIENCE), loaded.new_stock()
     pages = () if stock is None else range(stock.needed(MAX_PREFIX))
     branches = Branches(draft, context, ids=loaded.programs.ids, pages=pages, clock=clock)
     budgets, widest = loaded.resolved.budgets, max(loaded.programs.widths)

@@ -12,7 +12,7 @@ from ssd_jax.config.config import Config
 from ssd_jax.engine.occurrences import derived
 from ssd_jax.llm import llm as llm_module
 from ssd_jax.llm.llm import LLM
-from ssd_jax.loading import loaded
+from ssd_jax.loading import drafts, loaded
 from ssd_jax.loading.loaded import Roles
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
@@ -125,9 +125,9 @@ def test_observations_beside_sampled_requests_are_not_kept_for_the_next_start(
 def test_lengths_depend_on_others_where_an_inline_draft_may_be_put_off(
     monkeypatch, paging, exact, timed
 ):
-    monkeypatch.setattr(loaded, "BranchDraft", FakeBranchingDraft)
+    monkeypatch.setattr(drafts, "BranchDraft", FakeBranchingDraft)
     draft = FakeBranchingDraft(spell(LONG), k=3, branches=8, budget=8)
-    monkeypatch.setattr(loaded.Loaded, "branching", lambda self, patience: draft)
+    monkeypatch.setattr(drafts.EngineDrafts, "branching", lambda self, patience: draft)
     execution = SimpleNamespace(one_array=False)
     config = Config(target="a", draft="b", mode="ssd", k="3", budget="8")
     target = SimpleNamespace(tokenizer=SimpleNamespace(size=128))
@@ -139,4 +139,4 @@ def test_lengths_depend_on_others_where_an_inline_draft_may_be_put_off(
         worker=None,
         fallbacks=SimpleNamespace(exact=exact),
     )
-    assert made._controller(3, patience=None).timed == timed
+    assert made.drafts.controller(3, patience=None).timed == timed

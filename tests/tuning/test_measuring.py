@@ -225,7 +225,7 @@ class Slow(Draft):
         return self.patience < 0.03
 
 
-def loaded(mode="ssd", **parts):
+def loaded(mode="ssd", *, branching=None, **parts):
     """As much of `Loaded` as measuring takes."""
     programs = SimpleNamespace(
         widths=(0, K),
@@ -243,6 +243,7 @@ def loaded(mode="ssd", **parts):
         programs=programs,
         roles=lambda *_: Roles(Target(Watch()), None),
         new_stock=lambda: None,
+        drafts=SimpleNamespace(branching=branching),
         **parts,
     )
 
