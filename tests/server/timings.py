@@ -141,14 +141,14 @@ def time_http(options):
             quotients = quotient(own[1:], through_http[1:])
             print(f"batch {count}: {rate:.1f} tokens/s; through HTTP {quotients}")
         own, through_http = [], []
+        params = SamplingParams(max_tokens=4)
         body = {"model": "m", "prompt": prompts[0], "max_tokens": 4, "stream": True}
         for _ in range(4 * options.repeats):
             start = time.perf_counter()
-            with contextlib.closing(llm.stream(prompts[0], params)) as events:
-                next(events)
-                own.append(time.perf_counter() - start)
-            while llm.engine.has_work:
-                time.sleep(1e-3)
+            # Run to its end: a round of a text that is left would still compute beside the other.
+            for place, _ in enumerate(llm.stream(prompts[0], params)):
+                if place == 0:
+                    own.append(time.perf_counter() - start)
             through_http.append(sender.send([body])[1][0])
         later = [1e3 * (one - other) for one, other in zip(through_http[1:], own[1:], strict=True)]
         print(f"first token {1e3 * statistics.median(own):.1f} ms; through HTTP "
