@@ -92,7 +92,7 @@ class GGUFFile(TensorSource):
         return self._tensors.read_groups(name, rows)
 
     @override
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         return self._tensors.read_blocks(name)
 
 
@@ -120,7 +120,7 @@ class _Renamed(TensorSource):
         return self._stored.read_groups(self._names[name], rows)
 
     @override
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         return self._stored.read_blocks(self._names[name])
 
 

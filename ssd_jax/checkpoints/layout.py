@@ -102,7 +102,10 @@ class _Arranged(TensorSource):
 
     @override
     def stored_type(self, name: str) -> str | None:
-        return None if name in self._experts else self._stored.stored_type(self._parts[name].name)
+        if name not in self._experts:
+            return self._stored.stored_type(self._parts[name].name)
+        kinds = {self._stored.stored_type(each) for each in self._experts[name]}
+        return kinds.pop() if len(kinds) == 1 else " and ".join(sorted(map(str, kinds)))
 
     @override
     def group_form(self, name: str) -> GroupForm | None:
@@ -122,7 +125,9 @@ class _Arranged(TensorSource):
         return read(whole).changed(lambda array: self._by_halves(array)[within])
 
     @override
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
+        if name in self._experts:
+            return np.stack([self._stored.read_blocks(each) for each in self._experts[name]])
         part = self._parts[name]
         blocks = self._stored.read_blocks(part.name)[part.start : part.start + part.rows]
         if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):

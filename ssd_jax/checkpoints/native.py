@@ -3,6 +3,7 @@ products of a processor, or in groups for those of XLA."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from ssd_jax.checkpoints.tensors import TensorSource
@@ -15,6 +16,7 @@ _KINDS = (*STORED_KINDS, BFLOAT16.name)
 _FLOATS = (None, BFLOAT16.name, "BF16", "F16", "F32")
 """Types of matrices that are not quantised."""
 _KIND_NAMES = ", ".join(STORED_KINDS)
+_ROUTES = re.compile(r"\.mlp\.(router|shared_expert_gate)\.weight")
 _REMEDY = "give `dtype='bfloat16'` or `dtype='int8'` (`draft_dtype` of a draft)"
 
 
@@ -43,7 +45,6 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
     Raises:
       InputError: nothing is quantised, or a matrix of a product has a type that no kernel takes.
     """
-    _refuse_experts(tensors, where)
     kinds = {name: tensors.stored_type(name) for name in _product_weights(tensors)}
     if None in kinds.values():
         raise _not_quantised(where)
@@ -63,8 +64,6 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
 
 def has_native(tensors: TensorSource) -> bool:
     """Whether `native_kinds` knows every matrix that takes part in a product."""
-    if any(map(_of_experts, tensors.shapes)):
-        return False
     return all(tensors.stored_type(name) in _KINDS for name in _product_weights(tensors))
 
 
@@ -132,6 +131,11 @@ def _not_quantised(where: str) -> InputError:
 
 
 def _product_weights(tensors: TensorSource) -> list[str]:
-    names = [name for name, shape in tensors.shapes.items() if len(shape) == 2]
+    """Matrices, also those of experts, except what chooses among these, which stays float32."""
+    names = [
+        name
+        for name, shape in tensors.shapes.items()
+        if len(shape) > 1 and name.endswith(".weight") and not _ROUTES.search(name)
+    ]
     untied_embedding = _EMBEDDING if _HEAD in names else None
     return [name for name in names if name != untied_embedding]

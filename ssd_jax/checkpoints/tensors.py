@@ -51,8 +51,9 @@ class TensorSource(ABC):
         `QuantizedTensors`; None for other formats."""
         return None
 
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "out row_bytes"]:
-        """A matrix with a stored type, as in its file: ggml's blocks, row by row.
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
+        """A matrix with a stored type, or those of experts, as in its file: ggml's blocks, row by
+        row.
 
         The array may be a view of the file and must not be written to.
         """

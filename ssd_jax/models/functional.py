@@ -409,7 +409,7 @@ def _pack(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
         name = _joined((*path, "weight"))
         if not isinstance(matrix, Matrix):
             continue
-        if name in stored or _takes_products(matrix, module.config):
+        if name in stored or not _only_looked_up(matrix, module.config):
             matrix.pack(stored.get(name, module.execution.kind))
             packed[name] = matrix
     size = sum(matrix.weight.get_value().size for matrix in packed.values())

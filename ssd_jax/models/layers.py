@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -76,9 +77,10 @@ class Matrix(nnx.Module):
 
     def pack(self, kind: str) -> None:
         """Stores the weight in panels of a kind; to be called before there are arrays."""
-        outputs, inputs = self.shape
-        panels = jax.ShapeDtypeStruct(KINDS[kind].packed_shape(outputs, inputs), jnp.uint8)
-        self.weight = nnx.Param(panels, axes=(None, None))
+        *experts, outputs, inputs = self.shape
+        panels, panel_bytes = KINDS[kind].packed_shape(outputs, inputs)
+        shape = (math.prod(experts) * panels, panel_bytes)
+        self.weight = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.uint8), axes=(None, None))
         self.weight_scale = None
         self.kind = kind
 
@@ -106,7 +108,7 @@ class Matrix(nnx.Module):
         """The weight as `products` takes it."""
         if self.kind is not None:
             panels: Any = self.weight.get_value()
-            outputs, inputs = self.shape
+            *_, outputs, inputs = self.shape
             return Packed(panels, self.kind, outputs, inputs, self.cache_resident)
         if self.weight_scale is None:
             return self.weight[...]

@@ -1,9 +1,12 @@
 """Greedy text of a GGUF file's own weights is the same in every mode."""
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ssd_jax import LLM, SamplingParams
-from tests.checkpoints import tiny_gguf
+from ssd_jax.testing import tiny as tiny_hf
+from tests.checkpoints import gptq, tiny_gguf
 from tests.checkpoints import tiny_models as tiny
 
 TYPES = {
@@ -24,6 +27,29 @@ def test_native_text_is_the_same_in_every_mode(tmp_path):
         path, dtype="native", mode="ssd", draft=path, draft_dtype="int8", draft_placement="inline",
         k="2", budget="6", slots=2, context=64, compile_cache="off",
     )  # fmt: skip
+    assert_texts_are_the_same(llm)
+
+
+@pytest.mark.more
+def test_so_is_that_of_experts(tmp_path):
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    path = tiny_hf.write_checkpoint(tmp_path / "m", "qwen3_moe", norm_topk_prob=True, **sizes)
+    stored = load_file(path / "model.safetensors")
+    for name in [name for name in stored if ".experts." in name]:
+        for expert, matrix in enumerate(stored.pop(name)):
+            part = name.replace(".experts.", f".experts.{expert}.")
+            stored[part] = np.ascontiguousarray(matrix)
+    save_file(stored, path / "model.safetensors")
+    gptq.quantise(path)
+    llm = LLM(
+        path, dtype="auto", mode="ssd", draft=path, draft_dtype="w8a8", draft_placement="inline",
+        k="2", budget="6", slots=2, context=64, compile_cache="off",
+    )  # fmt: skip
+    assert llm.resolved.dtype == "native"
+    assert_texts_are_the_same(llm)
+
+
+def assert_texts_are_the_same(llm):
     prompts = [[4, 5, 6, 7], [30, 20, 10]]
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     outputs = {mode: llm.generate(prompts, greedy, mode=mode) for mode in llm.modes}

@@ -13,10 +13,12 @@ from flax import nnx
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.api import products
 from ssd_jax.models import experts as module
 from ssd_jax.models.config import KEY, ModelConfig
 from ssd_jax.models.decoder import ExpertMLP
+from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.mechanisms import Experts
 from ssd_jax.testing import tiny
@@ -157,6 +159,21 @@ def test_a_row_has_the_same_bits_beside_any_rows(name):
     whole = run(made, x)
     for begin, end in itertools.pairwise((0, 1, 3, 6, 14, 40)):
         np.testing.assert_array_equal(run(made, x[begin:end]), whole[begin:end])
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "w8a8"])
+def test_packed_experts_give_what_others_give(tmp_path, dtype):
+    path = write(tmp_path, moe_intermediate_size=40)  # panels of which one is not full
+    tokens = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 12)).astype(np.int32)
+    packed, unpacked = (
+        runner(path, slots=2, execution=Execution.for_platform("cpu", dtype, linear=linear))
+        for linear in ("cpu", "xla")
+    )
+    matrices = [name for name in packed.model._packed if ".experts." in name]
+    assert len(matrices) == 6
+    got, want = packed(tokens), unpacked(tokens)
+    assert np.abs(got - want).mean() < 0.01 * want.std()
 
 
 MUTANTS = {

@@ -22,13 +22,16 @@ Lanes = np.ndarray
 
 
 def pack_blocks(
-    kind: Kind, blocks: UInt8[np.ndarray, "outputs row_bytes"]
+    kind: Kind, blocks: UInt8[np.ndarray, "*experts outputs row_bytes"]
 ) -> UInt8[np.ndarray, "panels panel_bytes"]:
     """Packs a weight as files store it (see `Kind.stored_bytes`): a row of blocks for each output.
 
     Args:
       kind: one of `STORED_KINDS`.
+      blocks: of several experts, they are packed one after the other.
     """
+    if blocks.ndim > 2:
+        return np.concatenate([pack_blocks(kind, of_one) for of_one in blocks])
     outputs, row_bytes = blocks.shape
     inputs = row_bytes // kind.stored_bytes * kind.block
     stored = blocks.reshape(outputs, -1, kind.stored_bytes)
@@ -48,30 +51,35 @@ def pack_blocks(
     return panels
 
 
-def pack_bfloat16(weight: Float[Array, "outputs inputs"]) -> UInt8[Array, "panels panel_bytes"]:
-    """Packs a weight rounded to bfloat16."""
-    outputs, inputs = weight.shape
+def pack_bfloat16(
+    weight: Float[Array, "*experts outputs inputs"],
+) -> UInt8[Array, "panels panel_bytes"]:
+    """Packs a weight rounded to bfloat16; those of several experts one after the other."""
+    *experts, outputs, inputs = weight.shape
     padding = (0, -outputs % LANES), (0, BFLOAT16.padded_inputs(inputs) - inputs)
+    padding = (*((0, 0),) * len(experts), *padding)
     return _lanes_last(jnp.pad(weight.astype(jnp.bfloat16), padding), BFLOAT16)
 
 
 def pack_int8(
-    values: Int8[Array, "outputs inputs"], scales: Float32[Array, "outputs"]
+    values: Int8[Array, "*experts outputs inputs"], scales: Float32[Array, "*experts outputs"]
 ) -> UInt8[Array, "panels panel_bytes"]:
-    """Packs an int8 weight, whose row i is values[i] * scales[i]."""
-    outputs, inputs = values.shape
+    """Packs an int8 weight, whose row i is values[i] * scales[i]; those of several experts one
+    after the other."""
+    *experts, outputs, inputs = values.shape
     unsigned = jax.lax.bitcast_convert_type(values, jnp.uint8) ^ INT8.offset
-    padding = (0, 0), (0, INT8.padded_inputs(inputs) - inputs)
+    whole = ((0, 0),) * len(experts)
+    padding = *whole, (0, 0), (0, INT8.padded_inputs(inputs) - inputs)
     unsigned = jnp.pad(unsigned, padding, constant_values=INT8.offset)
-    rows = 0, -outputs % LANES
+    rows = *whole, (0, -outputs % LANES)
     tail = jax.lax.bitcast_convert_type(jnp.pad(scales, rows), jnp.uint8)
-    words = _lanes_last(jnp.pad(unsigned, (rows, (0, 0))), INT8)
+    words = _lanes_last(jnp.pad(unsigned, (*rows, (0, 0))), INT8)
     return jnp.concatenate([words, tail.reshape(-1, INT8.tail_bytes)], axis=1)
 
 
 def _lanes_last(weight: Array, kind: Kind) -> UInt8[Array, "panels blocks_bytes"]:
-    """Each panel's words, step by step, as bytes; `weight` is [outputs, inputs], both padded."""
-    words = weight.reshape(-1, LANES, weight.shape[1] // kind.per_word, kind.per_word)
+    """Each panel's words, step by step, as bytes; outputs and inputs are padded."""
+    words = weight.reshape(-1, LANES, weight.shape[-1] // kind.per_word, kind.per_word)
     words = words.swapaxes(1, 2)
     stream = words if words.dtype == jnp.uint8 else jax.lax.bitcast_convert_type(words, jnp.uint8)
     return stream.reshape(len(words), -1)
