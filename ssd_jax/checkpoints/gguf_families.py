@@ -75,6 +75,27 @@ def _granite(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _llama(keys: GgufKeys) -> dict[str, Any]:
+    if not keys.get("expert_count"):
+        return {}
+    return {
+        "model_type": "mixtral",
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+    }
+
+
+def _qwen3_moe(keys: GgufKeys) -> dict[str, Any]:
+    layers = range(keys.count("block_count"))
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "mlp_only_layers": [i for i in layers if keys.has_tensor(f"blk.{i}.ffn_up.weight")],
+    }
+
+
 def _gemma2(keys: GgufKeys) -> dict[str, Any]:
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     return {
@@ -160,12 +181,15 @@ def _head_dim(keys: GgufKeys) -> int:
 
 
 FAMILIES = {
-    "llama": GgufFamily(model_type="llama", layout=_NEIGHBOURS, divisors=(FREQUENCIES,)),
+    "llama": GgufFamily(
+        model_type="llama", read=_llama, layout=_NEIGHBOURS, divisors=(FREQUENCIES,)
+    ),
     "mistral3": GgufFamily(
         model_type="mistral", read=_mistral3, layout=_NEIGHBOURS, divisors=(FREQUENCIES,)
     ),
     "qwen2": GgufFamily(model_type="qwen2"),
     "qwen3": GgufFamily(model_type="qwen3"),
+    "qwen3moe": GgufFamily(model_type="qwen3_moe", read=_qwen3_moe),
     "smollm3": GgufFamily(model_type="smollm3", read=_smollm3, layout=_NEIGHBOURS),
     "granite": GgufFamily(model_type="granite", read=_granite, layout=_NEIGHBOURS),
     "phi3": GgufFamily(

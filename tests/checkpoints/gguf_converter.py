@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from tests.checkpoints.tiny_gguf import interleave
 
 ARCHITECTURES = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
+_WITHOUT_EXPERTS = {"qwen3moe": "qwen3"}
+"""Architectures whose layers all have experts, and what names tensors of one that has none."""
+_OF_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite")
 _PARTIAL = {"phi3": 1.0, "glm4": 0.5, "nemotron": 0.5}
 """Architectures that rotate a part of a head, and which one without `partial_rotary_factor`."""
@@ -34,13 +38,16 @@ def convert(directory: Path, path: Path, architecture: str) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"token {i}" for i in range(config["vocab_size"])])
     _write_keys(writer, config, architecture)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config["num_hidden_layers"])
-    stored = SafetensorsDirectory(directory)
-    for name in stored.shapes:
+    names, plain = (
+        gguf.get_tensor_name_map(ARCHITECTURES[name], config["num_hidden_layers"])
+        for name in (architecture, _WITHOUT_EXPERTS.get(architecture, architecture))
+    )
+    for name, stored in _joined(SafetensorsDirectory(directory)).items():
         if name == "lm_head.weight" and architecture.startswith("gemma"):
             continue
-        array = _converted(name, stored.read(name).astype(np.float32), config, architecture)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
+        array = _converted(name, stored, config, architecture)
+        suffixes = ".weight", ".bias"
+        writer.add_tensor(names.get_name(name, suffixes) or plain.get_name(name, suffixes), array)
     for name, numbers in _factors(config).items():
         writer.add_tensor(f"{name}.weight", np.array(numbers, np.float32))
     writer.write_header_to_file()
@@ -48,6 +55,23 @@ def convert(directory: Path, path: Path, architecture: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _joined(stored: SafetensorsDirectory) -> dict[str, np.ndarray]:
+    """Tensors in float32; a matrix of all experts is one, by a name without their numbers."""
+    tensors: dict[str, np.ndarray] = {}
+    of_experts: dict[str, dict[int, np.ndarray]] = {}
+    for name in stored.shapes:
+        array, match = stored.read(name).astype(np.float32), _OF_EXPERT.fullmatch(name)
+        if match is None:
+            tensors[name] = array
+        else:
+            of_experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = array
+    for name, experts in of_experts.items():
+        name = name.replace("model.layers", "layers") if ".block_sparse_moe." in name else name
+        name = name.replace(".block_sparse_moe.", ".feed_forward.")
+        tensors[name] = np.stack([experts[number] for number in range(len(experts))])
+    return tensors
 
 
 def _write_keys(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
@@ -88,6 +112,12 @@ def _write_keys(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
         writer.add_sliding_window(config["sliding_window"] or 0)
     if "layer_types" in config:
         writer.add_sliding_window_pattern([t != "full_attention" for t in config["layer_types"]])
+    count = config.get("num_local_experts", config.get("num_experts"))
+    if count is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "nemotron":
         writer.add_layer_norm_eps(config["norm_eps"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)

@@ -27,12 +27,14 @@ CONVERTED = [
     ("llama-biases", "llama"),
     ("mistral", "llama"),
     ("mistral", "mistral3"),
+    ("mixtral", "llama"),
     ("nemotron", "nemotron"),
     ("olmo2", "olmo2"),
     ("olmo3", "olmo2"),
     ("phi3", "phi3"),
     ("phi3-long", "phi3"),
     ("qwen2", "qwen2"),
+    ("qwen3-moe", "qwen3moe"),
     ("qwen3-yarn", "qwen3"),
     ("seed-oss", "seed_oss"),
     ("smollm3", "smollm3"),
@@ -43,6 +45,10 @@ _BOTH = FAMILIES["olmo2"].modules
 _EXCHANGED = dict(zip(_BOTH, [*_BOTH.values()][::-1], strict=True))
 _UP_GATE = {"mlp.gate_up_proj": ("mlp.up_proj", "mlp.gate_proj")}
 _FOLDED = {"gemma2": ".q_proj.weight", "gemma3": ".q_norm.weight"}
+_GATE_AS_UP = {
+    "ffn_gate_exps": "mlp.experts.up_proj",
+    "ffn_up_exps": "mlp.experts.gate_proj",
+}
 YARN = {
     "rope__scaling__type": "yarn",
     "rope__scaling__factor": 4.0,
@@ -84,7 +90,7 @@ def alike(config):
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"), cases(CONVERTED, ("gemma3", "gemma3"), ("phi3", "phi3"))
+    ("name", "architecture"), cases(CONVERTED, ("gemma3", "gemma3"), ("qwen3-moe", "qwen3moe"))
 )
 def test_logits_equal_the_oracle(tmp_path, name, architecture):
     tokens, expected = golden(name)
@@ -104,6 +110,8 @@ def test_logits_equal_the_oracle(tmp_path, name, architecture):
         ("gemma2", "gemma2", {"layout": TensorLayout(norm_offset=1.0)}),
         ("phi3", "phi3", {"layout": TensorLayout(modules=QKV_JOINED | _UP_GATE)}),
         ("seed-oss", "seed_oss", {"modules": FAMILIES["gemma2"].modules}),
+        ("mixtral", "llama", {"layout": TensorLayout()}),
+        ("qwen3-moe", "qwen3moe", {"modules": _GATE_AS_UP}),
     ],
 )
 def test_a_fault_in_the_table_is_noticed(tmp_path, monkeypatch, name, architecture, changes):
@@ -154,6 +162,9 @@ def test_soft_caps_that_a_file_leaves_out_are_llama_cpps(tmp_path):
         ("qwen2", {"rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         ("llama", {"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
+        ("llama", {"expert_count": 4}, "llama.expert_used_count is missing"),
+        ("qwen3", {"expert_count": 4}, "qwen3.expert_count = 4 is not supported"),
+        ("qwen3moe", {}, "qwen3moe.expert_count is missing"),
         ("nemotron", {}, "nemotron.attention.layer_norm_epsilon is missing"),
     ],
 )

@@ -86,6 +86,28 @@ def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_
     assert not has_native(file)
 
 
+def test_experts_are_packed_as_their_file_has_them(tmp_path):
+    """All but what chooses among them, which stays float32."""
+    kind, name = KINDS["MXFP4"], "model.layers.0.mlp.experts.gate_proj.weight"
+    blocks = np.stack([random_blocks("MXFP4", 40, tiny.HIDDEN, seed) for seed in range(3)])
+    raw = {
+        "blk.0.ffn_gate_exps.weight": (blocks, "MXFP4"),
+        "blk.0.ffn_gate_inp.weight": (np.ones((3, tiny.HIDDEN), np.float32), "F32"),
+        "output.weight": (random_blocks("Q8_0", tiny.VOCAB, tiny.HIDDEN), "Q8_0"),
+    }
+    sizes = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 40}
+    embedding = {EMBED: np.zeros((tiny.VOCAB, tiny.HIDDEN), np.float32)}
+    keys = tiny_gguf.metadata("qwen3moe", **sizes)
+    file = GGUFFile(tiny_gguf.write(tmp_path / "m.gguf", "qwen3moe", embedding, keys=keys, raw=raw))
+    assert has_native(file)
+    kinds = native_kinds(file, where="here")
+    assert kinds == {name: "MXFP4", HEAD: "Q8_0"}
+    structs = {name: jax.ShapeDtypeStruct(file.shape(name), np.float32)}
+    panels = load_arrays(file, structs, where="here", native_kinds=kinds)[name]
+    values = dense(kind, np.asarray(panels), 3 * 64, tiny.HIDDEN).reshape(3, 64, tiny.HIDDEN)
+    np.testing.assert_array_equal(values[:, :40], file.read(name))
+
+
 def test_a_checkpoint_without_stored_types_is_refused(tmp_path):
     tiny.write_hf(tmp_path / "hf")
     message = r"hf is no GGUF file and not quantised, .* \(Q4_0, .*give `dtype='bfloat16'`"
