@@ -32,6 +32,7 @@ NOTES, PAGE = EVIDENCE.with_name("models.json"), EVIDENCE.with_name("models.md")
 GGUF = {family.model_type: "read" for family in gguf_families.FAMILIES.values()} | {
     "mistral": "read, as llama or mistral3",
     "mistral3": "read, as llama or mistral3",
+    "mixtral": "read, as llama",
     "olmo3": "read, as olmo2",
     "gemma3_text": "read, as gemma3",
     "gemma3": "read",

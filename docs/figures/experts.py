@@ -43,9 +43,7 @@ def forwards(directory: str, dtype: str, linear: str) -> dict[int, Callable[[], 
 
     program = jax.jit(forward)
     ids = np.random.default_rng(0).permutation(config.vocab_size).astype(np.int32)
-    return {
-        count: lambda count=count: program(parameters, ids[None, :count]) for count in TOKENS
-    }
+    return {count: lambda count=count: program(parameters, ids[None, :count]) for count in TOKENS}
 
 
 def milliseconds(run: Callable[[], jax.Array]) -> float:

@@ -109,7 +109,10 @@ def has_groups(tensors: TensorSource) -> bool:
 
 def _refuse_experts(tensors: TensorSource, where: str) -> None:
     if any(map(_of_experts, tensors.shapes)):
-        raise InputError(f"{where}: dtype = 'native' has no products with experts; {_REMEDY}")
+        raise InputError(
+            f"{where}: dtype = 'native' has products with experts only on CPU, with one device and "
+            f"a C++ compiler; {_REMEDY}"
+        )
 
 
 def _without_form(tensors: TensorSource) -> list[str]:
