@@ -21,6 +21,7 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.devices.exactness import row_independent
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.experts.api import backend_for as experts_backend_for
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.tree_attention import api
@@ -140,9 +141,12 @@ def execution_for(
         why_unread, head_dim=head_dim, device=device, size=page_size or kv_pages.BLOCK
     )
     chosen = next((execution for execution in preferred if why_not(execution) is None), last)
+    plain = attention == "xla" and platform != "cpu"
+    if not plain:
+        experts = experts_backend_for(platform, dtype, device)
+        chosen = dataclasses.replace(chosen, experts=experts)
     if vocab is None:
         return chosen
-    plain = attention == "xla" and platform != "cpu"
     verify = "xla" if plain else backend_for(platform, vocab, device, devices)
     return dataclasses.replace(chosen, verify=verify)
 

@@ -82,7 +82,8 @@ class Step(NamedTuple):
     write_positions: Int32[Array, "B R"]  # positions; one outside the pages is not written
     visible: Int32[Array, "B R"]
     paths: Int32[Array, "B R 2"] | None  # None without branches
-    present: Bool[Array, "n"] | None  # rows that see something; None if no layer asks
+    present: Bool[Array, "tokens"] | None  # that see something; None if no layer asks
+    stacked: Int32[Array, ""] | None  # place of the layer in experts' weights of several
     page_table: PageTable
     rotation: Rotation
     variant: AttentionVariant
@@ -175,15 +176,21 @@ class ExpertMLP(nnx.Module):
         self.shared_expert_gate = SharedGate(config) if experts.shared_gate else None
 
     def __call__(
-        self, x: Stream, norm: AnyNorm, multiply: Multiply, present: Bool[Array, "n"] | None
+        self,
+        x: Stream,
+        norm: AnyNorm,
+        multiply: Multiply,
+        present: Bool[Array, "tokens"] | None,
+        stacked: Int32[Array, ""] | None = None,
     ) -> Stream:
         """The sum of the experts' outputs, with their weights; x is not normed yet.
 
-        Rows that are not present read no weights; None stands for all present.
+        Rows that are not present, and those behind the tokens, read no weights; None stands for
+        all present.
         """
         x = x if norm is None else norm(x)
         present = jnp.ones(x.shape[0], bool) if present is None else present
-        total = self.experts(x, self.router(x), present)
+        total = self.experts(x, self.router(x), present, stacked)
         if self.shared_expert is None:
             return total
         shared = self.shared_expert(x, None, multiply)
@@ -219,17 +226,19 @@ class DecoderLayer(nnx.Module):
         rope: Rotation,
         attend: Attend,
         multiply: Multiply = products,
-        present: Bool[Array, "n"] | None = None,
+        present: Bool[Array, "tokens"] | None = None,
+        stacked: Int32[Array, ""] | None = None,
     ) -> tuple[Stream, Any]:
         """Runs one layer on the residual stream x; also returns the second result of `attend`.
 
-        Rows that are not present may get any result; None stands for all present.
+        Rows that are not present may get any result; None stands for all present. `stacked` is the
+        layer's place where weights of experts are those of several layers.
         """
         attended, aux = self.self_attn(x, self.input_layernorm, rope, attend, multiply)
         x = self._add(x, attended, self.attention_output_norm)
         norm = self.post_attention_layernorm
         if isinstance(self.mlp, ExpertMLP):
-            fed = self.mlp(x, norm, multiply, present)
+            fed = self.mlp(x, norm, multiply, present, stacked)
         else:
             fed = self.mlp(x, norm, multiply)
         return self._add(x, fed, self.mlp_output_norm), aux
@@ -323,8 +332,8 @@ class CausalLM(nnx.Module):
         present = None
         if self.config.mechanisms.experts is not None:
             seeing = visible > 0 if paths is None else (visible > 0) | jnp.any(paths != 0, axis=2)
-            present = pad_rows(seeing.reshape(-1), self.execution.min_rows)
-        step = Step(write_positions, visible, paths, present, **of_layer(0))
+            present = seeing.reshape(-1)
+        step = Step(write_positions, visible, paths, present, None, **of_layer(0))
         x = self.embed(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         branches: Any = None if tree is None else tree.branches
         new_branches = []
@@ -391,7 +400,7 @@ def _layer(
         )
         return attended, (new_pages, None if scratch is None else scratch.kv)
 
-    return layer(x, step.rotation, attend, present=step.present)
+    return layer(x, step.rotation, attend, present=step.present, stacked=step.stacked)
 
 
 def _unroll(
@@ -424,18 +433,28 @@ def _scan(
     """One compiled layer, run by a loop.
 
     The pages of all layers are carried, so that each layer updates its own in place; the branches
-    are small, and stacked anew.
+    are small, and stacked anew. Weights of experts are not sliced: a slice that only kernels and
+    loops use would be a copy of all experts.
     """
-    graph, state = nnx.split(layers)
-    numbers = jnp.arange(first, first + jax.tree.leaves(state)[0].shape[0])
+    graph, of_experts, state = nnx.split(layers, _of_experts, ...)
+    depth = jax.tree.leaves(state)[0].shape[0]
+    numbers = jnp.arange(first, first + depth)
     if branches is not None and first:
         branches = branches[first:]
 
     def body(carry, layer):
         (x, pages), (state, index, layer_branches) = carry, layer
         layer_step = step._replace(**of_layer(index))
+        if jax.tree.leaves(of_experts):
+            layer_step = layer_step._replace(stacked=index - first)
+            state = nnx.merge_state(state, of_experts)
         x, (pages, layer_branches) = _layer(graph, state, x, pages, layer_branches, layer_step)
         return (x, pages), layer_branches
 
     (x, pages), new_branches = jax.lax.scan(body, (x, pages), (state, numbers, branches))
     return x, pages, new_branches
+
+
+def _of_experts(path: Sequence[Any], _variable: Any) -> bool:
+    """Whether a parameter is a weight of all experts, or its scales."""
+    return "experts" in path and path[-1] in ("weight", "weight_scale")

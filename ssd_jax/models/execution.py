@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.experts.api import XLA, ExpertBackend
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.tree_attention.api import xla_backend
 
@@ -30,6 +31,7 @@ class Execution:
       kernels: how the kernels of attention are called; None is with defaults.
       verify: backend of `verify`, see `kernels/verify/api.py`.
       window_writes: how keys and values are written, see `kv_pages.write`.
+      experts: backend of products with experts' weights.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
@@ -50,6 +52,7 @@ class Execution:
     kernels: Kernels | None = None
     verify: str = "xla"
     window_writes: bool = False
+    experts: ExpertBackend = XLA
     linear: str = "xla"
     blocks: bool = False
     variants: tuple[str, ...] = ("any",)

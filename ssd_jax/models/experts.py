@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.experts.api import expert_products
+from ssd_jax.kernels.experts.api import Split, expert_products, product_by_rows
+from ssd_jax.kernels.experts.estimate import expected_experts
 from ssd_jax.kernels.rows import row_sum
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -77,29 +79,50 @@ class ExpertMatrices(nnx.Module):
         self.activation: Activation = config.mechanisms.activation
         self.gate_limit = config.mechanisms.gate_limit
         self.count = experts.count
+        self.chosen = experts.chosen
+        self.backend = execution.experts
 
     def __call__(
-        self, x: Float32[Array, "n H"], routing: Routing, present: Bool[Array, "n"]
+        self,
+        x: Float32[Array, "n H"],
+        routing: Routing,
+        present: Bool[Array, "tokens"],
+        layer: Int32[Array, ""] | None = None,
     ) -> Float32[Array, "n H"]:
         """The weighted sum of what each token's experts give: down(act(gate(x)) * up(x)).
 
-        Tokens that are not present give zeros, and read no weights.
+        Tokens that are not present, and rows behind all tokens, give zeros, and read no weights.
+        `layer` is given where the weights are those of several layers; see `expert_products`.
         """
+        used = expected_experts(self.count, present.shape[0], self.chosen)
+        present = jnp.pad(present, (0, x.shape[0] - present.shape[0]))
         order, place, group_sizes = _sorted(routing.experts, present, self.count)
         rows, expert = order // routing.experts.shape[1], routing.experts.reshape(-1)[order]
-        gate, up = self._linear(x[rows], expert, group_sizes, [self.gate_proj, self.up_proj])
+        multiply = partial(self._linear, expert, group_sizes, layer, used)
+        gate, up = multiply(x[rows], [self.gate_proj, self.up_proj], "outputs")
         inner = gated(gate, up, self.activation, self.gate_limit)
-        [down] = self._linear(inner, expert, group_sizes, [self.down_proj])
+        [down] = multiply(inner, [self.down_proj], "inputs")
         return _weighted_sum(down[place], jnp.where(present[:, None], routing.weights, 0))
 
     def _linear(
         self,
-        x: Float32[Array, "m inputs"],
         expert: Int32[Array, "m"],
         group_sizes: Int32[Array, "E"],
+        layer: Int32[Array, ""] | None,
+        used: float,
+        x: Float32[Array, "m inputs"],
         matrices: list[ExpertMatrix],
+        split: Split,
     ) -> list[Float32[Array, "m _"]]:
-        ys = expert_products(x, group_sizes, [matrix.operand for matrix in matrices])
+        ys = expert_products(
+            x,
+            group_sizes,
+            [matrix.operand for matrix in matrices],
+            backend=self.backend,
+            layer=layer,
+            split=split,
+            used=used,
+        )
         return [
             y if matrix.bias is None else y + matrix.bias[...][expert]
             for y, matrix in zip(ys, matrices, strict=True)
@@ -115,14 +138,6 @@ class SharedGate(nnx.Module):
     def __call__(self, x: Float32[Array, "n H"]) -> Float32[Array, "n 1"]:
         """The sigmoid of a product of normed tokens with a vector."""
         return jax.nn.sigmoid(product_by_rows(x, self.weight[...]))
-
-
-def product_by_rows(
-    x: Float32[Array, "n H"], weight: Float32[Array, "outputs H"]
-) -> Float32[Array, "n outputs"]:
-    """x @ weight^T, as of one expert that has all rows: a row's bits do not depend on others."""
-    [y] = expert_products(x, jnp.full((1,), x.shape[0], jnp.int32), [weight[None]])
-    return y
 
 
 def _sorted(

@@ -91,6 +91,10 @@ class FunctionalModel:
             shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
             kernels = execution.kernels._replace(shards=shards)
             execution = dataclasses.replace(execution, kernels=kernels)
+        if mesh is not None:
+            shards = HeadShards(TENSOR_AXIS, split=self.rules.ffn is not None)
+            experts = execution.experts._replace(shards=shards)
+            execution = dataclasses.replace(execution, experts=experts)
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         if execution.scan_layers and not _can_scan(config):
             execution = dataclasses.replace(execution, scan_layers=False)

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from ssd_jax.kernels.experts import reference
-from ssd_jax.kernels.experts.api import expert_products
+from ssd_jax.kernels.experts import api, reference, xla
+from ssd_jax.kernels.experts.api import ExpertBackend, expert_products
+from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized, quantize
 from tests.selection import cases
 
@@ -83,3 +85,31 @@ def test_a_row_has_the_same_bits_beside_any_rows(dtype, experts, inputs):
         [y] = products(x[chosen], np.bincount(expert, minlength=experts), made)
         for row, (e, source) in enumerate(zip(expert, chosen, strict=True)):
             np.testing.assert_array_equal(y[row], alone[e][source])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("split", ["outputs", "inputs", None])
+def test_each_of_eight_devices_multiplies_with_its_part_of_the_layer(split, dtype, monkeypatch):
+    """With XLA in the kernel's place."""
+    sizes, shapes = (3, 0, 11, 1), []
+
+    def kernel(x, group_sizes, weights, layer):
+        [weight] = [jax.tree.map(lambda array: array[layer], each) for each in weights]
+        shapes.append(jax.tree.leaves(weight)[0].shape)
+        return xla.products(x, group_sizes, [weight])
+
+    monkeypatch.setattr(api, "_kernel", lambda *_: kernel)
+    layers = [weight(dtype, 4, seed=seed) for seed in range(2)]
+    stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *(made for made, _ in layers))
+    backend = ExpertBackend("pallas_tpu", HeadShards("t", mesh=Mesh(jax.devices()[:8], ("t",))))
+    x = states(20)
+
+    def call(x, sizes, stacked, layer):
+        options = {"backend": backend, "layer": layer, "split": split}
+        return expert_products(x, sizes, [stacked], **options)
+
+    [got] = jax.jit(call)(x, jnp.asarray(sizes, jnp.int32), stacked, jnp.asarray(1))
+    want = reference.product(x, np.asarray(sizes, np.int32), layers[1][1])
+    np.testing.assert_allclose(got, want, atol=ERRORS[dtype] * np.abs(want).max())
+    parts = {"outputs": (4, OUTPUTS // 8, INPUTS), "inputs": (4, OUTPUTS, INPUTS // 8)}
+    assert {*shapes} == {parts.get(split, (4, OUTPUTS, INPUTS))}

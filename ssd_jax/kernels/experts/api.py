@@ -2,20 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
+from ssd_jax import compat
 from ssd_jax.kernels.experts import cpu, xla
+from ssd_jax.kernels.head_shards import HeadShards
+from ssd_jax.kernels.linear import xla as linear_xla
 from ssd_jax.kernels.linear.cpu import Packed
 from ssd_jax.kernels.linear.quantized import Quantized
 
-ExpertWeight = Float[Array, "E _ inputs"] | Quantized | Packed
+ExpertWeight = Float[Array, "*layers E _ inputs"] | Quantized | Packed
 """One matrix of every expert; int8 values [E, outputs, inputs] have scales [E, outputs]."""
+
+Split = Literal["outputs", "inputs"]
+"""Of which axis of a weight each device has a part."""
+
+
+class ExpertBackend(NamedTuple):
+    """How products with experts' weights are made.
+
+    Attributes:
+      name: "xla", "pallas_tpu" or "pallas_gpu"; packed weights have their own.
+      shards: given if several devices share a model: along which axis, and whether channels are
+        split among them.
+      interpret: whether, or how, kernels run in an interpreter on a processor.
+    """
+
+    name: str = "xla"
+    shards: HeadShards | None = None
+    interpret: Any = None
+
+
+XLA = ExpertBackend()
+
+
+def product_by_rows(
+    x: Float32[Array, "n inputs"], weight: Float32[Array, "outputs inputs"]
+) -> Float32[Array, "n outputs"]:
+    """x @ weight^T, a row's bits being its own: on processors as of one expert that has all rows,
+    since XLA chooses there how to multiply by their number."""
+
+    def in_blocks(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return xla.products(x, jnp.full((1,), x.shape[0], jnp.int32), [weight[None]])[0]
+
+    return jax.lax.platform_dependent(x, weight, cpu=in_blocks, default=linear_xla.product)
+
+
+def backend_for(platform: str, dtype: str, device: Any) -> ExpertBackend:
+    """The backend that a platform has.
+
+    Args:
+      platform: JAX's name of the platform.
+      dtype: compute dtype.
+      device: of JAX.
+    """
+    if platform == "tpu":
+        return ExpertBackend("pallas_tpu")
+    if platform in ("gpu", "cuda") and dtype == "bfloat16" and compat.why_no_mosaic_gpu() is None:
+        from ssd_jax.kernels.experts.pallas_gpu import CAPABILITIES
+
+        if getattr(device, "compute_capability", None) in CAPABILITIES:
+            return ExpertBackend("pallas_gpu")
+    return XLA
 
 
 def expert_products(
-    x: Float[Array, "m inputs"], group_sizes: Int32[Array, "E"], weights: Sequence[ExpertWeight]
+    x: Float[Array, "m inputs"],
+    group_sizes: Int32[Array, "E"],
+    weights: Sequence[ExpertWeight],
+    *,
+    backend: ExpertBackend = XLA,
+    layer: Int32[Array, ""] | None = None,
+    split: Split | None = None,
+    used: float | None = None,
 ) -> list[Float32[Array, "m _"]]:
     """x[row] @ weight[e]^T for each weight, e being the expert of the row.
 
@@ -25,12 +90,108 @@ def expert_products(
     Args:
       x: rows sorted by expert, those of expert 0 first.
       group_sizes: rows of each expert; where they sum to less than m, the rows beyond give zeros.
+      layer: the place of the layer where weights are those of several; None is of one.
+      split: see `Split`, where devices share the channels.
+      used: number of experts that are expected to have rows, for estimates of costs; None is as
+        many as may have.
     """
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     if packed:
         return cpu.products(x, group_sizes, packed)
     unpacked = [weight for weight in weights if not isinstance(weight, Packed)]
-    return xla.products(x, group_sizes, unpacked)
+    if used is None:
+        used = min(x.shape[0], group_sizes.shape[0])
+    kernel = _kernel(backend, used)
+    if kernel is None:
+        if layer is not None:
+            unpacked = [jax.tree.map(lambda array: array[layer], weight) for weight in unpacked]
+        return xla.products(x, group_sizes, unpacked)
+    layers = () if layer is None else (layer,)
+    shards = backend.shards
+    if shards is None:
+        return kernel(x, group_sizes, unpacked, *layers)
+    return _shared(kernel, shards, split, unpacked)(x, group_sizes, unpacked, *layers)
 
 
-__all__ = ["ExpertWeight", "expert_products"]
+Kernel = Callable[..., list[Any]]
+
+
+def _kernel(backend: ExpertBackend, used: float) -> Kernel | None:
+    """A backend's kernel; None is XLA."""
+    if backend.name == "pallas_tpu":
+        from ssd_jax.kernels.experts.pallas_tpu import expert_products_pallas_tpu
+
+        def on_tpu(x: Any, sizes: Any, weights: Any, layer: Any = 0) -> list[Any]:
+            options = {"layer": layer, "used": used, "interpret": backend.interpret or False}
+            return expert_products_pallas_tpu(x, sizes, weights, **options)
+
+        return on_tpu
+    if backend.name == "pallas_gpu":
+        from ssd_jax.kernels.experts.pallas_gpu import expert_products_pallas_gpu, why_not
+
+        def on_gpu(x: Any, sizes: Any, weights: Any) -> list[Any]:
+            shapes = [(*each.shape[1:], each.dtype) for each in weights]
+            if any(why_not(outputs, inputs, dtype) for outputs, inputs, dtype in shapes):
+                return xla.products(x, sizes, weights)
+            options = {"used": used, "interpret": backend.interpret}
+            return expert_products_pallas_gpu(x, sizes, weights, **options)
+
+        return on_gpu
+    return None
+
+
+def _shared(
+    kernel: Kernel, shards: HeadShards, split: Split | None, weights: Sequence[Any]
+) -> Kernel:
+    """The kernel as a call that every device runs with its part of the weights."""
+    axis = shards.axis
+    split = split if shards.split else None
+
+    def local(x: Any, sizes: Any, weights: Any, *layer: Any) -> list[Any]:
+        sums = kernel(x, sizes, weights, *layer)
+        return jax.lax.psum(sums, axis) if split == "inputs" else sums
+
+    def of_weight(array: Any, inputs: int) -> PartitionSpec:
+        """Of values, whose last axis is that of inputs, or of scales, which have none."""
+        parts = [None] * array.ndim
+        if split == "inputs" and inputs:
+            parts[-1] = axis
+        if split == "outputs":
+            parts[-1 - inputs] = axis
+        return PartitionSpec(*parts)
+
+    def specs(weight: Any) -> Any:
+        if isinstance(weight, Quantized):
+            kind: Any = type(weight)
+            return kind(of_weight(weight.values, 1), of_weight(weight.scales, 0))
+        return of_weight(weight, 1)
+
+    rows = PartitionSpec(None, axis if split == "inputs" else None)
+    sums = PartitionSpec(None, axis if split == "outputs" else None)
+
+    def call(x: Any, sizes: Any, weights: Any, *layer: Any) -> list[Any]:
+        return jax.shard_map(
+            local,
+            mesh=shards.mesh,
+            in_specs=(
+                rows,
+                PartitionSpec(),
+                list(map(specs, weights)),
+                *[PartitionSpec()] * len(layer),
+            ),
+            out_specs=[sums] * len(weights),
+            axis_names={axis},
+            check_vma=False,  # Pallas kernels do not declare it
+        )(x, sizes, weights, *layer)
+
+    return call
+
+
+__all__ = [
+    "XLA",
+    "ExpertBackend",
+    "ExpertWeight",
+    "backend_for",
+    "expert_products",
+    "product_by_rows",
+]

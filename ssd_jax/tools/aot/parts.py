@@ -17,6 +17,7 @@ from ssd_jax.devices.opened import execution_for
 from ssd_jax.devices.paged_programs import Paging, page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.sizes import bytes_per_device
+from ssd_jax.kernels.experts.estimate import expected_experts
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
@@ -27,6 +28,7 @@ from ssd_jax.tools.aot.chips import AbsentDevice, Chip, Roofline
 from ssd_jax.tools.aot.hlo import Module
 from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.aot.traffic import ProgramWork
+from ssd_jax.tools.bench.table import pluralize
 
 VARIANT = "sampled"
 """The variant of programs that draw: rows at any temperature, no truncation or penalties."""
@@ -66,7 +68,7 @@ class ModelPart:
       weights, pages: bytes on each.
       programs: empty where it was refused.
       refused: why it cannot run there; None where it can.
-      notes: what its devices do not divide; see `fallbacks.mesh_lines`.
+      notes: what its devices do not divide (see `fallbacks.mesh_lines`), and `expert_lines`.
     """
 
     role: str
@@ -81,6 +83,20 @@ class ModelPart:
         """Lower bound of one run of a program, in seconds, in the variant that was compiled."""
         programs = self.programs
         return programs[name if name in programs else variant_name(name, VARIANT)].bounds.seconds
+
+
+def expert_lines(config: ModelConfig, sizes: Sizes) -> list[str]:
+    """How many experts the rows of a verification use, if the model has any: what it costs more
+    than a forward of one token a slot."""
+    experts = config.mechanisms.experts
+    if experts is None:
+        return []
+    parts = [
+        f"{pluralize(rows, 'row')} {'use' if rows > 1 else 'uses'} "
+        f"{expected_experts(experts.count, rows, experts.chosen):.0f}"
+        for rows in (sizes.slots, sizes.slots * (sizes.k + 1))
+    ]
+    return [f"of {experts.count} experts of a layer {', '.join(parts)}, if all are chosen alike"]
 
 
 def target_names(sizes: Sizes, model: FunctionalModel) -> list[Name]:
@@ -189,7 +205,10 @@ def build(
         devices=places,
         weights=resident.weights,
         pages=resident.pages,
-        notes=tuple(mesh_lines(role, model)) if len(places) > 1 else (),
+        notes=(
+            *(mesh_lines(role, model) if len(places) > 1 else ()),
+            *(expert_lines(model.config, sizes) if role == "target" else ()),
+        ),
     )
     need = Need({"weights": part.weights, "pages": part.pages}, chip.memory, role)
     if not need.fits:

@@ -23,6 +23,8 @@ PAIRS = {
     "Llama-3.1-8B, Llama-3.2-1B": ("llama-3.1-8b", "llama-3.2-1b"),
     "Qwen3-32B, Qwen3-0.6B": ("qwen3-32b", "qwen3-0.6b"),
     "Llama-3.1-70B, Llama-3.2-1B": ("llama-3.1-70b", "llama-3.2-1b"),
+    "Gemma-3-27B, Gemma-3-1B": ("gemma-3-27b", "gemma-3-1b"),
+    "Qwen3-30B-A3B, Qwen3-0.6B": ("qwen3-30b-a3b", "qwen3-0.6b"),
 }
 MODES = "ar", "sd", "ssd"
 CHIPS = ("v5e", "v6e", "v5p", "tpu7x", "h100", "h200")

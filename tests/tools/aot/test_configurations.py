@@ -12,8 +12,9 @@ from ssd_jax.tools.aot.configurations import known_models, read_configuration
 def billions(source):
     """Parameters, embedding and head included."""
     c = read_configuration(source)
-    heads = 2 * c.num_heads + 2 * c.num_kv_heads
-    layer = c.hidden_size * (heads * c.head_dim + 3 * c.intermediate_size)
+    heads, e = 2 * c.num_heads + 2 * c.num_kv_heads, c.mechanisms.experts
+    channels = c.intermediate_size if e is None else e.count * e.intermediate
+    layer = c.hidden_size * (heads * c.head_dim + 3 * channels)
     return (layer * c.num_layers + (2 - c.tie_embeddings) * c.vocab_size * c.hidden_size) / 1e9
 
 
@@ -33,6 +34,7 @@ def billions(source):
         ("smollm3-3b", 3.08),
         ("qwen3-1.7b", 1.72),
         ("gemma-2-2b", 2.61),
+        ("qwen3-30b-a3b", 30.5),
         ("gemma-2-9b", 9.24),
         ("gemma-3-27b", 27.0),
         ("gemma-3-1b", 1.0),

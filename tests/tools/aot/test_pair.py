@@ -10,6 +10,7 @@ from ssd_jax.placement.device_groups import Grid
 from ssd_jax.tools.aot import pair as pairs
 from ssd_jax.tools.aot import parts
 from ssd_jax.tools.aot.chips import Chip, Roofline
+from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.parts import ChipSlice, Compiled
 from ssd_jax.tools.aot.programs import Sizes
 from ssd_jax.tools.aot.traffic import ProgramWork
@@ -140,3 +141,11 @@ def test_devices_that_divide_nothing_are_refused_before_any_compile(compiled, mo
     with pytest.raises(InputError, match="3 devices divide nothing of a model with 4 key/value"):
         pairs.modes_of(odd, slice_of(3, monkeypatch), SIZES)
     assert compiled == []
+
+
+def test_the_experts_that_a_verification_uses_are_said():
+    sizes = dataclasses.replace(SIZES, slots=1, k=4)
+    assert parts.expert_lines(read_configuration("qwen3-30b-a3b"), sizes) == [
+        "of 128 experts of a layer 1 row uses 8, 5 rows use 35, if all are chosen alike"
+    ]
+    assert parts.expert_lines(ABOUT, sizes) == []

@@ -12,6 +12,7 @@ import pytest
 
 from ssd_jax.devices.paged_programs import page_size
 from ssd_jax.devices.sizes import bytes_per_device
+from ssd_jax.kernels.experts.estimate import expected_experts
 from ssd_jax.tools.aot import chips, hlo
 from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.parts import ChipSlice, build, compile_program
@@ -26,8 +27,12 @@ PAIRS = {
     "llama-3.1-8b": "llama-3.2-1b",
     "qwen3-32b": "qwen3-0.6b",
 }
-MECHANISMS = {"gemma-3-27b": "gemma-3-1b", "gemma-2-9b": "gemma-2-2b"}
-"""Pairs with windows, soft caps and heads of 256."""
+MECHANISMS = {
+    "gemma-3-27b": "gemma-3-1b",
+    "gemma-2-9b": "gemma-2-2b",
+    "qwen3-30b-a3b": "qwen3-0.6b",
+}
+"""Pairs with windows, soft caps, heads of 256 and experts."""
 PROGRAMS = ("forward", "accept", "start", "expand", "grow", "promote")
 QUICK = {
     *(("v5e", "llama-3.1-8b", 16, 8192, name) for name in PROGRAMS if name != "expand"),
@@ -38,6 +43,7 @@ QUICK = {
     ("v5p", "llama-3.1-70b", 16, 32768, "promote"),
     ("v5e", "gemma-3-27b", 16, 8192, "forward"),
     ("v6e", "gemma-2-9b", 16, 8192, "forward"),
+    ("v5e", "qwen3-30b-a3b", 1, 8192, "forward"),
 }
 DRAWN = {"start": (20, 5), "expand": (20, 5), "grow": (20, 5)}
 """Times that a program's logits may be read or written, and held at once, at most; others 8 and 3.
@@ -98,6 +104,7 @@ class Case:
         self.spec = specs[self.name]
         rows = slots * {"start": 1, "expand": BRANCHES + K, "grow": BRANCHES}.get(name, K + 1)
         self.logits = rows * self.about.outputs * 4 // len(self.places)
+        self.rows = rows
         self.activations = rows * self.about.hidden_size * 4 * self.about.num_layers
 
     @property
@@ -107,6 +114,18 @@ class Case:
         kinds = [m.kind(layer) for layer in range(self.about.num_layers)]
         windows = [m.window if kind == "window" else context for kind in kinds]
         return sum(min(window, context) for window in windows) / len(kinds) / context
+
+    @property
+    def idle(self):
+        """Bytes of the experts on each device that no row is expected to use."""
+        experts = self.about.mechanisms.experts
+        if experts is None:
+            return 0
+        named = self.model.checkpoint_structs().items()
+        held = bytes_per_device([struct for name, struct in named if ".experts." in name])
+        return held * (
+            1 - expected_experts(experts.count, self.rows, experts.chosen) / experts.count
+        )
 
     @property
     def held(self):
@@ -146,7 +165,7 @@ def gates(case):
         head = c.vocab_size * c.hidden_size * 2 / count
         looked_up = 0 if c.tie_embeddings else head
         again = head if case.name[0] == "expand" else 0  # see `Record.hidden`
-        least = weights - looked_up + pages * case.seen
+        least = weights - looked_up - case.idle + pages * case.seen
         moved = compiled.work.moved
         most = 1.15 * (least + again) + passes * case.logits + PASSES * spilled
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least

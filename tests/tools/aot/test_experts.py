@@ -1,0 +1,84 @@
+"""Kernels of products with experts' weights compile for chips that are not there."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ssd_jax.kernels.experts.estimate import expected_experts
+from ssd_jax.models.sharding import mesh_of
+from ssd_jax.tools.aot import chips, hlo, traffic
+from tests.tools.aot import gpus
+
+pytestmark = pytest.mark.aot
+
+SHAPES = {"Qwen3-30B-A3B": (128, 8, 768, 2048), "gpt-oss-20b": (32, 4, 2880, 2880)}
+"""Experts, those of a token, and outputs and inputs of a matrix."""
+ROWS = (1, 5, 16, 512)
+
+
+def moved(chip: str, model: str, rows: int, dtype: str) -> tuple[int, int, list[str]]:
+    """Bytes that two products move, bytes of the weights that rows are expected to use, and copies
+    as large as an expert's."""
+    experts, chosen, outputs, inputs = SHAPES[model]
+    mesh = mesh_of(chips.devices(chip))
+    gpu = chips.chip_named(chip).platform == "gpu"
+
+    def call(x, sizes, weights):
+        if gpu:
+            from ssd_jax.kernels.experts.pallas_gpu import expert_products_pallas_gpu as products
+        else:
+            from ssd_jax.kernels.experts.pallas_tpu import expert_products_pallas_tpu as products
+        return products(x, sizes, weights, used=expected_experts(experts, rows, chosen))
+
+    def like(shape, dtype):
+        sharding = NamedSharding(mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+    weight = like((experts, outputs, inputs), dtype)
+    arguments = like((rows * chosen, inputs), "float32"), like((experts,), "int32")
+    with jax.default_device(mesh.devices.flat[0] if gpu else None):
+        compiled = jax.jit(call).lower(*arguments, [weight] * 2).compile()
+    module = hlo.read(compiled.as_text())
+    one = outputs * inputs * weight.dtype.itemsize
+    least = round(2 * expected_experts(experts, rows, chosen) * one)
+    return traffic.count(module, 1).moved, least, [each.name for each in module.copies(one)]
+
+
+def check(found: tuple[int, int, list[str]], rows: int) -> None:
+    """Beside the weights of experts with rows, nothing large moves."""
+    total, least, copies = found
+    print(f"{rows} rows: {total / least:.2f} times the weights of their experts")
+    assert copies == []
+    assert least <= total < (1.15 if rows <= 16 else 1.6) * least
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("chip", "model", "dtype"),
+    [
+        ("v5e", "Qwen3-30B-A3B", "bfloat16"),
+        *(
+            pytest.param(chip, model, dtype, marks=pytest.mark.slow)
+            for chip in chips.TPUS
+            for model in SHAPES
+            for dtype in ("bfloat16", "float32")
+            if (chip, model, dtype) != ("v5e", "Qwen3-30B-A3B", "bfloat16")
+        ),
+    ],
+)
+def test_tpus_read_the_experts_that_rows_use(chip, model, dtype, rows):
+    check(moved(chip, model, rows, dtype), rows)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(gpus.WHY), reason=str(gpus.WHY))
+@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_hopper_reads_the_experts_that_rows_use(model, rows):
+    """In a process of its own: JAX compiles kernels for one generation of GPUs in each."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        check(pool.submit(moved, "h100", model, rows, "bfloat16").result(), rows)
