@@ -4,12 +4,17 @@ import json
 
 import ml_dtypes
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
+from ssd_jax.checkpoints.native import native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.kinds import E2M1
+from ssd_jax.models.execution import Execution
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing import tiny
-from tests.models.golden import our_logits
+from tests.models.golden import Runner, our_logits, parameters
 
 EXPERTS, HIDDEN, CHANNELS = 4, 32, 64
 CONFIG = tiny.config(
@@ -21,6 +26,7 @@ CONFIG = tiny.config(
     num_local_experts=EXPERTS,
     sliding_window=8,
 )
+METHOD = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 TOKENS = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 12)).astype(np.int32)
 
 
@@ -60,10 +66,23 @@ def write(directory, tensors, **changes):
 
 def test_a_model_in_mxfp4_is_the_one_in_floats(tmp_path):
     quantised, floats = published()
-    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    one = write(tmp_path / "mxfp4", quantised, quantization_config=method)
+    one = write(tmp_path / "mxfp4", quantised, quantization_config=METHOD)
     other = write(tmp_path / "floats", floats)
     names = [{*open_checkpoint(str(path)).tensors.shapes} for path in (one, other)]
     assert names[0] == names[1]
     assert "model.layers.1.mlp.experts.up_proj.weight" in names[0]
     np.testing.assert_array_equal(our_logits(one, TOKENS), our_logits(other, TOKENS))
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+def test_experts_in_mxfp4_are_multiplied_as_they_are(tmp_path):
+    path = write(tmp_path / "mxfp4", published()[0], quantization_config=METHOD)
+    checkpoint = open_checkpoint(str(path))
+    kinds = native_kinds(checkpoint.tensors, where="here")
+    assert {kind for name, kind in kinds.items() if ".experts." in name} == {"MXFP4"}
+    assert not any("router" in name or name.endswith("bias") for name in kinds)
+    execution = Execution.for_platform("cpu", "native", linear="cpu")
+    model = FunctionalModel(checkpoint.config.for_context(TOKENS.shape[1]), execution, stored=kinds)
+    got = Runner(model, parameters(checkpoint, model), slots=2)(TOKENS)
+    want = our_logits(path, TOKENS)
+    assert np.abs(got - want).mean() < 0.03 * want.std()
