@@ -91,6 +91,7 @@ class Settings(VllmSettings, total=False):
     draft_tls_cert: str | Path | None
     draft_tls_key: str | Path | None
     target_devices: int | str | None
+    expert_parallel: bool
     mesh: str | None
     hosts: str | None
     host_timeout: float

@@ -297,6 +297,12 @@ class EngineSettings:
         "mesh of the target's devices, such as tensor=4 or data=2,tensor=4: data groups divide the "
         "slots, each group is tensor parallel; default: all devices in one group",
     )
+    expert_parallel: bool = setting(
+        False,
+        "whether the target's devices divide its experts, and not the channels of each: a device "
+        "computes the tokens of its own experts; the experts must be a multiple of the devices of "
+        "a group",
+    )
     hosts: str | None = setting(
         None,
         "processes that run the target together: address of JAX's coordinator, which the leader "

@@ -173,6 +173,7 @@ def _read_object(value: Any) -> dict[str, Any] | None:
 
 NAMES: Names = {
     "model": SameAs("target"),
+    "enable_expert_parallel": SameAs("expert_parallel"),
     "max_num_seqs": SameAs("slots"),
     "max_model_len": SameAs("context"),
     "num_speculative_tokens": SameAs("k"),
@@ -229,7 +230,6 @@ NAMES: Names = {
     "attn_implementation": Unsupported("`attention` names the kernel"),
     "pipeline_parallel_size": Unsupported("`mesh` shares layers out by tensor parallelism", _ONE),
     "data_parallel_size": Unsupported("write groups of devices as `mesh='data=2,tensor=4'`", _ONE),
-    "enable_expert_parallel": Unsupported("`mesh` shares layers out by tensor parallelism", _OFF),
     "distributed_executor_backend": Unsupported("`hosts` makes several processes run one target"),
     "device": Unsupported("set JAX_PLATFORMS to cpu, cuda or tpu", (None, "auto")),
     "device_map": Unsupported(

@@ -210,6 +210,8 @@ def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:
         "kv_heads": model.config.num_kv_heads,
         "ffn": " and ".join(map(str, model.config.channels)),
     }
+    if model.config.mechanisms.experts is not None:
+        sizes["expert_ffn"] = model.config.mechanisms.experts.intermediate
     names = ", ".join(f"{name} ({sizes[name]})" for name in model.rules.replicated_axes)
     return (
         f"every device of the {role} has all of {names}, which its {count} devices do not divide; "

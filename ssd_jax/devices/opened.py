@@ -221,6 +221,7 @@ def open_model(
     trees: bool = False,
     attention: str = "auto",
     mesh: Mesh | None = None,
+    expert_parallel: bool = False,
     page_size: int | None = None,
     context: int | None = None,
     target: Checkpoint | None = None,
@@ -234,7 +235,7 @@ def open_model(
       bitwise: see `devices.exactness`.
       trees: whether the model verifies trees, bitwise where that costs no speed, so that attention
         uses no AMX tiles.
-      attention, page_size, context: see `Config`.
+      attention, expert_parallel, page_size, context: see `Config`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
       progress: of the download.
@@ -259,6 +260,11 @@ def open_model(
         page_size=page_size,
         vocab=checkpoint.config.vocab_size,
     )
+    if expert_parallel and mesh is None:
+        raise InputError(
+            "expert_parallel = true is for a model on several devices, and this is on one; give "
+            "mesh, or leave it out"
+        )
     if bitwise:
         execution = row_independent(execution)
     if trees and execution.attention == "cpu":
@@ -276,6 +282,7 @@ def open_model(
         output_ids=checkpoint.output_ids,
         stored=stored,
         groups=groups,
+        expert_parallel=expert_parallel,
     )
     check_page_size(model, kv_pages.BLOCK)
     check_tensors(checkpoint.tensors, model.checkpoint_structs(), where)

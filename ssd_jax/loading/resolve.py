@@ -50,6 +50,7 @@ def resolve(
         trees=nodes > 0 and config.exact != "distribution",
         attention=config.attention,
         mesh=placement.target,
+        expert_parallel=config.expert_parallel,
         page_size=config.page_size,
         context=config.context,
         progress=progress,

@@ -60,12 +60,12 @@ class ModelConfig:
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """The numbers of channels that feed-forwards of this decoder have."""
+        """The numbers of channels of feed-forwards that see every token."""
         experts = self.mechanisms.experts
         if experts is None:
             return (self.intermediate_size,)
         dense = self.intermediate_size if experts.dense_layers else 0
-        return tuple(size for size in (experts.intermediate, experts.shared, dense) if size)
+        return tuple(size for size in (experts.shared, dense) if size)
 
     @property
     def outputs(self) -> int:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.experts.api import XLA, ExpertBackend
+from ssd_jax.kernels.experts.shards import ExpertShards
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.tree_attention.api import xla_backend
 
@@ -29,6 +30,7 @@ class Execution:
       few_arrays: whether a layer's parameters share arrays, without a scan; see `bundles.of_rows`.
       attention: backend of `tree_attention`, see there.
       kernels: how the kernels of attention are called; None is with defaults.
+      expert_shards: how devices that share a model hold its experts; None is whole.
       verify: backend of `verify`, see `kernels/verify/api.py`.
       window_writes: how keys and values are written, see `kv_pages.write`.
       experts: backend of products with experts' weights.
@@ -50,6 +52,7 @@ class Execution:
     few_arrays: bool = False
     attention: str = "xla"
     kernels: Kernels | None = None
+    expert_shards: ExpertShards | None = None
     verify: str = "xla"
     window_writes: bool = False
     experts: ExpertBackend = XLA

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float32, Int32
 
-from ssd_jax.kernels.experts.api import Split, expert_products, product_by_rows
+from ssd_jax.kernels.experts.api import expert_products, product_by_rows
 from ssd_jax.kernels.experts.estimate import expected_experts
 from ssd_jax.kernels.rows import row_sum
 from ssd_jax.models.config import ModelConfig
@@ -21,6 +21,7 @@ from ssd_jax.models.mechanisms import Activation, Experts
 _LEAST_SUM = 1e-20  # that weights are divided by
 
 _FLOAT32 = jnp.dtype(jnp.float32)
+_NONE = -1  # the expert of choices that do not count
 
 
 class Routing(NamedTuple):
@@ -71,7 +72,7 @@ class ExpertMatrices(nnx.Module):
     def __init__(self, config: ModelConfig, execution: Execution, experts: Experts):
         up_shape = (experts.count, experts.intermediate, config.hidden_size)
         down_shape = (experts.count, config.hidden_size, experts.intermediate)
-        up_axes, down_axes = ("experts", "ffn", "embed"), ("experts", "embed", "ffn")
+        up_axes, down_axes = ("experts", "expert_ffn", "embed"), ("experts", "embed", "expert_ffn")
         dtype, bias = execution.compute, experts.biases
         self.gate_proj = ExpertMatrix(up_shape, up_axes, dtype, bias=bias)
         self.up_proj = ExpertMatrix(up_shape, up_axes, dtype, bias=bias)
@@ -80,7 +81,9 @@ class ExpertMatrices(nnx.Module):
         self.gate_limit = config.mechanisms.gate_limit
         self.count = experts.count
         self.chosen = experts.chosen
-        self.backend = execution.experts
+        self.shards = execution.expert_shards
+        backend = execution.experts
+        self.backend = backend if self.shards is None else backend._replace(shards=None)
 
     def __call__(
         self,
@@ -96,13 +99,46 @@ class ExpertMatrices(nnx.Module):
         """
         used = expected_experts(self.count, present.shape[0], self.chosen)
         present = jnp.pad(present, (0, x.shape[0] - present.shape[0]))
-        order, place, group_sizes = _sorted(routing.experts, present, self.count)
-        rows, expert = order // routing.experts.shape[1], routing.experts.reshape(-1)[order]
+        experts = jnp.where(present[:, None], routing.experts, _NONE)
+        layers = () if layer is None else (layer,)
+        if self.shards is None:
+            return self._sum(used, x, experts, routing.weights, *layers)
+        graph, state = nnx.split(self)
+        variables = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+        weights, structure = jax.tree.flatten(state)
+
+        def of_device(weights: list[jax.Array], *arrays: jax.Array) -> jax.Array:
+            return nnx.merge(graph, jax.tree.unflatten(structure, weights))._sum(used, *arrays)
+
+        axes = [
+            (None,) * (weight.ndim - len(variable.axes)) + variable.axes  # of several layers
+            for weight, variable in zip(weights, variables, strict=True)
+        ]
+        return self.shards.add(of_device, weights, axes, x, experts, routing.weights, *layers)
+
+    def _sum(
+        self,
+        used: float,
+        x: Float32[Array, "n H"],
+        experts: Int32[Array, "n chosen"],
+        weights: Float32[Array, "n chosen"],
+        layer: Int32[Array, ""] | None = None,
+    ) -> Float32[Array, "n H"]:
+        """The sum over those experts, and those of their channels, that the device has."""
+        count = self.count
+        if self.shards is not None and self.shards.whole:
+            count //= self.shards.devices
+            experts = experts - self.shards.device * count
+            used /= self.shards.devices
+        here = (experts >= 0) & (experts < count)
+        experts = jnp.where(here, experts, count)
+        order, place, group_sizes = _sorted(experts, count)
+        rows, expert = order // experts.shape[1], experts.reshape(-1)[order]
         multiply = partial(self._linear, expert, group_sizes, layer, used)
-        gate, up = multiply(x[rows], [self.gate_proj, self.up_proj], "outputs")
+        gate, up = multiply(x[rows], [self.gate_proj, self.up_proj])
         inner = gated(gate, up, self.activation, self.gate_limit)
-        [down] = multiply(inner, [self.down_proj], "inputs")
-        return _weighted_sum(down[place], jnp.where(present[:, None], routing.weights, 0))
+        [down] = multiply(inner, [self.down_proj])
+        return _weighted_sum(down[place], jnp.where(here, weights, 0))
 
     def _linear(
         self,
@@ -112,7 +148,6 @@ class ExpertMatrices(nnx.Module):
         used: float,
         x: Float32[Array, "m inputs"],
         matrices: list[ExpertMatrix],
-        split: Split,
     ) -> list[Float32[Array, "m _"]]:
         ys = expert_products(
             x,
@@ -120,13 +155,20 @@ class ExpertMatrices(nnx.Module):
             [matrix.operand for matrix in matrices],
             backend=self.backend,
             layer=layer,
-            split=split,
             used=used,
         )
         return [
-            y if matrix.bias is None else y + matrix.bias[...][expert]
+            y if matrix.bias is None else y + self._bias(matrix)[expert]
             for y, matrix in zip(ys, matrices, strict=True)
         ]
+
+    def _bias(self, matrix: ExpertMatrix) -> Float32[Array, "E outputs"]:
+        """The biases that the device adds: of several with the same outputs, one does."""
+        assert matrix.bias is not None
+        bias = matrix.bias[...]
+        if self.shards is None or self.shards.whole or matrix is not self.down_proj:
+            return bias
+        return jnp.where(self.shards.device == 0, bias, 0)
 
 
 class SharedGate(nnx.Module):
@@ -141,13 +183,13 @@ class SharedGate(nnx.Module):
 
 
 def _sorted(
-    experts: Int32[Array, "n chosen"], present: Bool[Array, "n"], count: int
+    experts: Int32[Array, "n chosen"], count: int
 ) -> tuple[Int32[Array, "m"], Int32[Array, "n chosen"], Int32[Array, "E"]]:
-    """Choices in the order of their experts, those of tokens that are not present last.
+    """Choices in the order of their experts; of expert `count`, which there is not, they are last.
 
     Returns: the choice of each row of this order, the row of each choice, and rows of each expert.
     """
-    keys = jnp.where(present[:, None], experts, count).reshape(-1)
+    keys = experts.reshape(-1)
     choices = jnp.arange(keys.shape[0], dtype=jnp.int32)
     _, order = jax.lax.sort((keys, choices), num_keys=1, is_stable=True)
     _, place = jax.lax.sort((order, choices), num_keys=1)

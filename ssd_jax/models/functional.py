@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int32
 
 from ssd_jax.compat import keeps_int4
+from ssd_jax.kernels.experts.shards import ExpertShards
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.linear.blocks import BLOCK, to_blocks
@@ -69,6 +70,9 @@ class FunctionalModel:
       ungrouped: number of weights that are not in groups of inputs, as `groups` has them: layers
         that run in one loop have them in different ways.
       bundles: parameters that hold several tensors.
+
+    Args:
+      expert_parallel: see `ShardingRules.for_mesh`; without a mesh it means nothing.
     """
 
     def __init__(
@@ -80,21 +84,29 @@ class FunctionalModel:
         output_ids: Int32[np.ndarray, "N"] | None = None,
         stored: Mapping[str, str] | None = None,
         groups: Mapping[str, GroupForm] | None = None,
+        expert_parallel: bool = False,
     ) -> None:
         if output_ids is not None and len(output_ids) != config.output_size:
             raise ValueError(f"{len(output_ids)} ids for output_size = {config.output_size}")
         self.output_ids = output_ids
         self.config = config
         self.mesh = mesh
-        self.rules = ShardingRules() if mesh is None else ShardingRules.for_mesh(config, mesh)
+        self.rules = ShardingRules()
+        if mesh is not None:
+            self.rules = ShardingRules.for_mesh(config, mesh, expert_parallel=expert_parallel)
         if mesh is not None and execution.kernels is not None:
             shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
             kernels = execution.kernels._replace(shards=shards)
             execution = dataclasses.replace(execution, kernels=kernels)
         if mesh is not None:
-            shards = HeadShards(TENSOR_AXIS, split=self.rules.ffn is not None)
+            shards = HeadShards(TENSOR_AXIS, split=False)
             experts = execution.experts._replace(shards=shards)
             execution = dataclasses.replace(execution, experts=experts)
+        cut = self.rules.experts or self.rules.expert_ffn
+        if mesh is not None and cut and config.mechanisms.experts is not None:
+            whole = self.rules.experts is not None
+            expert_shards = ExpertShards(TENSOR_AXIS, mesh.shape[TENSOR_AXIS], whole, mesh)
+            execution = dataclasses.replace(execution, expert_shards=expert_shards)
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         if execution.scan_layers and not _can_scan(config):
             execution = dataclasses.replace(execution, scan_layers=False)

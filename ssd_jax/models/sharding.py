@@ -88,20 +88,27 @@ class ShardingRules:
     heads: str | None = TENSOR_AXIS
     kv_heads: str | None = TENSOR_AXIS
     ffn: str | None = TENSOR_AXIS
+    expert_ffn: str | None = TENSOR_AXIS
     experts: str | None = None
     embed: str | None = None
     kv_copies: int = 1
 
     @classmethod
-    def for_mesh(cls, config: ModelConfig, mesh: Mesh) -> ShardingRules:
+    def for_mesh(
+        cls, config: ModelConfig, mesh: Mesh, *, expert_parallel: bool = False
+    ) -> ShardingRules:
         """Tensor parallelism of what the mesh divides evenly; all else is replicated.
 
         Attention is cut between key/value heads, each with its query heads. Where there are fewer
         of them than devices, several devices have the same head, each with its part of the query
         heads; where that does not divide evenly, attention is not cut.
 
+        Args:
+          expert_parallel: whether a device has some of the experts, and not a part of each.
+
         Raises:
-          InputError: nothing can be cut, so each device would only repeat the others' work.
+          InputError: nothing can be cut, so each device would only repeat the others' work; or
+            experts that are to be cut cannot be.
         """
         count = mesh.shape[TENSOR_AXIS]
 
@@ -112,10 +119,23 @@ class ShardingRules:
         heads = axis_if_even(config.num_heads) and axis_if_even(config.num_kv_heads * copies)
         vocab, outputs = axis_if_even(config.vocab_size), axis_if_even(config.outputs)
         ffn = TENSOR_AXIS if all(map(axis_if_even, config.channels)) else None
-        if not (heads or vocab or outputs or ffn):
+        experts = config.mechanisms.experts
+        expert_ffn = TENSOR_AXIS if experts is None else axis_if_even(experts.intermediate)
+        by_expert = None
+        if expert_parallel:
+            if experts is None or count < 2 or not axis_if_even(experts.count):
+                raise InputError(
+                    f"expert_parallel = true is for models whose experts are a multiple of the "
+                    f"devices that share a model; here {0 if experts is None else experts.count} "
+                    f"experts and {count} devices: leave it out, or give another mesh"
+                )
+            expert_ffn, by_expert = None, TENSOR_AXIS
+        has_channels = (config.channels and ffn) or (experts and (expert_ffn or by_expert))
+        if not (heads or vocab or outputs or has_channels):
+            channels = (*config.channels, *((experts.intermediate,) if experts else ()))
             raise InputError(
                 f"{count} devices divide nothing of a model with {config.num_kv_heads} key/value "
-                f"heads, {' and '.join(map(str, config.channels))} channels and "
+                f"heads, {' and '.join(map(str, channels))} channels and "
                 f"{config.vocab_size} words, so "
                 "each would hold it whole; give another number of devices"
             )
@@ -125,6 +145,8 @@ class ShardingRules:
             heads=heads,
             kv_heads=heads,
             ffn=ffn,
+            expert_ffn=expert_ffn,
+            experts=by_expert,
             kv_copies=copies if heads else 1,
         )
 
@@ -132,7 +154,8 @@ class ShardingRules:
     def replicated_axes(self) -> tuple[str, ...]:
         """Logical axes that tensor parallelism would split but that are replicated."""
         usual = dataclasses.asdict(ShardingRules())
-        return tuple(name for name, axis in usual.items() if axis and not getattr(self, name))
+        whole = [name for name, axis in usual.items() if axis and not getattr(self, name)]
+        return tuple(name for name in whole if name != "expert_ffn" or not self.experts)
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """The partition of an array with these logical axes."""

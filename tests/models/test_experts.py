@@ -1,5 +1,6 @@
 """A feed-forward of experts: what it computes, and what a row's result does not depend on."""
 
+import copy
 import dataclasses
 import inspect
 import itertools
@@ -13,6 +14,7 @@ from flax import nnx
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.experts.shards import ExpertShards
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.api import products
 from ssd_jax.models import experts as module
@@ -21,8 +23,10 @@ from ssd_jax.models.decoder import ExpertMLP
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.mechanisms import Experts
+from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny
-from tests.models.golden import FLOAT32, ON_TPUS, our_logits, parameters, runner
+from tests.models.every_mechanism import EXPERTS
+from tests.models.golden import FLOAT32, ON_GPUS, ON_TPUS, Runner, our_logits, parameters, runner
 
 PLAIN = Experts(count=6, chosen=2, intermediate=24)
 OTHERS = {
@@ -189,7 +193,7 @@ MUTANTS = {
         "take_along_axis(scores, chosen", "take_along_axis(preference, chosen", "sigmoid",
     ),
     "a bias of the router left out": ("logits + self.bias[...]", "logits", "biases"),
-    "biases of another expert": ("matrix.bias[...][expert]", "matrix.bias[...][0]", "biases"),
+    "biases of another expert": ("self._bias(matrix)[expert]", "self._bias(matrix)[0]", "biases"),
     "rows in another order than their experts": ("x[rows]", "x[jnp.sort(rows)]", "plain"),
     "rows not returned to their place": (
         "down[place]", "down[order.reshape(place.shape)]", "plain",
@@ -230,6 +234,50 @@ def test_layers_without_experts_may_be_anywhere(tmp_path, dense):
     np.testing.assert_allclose(
         runner(path, slots=2, **ON_TPUS)(tokens), our_logits(path, tokens), atol=1e-4
     )
+
+
+def sharded(tmp_path, *, devices, expert_parallel, changes, channels=24):
+    """Logits on several devices, and on one; programs are kept by their shapes."""
+    described = copy.deepcopy(EXPERTS)
+    described[KEY]["experts"]["intermediate"] = channels
+    path = tiny.write_checkpoint(tmp_path, "granite", **described)
+    tokens = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 12)).astype(np.int32)
+    checkpoint = open_checkpoint(str(path))
+    model = FunctionalModel(
+        checkpoint.config,
+        dataclasses.replace(FLOAT32, **changes),
+        mesh=mesh_of(jax.devices()[:devices]),
+        expert_parallel=expert_parallel,
+    )
+    structs = {
+        name: struct
+        for name, struct in model.checkpoint_structs().items()
+        if name.endswith("experts.up_proj.weight")
+    }
+    cut = {s.sharding.shard_shape(s.shape) for s in structs.values()}
+    part = (6 // devices, channels, 32) if expert_parallel else (6, channels // devices, 32)
+    assert cut == {part}
+    run = Runner(model, parameters(checkpoint, model), slots=2)
+    return run(tokens), our_logits(path, tokens)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize(("devices", "changes"), [(2, {}), (2, ON_TPUS), (2, ON_GPUS), (3, {})])
+def test_devices_share_channels_or_experts(tmp_path, devices, changes, expert_parallel):
+    got, want = sharded(tmp_path, devices=devices, expert_parallel=expert_parallel, changes=changes)
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+def test_biases_that_every_device_adds_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.ExpertMatrices, "_bias", lambda self, matrix: matrix.bias[...])
+    got, want = sharded(tmp_path, devices=2, expert_parallel=False, changes={}, channels=20)
+    assert np.abs(got - want).max() > 0.01
+
+
+def test_devices_with_the_experts_of_the_first_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(ExpertShards, "device", property(lambda self: 0))
+    got, want = sharded(tmp_path, devices=2, expert_parallel=True, changes={}, channels=28)
+    assert np.abs(got - want).max() > 0.01
 
 
 def test_experts_of_a_converted_configuration_are_read_as_they_were_written():

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 from ssd_jax.devices.paged_programs import PagedPrograms
+from ssd_jax.errors import InputError
 from ssd_jax.models.functional import FunctionalModel
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import ALONE
 from tests.llm.runs import ids, outputs, requests
+from tests.models.every_mechanism import EXPERTS
 from tests.models.golden import ON_GPUS, ON_TPUS
 from tests.placement.meshes import SHAPE, opened
 
@@ -76,6 +78,40 @@ def test_a_target_in_groups_takes_proposals_of_a_draft_elsewhere(pairs):
     pair = pairs("qwen3", 1)
     spread = opened(pair, "data=2,tensor=2", there=ON_TPUS, draft_placement="submesh")
     assert said(spread, "ssd") == said(spread, "ar")
+
+
+@pytest.fixture(scope="module")
+def of_experts(tmp_path_factory):
+    """Target and draft with experts, behind a layer without."""
+    return tiny_pair.write(tmp_path_factory.mktemp("experts"), "granite", **EXPERTS | SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "there", "parallel"),
+    [
+        ("tensor=2", {}, True),
+        *(
+            pytest.param(mesh, there, parallel, marks=pytest.mark.slow)
+            for mesh in ("tensor=2", "data=2,tensor=2")
+            for there in (ON_TPUS, ON_GPUS)
+            for parallel in (False, True)
+        ),
+    ],
+)
+def test_devices_that_share_experts_say_what_one_says(of_experts, mesh, there, parallel):
+    expected = said(opened(of_experts, None, there=there, **ALONE), "ar", "ratio")
+    spread = opened(of_experts, mesh, there=there, verify="ratio", expert_parallel=parallel)
+    for mode in spread.modes:
+        assert said(spread, mode, "ratio") == expected, mode
+
+
+def test_experts_that_devices_cannot_share_are_refused(of_experts, pairs):
+    with pytest.raises(InputError, match=r"expert_parallel = true is for .* 0 experts and 2"):
+        opened(pairs("llama", 2), "tensor=2", there={}, expert_parallel=True)
+    with pytest.raises(InputError, match="6 experts and 4 devices: leave it out"):
+        opened(of_experts, "tensor=4", there={}, expert_parallel=True)
+    with pytest.raises(InputError, match="and this is on one; give mesh"):
+        opened(of_experts, None, there={}, expert_parallel=True)
 
 
 def written_by_all(_self, slot):
