@@ -53,7 +53,9 @@ def main() -> None:
 
 def _cells(name: str, modes: Sequence[Mode], chip: str, sizes: Sizes) -> tuple[str, str]:
     """GiB of a device, and tokens/s with the devices, of the fastest mode of this name."""
-    fan_out = Config(mode="ssd", draft="none", k=str(K), budget=str(BRANCHES)).fan_out_of(K)
+    fan_out = Config(mode="ssd", draft="none", k=str(K), budget=str(BRANCHES)).fan_out_of(
+        K, BRANCHES
+    )
     fitting = [m for m in modes if m.name == name and m.refused(chip_named(chip)) is None]
     if not fitting:
         return "-", "-"
