@@ -1,8 +1,8 @@
 """Products with experts' weights by XLA, on every platform: the baseline for others.
 
-`jax.lax.ragged_dot` would multiply every row with every expert, except on TPUs. Here a loop takes a
-few rows of one expert at a time, and as many turns as there are such blocks: so it reads the
-weights of experts that have rows, and no others.
+On processors `jax.lax.ragged_dot` multiplies every row with every expert. Here a loop takes a few
+rows of one expert at a time, and as many turns as there are such blocks: so it reads the weights of
+experts that have rows, and no others.
 """
 
 from __future__ import annotations
