@@ -336,10 +336,11 @@ class CausalLM(nnx.Module):
         step = Step(write_positions, visible, paths, present, None, **of_layer(0))
         x = self.embed(pad_rows(tokens.reshape(-1), self.execution.min_rows))
         branches: Any = None if tree is None else tree.branches
-        new_branches = []
-        for first, layers in self.model.parts:
+        new_branches, parts = [], self.model.parts
+        for (first, layers), (end, _) in zip(parts, [*parts[1:], (None, None)], strict=True):
             run: Any = _unroll if isinstance(layers, nnx.List) else _scan
-            x, pages, new = run(layers, x, pages, branches, step, of_layer, first)
+            of_part = branches if branches is None or len(parts) == 1 else branches[first:end]
+            x, pages, new = run(layers, x, pages, of_part, step, of_layer, first)
             new_branches.append(new)
         if branches is not None:
             branches = new_branches[0] if len(new_branches) == 1 else jnp.concatenate(new_branches)
@@ -414,7 +415,7 @@ def _unroll(
 ) -> tuple[Stream, PageArray, AllBranches | None]:
     new_branches = []
     for index, layer in enumerate(layers, start=first):
-        layer_branches = None if branches is None else branches[index]
+        layer_branches = None if branches is None else branches[index - first]
         layer_step = step._replace(**of_layer(index))
         x, (pages, layer_branches) = _layer(*nnx.split(layer), x, pages, layer_branches, layer_step)
         new_branches.append(layer_branches)
@@ -439,8 +440,6 @@ def _scan(
     graph, of_experts, state = nnx.split(layers, _of_experts, ...)
     depth = jax.tree.leaves(state)[0].shape[0]
     numbers = jnp.arange(first, first + depth)
-    if branches is not None and first:
-        branches = branches[first:]
 
     def body(carry, layer):
         (x, pages), (state, index, layer_branches) = carry, layer

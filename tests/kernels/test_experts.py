@@ -88,8 +88,7 @@ def test_a_row_has_the_same_bits_beside_any_rows(dtype, experts, inputs):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("split", ["outputs", "inputs", None])
-def test_each_of_eight_devices_multiplies_with_its_part_of_the_layer(split, dtype, monkeypatch):
+def test_each_of_eight_devices_multiplies_with_all_weights_of_the_layer(dtype, monkeypatch):
     """With XLA in the kernel's place."""
     sizes, shapes = (3, 0, 11, 1), []
 
@@ -105,11 +104,9 @@ def test_each_of_eight_devices_multiplies_with_its_part_of_the_layer(split, dtyp
     x = states(20)
 
     def call(x, sizes, stacked, layer):
-        options = {"backend": backend, "layer": layer, "split": split}
-        return expert_products(x, sizes, [stacked], **options)
+        return expert_products(x, sizes, [stacked], backend=backend, layer=layer)
 
     [got] = jax.jit(call)(x, jnp.asarray(sizes, jnp.int32), stacked, jnp.asarray(1))
     want = reference.product(x, np.asarray(sizes, np.int32), layers[1][1])
     np.testing.assert_allclose(got, want, atol=ERRORS[dtype] * np.abs(want).max())
-    parts = {"outputs": (4, OUTPUTS // 8, INPUTS), "inputs": (4, OUTPUTS, INPUTS // 8)}
-    assert {*shapes} == {parts.get(split, (4, OUTPUTS, INPUTS))}
+    assert {*shapes} == {(4, OUTPUTS, INPUTS)}

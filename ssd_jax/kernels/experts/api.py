@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,13 @@ from ssd_jax.kernels.linear.quantized import Quantized
 ExpertWeight = Float[Array, "*layers E _ inputs"] | Quantized | Packed
 """One matrix of every expert; int8 values [E, outputs, inputs] have scales [E, outputs]."""
 
-Split = Literal["outputs", "inputs"]
-"""Of which axis of a weight each device has a part."""
-
 
 class ExpertBackend(NamedTuple):
     """How products with experts' weights are made.
 
     Attributes:
       name: "xla", "pallas_tpu" or "pallas_gpu"; packed weights have their own.
-      shards: given if several devices share a model: along which axis, and whether channels are
-        split among them.
+      shards: given if several devices have all weights: along which axis they lie.
       interpret: whether, or how, kernels run in an interpreter on a processor.
     """
 
@@ -79,7 +75,6 @@ def expert_products(
     *,
     backend: ExpertBackend = XLA,
     layer: Int32[Array, ""] | None = None,
-    split: Split | None = None,
     used: float | None = None,
 ) -> list[Float32[Array, "m _"]]:
     """x[row] @ weight[e]^T for each weight, e being the expert of the row.
@@ -91,7 +86,6 @@ def expert_products(
       x: rows sorted by expert, those of expert 0 first.
       group_sizes: rows of each expert; where they sum to less than m, the rows beyond give zeros.
       layer: the place of the layer where weights are those of several; None is of one.
-      split: see `Split`, where devices share the channels.
       used: number of experts that are expected to have rows, for estimates of costs; None is as
         many as may have.
     """
@@ -107,10 +101,9 @@ def expert_products(
             unpacked = [jax.tree.map(lambda array: array[layer], weight) for weight in unpacked]
         return xla.products(x, group_sizes, unpacked)
     layers = () if layer is None else (layer,)
-    shards = backend.shards
-    if shards is None:
-        return kernel(x, group_sizes, unpacked, *layers)
-    return _shared(kernel, shards, split, unpacked)(x, group_sizes, unpacked, *layers)
+    if backend.shards is not None:
+        kernel = _on_every_device(kernel, backend.shards)
+    return kernel(x, group_sizes, unpacked, *layers)
 
 
 Kernel = Callable[..., list[Any]]
@@ -140,51 +133,16 @@ def _kernel(backend: ExpertBackend, used: float) -> Kernel | None:
     return None
 
 
-def _shared(
-    kernel: Kernel, shards: HeadShards, split: Split | None, weights: Sequence[Any]
-) -> Kernel:
-    """The kernel as a call that every device runs with its part of the weights."""
-    axis = shards.axis
-    split = split if shards.split else None
-
-    def local(x: Any, sizes: Any, weights: Any, *layer: Any) -> list[Any]:
-        sums = kernel(x, sizes, weights, *layer)
-        return jax.lax.psum(sums, axis) if split == "inputs" else sums
-
-    def of_weight(array: Any, inputs: int) -> PartitionSpec:
-        """Of values, whose last axis is that of inputs, or of scales, which have none."""
-        parts = [None] * array.ndim
-        if split == "inputs" and inputs:
-            parts[-1] = axis
-        if split == "outputs":
-            parts[-1 - inputs] = axis
-        return PartitionSpec(*parts)
-
-    def specs(weight: Any) -> Any:
-        if isinstance(weight, Quantized):
-            kind: Any = type(weight)
-            return kind(of_weight(weight.values, 1), of_weight(weight.scales, 0))
-        return of_weight(weight, 1)
-
-    rows = PartitionSpec(None, axis if split == "inputs" else None)
-    sums = PartitionSpec(None, axis if split == "outputs" else None)
-
-    def call(x: Any, sizes: Any, weights: Any, *layer: Any) -> list[Any]:
-        return jax.shard_map(
-            local,
-            mesh=shards.mesh,
-            in_specs=(
-                rows,
-                PartitionSpec(),
-                list(map(specs, weights)),
-                *[PartitionSpec()] * len(layer),
-            ),
-            out_specs=[sums] * len(weights),
-            axis_names={axis},
-            check_vma=False,  # Pallas kernels do not declare it
-        )(x, sizes, weights, *layer)
-
-    return call
+def _on_every_device(kernel: Kernel, shards: HeadShards) -> Kernel:
+    """The kernel as a call that every device runs with all weights."""
+    return jax.shard_map(
+        kernel,
+        mesh=shards.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names={shards.axis},
+        check_vma=False,  # Pallas kernels do not declare it
+    )
 
 
 __all__ = [
