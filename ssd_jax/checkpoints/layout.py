@@ -90,7 +90,7 @@ class _Arranged(TensorSource):
         if name in self._experts:
             experts, *rest = part
             matrices = [
-                self._stored.read(each, tuple(rest)) for each in self._experts[name][experts]
+                self._stored.read(expert, tuple(rest)) for expert in self._experts[name][experts]
             ]
             return np.stack(matrices)
         if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):
@@ -104,7 +104,7 @@ class _Arranged(TensorSource):
     def stored_type(self, name: str) -> str | None:
         if name not in self._experts:
             return self._stored.stored_type(self._parts[name].name)
-        kinds = {self._stored.stored_type(each) for each in self._experts[name]}
+        kinds = {self._stored.stored_type(expert) for expert in self._experts[name]}
         return kinds.pop() if len(kinds) == 1 else " and ".join(sorted(map(str, kinds)))
 
     @override
@@ -127,7 +127,7 @@ class _Arranged(TensorSource):
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         if name in self._experts:
-            return np.stack([self._stored.read_blocks(each) for each in self._experts[name]])
+            return np.stack([self._stored.read_blocks(expert) for expert in self._experts[name]])
         part = self._parts[name]
         blocks = self._stored.read_blocks(part.name)[part.start : part.start + part.rows]
         if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):

@@ -64,7 +64,7 @@ def _of_config(file: Path, value: object) -> str | Mapping[str, str] | None:
         return None
     entries = [{"name": DEFAULT, "template": value}] if isinstance(value, str) else value
     if isinstance(entries, list) and entries and all(map(_is_template, entries)):
-        return named({each["name"]: each["template"] for each in entries}, file)
+        return named({entry["name"]: entry["template"] for entry in entries}, file)
     raise InputError(
         f"{file}: chat_template must be a string or a list of objects with 'name' and 'template', "
         f"of Unicode text, not {shown(value)}; fetch the file again"

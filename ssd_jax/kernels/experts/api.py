@@ -123,7 +123,7 @@ def _kernel(backend: ExpertBackend, used: float) -> Kernel | None:
         from ssd_jax.kernels.experts.pallas_gpu import expert_products_pallas_gpu, why_not
 
         def on_gpu(x: Any, sizes: Any, weights: Any) -> list[Any]:
-            shapes = [(*each.shape[1:], each.dtype) for each in weights]
+            shapes = [(*weight.shape[1:], weight.dtype) for weight in weights]
             if any(why_not(outputs, inputs, dtype) for outputs, inputs, dtype in shapes):
                 return xla.products(x, sizes, weights)
             options = {"used": used, "interpret": backend.interpret}

@@ -63,13 +63,13 @@ def expert_products_pallas_tpu(
     first = weights[0]
     quantized = isinstance(first, Quantized)
     experts = len(group_sizes)
-    values = [each.values if isinstance(each, Quantized) else each for each in weights]
+    values = [weight.values if isinstance(weight, Quantized) else weight for weight in weights]
     outputs = values[0].shape[-2]
-    values = [each.reshape(-1, outputs, inputs) for each in values]
+    values = [array.reshape(-1, outputs, inputs) for array in values]
     # Where inputs do not fill vectors, XLA has outputs side by side in memory.
     by_input = inputs % _LANES > 0 and outputs % _LANES == 0
     if by_input:
-        values = [each.swapaxes(1, 2) for each in values]
+        values = [array.swapaxes(1, 2) for array in values]
     dtype = values[0].dtype
     least = 32 // dtype.itemsize  # rows of a tile of memory
     tile = min(_ROWS, pl.cdiv(rows, least) * least)
@@ -80,8 +80,8 @@ def expert_products_pallas_tpu(
     if quantized:
         high, low, of_rows = digits(x, single=isinstance(first, W8A8))
         lhs = [high] if low is None else [high, low]
-        of_weights = [each.scales for each in weights if isinstance(each, Quantized)]
-        scales = [of_rows[:, None], *(each.reshape(-1, 1, outputs) for each in of_weights)]
+        of_weights = [weight.scales for weight in weights if isinstance(weight, Quantized)]
+        scales = [of_rows[:, None], *(array.reshape(-1, 1, outputs) for array in of_weights)]
     part = _part(outputs, inputs * dtype.itemsize)
     count = tiles + min(experts, rows)
     items = _items(group_sizes, tile, tiles, count)

@@ -208,7 +208,7 @@ def losses(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> str | Non
 
     def fastest(*names: str) -> list[float]:
         found = [speeds for mode, speeds in zip(modes, rates, strict=True) if mode.name in names]
-        return [max(each) for each in zip(*found, strict=True)]
+        return [max(speeds) for speeds in zip(*found, strict=True)]
 
     slower = [
         str(acceptance)
