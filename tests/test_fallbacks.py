@@ -22,6 +22,7 @@ from ssd_jax.kernels.tree_attention import pallas_gpu
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.mechanisms import Experts
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny
@@ -150,6 +151,23 @@ def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
     line, _ = found("distribution", programs, draft=programs.model).lines
     size = "page_size = 48: it needs a multiple of 64"
     assert line.endswith(f"not pallas_gpu: {size}; not pallas_mma: {size}")
+
+
+def test_a_line_says_why_experts_of_a_gpu_wait_for_the_host(monkeypatch):
+    monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
+    programs = FakePrograms("bfloat16")
+    experts = Experts(count=4, chosen=2, intermediate=32)
+    mechanisms = dataclasses.replace(programs.model.config.mechanisms, experts=experts)
+    config = dataclasses.replace(programs.model.config, mechanisms=mechanisms)
+    programs.model = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"))
+    *_, line = found("distribution", programs).lines
+    assert line == (
+        "experts of the target run in a loop that waits for the host: the kernel is for bfloat16 "
+        "on GPUs of generation 9.0"
+    )
+    monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "tpu")
+    assert not any("experts" in line for line in found("distribution", programs).lines)
 
 
 def test_weights_in_groups_that_cost_more_than_floats_are_told():

@@ -13,6 +13,7 @@ from ssd_jax.devices.exactness import costs_nothing, rows_can_agree, tree_agrees
 from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
+from ssd_jax.kernels.experts.api import why_looped
 from ssd_jax.kernels.handlers import why_missing, why_not_cached
 from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
 from ssd_jax.kernels.verify import api as verify
@@ -80,7 +81,7 @@ def find_fallbacks(
     lines += _verification_lines(programs.model)
     lines += _group_lines(models.values())
     for role, model in models.items():
-        lines += mesh_lines(role, model)
+        lines += mesh_lines(role, model) + _expert_lines(role, model)
     replicated = {
         role: list(m.rules.replicated_axes) for role, m in models.items() if m.rules.replicated_axes
     }
@@ -200,6 +201,21 @@ def mesh_lines(role: str, model: FunctionalModel) -> list[str]:
             "devices, with a part of its query heads on each"
         )
     return lines
+
+
+def _expert_lines(role: str, model: FunctionalModel) -> list[str]:
+    """A line on products with experts that have no kernel, if there are any."""
+    experts, execution = model.config.mechanisms.experts, model.execution
+    if experts is None:
+        return []
+    hidden, channels = model.config.hidden_size, experts.intermediate
+    if model.mesh is not None and model.rules.expert_ffn is not None:
+        channels //= model.mesh.shape[TENSOR_AXIS]
+    shapes = [(channels, hidden), (hidden, channels)]
+    reason = why_looped(execution.experts, jax.default_backend(), execution.compute, shapes)
+    if reason is None:
+        return []
+    return [f"experts of the {role} run in a loop that waits for the host: {reason}"]
 
 
 def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:

@@ -17,6 +17,7 @@ if OLD is not None:
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
 from ssd_jax.kernels.experts import pallas_gpu  # noqa: E402
+from ssd_jax.kernels.experts.api import ExpertBackend, why_looped  # noqa: E402
 
 pytestmark = pytest.mark.aot
 interpreted = plgpu.InterpretGPUParams()
@@ -89,3 +90,10 @@ def test_every_mutant_is_caught(name, monkeypatch):
     [got] = products(case, SimpleNamespace(**mutant))
     right = cases.expected(case)
     assert not np.allclose(got, right, rtol=0, atol=cases.TOLERANCE["bfloat16"])
+
+
+def test_matrices_that_the_kernel_does_not_take_are_named():
+    backend = ExpertBackend("pallas_gpu")
+    assert why_looped(backend, "gpu", "bfloat16", [(768, 2048), (2048, 768)]) is None
+    reason = why_looped(backend, "gpu", "bfloat16", [(360, 2880), (2880, 360)])
+    assert reason == "360 inputs: it needs a multiple of 32"

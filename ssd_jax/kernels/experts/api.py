@@ -68,6 +68,27 @@ def backend_for(platform: str, dtype: str, device: Any) -> ExpertBackend:
     return XLA
 
 
+def why_looped(
+    backend: ExpertBackend, platform: str, dtype: Any, matrices: Sequence[tuple[int, int]]
+) -> str | None:
+    """Why products are XLA's loop over experts, for which a GPU waits for its host, in one line;
+    None where they are not, or a loop costs nothing.
+
+    Args:
+      platform: JAX's name of the platform.
+      dtype: of the weights.
+      matrices: outputs and inputs of an expert's matrices, as a device has them.
+    """
+    if platform in ("cpu", "tpu"):
+        return None
+    if backend.name != "pallas_gpu":
+        return compat.why_no_mosaic_gpu() or "the kernel is for bfloat16 on GPUs of generation 9.0"
+    from ssd_jax.kernels.experts.pallas_gpu import why_not
+
+    reasons = (why_not(outputs, inputs, dtype) for outputs, inputs in matrices)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
 def expert_products(
     x: Float[Array, "m inputs"],
     group_sizes: Int32[Array, "E"],
@@ -152,4 +173,5 @@ __all__ = [
     "backend_for",
     "expert_products",
     "product_by_rows",
+    "why_looped",
 ]
