@@ -41,6 +41,7 @@ class VllmSettings(TypedDict, total=False):
     max_model_len: int | None
     num_speculative_tokens: int | str | None
     enable_prefix_caching: bool | None
+    enable_expert_parallel: bool
     block_size: int | None
     kv_cache_memory_bytes: int | None
     speculative_config: Speculative | None
@@ -91,8 +92,8 @@ class Settings(VllmSettings, total=False):
     draft_tls_cert: str | Path | None
     draft_tls_key: str | Path | None
     target_devices: int | str | None
-    expert_parallel: bool
     mesh: str | None
+    expert_parallel: bool
     hosts: str | None
     host_timeout: float
     exact: Exactness

@@ -103,7 +103,7 @@ def test_missing_kv_head_count_means_as_many_as_query_heads(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"expert_count": 8}, r"llama.expert_count = 8 is not supported"),
+        ({"expert_count": 8}, r"metadata key llama.expert_used_count is missing"),
         ({"attention__sliding_window": 64}, r"sliding_window = 64"),
         ({"attention__causal": False}, r"causal = False is not supported; expected True"),
         ({"rope__scaling__attn_factor": 1.5}, r"attn_factor = 1.5 is not supported; expected 1.0"),

@@ -26,9 +26,11 @@ from ssd_jax.devices.target_base import Verification
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.mechanisms import Experts
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS
 from ssd_jax.roles.drafting import Drafting, TreeShape
 from ssd_jax.system import stored_jit
@@ -73,6 +75,9 @@ MODELS = {
         for shape in ((1, 2), (2, 1))
     ],
     "stored": [{"model.layers.0.mlp.up_proj.weight": "q4_1"}],
+    "groups": [
+        {"model.layers.0.mlp.up_proj.weight": GroupForm("int8", 32, m)} for m in (False, True)
+    ],
 }
 ROOM = {"slots": 2, "context": 64, "tokens": 259}
 OTHER_ROOM = {"slots": [4], "context": [256], "tokens": [258], "paging": [Paging(64, 4)]}
@@ -109,9 +114,16 @@ def parameters(make):
 
 def test_a_model_is_made_from_all_that_it_is_given():
     ids = [reduced([1, 5, 9]), reduced([1, 5, 8])]
-    assert parameters(FunctionalModel) == {*MODEL, *MODELS, "output_ids"}
+    experts = Experts(count=4, chosen=2, intermediate=32)
+    mechanisms = dataclasses.replace(CONFIG.mechanisms, experts=experts)
+    of_experts = MODEL | {
+        "config": dataclasses.replace(CONFIG, mechanisms=mechanisms),
+        "mesh": MODELS["mesh"][0],
+    }
+    parallel = [FunctionalModel(**of_experts, expert_parallel=value) for value in (False, True)]
+    assert parameters(FunctionalModel) == {*MODEL, *MODELS, "output_ids", "expert_parallel"}
     others = [FunctionalModel(**MODEL | {n: v}) for n, values in MODELS.items() for v in values]
-    texts = [each.fingerprint for each in (FunctionalModel(**MODEL), *ids, *others)]
+    texts = [each.fingerprint for each in (FunctionalModel(**MODEL), *ids, *parallel, *others)]
     assert len({*texts}) == len(texts)
     assert FunctionalModel(**MODEL).fingerprint == texts[0]
 

@@ -1,5 +1,6 @@
 """Tensors of a layer share arrays, and the model is the same."""
 
+import json
 from collections import Counter
 
 import jax
@@ -22,8 +23,14 @@ from tests.models.golden import Runner, parameters
 from tests.models.golden_logits import GOLDENS, NAMES, golden
 from tests.selection import cases
 
+
+def config_of(name):
+    return ModelConfig.from_hf(json.loads((GOLDENS / name / "config.json").read_text()))
+
+
 packs = pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 SOME = ("llama-linear", "llama-plain", "llama3-scaled", "qwen2", "qwen3", "nemotron", "olmo2")
+DENSE = [name for name in NAMES if config_of(name).mechanisms.experts is None]
 KINDS = [pytest.param("bundle_bytes", marks=packs), "bundle_rows"]
 
 
@@ -62,8 +69,12 @@ def test_a_layer_has_one_array_for_all_products(name):
     assert len(model.bundles.arrays) == layers
     m = checkpoint.config.mechanisms
     norms_in_products = 0 if m.layer_norm or m.norm_placement == "post" else 2
+    dense = 6 + m.gated + norms_in_products
+    # The norm before experts is apart, since the router reads what it gives, too.
+    of_experts = dense - 1 + (3 if m.experts is not None and m.experts.shared else 0)
     counts = Counter(bundle for bundle, _ in model.bundles.locations.values())
-    assert set(counts.values()) == {6 + m.gated + norms_in_products}
+    for layer in range(layers):
+        assert counts[f"model.layers.{layer}"] == (of_experts if m.has_experts(layer) else dense)
     found = parameters(checkpoint, model)
     for array, struct in zip(found, model.parameter_structs(), strict=True):
         assert (array.shape, array.dtype) == (struct.shape, struct.dtype)
@@ -71,8 +82,15 @@ def test_a_layer_has_one_array_for_all_products(name):
         assert array.unsafe_buffer_pointer() % 64 == 0
 
 
+def test_on_a_gpu_experts_have_arrays_of_their_own():
+    """Products that choose an expert in an array of several tensors would copy it."""
+    _, model = packed_model("mixtral", "bfloat16", "bundle_rows")
+    assert not any(".experts." in name for name in model.bundles.locations)
+    assert any(name.endswith("q_proj.weight") for name in model.bundles.locations)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", cases(NAMES, *SOME))
+@pytest.mark.parametrize("name", cases(DENSE, *SOME))
 def test_on_a_gpu_a_layer_has_an_array_for_each_type_and_width(name, dtype):
     checkpoint, model = packed_model(name, dtype, "bundle_rows")
     c = checkpoint.config
