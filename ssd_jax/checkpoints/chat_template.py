@@ -71,18 +71,18 @@ class ChatTemplate:
         self._where = where
         self._child = _Child(os.getpid())
 
-    def source(self, given: str | None = None, tools: object = None) -> str:
+    def source(self, name_or_source: str | None = None, tools: object = None) -> str:
         """The Jinja source for a conversation.
 
         Args:
-          given: the name of a template, or a source; None takes `tool_use` if there is one and
+          name_or_source: of a template; None takes `tool_use` if there is one and
             there are `tools`, else `default`.
 
         Raises:
           InputError: there is no such template.
         """
-        if given is not None:
-            return self._sources.get(given, given)
+        if name_or_source is not None:
+            return self._sources.get(name_or_source, name_or_source)
         name = TOOL_USE if tools is not None and TOOL_USE in self._sources else DEFAULT
         if name in self._sources:
             return self._sources[name]
@@ -114,7 +114,7 @@ class ChatTemplate:
           continue_final_message: end within the last message, right after its content.
           tools: JSON schemas of functions that the assistant may call.
           variables: further variables of the template.
-          source: see `given` of `source`.
+          source: a name or a source, see `source`.
 
         Raises:
           InputError: there is no template, the messages are malformed, or the template refuses

@@ -82,8 +82,7 @@ class ExpertMatrices(nnx.Module):
         self.count = experts.count
         self.chosen = experts.chosen
         self.shards = execution.expert_shards
-        backend = execution.experts
-        self.backend = backend if self.shards is None else backend._replace(shards=None)
+        self.backend = execution.experts
 
     def __call__(
         self,

@@ -98,15 +98,14 @@ class FunctionalModel:
             shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
             kernels = execution.kernels._replace(shards=shards)
             execution = dataclasses.replace(execution, kernels=kernels)
-        if mesh is not None:
-            shards = HeadShards(TENSOR_AXIS, split=False)
-            experts = execution.experts._replace(shards=shards)
-            execution = dataclasses.replace(execution, experts=experts)
-        cut = self.rules.experts or self.rules.expert_ffn
-        if mesh is not None and cut and config.mechanisms.experts is not None:
-            whole = self.rules.experts is not None
-            expert_shards = ExpertShards(TENSOR_AXIS, mesh.shape[TENSOR_AXIS], whole, mesh)
-            execution = dataclasses.replace(execution, expert_shards=expert_shards)
+        if mesh is not None and config.mechanisms.experts is not None:
+            by_expert = self.rules.experts is not None
+            if by_expert or self.rules.expert_ffn is not None:
+                shares = ExpertShards(TENSOR_AXIS, mesh.shape[TENSOR_AXIS], by_expert, mesh)
+                execution = dataclasses.replace(execution, expert_shards=shares)
+            else:
+                experts = execution.experts._replace(shards=HeadShards(TENSOR_AXIS, split=False))
+                execution = dataclasses.replace(execution, experts=experts)
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         if execution.scan_layers and not _can_scan(config):
             execution = dataclasses.replace(execution, scan_layers=False)
