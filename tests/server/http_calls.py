@@ -41,9 +41,19 @@ def stream(port, path, body):
     status, headers, text = call(port, "POST", path, {**body, "stream": True})
     assert status == 200, text
     assert headers["content-type"].startswith("text/event-stream")
-    *events, done, rest = text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    assert text.endswith("data: [DONE]\n\n")
+    return events_of(text.encode())
+
+
+def events_of(data):
+    """The JSON of each event of a stream's bytes, which must end with [DONE].
+
+    Lines end at newlines alone: a text may have what `str.splitlines` takes for ends of lines.
+    """
+    lines = [line for line in data.split(b"\n") if line.startswith(b"data: ")]
+    *events, done = [line.removeprefix(b"data: ") for line in lines]
+    assert done == b"[DONE]"
+    return [json.loads(event) for event in events]
 
 
 def raw(port, data):

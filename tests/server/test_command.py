@@ -14,7 +14,7 @@ import pytest
 from ssd_jax.cli import serve
 from ssd_jax.cli.main import main
 from ssd_jax.testing import tiny
-from tests.server.http_calls import raw, request_text
+from tests.server.http_calls import events_of, raw, request_text
 
 
 @contextlib.contextmanager
@@ -49,10 +49,7 @@ def begun(port, tokens):
 
 def rest_of(connection):
     """The events that still come, until the connection ends."""
-    data = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    events = [line.removeprefix("data: ") for line in data.splitlines() if line[:6] == "data: "]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
+    return events_of(b"".join(iter(lambda: connection.recv(65536), b"")))
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,13 @@
 """Clients that read slowly, or not at all."""
 
 import contextlib
-import json
 import socket
 import time
 
 import pytest
 
 from ssd_jax.server.lifecycle import close_stalled
-from tests.server.http_calls import post, request_text
+from tests.server.http_calls import events_of, post, request_text
 from tests.server.scripted import ScriptedEngine, served
 from tests.waiting import eventually
 
@@ -41,10 +40,8 @@ def test_a_client_that_reads_slowly_gets_all_of_its_texts(small_buffers):
     with slow_client(small_buffers) as connection:
         eventually(lambda: small_buffers.state.admission.texts == 6, seconds=20)
         time.sleep(0.3)
-        data = b"".join(iter(lambda: connection.recv(2000), b"")).decode()
-    *events, done = [line[6:] for line in data.splitlines() if line.startswith("data: ")]
-    assert done == "[DONE]"
-    for choice in (choice for event in events for choice in json.loads(event)["choices"]):
+        data = b"".join(iter(lambda: connection.recv(2000), b""))
+    for choice in (choice for event in events_of(data) for choice in event["choices"]):
         texts[choice["index"]] += choice["text"]
     assert {*texts.values()} == {"a" * 50}
 
