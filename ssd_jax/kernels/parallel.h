@@ -121,7 +121,7 @@ void For(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, F run) {
   int64_t threads = std::min<int64_t>(pool.num_threads(), (count + grain - 1) / grain);
   if (threads > 1) threads = std::min(threads, Cores());
   if (threads <= 1) return run(int64_t{0}, count);
-  std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int64_t> next{0};  // a line that nothing else shares
   helpers.Run(threads, [&] {
     for (int64_t begin = next.load(); begin < count;) {
       const int64_t part = std::max(grain, (count - begin) / (2 * threads));

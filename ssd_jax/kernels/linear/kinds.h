@@ -33,7 +33,7 @@ void Bfloat16Panel(const Activations& x, const Weight& w, int64_t panel, bool ti
       const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.cache_resident);
       float(*own)[kPanel] = sums + row % (2 * kTile);
       const bool whole = lanes == kPanel && many == Written(Form::kBfloat16, many, tiles);
-      Sums<Form::kBfloat16>(x.Bfloat16(row, begin), count, many, from, ahead, tiles,
+      Sums<Form::kBfloat16, struct Bfloat16>(x.Bfloat16(row, begin), count, many, from, ahead, tiles,
                             whole ? y + row * w.outputs : *own, 4 * (whole ? w.outputs : kPanel),
                             begin > 0, steps);
       for (int64_t r = 0; r < many && !whole && begin + count == steps; ++r)
@@ -60,7 +60,7 @@ void Int8Panel(const Activations& rows, const Weight& w, int64_t panel, bool til
       many = PassRows(Form::kDigits, digit, digits - digit, tiles);
       const Ahead ahead(from, count * kSteps, kAsked, pass, passes, once, w.cache_resident);
       int32_t(*own)[kPanel] = sums + digit % (2 * kTile);
-      Sums<Form::kDigits>(x.Row(digit, begin), count, many, from, ahead, tiles, own, 4 * kPanel,
+      Sums<Form::kDigits, struct Int8>(x.Row(digit, begin), count, many, from, ahead, tiles, own, 4 * kPanel,
                           begin > 0, steps);
       for (int64_t r = 0; r < many && begin + count == steps; r += kMany) {
         const int64_t row = (digit + r) / kMany;
