@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -201,6 +202,7 @@ class TokenEvent:
     Attributes:
       spans: the text by token, each with where the token comes from; joined they are `text`.
       output: set on the request's last event only.
+      time: when it was made, in seconds of `time.monotonic`.
     """
 
     request_id: int
@@ -210,3 +212,4 @@ class TokenEvent:
     logprobs: list[TokenLogprobs] | None = None
     spans: list[TextSpan] = dataclasses.field(default_factory=list)
     output: RequestOutput | None = None
+    time: float = dataclasses.field(default_factory=time.monotonic, compare=False)

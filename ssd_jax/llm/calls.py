@@ -37,6 +37,9 @@ from ssd_jax.system.files import shown
 _BATCH = 100
 """Most requests that are queued before an event loop goes on with its other tasks."""
 
+_PATIENCE = 0.05
+"""Seconds that tokens wait for others where only whole texts are wanted."""
+
 
 class Calls(ABC):
     """The calls of an open model, which share its engines.
@@ -280,7 +283,8 @@ class Calls(ABC):
         groups = await asyncio.to_thread(self._prepare, prompts, sampling_params, n)
         if not groups:
             return []
-        events = self.run_async([text for texts in groups for text in texts], mode)
+        requests = [text for texts in groups for text in texts]
+        events = self.run_async(requests, mode, interval=_PATIENCE)
         return _group_outputs(groups, [event async for event in events if event.output is not None])
 
     @check_keywords()
@@ -300,11 +304,16 @@ class Calls(ABC):
 
     @check_keywords()
     async def run_async(
-        self, requests: Sequence[Request], mode: str | None = None
+        self, requests: Sequence[Request], mode: str | None = None, *, interval: float = 0.0
     ) -> AsyncGenerator[TokenEvent]:
-        """`run` for an event loop; `aclose` cancels the requests that have not ended."""
+        """`run` for an event loop; `aclose` cancels the requests that have not ended.
+
+        Args:
+          interval: seconds that new tokens may wait for others, which costs the rounds less than
+            waking the loop for each; the first and the last never wait.
+        """
         engine, requests = await asyncio.to_thread(self._prepared, requests, mode)
-        caller = TaskCaller(engine)
+        caller = TaskCaller(engine, interval)
         try:
             for first in range(0, len(requests), _BATCH):
                 self._rounds.add(caller, requests[first : first + _BATCH])

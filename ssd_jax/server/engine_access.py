@@ -148,19 +148,22 @@ class EngineAccess:
         return mode
 
     async def events(
-        self, requests: Sequence[Request], mode: str | None = None
+        self, requests: Sequence[Request], mode: str | None, interval: float
     ) -> AsyncGenerator[TokenEvent]:
         """Their events until all have ended; `aclose` cancels those that have not.
 
         Args:
           mode: see `mode_of`.
+          interval: seconds that new tokens may wait for others.
 
         Raises:
           DeviceError: a device has failed, and the model must be opened again.
           SsdError: the model was closed.
         """
         try:
-            async with contextlib.aclosing(self._llm.run_async(requests, mode)) as events:
+            async with contextlib.aclosing(
+                self._llm.run_async(requests, mode, interval=interval)
+            ) as events:
                 async for event in events:
                     yield event
         except DeviceError as error:

@@ -29,6 +29,9 @@ from ssd_jax.server.state import ServerState
 MOST_LOGPROBS = 1 << 19
 """Of the texts of a request together: a response takes a kilobyte for each while it is made."""
 
+_INTERVAL = 0.05
+"""Seconds that tokens wait for others where the response has whole texts."""
+
 
 @dataclasses.dataclass(kw_only=True)
 class Generation:
@@ -68,13 +71,16 @@ class Generation:
         text, prompt = divmod(index, self.prompts)
         return prompt * self.texts + text
 
-    async def events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
+    async def events(self, interval: float = 0.0) -> AsyncGenerator[tuple[int, TokenEvent]]:
         """New tokens, each with the choice that they belong to.
+
+        Args:
+          interval: seconds that they may wait for others.
 
         Raises:
           ApiError: a text cannot be finished.
         """
-        source = self.place.guard(self.engine.events(self.requests, self.mode))
+        source = self.place.guard(self.engine.events(self.requests, self.mode, interval))
         if self.deadline is not None:
             source = before(self.deadline, source)
         try:
@@ -101,7 +107,7 @@ class Generation:
 
     async def finish(self) -> list[RequestOutput]:
         """The outputs in the order of the choices."""
-        async with contextlib.aclosing(self.events()) as events:
+        async with contextlib.aclosing(self.events(_INTERVAL)) as events:
             async for _ in events:
                 pass
         return [self.outputs[choice] for choice in sorted(self.outputs)]

@@ -128,7 +128,7 @@ class Meter:
 
     def note(self, event: TokenEvent) -> None:
         """Counts an event."""
-        now, number = time.monotonic(), len(event.token_ids)
+        now, number = event.time, len(event.token_ids)
         first, last, before = self._times.get(event.request_id, (now, self._began, 0))
         if number:
             self._metrics.note_tokens(event, now - last, first=not before)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax.engine.engine import Engine
+from ssd_jax.engine.round_thread import TaskCaller
 from ssd_jax.errors import DeviceError, InputError, SsdError
 from ssd_jax.llm import llm as llm_module
 from ssd_jax.llm.llm import LLM
@@ -53,6 +54,46 @@ def test_no_round_follows_once_a_process_ends(shared):
     assert not thread.is_alive()
     with pytest.raises(SsdError, match="this model is closed"):
         shared._rounds.check()
+
+
+@pytest.mark.parametrize(
+    ("interval", "wakes"), [(0, [0, 1, 2, 3, 4]), (1000, [0, 3, 4])], ids=["at once", "together"]
+)
+def test_an_event_loop_wakes_for_the_first_event_and_the_last_and_between_them_by_its_interval(
+    interval, wakes
+):
+    async def run():
+        caller, put, woken = TaskCaller(None, interval), [], []
+        caller._loop = SimpleNamespace(
+            call_soon_threadsafe=lambda wake: (woken.append(len(put)), wake())
+        )
+        for event in (*events, SsdError("an error never waits")):
+            caller.put(event)
+            put.append(event)
+        assert [await caller.next() for _ in events] == events
+        with pytest.raises(SsdError, match="never waits"):
+            await caller.next()
+        return woken
+
+    ended = SimpleNamespace(finish_reason="length")
+    events = [SimpleNamespace(request_id=0, output=output) for output in (None, None, None, ended)]
+    assert asyncio.run(run()) == wakes
+
+
+@pytest.mark.parametrize("interval", [0, 0.01])
+def test_an_event_loop_gets_all_events_in_their_order(shared, interval):
+    async def run():
+        requests = [request(max_tokens=60), request(max_tokens=40, index=1)]
+        return [event async for event in shared.run_async(requests, "sd", interval=interval)]
+
+    events = asyncio.run(run())
+    for index in range(2):
+        mine = [event for event in events if event.prompt_index == index]
+        times = [event.time for event in mine]
+        assert times == sorted(times)
+        assert times[-1] - times[0] > 0.01  # when they were made, not when they were taken
+        assert [t for event in mine for t in event.token_ids] == mine[-1].output.token_ids
+        assert [event.output is None for event in mine] == [True] * (len(mine) - 1) + [False]
 
 
 def together(*calls):

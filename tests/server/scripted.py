@@ -71,6 +71,7 @@ class ScriptedEngine:
         self.error = None
         self.seen = None
         self.asked = []
+        self.intervals = []
 
     def activity(self):
         return self.seen or EngineActivity(mode=self.mode, running=min(self.running, self.slots))
@@ -98,9 +99,10 @@ class ScriptedEngine:
             made.append(Request(prompt_ids=ids, params=params, index=index, **settings))
         return [text for request in made for text in request.split(len(prompts))]
 
-    async def events(self, requests, mode=None):
+    async def events(self, requests, mode, interval):
         del mode
         self.asked += requests
+        self.intervals.append(interval)
         self.running += len(requests)
         try:
             for request in requests:

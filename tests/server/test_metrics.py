@@ -50,6 +50,15 @@ def test_requests_tokens_and_refusals_are_counted():
     assert values["ssd_jax:speculating", "ar"] == 0
 
 
+def test_tokens_of_a_stream_come_at_once_and_others_together():
+    engine = ScriptedEngine()
+    with served(engine) as server:
+        post(server.port, "/v1/completions", COMPLETION)
+        stream(server.port, "/v1/completions", COMPLETION)
+    together, at_once = engine.intervals
+    assert together > at_once == 0
+
+
 def test_a_text_that_is_cancelled_is_aborted():
     engine = ScriptedEngine()
     engine.held = True

@@ -158,8 +158,8 @@ def test_a_request_has_the_longest_proposals_that_it_asks_for(server, fields, mo
     ended = []
     generate = server.llm.run_async
 
-    async def noted(requests, asked_mode):
-        async for event in generate(requests, asked_mode):
+    async def noted(requests, asked_mode, **settings):
+        async for event in generate(requests, asked_mode, **settings):
             if event.output is not None:
                 ended.append(event.output.metrics)
             yield event

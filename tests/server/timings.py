@@ -132,11 +132,14 @@ def time_http(options):
                 for ids in prompts
             ]
             own, through_http = [], []
-            for _ in range(options.repeats + 1):
-                start = time.perf_counter()
-                llm.generate(prompts, params)
-                own.append(time.perf_counter() - start)
-                through_http.append(sender.send(bodies)[0])
+            for pair in range(options.repeats + 1):
+                for is_own in (pair % 2 == 0, pair % 2 != 0):
+                    start = time.perf_counter()
+                    if is_own:
+                        llm.generate(prompts, params)
+                        own.append(time.perf_counter() - start)
+                    else:
+                        through_http.append(sender.send(bodies)[0])
             rate = count * options.tokens / statistics.median(own[1:])
             quotients = quotient(own[1:], through_http[1:])
             print(f"batch {count}: {rate:.1f} tokens/s; through HTTP {quotients}")
