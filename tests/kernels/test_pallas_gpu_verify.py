@@ -15,7 +15,7 @@ from ssd_jax import compat
 from ssd_jax.kernels import noise
 from ssd_jax.sampling import verification
 from ssd_jax.sampling.variants import VARIANTS
-from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, outcomes, verify
+from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, as_trees, outcomes, verify
 from tests.sampling.edits import Edit, edited
 
 OLD = compat.why_no_clusters()
@@ -31,6 +31,7 @@ from ssd_jax.kernels.verify import kernel_noise, pallas_gpu, pallas_gpu_kernel  
 pytestmark = pytest.mark.aot
 
 WIDTH, ROWS, VOCAB, TOKENS = 3, 4, 300, 290
+TREE_WIDTH = 6
 UNTRUNCATED = ({}, {"temperature": 0.0}, {"temperature": 0.5})
 NAN = plgpu.InterpretGPUParams(uninitialized_memory="nan")
 RACES = plgpu.InterpretGPUParams(detect_races=True, on_race="warn", uninitialized_memory="nan")
@@ -43,18 +44,18 @@ def compiled(variant: str, rule: str, tokens: int):
     return jax.jit(functools.partial(verification.verify, **law))
 
 
-def interpreted(case, variant, rule, params=NAN, tokens=TOKENS):
+def interpreted(case, variant, rule, params=NAN, tokens=TOKENS, parents=None):
     with plgpu.force_gpu_interpret_mode(params):
-        return outcomes(compiled(variant, rule, tokens)(*case))
+        return outcomes(compiled(variant, rule, tokens)(*case, parents=parents))
 
 
-def case_of(kinds, seed, variant="truncated", vocab=VOCAB):
+def case_of(kinds, seed, variant="truncated", vocab=VOCAB, width=WIDTH):
     of = {"greedy": ({"temperature": 0.0},), "sampled": UNTRUNCATED}.get(variant, SETTINGS)
-    return arguments(kinds, vocab, seed, width=WIDTH, settings=of)
+    return arguments(kinds, vocab, seed, width=width, settings=of)
 
 
-def reference(case, variant, rule, tokens=TOKENS):
-    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant]}
+def reference(case, variant, rule, tokens=TOKENS, parents=None):
+    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "parents": parents}
     return outcomes(verify(*case, backend="reference", **law))
 
 
@@ -79,6 +80,22 @@ def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
 def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule, kinds, seed):
     case = case_of(kinds, seed, variant)
     assert interpreted(case, variant, rule) == reference(case, variant, rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "rule"),
+    [("truncated", "coupled"), ("sampled", "coupled"), ("truncated", "ratio"), ("full", "block")],
+)
+@settings(FIXED, max_examples=3)
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=TREE_WIDTH * 2, max_size=TREE_WIDTH * 2),
+    st.integers(0, 10**6),
+)
+def test_trees_have_the_outcomes_of_the_reference(variant, rule, kinds, seed):
+    case, parents = as_trees(case_of(kinds, seed, variant, width=TREE_WIDTH), seed)
+    found = interpreted(case, variant, rule, parents=parents)
+    assert found == reference(case, variant, rule, parents=parents)
 
 
 SIZES = [60, 128, 257, *(pytest.param(size, marks=pytest.mark.slow) for size in (1025, 8195))]

@@ -19,10 +19,12 @@ from ssd_jax.kernels import noise
 from ssd_jax.kernels.verify import pallas_tpu_kernel
 from ssd_jax.sampling import verification
 from ssd_jax.sampling.variants import VARIANTS
-from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, outcomes, verify
+from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, as_trees, outcomes, verify
 from tests.sampling.edits import Edit, edited
 
 WIDTH, ROWS, VOCAB, TOKENS = 3, 4, 300, 290
+TREE_WIDTH = 6
+OF_TREES = (("greedy", "ratio"), ("sampled", "coupled"), ("truncated", "ratio"), ("full", "block"))
 UNTRUNCATED = ({}, {"temperature": 0.0}, {"temperature": 0.5})
 NAN = pltpu.InterpretParams(uninitialized_memory="nan")
 RACES = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -36,23 +38,23 @@ SOME, MANY = settings(FIXED, max_examples=6), settings(FIXED, max_examples=30)
 
 
 @functools.cache
-def compiled(variant: str, rule: str):
-    law = {"tokens": TOKENS, "rule": rule, "parts": VARIANTS[variant], "backend": "pallas_tpu"}
+def compiled(variant: str, rule: str, tokens: int):
+    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "backend": "pallas_tpu"}
     return jax.jit(functools.partial(verification.verify, **law))
 
 
-def interpreted(case, variant, rule, params=NAN):
+def interpreted(case, variant, rule, params=NAN, tokens=TOKENS, parents=None):
     with pltpu.force_tpu_interpret_mode(params):
-        return outcomes(compiled(variant, rule)(*case))
+        return outcomes(compiled(variant, rule, tokens)(*case, parents=parents))
 
 
-def case_of(kinds, seed, variant="truncated"):
+def case_of(kinds, seed, variant="truncated", vocab=VOCAB, width=WIDTH):
     of = {"greedy": ({"temperature": 0.0},), "sampled": UNTRUNCATED}.get(variant, SETTINGS)
-    return arguments(kinds, VOCAB, seed, width=WIDTH, settings=of)
+    return arguments(kinds, vocab, seed, width=width, settings=of)
 
 
-def reference(case, variant, rule):
-    law = {"tokens": TOKENS, "rule": rule, "parts": VARIANTS[variant]}
+def reference(case, variant, rule, tokens=TOKENS, parents=None):
+    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "parents": parents}
     return outcomes(verify(*case, backend="reference", **law))
 
 
@@ -77,6 +79,36 @@ def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
 def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule, kinds, seed):
     case = case_of(kinds, seed, variant)
     assert interpreted(case, variant, rule) == reference(case, variant, rule)
+
+
+@pytest.mark.parametrize(
+    ("variant", "rule"),
+    [
+        ("truncated", "coupled"),
+        *(pytest.param(*of, marks=pytest.mark.more) for of in OF_TREES),
+    ],
+)
+@SOME
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=TREE_WIDTH * 2, max_size=TREE_WIDTH * 2),
+    st.integers(0, 10**6),
+)
+def test_trees_have_the_outcomes_of_the_reference(variant, rule, kinds, seed):
+    case, parents = as_trees(case_of(kinds, seed, variant, width=TREE_WIDTH), seed)
+    found = interpreted(case, variant, rule, parents=parents)
+    assert found == reference(case, variant, rule, parents=parents)
+
+
+MORE_SIZES = [*(pytest.param(size, marks=pytest.mark.more) for size in (257, 1025, 8195))]
+REAL_SIZES = [pytest.param(size, marks=pytest.mark.slow) for size in (49_152, 128_256, 151_936)]
+
+
+@pytest.mark.parametrize("vocab", [60, 128, *MORE_SIZES, *REAL_SIZES])
+def test_rows_of_any_size_have_the_outcomes_of_the_reference(vocab):
+    """Shorter than the lanes, as long, with a last column of its own, and of real vocabularies."""
+    case = case_of([*KINDS, *KINDS[:3]], vocab, vocab=vocab)
+    expected = reference(case, "truncated", "ratio", vocab - 1)
+    assert interpreted(case, "truncated", "ratio", tokens=vocab - 1) == expected
 
 
 def test_copies_do_not_race():
@@ -120,6 +152,21 @@ def assert_laws_are_equal():
 
 def test_a_law_that_is_reported_is_the_one_that_is_drawn_from():
     assert_laws_are_equal()
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.7}], ids=str)
+def test_thresholds_at_the_edges_of_lanes(filters):
+    """The likeliest tokens, and equal ones at the threshold, are the last and first of 128 columns,
+    and the last that exists."""
+    edges = [0, 127, 128, 255, 256, TOKENS - 1]
+    case = arguments(["smooth"] * 3, VOCAB, 5, width=WIDTH, settings=(filters,))
+    logits = np.full((1, WIDTH, VOCAB), -9.0, np.float32)
+    logits[..., edges] = 1.0
+    logits[0, range(WIDTH), [127, 256, TOKENS - 1]] = 2.0
+    case = (logits, *case[1:])
+    found = law_of(case, "pallas_tpu")
+    np.testing.assert_array_equal(found > 0, logits > 0)
+    np.testing.assert_allclose(found, law_of(case, "xla"), rtol=1e-6)
 
 
 class Moved:

@@ -12,11 +12,13 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.verify import api, xla
 from ssd_jax.kernels.verify.reference import sampled_probs_reference
 from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS
-from tests.kernels.verify_cases import KINDS, arguments, outcomes, verify
+from tests.kernels.verify_cases import KINDS, arguments, as_trees, outcomes, verify
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import rows
 
 WIDTH, ROWS = 3, 4
+TREE_WIDTH = 6
+MORE = pytest.mark.more
 PROGRAMS = {
     "decided": (ON_DEVICE, "xla"),
     "decided with thresholds of a processor": (ON_DEVICE, "cpu"),
@@ -32,15 +34,16 @@ every_program = pytest.mark.parametrize(
 )
 
 
-def assert_equal_outcomes(case, program, tokens, rule):
+def assert_equal_outcomes(case, program, tokens, rule, parents=None):
     parts, backend = PROGRAMS[program]
-    expected = verify(*case, tokens=tokens, rule=rule, parts=parts, backend="reference")
-    found = verify(*case, tokens=tokens, rule=rule, parts=parts, backend=backend)
+    law = {"tokens": tokens, "rule": rule, "parts": parts, "parents": parents}
+    expected = verify(*case, backend="reference", **law)
+    found = verify(*case, backend=backend, **law)
     assert outcomes(found) == outcomes(expected)
 
 
 @every_program
-@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+@pytest.mark.parametrize("rule", ["ratio", pytest.param("block", marks=MORE), "coupled"])
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from(KINDS), min_size=WIDTH * ROWS, max_size=WIDTH * ROWS),
@@ -48,6 +51,20 @@ def assert_equal_outcomes(case, program, tokens, rule):
 )
 def test_outcomes_are_those_of_the_reference(program, rule, kinds, seed):
     assert_equal_outcomes(arguments(kinds, 131, seed, width=WIDTH), program, 127, rule)
+
+
+@every_program
+@pytest.mark.parametrize(
+    "rule", [*(pytest.param(r, marks=MORE) for r in ("ratio", "block")), "coupled"]
+)
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=TREE_WIDTH * ROWS, max_size=TREE_WIDTH * ROWS),
+    st.integers(0, 10**6),
+)
+def test_outcomes_of_trees_are_those_of_the_reference(program, rule, kinds, seed):
+    case, parents = as_trees(arguments(kinds, 131, seed, width=TREE_WIDTH), seed)
+    assert_equal_outcomes(case, program, 127, rule, parents)
 
 
 @pytest.mark.more

@@ -11,6 +11,7 @@ import numpy as np
 from ssd_jax.sampling import verification
 from ssd_jax.sampling.proposal import Proposal
 from tests.sampling.rows import QUICKLY, nothing_said, rows
+from tests.sampling.trees import random_parents
 
 SETTINGS = (
     {},
@@ -83,6 +84,23 @@ def arguments(
     ]
     start = rng.integers(0, 100, batch).astype(np.int32)
     return logits, proposal, rows(*chosen), start, nothing_said(batch, vocab)
+
+
+def as_trees(case: tuple, seed: int) -> tuple[tuple, np.ndarray]:
+    """The case with a random tree of as many nodes in every row, and the parents [B, m].
+
+    Siblings are different ids of the q of their parent, in its order; those that it is too small
+    for have the token 0.
+    """
+    logits, proposal, *others = case
+    parents = random_parents(np.random.default_rng(seed), *proposal.tokens.shape)
+    every = np.arange(len(parents))[:, None]
+    support, q = proposal.support[every, parents], proposal.q[every, parents]
+    place = np.tril(parents[:, :, None] == parents[:, None], -1).sum(axis=2)  # among siblings
+    in_order = np.take_along_axis(support, np.argsort(support < 0, axis=-1, kind="stable"), axis=-1)
+    tokens = np.take_along_axis(in_order, place[:, :, None], axis=-1)[..., 0]
+    tree = Proposal(np.maximum(tokens, 0), proposal.length, support, q)
+    return (logits, tree, *others), parents
 
 
 @functools.partial(

@@ -283,7 +283,7 @@ def test_rounds_that_do_without_the_draft_because_of_what_it_proposed_are_caught
     assert_caught(sums(said, *checkpoints), 5)
 
 
-TREES = [("sd", "coupled"), ("sd", "ratio"), ("ssd", "ratio"), ("ssd", "block")]
+TREES = [(mode, rule) for mode in ("sd", "ssd") for rule in ("coupled", "ratio", "block")]
 
 
 @pytest.mark.slow  # `enumeration/test_trees.py`, `test_coupled_trees.py`, `test_tree_host.py`

@@ -67,13 +67,39 @@ def test_text_of_every_mode_is_that_of_decoding_token_by_token(tmp_path, changes
     check(tmp_path, "granite", dtype, changes)
 
 
-def check(tmp_path, family, dtype, changes):
+TREES = {"tree_nodes": 8, "verify": "coupled"}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "dtype"),
+    [
+        pytest.param("granite", EVERY_MECHANISM, "float32", id="every mechanism"),
+        pytest.param("granite", EVERY_MECHANISM, "bfloat16", id="bfloat16", marks=MORE),
+        pytest.param("granite", OTHER_NORMS, "int8", id="other norms, int8", marks=MORE),
+        pytest.param("granite", EXPERTS, "bfloat16", id="experts", marks=MORE),
+        pytest.param("gpt_oss", GPT_OSS, "bfloat16", id="gpt_oss", marks=MORE),
+        pytest.param("glm4_moe", GLM4_MOE, "float32", id="glm4_moe", marks=MORE),
+    ],
+)
+def test_trees_of_every_mode_say_what_decoding_token_by_token_says(
+    tmp_path, family, changes, dtype
+):
+    found = check(tmp_path, family, dtype, changes, **TREES)
+    assert sum(output.metrics["tree_rounds"] or 0 for output in found) > 20
+
+
+def check(tmp_path, family, dtype, changes, **more):
+    """The outputs of all modes."""
     target, draft = tiny_pair.write(tmp_path, family, **changes)
     settings = {"draft_placement": "inline", "compile_cache": "off", "exact": "bitwise"}
     sizes = {"context": 320, "slots": 4, "k": "3", "budget": "8"}
-    with LLM(target, draft=draft, mode="ssd", dtype=dtype, **sizes, **settings) as llm:
-        asked = requests(llm, "ratio")
+    found = []
+    with LLM(target, draft=draft, mode="ssd", dtype=dtype, **sizes, **settings, **more) as llm:
+        asked = requests(llm, more.get("verify", "ratio"))
         alone = ids(outputs(llm, asked, "ar"))
         assert len({tuple(text) for text in alone}) > 1
         for mode in ("sd", "ssd"):
-            assert ids(outputs(llm, asked, mode)) == alone
+            spoken = outputs(llm, asked, mode)
+            assert ids(spoken) == alone
+            found += spoken
+    return found

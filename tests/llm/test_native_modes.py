@@ -16,7 +16,8 @@ TYPES = {
 
 
 @pytest.mark.more
-def test_native_text_is_the_same_in_every_mode(tmp_path):
+@pytest.mark.parametrize("trees", [{}, {"tree_nodes": 5}], ids=["chains", "trees"])
+def test_native_text_is_the_same_in_every_mode(tmp_path, trees):
     tensors = tiny.hf_tensors("llama")
     types = {name: TYPES.get(name.split(".")[-2], "F32") for name in tensors}
     tokens = ["a", "b", "ab", *tiny_gguf.TOKENIZER["tokenizer.ggml.tokens"][3:]]
@@ -25,7 +26,7 @@ def test_native_text_is_the_same_in_every_mode(tmp_path):
     path = str(tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors, types=types, keys=keys))
     llm = LLM(
         path, dtype="native", mode="ssd", draft=path, draft_dtype="int8", draft_placement="inline",
-        k="2", budget="6", slots=2, context=64, compile_cache="off",
+        k="2", budget="6", slots=2, context=64, compile_cache="off", **trees,
     )  # fmt: skip
     assert_texts_are_the_same(llm)
 

@@ -42,10 +42,11 @@ OF_SSD = {"mode": "ssd", "draft": "default", "k": 4, "budget": "8", "verify": "c
 def answer(settings: dict[str, Any]) -> None:
     """A process that answers a prompt for every line that it is given."""
     tokens = settings.pop("max_tokens")
+    temperature = settings.pop("temperature", 0.0)
     with LLM(**settings) as llm:
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=0)
         llm.generate(PROMPTS[0], params)
-        print(json.dumps({"ready": True}), flush=True)
+        print(json.dumps({"choice": llm.choice}), flush=True)
         for line in sys.stdin:
             began = time.perf_counter()
             (output,) = llm.generate(json.loads(line), params)
@@ -74,8 +75,8 @@ class Answering:
                 return json.loads(line)
         raise SystemExit("it has ended without an answer")
 
-    def ask(self, prompt: str) -> dict[str, Any]:
-        """Tokens per second behind the first token, and the ids."""
+    def ask(self, prompt: Any) -> dict[str, Any]:
+        """Tokens per second behind the first token, and the ids. `prompt` is one of `generate`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(prompt) + "\n")
         self._process.stdin.flush()

@@ -69,6 +69,16 @@ def test_text_of_a_remote_draft_equals_autoregressive_decoding(llm, expected):
 
 
 @pytest.mark.more
+def test_trees_of_a_remote_draft_say_what_decoding_token_by_token_says(root, worker):
+    with opened(root, worker.address, tree_nodes=8) as llm:
+        asked = requests(llm, "coupled")
+        found = outputs(llm, asked, "ssd")
+        assert ids(found) == ids(outputs(llm, asked, "ar"))
+    assert hits(found) > 0
+    assert sum(output.metrics["tree_rounds"] or 0 for output in found) > 8
+
+
+@pytest.mark.more
 def test_greedy_text_under_the_ratio_rule_equals_autoregressive_decoding(root, worker):
     with opened(root, worker.address, verify="ratio") as llm:
         asked = requests(llm, "ratio")
