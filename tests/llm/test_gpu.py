@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from ssd_jax.llm.llm import LLM
@@ -87,6 +88,42 @@ def test_pages_that_slots_share_say_the_same(pair):
     ):
         assert said(shared, "ssd") == said(shared, "ar")
         assert said(kernel, "ssd") == said(kernel, "ar")
+
+
+TREES = {
+    "sd": {"mode": "sd"},
+    "ssd": {"draft_placement": "inline", "budget": 6},
+    "ssd, the draft on the host": {"draft_placement": "process", "draft_devices": "cpu"},
+}
+
+
+@pytest.mark.parametrize("attention", ["xla", "auto"])
+@pytest.mark.parametrize("mode", TREES)
+def test_trees_on_a_gpu_say_what_it_says_token_by_token(pair, mode, attention):
+    """Up to a token that is nearly as likely as another: a tree's keys are summed in another
+    order."""
+    with opened(pair, dtype="bfloat16", attention=attention, tree_nodes=9, **TREES[mode]) as llm:
+        plain, found = margins(llm), asked(llm, mode.partition(",")[0])
+    for output, (tokens, margin), settings in zip(found, plain, SETTINGS, strict=True):
+        forks = [place for place, token in enumerate(output.token_ids) if token != tokens[place]]
+        assert settings or not forks or margin[forks[0]] < 0.05
+    assert sum(output.metrics["tree_rounds"] or 0 for output in found) > 20
+    accepted = [len(output.metrics["acceptance_histogram"] or []) for output in found]
+    assert max(accepted) > 2  # a path of two nodes was taken
+
+
+@pytest.mark.parametrize("verify", ["ratio", "block"])
+@pytest.mark.parametrize("nodes", [0, 9])
+def test_a_draft_that_is_the_target_is_accepted(pair, verify, nodes):
+    """p / q is 1 but for rounding, whatever filters: no q may get lost, and no noise be another."""
+    params = SamplingParams(max_tokens=30, temperature=0.8, top_k=40, seed=3, ignore_eos=True)
+    settings = {"mode": "sd", "proposal_support": "full", "verify": verify, "dtype": "float32"}
+    settings |= {"tree_nodes": nodes} if nodes else {}
+    with opened((pair[0], pair[0]), **settings) as llm:
+        found = llm.generate(PROMPTS, params)
+    by_position = [output.metrics["acceptance_by_position"] for output in found]
+    accepted, judged = np.concatenate(by_position).sum(axis=0)
+    assert accepted > 0.9 * judged
 
 
 def test_a_gpu_says_in_float32_what_a_processor_does(pair):
