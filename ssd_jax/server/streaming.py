@@ -16,6 +16,9 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # of proxies
 ]
+_ESCAPES = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""Of characters that JSON may have as they are and that end no line of a stream, but do where a
+client splits its text as `str.splitlines` does, such as httpx's `iter_lines`."""
 
 
 def as_json(value: BaseModel) -> str:
@@ -48,5 +51,7 @@ class EventStream:
 
 
 async def _send(send: Send, data: str) -> None:
+    for character, escape in _ESCAPES.items():
+        data = data.replace(character, escape)
     body = f"data: {data}\n\n".encode()
     await send({"type": "http.response.body", "body": body, "more_body": True})
