@@ -24,8 +24,9 @@ def checked_messages(messages: object, template: str) -> list[dict[str, Any]]:
     """Messages for a template with this source.
 
     Text parts of a content are joined by newlines, the content null of a message with tool calls
-    becomes empty, arguments of tool calls become objects, and keys that are null are left out.
-    Reasoning also gets the key that gpt-oss's template has for it. All other keys stay as they are.
+    becomes empty, arguments of tool calls become objects, and keys that are null, or an empty list
+    of tool calls, are left out. Reasoning also gets the key that gpt-oss's template has for it. All
+    other keys stay as they are.
 
     Raises:
       InputError: no list of messages, a role that neither OpenAI's interface nor the template
@@ -50,6 +51,8 @@ def _message(message: object, where: str, template: str) -> dict[str, Any]:
         hint = f"did you mean {near!r}?" if near else f"use {', '.join(ROLES)}"
         raise InputError(f"{where}: the role {shown(role)} is unknown; {hint}")
     fields = {key: value for key, value in message.items() if value is not None}
+    if fields.get("tool_calls") == []:
+        del fields["tool_calls"]
     fields["content"] = _content(message, where)
     if "reasoning_content" in fields and "message.thinking" in template:
         fields.setdefault("thinking", fields["reasoning_content"])  # gpt-oss's name of it

@@ -157,6 +157,8 @@ def test_openais_form_of_messages_becomes_the_one_that_templates_know():
         },
     ]
     assert said["content"] is None
+    said = {"role": "assistant", "content": "c", "tool_calls": []}
+    assert render("{{ 'tool_calls' in messages[0] }}", [said]) == "False"
 
 
 def test_tools_and_variables_reach_a_template_that_names_them():

@@ -21,6 +21,9 @@ _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _UNKNOWN = "unknown_parameter"
 _GRAMMARS = ("grammar", "response_format", "structured_outputs")
+_ONE_CALL = re.compile(r"raise_exception\([^)]*\bsingle tool.?calls?\b")
+"""In templates, such as Llama's, that refuse messages with several calls: clients could not send
+them back."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,9 @@ def read_tool_use(
         form=_form(form, template),
         tools=tools,
         required=choice != "auto",
-        parallel=fields.get("parallel_tool_calls", True) and not isinstance(choice, tuple),
+        parallel=fields.get("parallel_tool_calls", True)
+        and not isinstance(choice, tuple)
+        and _ONE_CALL.search(template or "") is None,
     )
 
 
