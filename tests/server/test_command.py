@@ -129,6 +129,7 @@ def test_a_port_in_use_is_one_line_and_status_2(tiny_checkpoint, capsys):
         (["--access_log_texts"], "access_log_texts is for an access log; give --access_log, too"),
         (["--tool_parser=xml"], "tool_parser = 'xml' is unknown; give one of openai, hermes, "),
         (["--host=192.0.2.1"], "give an address of this machine"),
+        (["--kv_memory=1KiB"], "kv_memory = 1KiB holds 0 pages of 128 positions, and a"),
         (["--seed=3"], "seed is for a request; leave out --seed"),
         (["--logprobs=3"], "logprobs is for a request; leave out --logprobs"),
     ],
