@@ -151,6 +151,40 @@ def test_each_service_has_a_gpu_of_its_own():
     assert devices == [["0"], ["1"]]
 
 
+def has_compose():
+    version = ["docker", "compose", "version"]
+    return shutil.which("docker") and not subprocess.run(version, capture_output=True).returncode
+
+
+@pytest.mark.skipif(not has_compose(), reason="there is no docker compose")
+@pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.cuda.yaml"]])
+def test_compose_takes_the_files_and_asks_for_the_owner_of_the_secrets(files):
+    names = [word for file in files for word in ("-f", str(SERVE / file))]
+    for more, status in (({"SSD_USER": "1:1"}, 0), ({}, 1)):
+        environment = {name: text for name, text in os.environ.items() if name != "SSD_USER"}
+        ran = subprocess.run(
+            ["docker", "compose", *names, "config", "--quiet"],
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert bool(ran.returncode) == bool(status), ran.stderr
+    assert "give SSD_USER=$(id -u):$(id -g)" in ran.stderr
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="there is no hadolint")
+@pytest.mark.parametrize("folder", ["serve", "gke"])
+def test_a_linter_finds_nothing_wrong_with_the_images(folder):
+    """But for versions, which are left open: those of Debian's packages, and of Python's."""
+    left_open = ["--ignore=DL3008", "--ignore=DL3013"]
+    file = str(LAUNCH / folder / "Dockerfile")
+    ran = subprocess.run(
+        ["hadolint", *left_open, file], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
 def unit():
     parser = configparser.RawConfigParser()
     parser.optionxform = str
