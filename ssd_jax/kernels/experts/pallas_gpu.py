@@ -88,7 +88,8 @@ def expert_products_pallas_gpu(
     has_expert, of_row = of_row < experts, jnp.minimum(of_row, experts - 1)
     offset = row - starts[of_row]
     place = jnp.clip(first[of_row] + offset // block, 0, count - 1), offset % block
-    padded = jnp.pad(x.astype(jnp.bfloat16), ((0, block), (0, 0)))
+    # Copies into tiles of 8 rows are of an array with as many rows, or a multiple.
+    padded = jnp.pad(x.astype(jnp.bfloat16), ((0, block + -rows % 8), (0, 0)))
     results = []
     for weight in weights:
         sums = _sums(padded, items, weight, block, used, interpret)

@@ -80,12 +80,15 @@ def expert_products_pallas_tpu(
     if quantized:
         high, low, of_rows = digits(x, single=isinstance(first, W8A8))
         lhs = [high] if low is None else [high, low]
-        of_weights = [weight.scales for weight in weights if isinstance(weight, Quantized)]
-        scales = [of_rows[:, None], *(array.reshape(-1, 1, outputs) for array in of_weights)]
+        scales = [of_rows[:, None]]
     part = _part(outputs, inputs * dtype.itemsize)
     count = tiles + min(experts, rows)
     items = _items(group_sizes, tile, tiles, count)
     items = items._replace(expert=items.expert + layer * experts)
+    # As rows of their own those of all experts would be laid out anew in every layer.
+    for weight in weights:
+        if isinstance(weight, Quantized):
+            scales.append(weight.scales.reshape(-1, outputs)[items.expert][:, None])
 
     def of_rows_spec(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((tile, width), lambda n, i, _, tiles, *__: (tiles[i], 0))
@@ -93,7 +96,7 @@ def expert_products_pallas_tpu(
     weight_spec = pl.BlockSpec((1, part, inputs), lambda n, i, experts, *_: (experts[i], n, 0))
     if by_input:
         weight_spec = pl.BlockSpec((1, inputs, part), lambda n, i, experts, *_: (experts[i], 0, n))
-    scale_spec = pl.BlockSpec((1, 1, part), lambda n, i, experts, *_: (experts[i], 0, n))
+    scale_spec = pl.BlockSpec((1, 1, part), lambda n, i, *_: (i, 0, n))
     in_specs = [of_rows_spec(inputs)] * len(lhs) + [weight_spec] * len(weights)
     if quantized:
         in_specs += [of_rows_spec(1)] + [scale_spec] * len(weights)

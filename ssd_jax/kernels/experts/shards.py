@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 
 class ExpertShards(NamedTuple):
@@ -22,7 +22,7 @@ class ExpertShards(NamedTuple):
     axis: str
     devices: int
     whole: bool
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
 
     @property
     def device(self) -> jax.Array:

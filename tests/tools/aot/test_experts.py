@@ -15,7 +15,11 @@ from tests.tools.aot import gpus
 
 pytestmark = pytest.mark.aot
 
-SHAPES = {"Qwen3-30B-A3B": (128, 8, 768, 2048), "gpt-oss-20b": (32, 4, 2880, 2880)}
+SHAPES = {
+    "Qwen3-30B-A3B": (128, 8, 768, 2048),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "dots.llm1": (128, 6, 1408, 4096),  # whose 5 rows are 30, no whole tiles
+}
 """Experts, those of a token, and outputs and inputs of a matrix."""
 ROWS = (1, 5, 16, 512)
 
