@@ -140,18 +140,19 @@ def steps(job: BenchJob) -> SuiteReport:
     """Times forwards of 1, 2, 3, ... tokens."""
     import jax
 
-    from ssd_jax.devices.sizes import bytes_per_device
+    from ssd_jax.devices.sizes import bytes_read
+    from ssd_jax.tuning.role_runs import varied_tokens
 
     llm = job.llm
     programs, parameters = llm.local.programs, llm.local.parameters
     pages, table = programs.new_pages(), programs.any_table()
     lengths = np.full(programs.slots, programs.context // 8, np.int32)
-    pending = np.zeros(programs.slots, np.int32)
+    pending = varied_tokens(programs.ids, programs.slots, 1)[:, 0]
 
     def forward(width: int) -> Callable[[], Callable[[], object]]:
         program = programs.compile_forward(width - 1)
         max_width = max(width - 1, programs.verification.widths[-1])
-        tokens = np.zeros((programs.slots, max_width), np.int32)
+        tokens = varied_tokens(programs.ids, programs.slots, max_width, first=programs.slots)
 
         def dispatch() -> Callable[[], object]:
             nonlocal pages
@@ -163,7 +164,7 @@ def steps(job: BenchJob) -> SuiteReport:
     with progress_bar("forwards of every width", unit="rounds") as progress:
         result = time_steps(
             forward,
-            weight_bytes=bytes_per_device(llm.target.model.read_structs()),
+            weight_bytes=lambda width: bytes_read(programs.model, width * programs.local_slots),
             widths=numbers(job.options, "widths"),
             repeats=job.options["step_repeats"],
             progress=progress,

@@ -12,6 +12,8 @@ import numpy as np
 
 from ssd_jax.devices import tree_growth
 from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.kernels.experts.estimate import expected_experts
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.roles.drafting import TreeShape
 
 
@@ -32,6 +34,19 @@ def devices_of_process(opened: OpenedModel) -> int:
 def bytes_per_device(structs: Any) -> int:
     """Bytes that arrays of these structs take on each device."""
     return sum(_shard_bytes(struct) for struct in jax.tree.leaves(structs))
+
+
+def bytes_read(model: FunctionalModel, rows: int) -> int:
+    """Bytes of weights that a device reads in a forward of so many tokens: of experts as many as
+    they are expected to use there, see `expected_experts`."""
+    whole, experts = bytes_per_device(model.read_structs()), model.config.mechanisms.experts
+    if experts is None:
+        return whole
+    shards = model.execution.expert_shards
+    devices = shards.devices if shards is not None and shards.whole else 1
+    used = expected_experts(experts.count, rows, experts.chosen, devices)
+    unread = 1 - used * devices / experts.count
+    return whole - round(unread * bytes_per_device(model.expert_structs()))
 
 
 def bytes_of_process(structs: Any) -> int:

@@ -96,7 +96,8 @@ class ExpertMatrices(nnx.Module):
         Tokens that are not present, and rows behind all tokens, give zeros, and read no weights.
         `layer` is given where the weights are those of several layers; see `expert_products`.
         """
-        used = expected_experts(self.count, present.shape[0], self.chosen)
+        devices = self.shards.devices if self.shards is not None and self.shards.whole else 1
+        used = expected_experts(self.count, present.shape[0], self.chosen, devices)
         present = jnp.pad(present, (0, x.shape[0] - present.shape[0]))
         experts = jnp.where(present[:, None], routing.experts, _NONE)
         layers = () if layer is None else (layer,)
@@ -128,7 +129,6 @@ class ExpertMatrices(nnx.Module):
         if self.shards is not None and self.shards.whole:
             count //= self.shards.devices
             experts = experts - self.shards.device * count
-            used /= self.shards.devices
         here = (experts >= 0) & (experts < count)
         experts = jnp.where(here, experts, count)
         order, place, group_sizes = _sorted(experts, count)

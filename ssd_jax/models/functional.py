@@ -267,10 +267,15 @@ class FunctionalModel:
         return list(self._parameters.values())
 
     def read_structs(self) -> list[jax.ShapeDtypeStruct]:
-        """Structs of the parameters that a forward reads whole: all except an embedding that is
-        not the output head, of which it looks up a few rows."""
+        """Structs of the parameters that a forward of many tokens reads whole: all except an
+        embedding that is not the output head, of which it looks up a few rows."""
         tied = self.config.tie_embeddings
         return [s for n, s in self._parameters.items() if tied or not n.startswith(_EMBEDDING)]
+
+    def expert_structs(self) -> list[jax.ShapeDtypeStruct]:
+        """Structs of the weights of experts, of which a forward reads those of chosen experts."""
+        matrices = ((name, each) for name, each in self._flat.items() if ".experts." in name)
+        return [self._struct_of(each.get_value(), each.axes) for _, each in matrices]
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Structs of the bundles, by name."""

@@ -5,11 +5,13 @@ import json
 import re
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
+from ssd_jax.devices.target_programs import Programs
 from ssd_jax.llm.llm import LLM
 from ssd_jax.testing import tiny
 from ssd_jax.tools.bench.run import prompt_result
@@ -109,6 +111,26 @@ def test_step_suite_times_every_width(tiny_checkpoint, capsys, flags):
     result = json.loads(out)
     assert [row["width"] for row in result["steps"]] == ([2, 1] if flags else [*range(1, 18)])
     assert result["bandwidth"]["copy_gb_per_s"] > 0
+
+
+def test_step_suite_runs_tokens_that_differ(tiny_checkpoint, capsys, monkeypatch):
+    """Rows of one token would use the same experts."""
+    seen = {}
+
+    def compile_forward(_programs, proposed):
+        def program(_parameters, pages, _table, pending, tokens, _lengths):
+            seen[proposed + 1] = np.column_stack([pending, tokens[:, :proposed]])
+            return np.zeros(1), pages
+
+        return program
+
+    monkeypatch.setattr(Programs, "compile_forward", compile_forward)
+    command = ("bench", *ONE_STEP[:1], "--widths=1,5", *ONE_STEP[2:], "--slots=3")
+    run(capsys, *command, f"--target={tiny_checkpoint}", *SMALL)
+    assert {width: (rows.shape, np.unique(rows).size) for width, rows in seen.items()} == {
+        1: ((3, 1), 3),
+        5: ((3, 5), 15),
+    }
 
 
 @pytest.mark.more

@@ -117,6 +117,20 @@ def test_rows_are_expected_to_use_as_many_experts_as_they_do_on_average():
         assert expected_experts(128, rows, 8) == pytest.approx(average, rel=0.02)
 
 
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_device_with_most_of_the_experts_is_the_one_that_counts(devices):
+    rng, held = np.random.default_rng(0), 128 // devices
+
+    def most(rows):
+        used = np.unique([rng.permutation(128)[:8] for _ in range(rows)])
+        return np.bincount(used // held).max()
+
+    for rows in (1, 5, 17):
+        average = np.mean([most(rows) for _ in range(500)])
+        assert expected_experts(128, rows, 8, devices) == pytest.approx(average, rel=0.03)
+    assert expected_experts(128, 10_000, 8, devices) == pytest.approx(held)
+
+
 MUTANTS = {
     "a row of the next expert": ("row < ends[item]", "row <= ends[item]"),
     "a row of the expert before": ("row >= starts[item]", "row + 1 >= starts[item]"),

@@ -13,7 +13,11 @@ from flax import nnx
 
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.compat import why_no_mosaic_gpu
+from ssd_jax.devices.sizes import bytes_per_device, bytes_read
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.experts import pallas_tpu
+from ssd_jax.kernels.experts.api import XLA, ExpertBackend
 from ssd_jax.kernels.experts.shards import ExpertShards
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.api import products
@@ -27,7 +31,9 @@ from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny
 from tests.models.every_mechanism import EXPERTS
 from tests.models.golden import FLOAT32, ON_GPUS, ON_TPUS, Runner, our_logits, parameters, runner
+from tests.sampling.edits import Edit, edited
 
+IN_KERNELS = ON_TPUS | {"experts": ExpertBackend("pallas_tpu", interpret=True)}
 PLAIN = Experts(count=6, chosen=2, intermediate=24)
 OTHERS = {
     "plain": PLAIN,
@@ -236,11 +242,11 @@ def test_layers_without_experts_may_be_anywhere(tmp_path, dense):
     )
 
 
-def sharded(tmp_path, *, devices, expert_parallel, changes, channels=24):
+def sharded(tmp_path, *, devices, expert_parallel, changes, channels=24, hidden=32):
     """Logits on several devices, and on one; programs are kept by their shapes."""
     described = copy.deepcopy(EXPERTS)
     described[KEY]["experts"]["intermediate"] = channels
-    path = tiny.write_checkpoint(tmp_path, "granite", **described)
+    path = tiny.write_checkpoint(tmp_path, "granite", **described, hidden_size=hidden)
     tokens = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 12)).astype(np.int32)
     checkpoint = open_checkpoint(str(path))
     model = FunctionalModel(
@@ -255,7 +261,9 @@ def sharded(tmp_path, *, devices, expert_parallel, changes, channels=24):
         if name.endswith("experts.up_proj.weight")
     }
     cut = {s.sharding.shard_shape(s.shape) for s in structs.values()}
-    part = (6 // devices, channels, 32) if expert_parallel else (6, channels // devices, 32)
+    part = (6, channels // devices, hidden)
+    if expert_parallel:
+        part = (6 // devices, channels, hidden)
     assert cut == {part}
     run = Runner(model, parameters(checkpoint, model), slots=2)
     return run(tokens), our_logits(path, tokens)
@@ -266,6 +274,54 @@ def sharded(tmp_path, *, devices, expert_parallel, changes, channels=24):
 def test_devices_share_channels_or_experts(tmp_path, devices, changes, expert_parallel):
     got, want = sharded(tmp_path, devices=devices, expert_parallel=expert_parallel, changes=changes)
     np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_devices_share_them_in_kernels(tmp_path, expert_parallel):
+    shared = {"devices": 2, "expert_parallel": expert_parallel, "channels": 32}
+    got, want = sharded(tmp_path, changes=IN_KERNELS, **shared)
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.aot
+@pytest.mark.skipif(why_no_mosaic_gpu() is not None, reason=str(why_no_mosaic_gpu()))
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_devices_share_them_in_kernels_of_gpus(tmp_path, expert_parallel):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    interpreted = ExpertBackend("pallas_gpu", interpret=plgpu.InterpretGPUParams())
+    changes = ON_GPUS | {"compute": jnp.dtype("bfloat16")}
+    shared = {"devices": 2, "expert_parallel": expert_parallel, "channels": 128, "hidden": 64}
+    got, want = (
+        sharded(tmp_path, changes=changes | {"experts": backend}, **shared)[0]
+        for backend in (interpreted, XLA)
+    )
+    np.testing.assert_allclose(got, want, atol=1e-2 * np.abs(want).max())
+
+
+FAULTS = {
+    "sums of a device alone": (
+        ExpertShards, "add", "jax.lax.psum(function(weights, *arrays), self.axis)",
+        "function(weights, *arrays)", False,
+    ),
+    "a kernel that counts the experts of all devices in a layer": (
+        pallas_tpu, "expert_products_pallas_tpu", "layer * experts", "layer * 2 * experts", True,
+    ),
+    "a kernel for the layers of one": (
+        pallas_tpu, "expert_products_pallas_tpu", "+ layer * experts", "", False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_kernels_on_devices_that_share_experts_are_seen(tmp_path, fault):
+    where, function, old, new, expert_parallel = FAULTS[fault]
+    jax.clear_caches()
+    with edited([Edit(where, function, old, new)]):
+        shared = {"devices": 2, "expert_parallel": expert_parallel, "channels": 32}
+        got, want = sharded(tmp_path, changes=IN_KERNELS, **shared)
+    jax.clear_caches()
+    assert not np.allclose(got, want, rtol=0, atol=0.01)
 
 
 def test_biases_that_every_device_adds_are_seen(tmp_path, monkeypatch):
@@ -309,6 +365,42 @@ def test_another_number_of_experts_than_the_file_has_is_refused(tmp_path):
     config = dataclasses.replace(checkpoint.config, mechanisms=more)
     with pytest.raises(InputError, match=r"experts.up_proj.weight' has shape \(6, 24, 32\)"):
         check_size(checkpoint.tensors, config, "here")
+
+
+@pytest.mark.parametrize("changes", [{}, ON_TPUS, ON_GPUS, {"compute": jnp.dtype("int8")}])
+@pytest.mark.parametrize(
+    ("devices", "expert_parallel", "used"),
+    [(1, False, (2, 10 / 3)), (2, False, (2, 10 / 3)), (2, True, (2 * 1.4, 2 * 2.2))],
+)
+def test_few_tokens_read_few_experts(tmp_path, changes, devices, expert_parallel, used):
+    """Of 6 experts that devices share out, one has 1.4 of 2 on average, and 2.1 of 3, 2.4 of 4."""
+    config = open_checkpoint(str(write(tmp_path))).config
+    model = FunctionalModel(
+        config,
+        dataclasses.replace(FLOAT32, **changes),
+        mesh=mesh_of(jax.devices()[:devices]) if devices > 1 else None,
+        expert_parallel=expert_parallel,
+    )
+    quantised = model.execution.compute == jnp.int8
+    outputs = (24, 24, 32)
+    one = sum(o * (56 - o) * (1 if quantised else 4) + 4 * o * quantised for o in outputs)
+    if quantised and devices == 2 and not expert_parallel:
+        one += 4 * 32  # every device has the scales of all outputs
+    whole = bytes_per_device(model.read_structs())
+    for rows, count in enumerate(used, start=1):
+        want = whole - config.num_layers * (6 - count) * one / devices
+        assert bytes_read(model, rows) == pytest.approx(want, abs=1)
+    assert bytes_read(model, 1000) == whole
+
+
+def test_few_tokens_read_few_packed_experts(tmp_path):
+    """Their panels lie between those of other weights."""
+    config = open_checkpoint(str(write(tmp_path, moe_intermediate_size=32))).config
+    model = FunctionalModel(config, Execution.for_platform("cpu", "bfloat16", linear="cpu"))
+    whole = bytes_per_device(model.read_structs())
+    of_experts = config.num_layers * 3 * 6 * 32 * 32 * 2
+    assert bytes_read(model, 1) == whole - of_experts * 4 // 6
+    assert bytes_read(model, 1000) == whole
 
 
 def test_weights_of_experts_are_quantised_row_by_row(tmp_path):

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from ssd_jax.devices import opened as opened_models
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.experts.api import ExpertBackend
 from ssd_jax.models.functional import FunctionalModel
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import ALONE
@@ -101,6 +103,19 @@ def of_experts(tmp_path_factory):
 def test_devices_that_share_experts_say_what_one_says(of_experts, mesh, there, parallel):
     expected = said(opened(of_experts, None, there=there, **ALONE), "ar", "ratio")
     spread = opened(of_experts, mesh, there=there, verify="ratio", expert_parallel=parallel)
+    for mode in spread.modes:
+        assert said(spread, mode, "ratio") == expected, mode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [False, True])
+def test_kernels_of_devices_that_share_experts_say_what_one_says(of_experts, parallel, monkeypatch):
+    expected = said(opened(of_experts, None, there=ON_TPUS, **ALONE), "ar", "ratio")
+    kernel = ExpertBackend("pallas_tpu", interpret=True)
+    monkeypatch.setattr(opened_models, "experts_backend_for", lambda *_: kernel)
+    mesh = "data=2,tensor=2"
+    spread = opened(of_experts, mesh, there=ON_TPUS, verify="ratio", expert_parallel=parallel)
+    assert spread.target.model.execution.experts == kernel
     for mode in spread.modes:
         assert said(spread, mode, "ratio") == expected, mode
 

@@ -24,19 +24,21 @@ class StepRow:
       ms: median over the repeats.
       dispatch_ms: until the call returns, while the forward still runs.
       ratio: against width 1, paired by repeat.
-      gb_per_s: weight bytes over the median time, in 1e9 bytes per second of each device.
+      weight_bytes: of the weights that each device reads.
+      gb_per_s: these over the median time, in 1e9 bytes per second of each device.
     """
 
     width: int
     ms: Estimate
     dispatch_ms: Estimate
     ratio: Estimate
+    weight_bytes: int
     gb_per_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """All widths, in the order given."""
+    """All widths, in the order given; `weight_bytes` is what the widest one reads."""
 
     weight_bytes: int
     repeats: int
@@ -71,7 +73,7 @@ def in_turns(
 def time_steps(
     forward: Callable[[int], Callable[[], Callable[[], object]]],
     *,
-    weight_bytes: int,
+    weight_bytes: Callable[[int], int],
     widths: Sequence[int] = WIDTHS,
     repeats: int = 20,
     warmup: int = 2,
@@ -83,7 +85,7 @@ def time_steps(
     Args:
       forward: maps a width to a callable that dispatches one forward of that many tokens and
         returns a callable that waits for it. All are made before the first is timed.
-      weight_bytes: bytes of weights that each device reads in one forward.
+      weight_bytes: maps a width to the bytes of weights that each device reads in one forward.
       widths: tokens of a forward, different from each other, 1 among them.
       warmup: untimed runs of each width at first.
     """
@@ -109,17 +111,19 @@ def time_steps(
     )
     steps = []
     for width, width_ms in ms.items():
-        estimate = estimate_of(width_ms)
+        estimate, nbytes = estimate_of(width_ms), weight_bytes(width)
         steps.append(
             StepRow(
                 width=width,
                 ms=estimate,
                 dispatch_ms=estimate_of(dispatch_ms[width][warmup:]),
                 ratio=estimate_of(np.divide(width_ms, ms[1]).tolist()),
-                gb_per_s=weight_bytes / estimate.value / 1e6,
+                weight_bytes=nbytes,
+                gb_per_s=nbytes / estimate.value / 1e6,
             )
         )
-    return StepResult(steps=tuple(steps), weight_bytes=weight_bytes, repeats=repeats)
+    most = max(row.weight_bytes for row in steps)
+    return StepResult(steps=tuple(steps), weight_bytes=most, repeats=repeats)
 
 
 def step_table(result: StepResult, memory: Bandwidth) -> Page:
@@ -146,6 +150,10 @@ def step_table(result: StepResult, memory: Bandwidth) -> Page:
             f"  the weights may stay in the {memory.cache_bytes >> 20} MiB cache: "
             "forwards may beat memory"
         )
-    weights = f"{result.weight_bytes / 1e6:.0f} MB of weights a device"
+    least = min(row.weight_bytes for row in result.steps)
+    sizes = " to ".join(f"{size / 1e6:.0f}" for size in dict.fromkeys((least, result.weight_bytes)))
+    if least < result.weight_bytes:
+        notes.append("weights: of experts as many as tokens use, if all are chosen alike")
+    weights = f"{sizes} MB of weights a device"
     title = f"one forward, {weights}, median of {result.repeats}"
     return build_table(columns, result.steps, title=title, notes=notes)

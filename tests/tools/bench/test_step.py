@@ -44,9 +44,9 @@ BANDWIDTH = Bandwidth(
 )
 
 
-def steps(machine: Machine, **options) -> step.StepResult:
+def steps(machine: Machine, nbytes=110_000_000, **options) -> step.StepResult:
     return step.time_steps(
-        machine.forward, **{"weight_bytes": 110_000_000, "clock": machine.clock, **options}
+        machine.forward, **{"weight_bytes": lambda _: nbytes, "clock": machine.clock, **options}
     )
 
 
@@ -87,7 +87,7 @@ def test_a_ratio_is_of_runs_of_one_round():
         return lambda: wait
 
     result = step.time_steps(
-        forward, weight_bytes=1, widths=widths, repeats=8, warmup=0, clock=machine.clock
+        forward, weight_bytes=lambda _: 1, widths=widths, repeats=8, warmup=0, clock=machine.clock
     )
     ratio = result.steps[1].ratio
     assert [ratio.low, ratio.high] == pytest.approx([18 / 11, 18 / 11])
@@ -101,7 +101,9 @@ def test_all_widths_are_made_before_any_is_timed():
         made.append(width)
         return machine.forward(width)
 
-    step.time_steps(forward, weight_bytes=1, widths=[1, 2], repeats=1, clock=machine.clock)
+    step.time_steps(
+        forward, weight_bytes=lambda _: 1, widths=[1, 2], repeats=1, clock=machine.clock
+    )
     assert made == [1, 2]
 
 
@@ -113,12 +115,26 @@ def test_the_table_says_what_bandwidth_is_compared():
     assert "read 15.0 GB/s" in text
     assert "copy 20.0 GB/s (bytes read + bytes written)" in text
     assert "67%" in text  # width 1: 10 of 15 GB/s
+    assert "one forward, 110 MB of weights a device" in text
     assert "cache" not in text
+    assert "experts" not in text
+
+
+def test_wider_forwards_may_read_more_weights():
+    result = steps(Machine(), widths=[1, 10], repeats=6, weight_bytes=lambda width: width * 10**7)
+    assert [row.weight_bytes for row in result.steps] == [10**7, 10**8]
+    assert [row.gb_per_s for row in result.steps] == pytest.approx([10 / 11, 100 / 20])
+    assert result.weight_bytes == 10**8
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(step.step_table(result, BANDWIDTH))
+    text = console.file.getvalue()
+    assert "one forward, 10 to 100 MB of weights a device" in text
+    assert "of experts as many as tokens use" in text
 
 
 def test_weights_that_fit_the_cache_are_pointed_out():
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    console.print(step.step_table(steps(Machine(), repeats=6, weight_bytes=1 << 19), BANDWIDTH))
+    console.print(step.step_table(steps(Machine(), 1 << 19, repeats=6), BANDWIDTH))
     assert "may stay in the 1 MiB cache" in console.file.getvalue()
 
 
@@ -142,7 +158,8 @@ def test_the_json_has_every_width_and_the_bandwidth():
         "steps",
     }
     assert [row["width"] for row in document["steps"]] == list(range(1, 18))
-    assert set(document["steps"][0]) == {"width", "ms", "dispatch_ms", "ratio", "gb_per_s"}
+    figures = {"width", "ms", "dispatch_ms", "ratio", "weight_bytes", "gb_per_s"}
+    assert set(document["steps"][0]) == figures
     assert document["bandwidth"]["read_gb_per_s"] == 15
 
 
