@@ -22,6 +22,8 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.registry import FAMILIES, MISSING
+from ssd_jax.tools.aot.parts import ChipSlice, compile_program
+from ssd_jax.tools.aot.programs import Sizes, of_target
 from tests.models.golden import our_logits
 from tests.models.golden_logits import GOLDENS, NAMES, golden
 from tests.models.test_families import CONFIGURATIONS, MOST_DOWNLOADED, RANKING
@@ -63,7 +65,11 @@ def ran(names: list[str]) -> None:
 
 
 def compiled(names: list[str], place: Place) -> None:
-    """Compiles a target's forward of decoders with these mechanisms, of sizes that chips take."""
+    """Compiles a target's forward of decoders with these mechanisms, of sizes that chips take, with
+    the kernels that a user gets there."""
+    assert place.mesh is not None
+    slice_ = ChipSlice(name=place.name, devices=[*place.mesh.devices.flat])
+    room = Sizes(slots=4, context=2048, k=specs.K, branches=specs.BRANCHES)
     for name in names:
         config = open_checkpoint(str(GOLDENS / name)).config
         small = specs.config(head_dim=128)
@@ -90,9 +96,12 @@ def compiled(names: list[str], place: Place) -> None:
             rope_scaling=scaling,
             mechanisms=dataclasses.replace(m, rotary_dim=rotary, experts=experts),
         )
-        programs = specs.programs(config, platform=place.platform, mesh=place.mesh)
-        forward = next(spec for name, spec in programs.items() if name.startswith("target forward"))
-        forward.compile(place.mesh)
+        model = slice_.model(config, "bfloat16", (0,))
+        forward = of_target(model, room)["forward", specs.K]
+        _, module = compile_program(forward, model, slice_.chip)
+        if experts is not None and model.execution.experts.name != "xla":
+            calls = module.instructions("custom-call")
+            assert any("expert_products" in call.rest for call in calls), "experts have no kernel"
 
 
 def survey(wanted: list[str]) -> Iterator[Note]:

@@ -20,7 +20,7 @@ from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 
 _SETTINGS = (
     *("target", "draft", "dtype", "draft_dtype", "k", "budget", "fan_out", "slots", "context"),
-    *("mesh", "target_devices", "draft_devices", "tree_nodes", "config"),
+    *("mesh", "expert_parallel", "target_devices", "draft_devices", "tree_nodes", "config"),
 )
 _FLAGS: settings.FlagSpecs = {
     "chip": (
@@ -137,6 +137,7 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
         target_dtype=config.dtype,
         draft_dtype=draft_dtype,
         weights=_FORMS.get(options["weights"]),
+        expert_parallel=config.expert_parallel,
     )
     require_same_words(config.target, pair.target, config.draft, pair.draft)
     limits = {config.target: pair.target.max_context, config.draft: pair.draft.max_context}
@@ -165,6 +166,7 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
         f"budget = {sizes.branches}"
         + (f", tree_nodes = {sizes.nodes}" if sizes.nodes else "")
         + ("" if grid is None else f", mesh = {grid}")
+        + (", expert_parallel" if config.expert_parallel else "")
     )
     fan_out = config.fan_out_of(sizes.k, sizes.branches)
     for item in build_page(modes, chip, sizes, fan_out, title=title, where=devices_text):

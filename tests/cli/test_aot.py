@@ -58,6 +58,7 @@ def _any_jax(monkeypatch):
             "mesh = data=1,tensor=16 has 16 devices, and the target can have 8",
         ),
         ({"mesh": "data=2"}, "slots = 1 cannot be shared evenly by the 2 groups of mesh"),
+        ({"expert_parallel": "true", "compile": "false"}, "here 0 experts and 8 devices: leave"),
         ({"devices": "5000", "compile": "false"}, "devices = 5000 is out of range; give 1 to 4096"),
         ({"mesh": "tensor=7", "devices": None, "compile": "false"}, "7 devices divide nothing"),
     ],
@@ -109,6 +110,16 @@ def test_aot_says_what_does_not_fit_with_sizes_and_a_remedy(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "ar 4 does not fit: target on 4: weights and pages are 33." in said
     assert said.endswith("take more devices, fewer slots, less context or int8")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_aot_says_how_many_experts_the_busiest_device_reads(parallel, capsys):
+    of_experts = {"target": "qwen3-30b-a3b", "draft": "qwen3-0.6b", "compile": "false"}
+    assert main(flags(**of_experts, expert_parallel=str(parallel).lower())) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("budget = 16, expert_parallel" in said) == parallel
+    assert ("1 row uses 8 (2.5 of one device's 16), 5 rows use 35" in said) == parallel
+    assert ("1 row uses 8, 5 rows use 35, if all are chosen alike" in said) != parallel
 
 
 def test_plan_mesh_names_the_command_that_says_it_now(capsys):

@@ -22,6 +22,7 @@ class ModelPair:
 
     Attributes:
       weights: form of the matrices of the target's layers; None is the dtype.
+      expert_parallel: of the target, see `Config`.
     """
 
     target: ModelConfig
@@ -29,6 +30,7 @@ class ModelPair:
     target_dtype: str
     draft_dtype: str
     weights: GroupForm | None = None
+    expert_parallel: bool = False
 
 
 class _Job(NamedTuple):
@@ -82,7 +84,14 @@ def modes_of(
     groups = [*zip(shared, shared, strict=True), *ssd_splits]
     jobs, data = [], 1 if grid is None else grid.data
     for places in dict.fromkeys(target for target, _ in groups):
-        model = slice_.model(pair.target, pair.target_dtype, places, data, pair.weights)
+        model = slice_.model(
+            pair.target,
+            pair.target_dtype,
+            places,
+            data,
+            pair.weights,
+            expert_parallel=pair.expert_parallel,
+        )
         jobs.append(_Job("target", places, model, target_names(sizes, model), target_places=places))
     for target, places in groups:
         shares = data if target == places else 1

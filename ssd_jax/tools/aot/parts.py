@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import jax
@@ -85,17 +86,21 @@ class ModelPart:
         return programs[name if name in programs else variant_name(name, VARIANT)].bounds.seconds
 
 
-def expert_lines(config: ModelConfig, sizes: Sizes) -> list[str]:
+def expert_lines(model: FunctionalModel, sizes: Sizes) -> list[str]:
     """How many experts the rows of a verification use, if the model has any: what it costs more
     than a forward of one token a slot."""
-    experts = config.mechanisms.experts
+    experts, shards = model.config.mechanisms.experts, model.execution.expert_shards
     if experts is None:
         return []
-    parts = [
-        f"{pluralize(rows, 'row')} {'use' if rows > 1 else 'uses'} "
-        f"{expected_experts(experts.count, rows, experts.chosen):.0f}"
-        for rows in (sizes.slots, sizes.slots * (sizes.k + 1))
-    ]
+    devices = shards.devices if shards is not None and shards.whole else 1
+    slots = sizes.slots // model.data_shards
+    parts = []
+    for rows in (slots, slots * (sizes.k + 1)):
+        used = expected_experts(experts.count, rows, experts.chosen)
+        most = expected_experts(experts.count, rows, experts.chosen, devices)
+        busiest = f" ({most:.1f} of one device's {experts.count // devices})"
+        use = "use" if rows > 1 else "uses"
+        parts.append(f"{pluralize(rows, 'row')} {use} {used:.0f}{busiest * (devices > 1)}")
     return [f"of {experts.count} experts of a layer {', '.join(parts)}, if all are chosen alike"]
 
 
@@ -149,11 +154,14 @@ class ChipSlice:
         places: Sequence[int],
         data: int = 1,
         weights: GroupForm | None = None,
+        *,
+        expert_parallel: bool = False,
     ) -> FunctionalModel:
         """A model sharded over some of the devices, in `data` groups that share the slots.
 
         Args:
           weights: form of the matrices of layers; None is the dtype.
+          expert_parallel: see `ShardingRules.for_mesh`.
 
         Raises:
           InputError: nothing of it can be sharded.
@@ -172,13 +180,16 @@ class ChipSlice:
             devices=len(devices),
             vocab=config.vocab_size,
         )
-        model = FunctionalModel(config, execution, mesh=mesh)
+        make = partial(
+            FunctionalModel, config, execution, mesh=mesh, expert_parallel=expert_parallel
+        )
+        model = make()
         if weights is None:
             return model
         structs = model.checkpoint_structs()
         names = [name for name, struct in structs.items() if len(struct.shape) == 2]
         forms = {name: weights for name in names if ".layers." in name}
-        return FunctionalModel(config, execution, mesh=mesh, groups=forms)
+        return make(groups=forms)
 
 
 def build(
@@ -207,7 +218,7 @@ def build(
         pages=resident.pages,
         notes=(
             *(mesh_lines(role, model) if len(places) > 1 else ()),
-            *(expert_lines(model.config, sizes) if role == "target" else ()),
+            *(expert_lines(model, sizes) if role == "target" else ()),
         ),
     )
     need = Need({"weights": part.weights, "pages": part.pages}, chip.memory, role)

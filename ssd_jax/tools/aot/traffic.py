@@ -216,7 +216,8 @@ def _products(module: Module, op: Instruction, shapes: Shapes) -> Iterator[tuple
     elif op.opcode == "convolution":
         yield _convolution_flops(op, shapes), integers
     elif estimate := _estimates(op).get("flops"):
-        yield estimate, False
+        taken = [shapes[name].shape for name in op.operands if name in shapes]
+        yield estimate, any(shape.startswith("s8[") for shape in taken)
     elif op.opcode == "reduce" and op.operands[0] in shapes:
         yield _sum_flops(shapes[op.operands[0]], shapes), integers
     else:

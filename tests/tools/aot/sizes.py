@@ -1,4 +1,5 @@
-"""Rows of the tables of sizes in docs/deploy.md: `python -m tests.tools.aot.sizes SLOTS [CHIP...]`.
+"""Rows of the tables of sizes in docs/deploy.md and docs/aot.md, of some chips and targets or all:
+`python -m tests.tools.aot.sizes SLOTS [CHIP...] [TARGET...]`.
 
 AR and SD on eight devices or four, whichever is faster; SSD with the target on four and the draft
 on four or one. It needs JAX 0.12, libtpu for TPUs, and the plugin for CUDA for GPUs.
@@ -37,9 +38,12 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     slots, *names = sys.argv[1:]
     sizes = Sizes(slots=int(slots), context=8192, k=K, branches=BRANCHES)
-    for name in names or CHIPS:
+    targets = [name for name in names if name not in CHIPS]
+    for name in [name for name in names if name in CHIPS] or CHIPS:
         slice_ = ChipSlice(name=name, devices=devices(name, 8))
         for pair, (target, draft) in PAIRS.items():
+            if targets and target not in targets:
+                continue
             models = ModelPair(
                 target=read_configuration(target),
                 draft=read_configuration(draft),

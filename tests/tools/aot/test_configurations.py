@@ -38,6 +38,8 @@ def billions(source):
         ("gemma-2-9b", 9.24),
         ("gemma-3-27b", 27.0),
         ("gemma-3-1b", 1.0),
+        ("mixtral-8x7b", 46.7),
+        ("mistral-7b", 7.24),
     ],
 )
 def test_well_known_models_have_as_many_parameters_as_they_are_known_for(name, size):

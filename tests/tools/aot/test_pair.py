@@ -145,7 +145,14 @@ def test_devices_that_divide_nothing_are_refused_before_any_compile(compiled, mo
 
 def test_the_experts_that_a_verification_uses_are_said():
     sizes = dataclasses.replace(SIZES, slots=1, k=4)
-    assert parts.expert_lines(read_configuration("qwen3-30b-a3b"), sizes) == [
-        "of 128 experts of a layer 1 row uses 8, 5 rows use 35, if all are chosen alike"
+    config, absent = read_configuration("qwen3-30b-a3b"), parts.chips.absent_devices("v5e", 8)
+    slice_ = ChipSlice(name="v5e", devices=absent)
+    lines = [
+        parts.expert_lines(slice_.model(config, "bfloat16", range(8), **how), sizes)
+        for how in ({}, {"expert_parallel": True})
     ]
-    assert parts.expert_lines(ABOUT, sizes) == []
+    whole = "of 128 experts of a layer 1 row uses 8, 5 rows use 35, if all are chosen alike"
+    of_one = "1 row uses 8 (2.5 of one device's 16), 5 rows use 35 (7.0 of one device's 16)"
+    shared = f"of 128 experts of a layer {of_one}, if all are chosen alike"
+    assert lines == [[whole], [shared]]
+    assert parts.expert_lines(slice_.model(ABOUT, "bfloat16", range(8)), sizes) == []

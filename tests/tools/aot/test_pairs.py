@@ -11,8 +11,7 @@ import jax
 import pytest
 
 from ssd_jax.devices.paged_programs import page_size
-from ssd_jax.devices.sizes import bytes_per_device
-from ssd_jax.kernels.experts.estimate import expected_experts
+from ssd_jax.devices.sizes import bytes_per_device, bytes_read
 from ssd_jax.tools.aot import chips, hlo
 from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.parts import ChipSlice, build, compile_program
@@ -31,9 +30,14 @@ MECHANISMS = {
     "gemma-3-27b": "gemma-3-1b",
     "gemma-2-9b": "gemma-2-2b",
     "qwen3-30b-a3b": "qwen3-0.6b",
+    "mixtral-8x7b": "mistral-7b",
 }
 """Pairs with windows, soft caps, heads of 256 and experts."""
+WAYS = ("int8", "experts shared out", "int8, experts shared out")
+"""How targets with experts run, too: in another dtype, or with whole experts on each device."""
 PROGRAMS = ("forward", "accept", "start", "expand", "grow", "promote")
+OTHERS = ("forward 0", "accept 0", "prefill", "step", "prefill of the draft")
+"""What else modes run."""
 QUICK = {
     *(("v5e", "llama-3.1-8b", 16, 8192, name) for name in PROGRAMS if name != "expand"),
     ("v5e", "llama-3.1-8b", 1, 8192, "expand"),  # its pages would fit the chip
@@ -44,6 +48,8 @@ QUICK = {
     ("v5e", "gemma-3-27b", 16, 8192, "forward"),
     ("v6e", "gemma-2-9b", 16, 8192, "forward"),
     ("v5e", "qwen3-30b-a3b", 1, 8192, "forward"),
+    ("v5e", "qwen3-30b-a3b, int8, experts shared out", 1, 8192, "forward"),
+    ("v6e", "mixtral-8x7b", 16, 8192, "forward"),
 }
 DRAWN = {"start": (20, 5), "expand": (20, 5), "grow": (20, 5)}
 """Times that a program's logits may be read or written, and held at once, at most; others 8 and 3.
@@ -60,20 +66,32 @@ SPILL = ("v4", "v5p", "tpu7x", "h100", "h200")
 chip."""
 PASSES = 10
 
-CASES = [
-    (chip, target, slots, context, name)
-    for chip in chips.CHIPS
-    for target in PAIRS
-    for slots in (1, 16, 64)
-    for context in (8192, 32768)
-    for name in PROGRAMS
-] + [
-    (chip, target, slots, 8192, name)
-    for chip in ("v5e", "v6e", "h100")
-    for target in MECHANISMS
-    for slots in (1, 16)
-    for name in PROGRAMS
-]
+CASES = (
+    [
+        (chip, target, slots, context, name)
+        for chip in chips.CHIPS
+        for target in PAIRS
+        for slots in (1, 16, 64)
+        for context in (8192, 32768)
+        for name in PROGRAMS
+    ]
+    + [
+        (chip, target, slots, 8192, name)
+        for chip in ("v5e", "v6e", "h100")
+        for target in MECHANISMS
+        for slots in (1, 16)
+        for name in PROGRAMS + OTHERS
+    ]
+    + [
+        (chip, f"{target}, {way}", slots, 8192, name)
+        for chip in ("v5e", "v6e")
+        for target in ("qwen3-30b-a3b", "mixtral-8x7b")
+        for way in WAYS
+        for slots in (1, 16)
+        for name in ("forward", "forward 0", "prefill")
+    ]
+    + [("h100", "qwen3-30b-a3b, experts shared out", slots, 8192, "forward") for slots in (1, 16)]
+)
 
 
 @functools.cache
@@ -85,27 +103,43 @@ class Case:
     """A program of a pair: the target's over all devices, the draft's over half of them."""
 
     def __init__(self, chip, target, slots, context, name):
-        self.role = "target" if name in ("forward", "accept") else "draft"
+        is_target = name.startswith(("forward", "accept")) or name == "prefill"
+        self.role = "target" if is_target else "draft"
         self.slots = slots
-        source = target if self.role == "target" else (PAIRS | MECHANISMS)[target]
-        self.places = tuple(range(DEVICES if self.role == "target" else DEVICES // 2))
+        target, *ways = target.split(", ")
+        source = target if is_target else (PAIRS | MECHANISMS)[target]
+        self.places = tuple(range(DEVICES if is_target else DEVICES // 2))
         self.slice_ = slice_of(chip)
         self.chip = self.slice_.chip
         self.about = read_configuration(source)
-        self.model = self.slice_.model(self.about, "bfloat16", self.places)
+        self.model = self.slice_.model(
+            self.about,
+            "int8" if "int8" in ways else "bfloat16",
+            self.places,
+            expert_parallel="experts shared out" in ways,
+        )
         self.sizes = Sizes(slots=slots, context=context, k=K, branches=BRANCHES)
-        specs = (of_target if self.role == "target" else of_draft)(self.model, self.sizes)
+        specs = (of_target if is_target else of_draft)(self.model, self.sizes)
+        chunk = max(self.model.execution.prefill_chunks)
         full = {
             "forward": ("forward", K),
+            "forward 0": ("forward", 0),
             "accept": ("accept", slots, K, "sampled"),
+            "accept 0": ("accept", slots, 0, "sampled"),
             "promote": ("promote", K),
+            "prefill": ("prefill", chunk),
+            "prefill of the draft": ("prefill", chunk),
         }
         self.name = full.get(name, (name, K, "sampled"))
         self.spec = specs[self.name]
-        rows = slots * {"start": 1, "expand": BRANCHES + K, "grow": BRANCHES}.get(name, K + 1)
+        of_slot = {"expand": BRANCHES + K, "grow": BRANCHES} | dict.fromkeys(
+            ("start", "step", "forward 0", "accept 0"), 1
+        )
+        rows = chunk if name.startswith("prefill") else slots * of_slot.get(name, K + 1)
         self.logits = rows * self.about.outputs * 4 // len(self.places)
         self.rows = rows
-        self.activations = rows * self.about.hidden_size * 4 * self.about.num_layers
+        self.states = rows * self.about.hidden_size * 4
+        self.activations = self.states * self.about.num_layers
 
     @property
     def seen(self):
@@ -116,16 +150,18 @@ class Case:
         return sum(min(window, context) for window in windows) / len(kinds) / context
 
     @property
-    def idle(self):
-        """Bytes of the experts on each device that no row is expected to use."""
-        experts = self.about.mechanisms.experts
+    def choices(self):
+        """Bytes of what rows are multiplied to for each of their experts, on a device."""
+        experts, shards = self.about.mechanisms.experts, self.model.execution.expert_shards
         if experts is None:
             return 0
-        named = self.model.checkpoint_structs().items()
-        held = bytes_per_device([struct for name, struct in named if ".experts." in name])
-        return held * (
-            1 - expected_experts(experts.count, self.rows, experts.chosen) / experts.count
-        )
+        channels = experts.intermediate // (1 if shards.whole else shards.devices)
+        return self.rows * experts.chosen * (self.about.hidden_size + 2 * channels) * 4
+
+    @property
+    def kernels(self):
+        """Kernels of experts that a program must have in each layer that is compiled."""
+        return 2 if self.about.mechanisms.experts and self.name[0] in ("forward", "prefill") else 0
 
     @property
     def held(self):
@@ -145,6 +181,8 @@ def gates(case):
     spilled = case.activations if case.slice_.name in SPILL else 0
     lean = case.slice_.name in LEAN and case.name[0] in ("expand", "grow") and case.slots > 1
     beside = 0 if lean else (held + bool(spilled)) * case.logits + spilled
+    if case.name[0] == "prefill":
+        beside += case.choices
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + own - case.chip.memory),
@@ -159,13 +197,13 @@ def gates(case):
         ],
         "no temporary of their size": compiled.temporaries // (pages // 10 + beside),
         "logits stay where they are made": _sent(case),
+        "experts are multiplied in kernels": max(0, case.kernels - len(_expert_kernels(case))),
     }
-    if case.name[0] in ("forward", "start", "expand", "grow"):
+    if case.name[0] in ("forward", "start", "step", "expand", "grow"):
         c, count = case.about, len(case.places)
         head = c.vocab_size * c.hidden_size * 2 / count
-        looked_up = 0 if c.tie_embeddings else head
         again = head if case.name[0] == "expand" else 0  # see `Record.hidden`
-        least = weights - looked_up - case.idle + pages * case.seen
+        least = bytes_read(case.model, case.rows) + pages * case.seen
         moved = compiled.work.moved
         most = 1.15 * (least + again) + passes * case.logits + PASSES * spilled
         found["reads weights and pages once"] = 0 if least <= moved < most else moved / least
@@ -173,8 +211,16 @@ def gates(case):
 
 
 def _sent(case):
-    """Collectives as large as the logits of a device."""
-    return [each for each in case.module.collectives() if each.nbytes >= case.logits]
+    """Collectives as large as the logits of a device, and larger than what a layer adds up."""
+    layer = 2 * case.states  # in int8 two digits of each
+    found = case.module.collectives()
+    return [each for each in found if each.nbytes >= case.logits and each.nbytes > layer]
+
+
+def _expert_kernels(case):
+    """Calls of the kernel that multiplies with experts' weights."""
+    calls = case.module.instructions("custom-call")
+    return [call for call in calls if "expert_products" in call.rest]
 
 
 def known_weaknesses(case):
@@ -192,6 +238,9 @@ def known_weaknesses(case):
             ),
             why,
         )
+    if case.model.execution.compute.name == "int8" or case.name == ("forward", 0):
+        why = "XLA takes the whole embedding, of which few rows are looked up, to the chip"
+        found["reads weights and pages once"] = why
     if case.chip.platform == "gpu":
         why = "XLA cuts products, whose parts go through memory, as activations do"
         found["reads weights and pages once"] = why

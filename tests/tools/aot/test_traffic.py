@@ -264,6 +264,18 @@ def test_a_kernel_counts_as_the_scope_of_its_call_says():
     assert counted(f"{head}  ROOT {kernel}\n}}\n").moved == 64 * 128 * 4 + 8 * 4
 
 
+@pytest.mark.parametrize(("kind", "share"), [("s8", 1), ("bf16", 0)])
+def test_the_products_of_a_kernel_are_of_what_it_takes(kind, share):
+    estimate = 'backend_config={"custom_call_config":{"cost_estimate":{"flops":"640"}}}'
+    text = f"""ENTRY %m (x: {kind}[64,128]) -> f32[8] {{
+  %x = {kind}[64,128]{{1,0}} parameter(0)
+  ROOT %o = f32[8]{{0}} custom-call(%x), custom_call_target="tpu_custom_call", {estimate}
+}}
+"""
+    found = counted(text)
+    assert (found.flops, found.of_int8) == (640, 640 * share)
+
+
 @pytest.mark.parametrize(("kind", "share"), [("s32", 1), ("f32", 0)])
 def test_a_product_by_a_library_counts_without_its_room_to_work_in(kind, share):
     text = """ENTRY %m (x: s8[512,2048], w: s8[4096,2048]) -> s32[512,4096] {
