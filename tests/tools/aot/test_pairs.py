@@ -322,3 +322,14 @@ def test_gates_of_pairs_fail_on_planted_faults():
     for gate, line in flawed:
         case.module = hlo.read(f"{none}ENTRY %m (p: f32[]) -> f32[] {{\n  {line}\n}}\n")
         assert gate in gates(case), line
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("expert_products", 1), ("tree_attention", 0)],
+)
+def test_kernels_of_experts_are_told_from_others(name, kernels):
+    case = Case("v5e", "qwen3-30b-a3b", 1, 8192, "forward")
+    call = f'custom-call(%p), custom_call_target="kernel", metadata={{op_name="jit(f)/{name}"}}'
+    case.module = hlo.read(f"ENTRY %m (p: f32[]) -> f32[] {{\n  %c = f32[] {call}\n}}\n")
+    assert len(_expert_kernels(case)) == kernels < case.kernels
