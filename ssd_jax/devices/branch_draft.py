@@ -30,7 +30,7 @@ from ssd_jax.roles.records import (
     no_promotion,
 )
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays
 
 
 class _MenuEntry:

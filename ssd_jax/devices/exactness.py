@@ -25,7 +25,7 @@ from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.rules import RULES
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays
 
 _MIN_ROWS = 3
 _POSITIONS = 4  # compared, the last ones of a text of two blocks

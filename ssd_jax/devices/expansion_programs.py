@@ -37,8 +37,7 @@ from ssd_jax.devices.expansion_steps import ExpansionSteps, StepContext
 from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.kernels.kv_pages import chain_path
-from ssd_jax.models.decoder import AllBranches
-from ssd_jax.models.functional import zeros
+from ssd_jax.models.token_tree import AllBranches
 from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
@@ -51,7 +50,7 @@ from ssd_jax.sampling.variants import (
     cheapest_variant,
     variant_name,
 )
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays, zeros
 
 _FOLLOW_VARIANTS = (ANY, "greedy", "full")
 """Variants of `follow`, which draws nothing."""

@@ -19,8 +19,8 @@ from ssd_jax.devices.record import Record
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
 from ssd_jax.kernels.rows import map_row_blocks
-from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.models.token_tree import AllBranches, Tree
 from ssd_jax.sampling import penalties, prediction
 from ssd_jax.sampling.drafting import Draw
 from ssd_jax.sampling.penalties import History

@@ -14,7 +14,7 @@ from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, SlotOpening
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays
 
 
 class ModelDrafter(PagedRole, Drafter):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.models.functional import zeros
+from ssd_jax.system.new_arrays import zeros
 
 
 class _Columns(NamedTuple):

@@ -18,12 +18,13 @@ from ssd_jax.devices.sampling_rows import SamplingRows
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.tree_attention.xla import STATIC_BLOCK
-from ssd_jax.models.functional import FunctionalModel, Parameters, filled, zeros
+from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
 from ssd_jax.roles.records import ALL
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
 from ssd_jax.sampling.variants import Needed, cheapest_variant
+from ssd_jax.system.new_arrays import filled, zeros
 
 _SHORT = 1024
 """Least positions a variant reads: variants that read fewer are not worth compiling."""

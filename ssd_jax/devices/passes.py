@@ -12,9 +12,9 @@ from jaxtyping import Array, Float32, Int32
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.kv_write import write
-from ssd_jax.models.decoder import AllBranches
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.models.sharding import DATA_AXIS, spans_processes
+from ssd_jax.models.token_tree import AllBranches
 from ssd_jax.sampling import penalties
 from ssd_jax.sampling.penalties import History
 

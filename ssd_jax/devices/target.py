@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Int32
 from typing_extensions import override
 
-from ssd_jax.devices import device, logprob_programs
+from ssd_jax.devices import device
 from ssd_jax.devices.paged_role import PagedRole
+from ssd_jax.devices.prompt_scores import PromptScores
 from ssd_jax.devices.round_sizes import RoundSize, RoundSizes
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.devices.target_results import DeviceLogprobs, PendingOutcome
@@ -22,10 +23,9 @@ from ssd_jax.models.sharding import fully_addressable
 from ssd_jax.roles.handles import LogitsHandle, ProposalHandle, TokenArray
 from ssd_jax.roles.protocols import Target
 from ssd_jax.roles.records import Drafted, Masks, ProposedTokens, SlotOpening
-from ssd_jax.sampling.logprobs import Logprobs
 from ssd_jax.sampling.masks import ANY_TOKEN, words_of
 from ssd_jax.sampling.variants import VARIANTS, Needed
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays
 
 
 class _Tree(NamedTuple):
@@ -81,14 +81,13 @@ class DeviceTarget(PagedRole, Target):
         self._no_proposal = model.place(no_proposal)
         programs.to_device(jax.tree.map(np.asarray, no_proposal))  # compiles it before rounds do
         self._no_proposal_in_one_row = model.replicate(no_proposal_in_one_row)
-        self._scored = np.zeros(self.slots, bool)  # slots whose prompts get log-probabilities
-        self._chunks: list[tuple[int, Any]] = []  # of the last prefill, if its prompt does
+        self._scores = PromptScores(programs, self._parameters)
 
     @override
     def open(self, opening: SlotOpening) -> None:
         super().open(opening)
         self._sizes.open(opening)
-        self._scored[opening.slot] = opening.params.prompt_logprobs is not None
+        self._scores.open(opening)
 
     @override
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
@@ -112,23 +111,7 @@ class DeviceTarget(PagedRole, Target):
 
     @override
     def score(self, slot: int, tokens: Sequence[int]) -> DeviceLogprobs:
-        parts: list[tuple[int, Logprobs]] = []
-        begin = 0
-        for count, hidden in self._chunks:
-            width = hidden.shape[1]
-            rows = logprob_programs.rows(width)
-            for first in range(0, count, rows):
-                scored = tokens[begin + first : begin + min(first + rows, count)]
-                if scored:
-                    padded = np.zeros((1, rows), np.int32)
-                    padded[0, : len(scored)] = scored
-                    origin = np.array([slot, first], np.int32)
-                    program = self._programs["prompt_logprobs", width]
-                    (logprobs,) = device.run(program, self._parameters, hidden, padded, origin)
-                    parts.append((len(scored), logprobs))
-            begin += count
-        self._chunks = []
-        return DeviceLogprobs(parts)
+        return self._scores.score(slot, tokens)
 
     @override
     def forward(
@@ -282,7 +265,7 @@ class DeviceTarget(PagedRole, Target):
     def _prefill_logits(self, slot: int, tokens: Sequence[int], offset: int) -> jax.Array:
         """Logits of the last token."""
         logits, chunks = self._run_prefill(slot, tokens, offset)
-        self._chunks = chunks if self._scored[slot] else []
+        self._scores.prefilled(slot, chunks)
         return logits
 
     def _verify(

@@ -13,12 +13,13 @@ from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.batched_programs import BatchedPrograms
 from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.sampling_rows import SamplingRows
-from ssd_jax.models.decoder import AllBranches
-from ssd_jax.models.functional import FunctionalModel, zeros
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS
+from ssd_jax.models.token_tree import AllBranches
 from ssd_jax.sampling import proposal
 from ssd_jax.sampling.masks import words_of
 from ssd_jax.sampling.proposal import Proposal
+from ssd_jax.system.new_arrays import zeros
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

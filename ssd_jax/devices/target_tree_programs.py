@@ -23,7 +23,7 @@ from ssd_jax.devices import passes, program_spec
 from ssd_jax.devices.first_rows import over_first_rows
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.target_base import TargetBase
-from ssd_jax.models.decoder import Tree
+from ssd_jax.models.token_tree import Tree
 from ssd_jax.sampling import topology
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, variant_name

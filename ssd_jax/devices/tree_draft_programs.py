@@ -26,12 +26,13 @@ from ssd_jax.devices.paged_programs import Paging
 from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.tree_continuations import continuations, places, support_of
 from ssd_jax.devices.tree_growth import Frontier, Growth, TreeProposal
-from ssd_jax.models.decoder import Tree
-from ssd_jax.models.functional import FunctionalModel, Parameters, zeros
+from ssd_jax.models.functional import FunctionalModel, Parameters
+from ssd_jax.models.token_tree import Tree
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
 from ssd_jax.sampling import penalties, topology
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
 from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
+from ssd_jax.system.new_arrays import zeros
 
 Array = Any
 """On the host where a program is called, traced in it."""

@@ -38,15 +38,14 @@ from ssd_jax.devices.tree_draft_programs import TREES, TreeDraftPrograms
 from ssd_jax.devices.tree_expansion_steps import Keys, TreeContext, TreeExpansionSteps
 from ssd_jax.devices.tree_growth import Frontier
 from ssd_jax.devices.tree_record import TreeRecord
-from ssd_jax.models.decoder import AllBranches
-from ssd_jax.models.functional import zeros
+from ssd_jax.models.token_tree import AllBranches
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
 from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import penalties, topology
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import ANY, VARIANTS, Parts, variant_name
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays, zeros
 
 
 class TreeExpansionPrograms(BatchedPrograms):

@@ -17,8 +17,8 @@ from ssd_jax.devices.tree_outcomes import TreeOutcomes
 from ssd_jax.devices.tree_record import TreeRecord
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
 from ssd_jax.kernels.rows import map_row_blocks
-from ssd_jax.models.decoder import AllBranches, Tree
 from ssd_jax.models.functional import Parameters
+from ssd_jax.models.token_tree import AllBranches, Tree
 from ssd_jax.roles.drafting import Drafting, TreeShape
 from ssd_jax.sampling import penalties, prediction, topology
 from ssd_jax.sampling.penalties import History

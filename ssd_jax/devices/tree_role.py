@@ -18,7 +18,7 @@ from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.fixed_rates import fixed_rates
 from ssd_jax.speculation.rank_rates import RankRates
-from ssd_jax.system.stored_jit import create_arrays
+from ssd_jax.system.new_arrays import create_arrays
 
 
 class TreeRole(PagedRole):

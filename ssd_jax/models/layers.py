@@ -30,6 +30,8 @@ from ssd_jax.kernels.rows import Norm, rms_norm, row_sum
 from ssd_jax.models.mechanisms import Activation
 
 Axes = tuple[str | None, ...]
+Stream = Float32[Array, "n H"]
+"""Hidden states of tokens: the residual stream, or its norm."""
 Multiply = Callable[[jax.Array, Sequence[Weight], Norm | None], list[jax.Array]]
 """`products`, or a function that does the same with other types."""
 
@@ -178,10 +180,13 @@ class LayerNorm(nnx.Module):
         return rms_norm(centred, Norm(self.weight[...], self.eps)) + self.bias[...]
 
 
+AnyNorm = RMSNorm | LayerNorm | None
+
+
 def normed_products(
     x: Float[Array, "n inputs"],
     weights: Sequence[Weight],
-    norm: RMSNorm | LayerNorm | None,
+    norm: AnyNorm,
     multiply: Multiply = products,
 ) -> list[Float32[Array, "n _"]]:
     """x @ weight^T for each weight, with x normed first if a norm is given.
@@ -197,7 +202,7 @@ def linear(
     x: Float[Array, "n inputs"],
     layers: Sequence[Linear],
     multiply: Multiply = products,
-    norm: RMSNorm | LayerNorm | None = None,
+    norm: AnyNorm = None,
 ) -> list[Float32[Array, "n _"]]:
     """Each layer's outputs of n rows, which are normed first if a norm is given."""
     ys = normed_products(x, [layer.operand for layer in layers], norm, multiply)

@@ -21,8 +21,10 @@ from ssd_jax.kernels.linear.xla import product
 from ssd_jax.kernels.precision import precision
 from ssd_jax.kernels.rows import Norm, rms_norm
 from ssd_jax.kernels.tree_attention.variant import AttentionVariant
-from ssd_jax.models.decoder import CausalLM, DecoderLayer, Stream
+from ssd_jax.models.decoder import CausalLM
+from ssd_jax.models.decoder_layer import DecoderLayer
 from ssd_jax.models.layer_kinds import attention_variant
+from ssd_jax.models.layers import Stream
 from ssd_jax.models.rope import Rotation, rotations
 from ssd_jax.models.sequence_attention import causal_attention
 

@@ -153,10 +153,39 @@ class ShardingRules:
     @property
     def replicated_axes(self) -> tuple[str, ...]:
         """Logical axes that tensor parallelism would split but that are replicated."""
-        usual = dataclasses.asdict(ShardingRules())
-        whole = [name for name, axis in usual.items() if axis and not getattr(self, name)]
-        return tuple(name for name in whole if name != "expert_ffn" or not self.experts)
+        defaults = dataclasses.asdict(ShardingRules())
+        axes = [name for name, axis in defaults.items() if axis and not getattr(self, name)]
+        return tuple(name for name in axes if name != "expert_ffn" or not self.experts)
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """The partition of an array with these logical axes."""
         return PartitionSpec(*(None if axis is None else getattr(self, axis) for axis in axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshLayout:
+    """Where arrays lie, by the logical names of their axes.
+
+    Attributes:
+      mesh: None is the default device.
+    """
+
+    mesh: Mesh | None
+    rules: ShardingRules
+
+    def sharding(self, axes: tuple[str | None, ...]) -> Sharding | None:
+        """That of an array with these axes; None on the default device."""
+        return None if self.mesh is None else NamedSharding(self.mesh, self.rules.spec(axes))
+
+    def struct(
+        self, shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]
+    ) -> jax.ShapeDtypeStruct:
+        """The struct of an array whose last axes are these; those before them are not sharded."""
+        leading = (None,) * (len(shape) - len(axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding(leading + axes))
+
+    def shares(self, axis: str | None) -> int:
+        """Number of devices that have different parts of an axis, and share a model."""
+        if self.mesh is None or axis is None or getattr(self.rules, axis) is None:
+            return 1
+        return self.mesh.shape[TENSOR_AXIS]

@@ -10,8 +10,9 @@ import numpy as np
 
 from ssd_jax.kernels.linear.groups import GroupQuantized
 from ssd_jax.models.bundles import Bundle
-from ssd_jax.models.functional import FunctionalModel, zeros
+from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.system.huge_pages import HugePages
+from ssd_jax.system.new_arrays import zeros
 from ssd_jax.system.stored_jit import StoredJit
 
 

@@ -12,7 +12,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jaxlib.version
@@ -24,7 +24,6 @@ from jax.sharding import Mesh, NamedSharding
 from ssd_jax.system.compile_cache import ProgramStore, store_in_use
 from ssd_jax.system.environment import processor
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _ADDRESS = re.compile("0x[0-9a-f]+")
 _NO_NAME = re.compile("[^A-Za-z0-9]")
@@ -153,11 +152,6 @@ class StoredJit:
             program, _ = compile_or_load(traced, devices, (shardings, committed, self._results))
             self._programs[signature] = program
         return program(*arguments)
-
-
-def create_arrays(make: Callable[[], T]) -> T:
-    """Arrays that a function makes on the default device, by one program if there is a store."""
-    return make() if store_in_use() is None else StoredJit(make)()
 
 
 def _signature(argument: Any) -> Any:

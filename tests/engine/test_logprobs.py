@@ -10,7 +10,7 @@ import pytest
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.cli.main import main
 from ssd_jax.devices import logprob_programs
-from ssd_jax.devices.target import DeviceTarget
+from ssd_jax.devices.prompt_scores import PromptScores
 from ssd_jax.devices.target_programs import Programs
 from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.testing import tiny
@@ -291,7 +291,7 @@ def test_a_prompt_whose_tokens_are_judged_by_their_own_positions_is_noticed(raw,
     (ids,) = prompts_of([40])
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with edited(
-        [Edit(DeviceTarget, "score", ": len(scored)] = scored", "1 : len(scored)] = scored[:-1]")]
+        [Edit(PromptScores, "score", ": len(scored)] = scored", "1 : len(scored)] = scored[:-1]")]
     ):
         (output,) = raw.generate([ids], params)
     with pytest.raises(AssertionError):

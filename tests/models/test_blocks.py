@@ -9,7 +9,7 @@ import pytest
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.kernels.linear import api, blocks
-from ssd_jax.models import functional
+from ssd_jax.models import tensor_loading
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
@@ -68,7 +68,11 @@ def test_logits_are_those_of_weights_as_checkpoints_have_them(tmp_path, family, 
 
 def test_a_wrong_order_of_blocks_is_caught(tmp_path, monkeypatch):
     path = tiny.write_checkpoint(tmp_path, **SIZES)
-    monkeypatch.setattr(functional, "to_blocks", lambda w: w.reshape(-1, w.shape[0], blocks.BLOCK))
+
+    def without_swap(weight):
+        return weight.reshape(-1, weight.shape[0], blocks.BLOCK)
+
+    monkeypatch.setattr(tensor_loading, "to_blocks", without_swap)
     got, want = (Runner(*each, slots=2)(TOKENS) for each in models_of(path, "float32", 1))
     assert np.abs(got - want).max() > want.std()
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.models import decoder, experts, layers
+from ssd_jax.models import attention, experts, feed_forward, layers
 from tests.models.golden import our_logits
 from tests.models.golden_logits import GOLDENS, golden
 from tests.sampling.edits import Edit, edited
@@ -23,7 +23,7 @@ MUTANTS = {
         "gpt-oss", layers, "gated", "ACTIVATIONS[activation]", 'ACTIVATIONS["silu"]',
     ),
     "sinks ignored": (
-        "gpt-oss", decoder.Attention, "with_sinks", "if self.sinks is None:", "if True:",
+        "gpt-oss", attention.Attention, "with_sinks", "if self.sinks is None:", "if True:",
     ),
     "a correction left out": (
         "glm4-moe", experts.Router, "__call__",
@@ -37,7 +37,7 @@ MUTANTS = {
         "dots1", experts.Router, "__call__", "weights * self.experts.scale", "weights",
     ),
     "a shared expert left out": (
-        "glm4-moe", decoder.ExpertMLP, "__call__", "return total + shared", "return total",
+        "glm4-moe", feed_forward.ExpertMLP, "__call__", "return total + shared", "return total",
     ),
     "a shared expert without its gate": (
         "qwen2-moe", experts.SharedGate, "__call__",

@@ -22,8 +22,8 @@ from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.api import products
 from ssd_jax.models import experts as module
 from ssd_jax.models.config import KEY, ModelConfig
-from ssd_jax.models.decoder import ExpertMLP
 from ssd_jax.models.execution import Execution
+from ssd_jax.models.feed_forward import ExpertMLP
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.mechanisms import Experts
 from ssd_jax.models.sharding import mesh_of
@@ -218,7 +218,7 @@ def test_a_fault_is_seen(monkeypatch, old, new, of):
     names = dict(vars(module))
     exec(compile(source.replace(old, new), module.__file__, "exec"), names)
     for name in ("Router", "ExpertMatrices"):
-        monkeypatch.setattr(f"ssd_jax.models.decoder.{name}", names[name])
+        monkeypatch.setattr(f"ssd_jax.models.feed_forward.{name}", names[name])
     assert not agrees(OTHERS[of])
 
 

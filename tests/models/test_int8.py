@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.api import products
-from ssd_jax.models import functional
+from ssd_jax.models import weight_forms
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
@@ -156,7 +156,7 @@ def test_keys_and_values_stay_bfloat16():
 @pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize(("room", "stays"), [(2**25, "true"), (64, "false")])
 def test_weights_are_to_stay_in_a_cache_where_all_of_a_model_fit(monkeypatch, room, stays):
-    monkeypatch.setattr(functional, "_CACHE_BYTES", room)
+    monkeypatch.setattr(weight_forms, "_CACHE_BYTES", room)
     execution = Execution.for_platform("cpu", "int8", linear="cpu")
     checkpoint = open_checkpoint(str(GOLDENS / NAMES[0]))
     model = FunctionalModel(checkpoint.config, execution)

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.models import decoder
+from ssd_jax.models import attention
 from ssd_jax.models.config import KEY
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
@@ -110,6 +110,6 @@ def test_every_mutant_is_caught(tmp_path, name):
     expected = of_half_the_heads(path)
     np.testing.assert_allclose(run(path), expected, atol=1e-4)
     jax.clear_caches()
-    with edited([Edit(decoder.Attention, "with_sinks", old, new)]):
+    with edited([Edit(attention.Attention, "with_sinks", old, new)]):
         assert np.abs(run(path) - expected).max() > 0.1
     jax.clear_caches()

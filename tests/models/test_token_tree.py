@@ -8,8 +8,8 @@ import pytest
 
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
-from ssd_jax.models.decoder import Tree
-from ssd_jax.models.functional import zeros
+from ssd_jax.models.token_tree import Tree
+from ssd_jax.system.new_arrays import zeros
 from ssd_jax.testing import tiny
 from tests.kernels.attention_cases import entries_on, tree
 from tests.models.golden import runner

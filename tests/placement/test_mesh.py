@@ -13,7 +13,7 @@ from ssd_jax.devices import opened as opened_models
 from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts.api import ExpertBackend
-from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.tensor_loading import TensorLoading
 from tests.checkpoints import tiny_pair
 from tests.llm.paged import ALONE
 from tests.llm.runs import ids, outputs, requests
@@ -138,9 +138,9 @@ def counted_by_all(self, tree, _owner):
 
 
 def heads_in_turns(self, name, array):
-    variable = self._variables[name]
+    variable = self.variables[name]
     copies = self._copies(variable)
-    sharding = self._sharding(variable.axes) if copies > 1 else array.sharding
+    sharding = self.layout.sharding(variable.axes) if copies > 1 else array.sharding
     return {name: jax.device_put(jnp.tile(array, (copies, *(1,) * (array.ndim - 1))), sharding)}
 
 
@@ -149,7 +149,7 @@ def heads_in_turns(self, name, array):
     [
         (PagedPrograms, "local_slot", written_by_all),
         pytest.param(PagedPrograms, "from_owner", counted_by_all, marks=pytest.mark.slow),
-        pytest.param(FunctionalModel, "prepare", heads_in_turns, marks=pytest.mark.slow),
+        pytest.param(TensorLoading, "prepare", heads_in_turns, marks=pytest.mark.slow),
     ],
 )
 def test_planted_faults_of_meshes_are_caught(pairs, where, name, fault, monkeypatch):

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ssd_jax.system import stored_jit
 from ssd_jax.system.compile_cache import ProgramStore, use_store
-from ssd_jax.system.stored_jit import StoredJit, create_arrays
+from ssd_jax.system.new_arrays import create_arrays
+from ssd_jax.system.stored_jit import StoredJit
 
 
 class Pair(NamedTuple):

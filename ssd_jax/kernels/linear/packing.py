@@ -68,10 +68,10 @@ def pack_int8(
     after the other."""
     *experts, outputs, inputs = values.shape
     unsigned = jax.lax.bitcast_convert_type(values, jnp.uint8) ^ INT8.offset
-    whole = ((0, 0),) * len(experts)
-    padding = *whole, (0, 0), (0, INT8.padded_inputs(inputs) - inputs)
+    unpadded = ((0, 0),) * len(experts)
+    padding = *unpadded, (0, 0), (0, INT8.padded_inputs(inputs) - inputs)
     unsigned = jnp.pad(unsigned, padding, constant_values=INT8.offset)
-    rows = *whole, (0, -outputs % LANES)
+    rows = *unpadded, (0, -outputs % LANES)
     tail = jax.lax.bitcast_convert_type(jnp.pad(scales, rows), jnp.uint8)
     words = _lanes_last(jnp.pad(unsigned, (*rows, (0, 0))), INT8)
     return jnp.concatenate([words, tail.reshape(-1, INT8.tail_bytes)], axis=1)

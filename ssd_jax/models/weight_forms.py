@@ -1,0 +1,103 @@
+"""Forms that a decoder's weights take, before there are arrays: panels, groups or blocks of inputs.
+
+What is not mentioned stays as checkpoints have it, in rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
+
+from flax import nnx
+
+from ssd_jax.compat import keeps_int4
+from ssd_jax.kernels.linear.blocks import BLOCK
+from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.decoder import CausalLM
+from ssd_jax.models.layers import Embedding, ExpertMatrix, Matrix
+from ssd_jax.models.parameter_names import parameter_name
+from ssd_jax.models.sharding import MeshLayout
+
+_CACHE_BYTES = 2**25  # bytes of weights that stay in the cache shared by cores
+
+
+def pack_weights(module: CausalLM, stored: Mapping[str, str]) -> dict[str, Matrix]:
+    """Turns all weights that take part in products into panels; returns them by name.
+
+    Args:
+      stored: by name, the kind of each weight that is packed as its checkpoint stores it.
+    """
+    packed = {}
+    for path, matrix in nnx.iter_modules(module):
+        name = parameter_name((*path, "weight"))
+        if not isinstance(matrix, Matrix):
+            continue
+        if name in stored or not _only_looked_up(matrix, module.config):
+            matrix.pack(stored.get(name, module.execution.kind))
+            packed[name] = matrix
+    size = sum(matrix.weight.get_value().size for matrix in packed.values())
+    for matrix in packed.values():
+        matrix.cache_resident = size <= _CACHE_BYTES
+    return packed
+
+
+def group_weights(
+    module: CausalLM,
+    forms: Mapping[str, GroupForm],
+    tensors: Callable[[str], list[str]],
+    layout: MeshLayout,
+) -> dict[str, Matrix]:
+    """Turns weights into groups where all tensors of a parameter have them; returns them by
+    parameter. Groups are so small that each device has whole ones.
+
+    Args:
+      forms: of tensors.
+      tensors: those of a parameter.
+    """
+    grouped = {}
+    for path, matrix in nnx.iter_modules(module):
+        name = parameter_name((*path, "weight"))
+        if not isinstance(matrix, Matrix) or isinstance(matrix, ExpertMatrix):
+            continue
+        form = _joint_form([forms.get(tensor) for tensor in tensors(name)])
+        if form is not None:
+            form = form if keeps_int4() else form.widened()
+            matrix.group(form.divided(matrix.shape[1] // layout.shares(matrix.axes[1])))
+            grouped[name] = matrix
+    return grouped
+
+
+def block_weights(module: CausalLM, layout: MeshLayout) -> dict[str, Matrix]:
+    """Turns weights that products take into blocks, where they divide into them on each device;
+    returns them by parameter. Those of int8 are not copied anyway."""
+    blocked = {}
+    for path, matrix in nnx.iter_modules(module):
+        if not _takes_products(matrix, module.config):
+            continue
+        if matrix.weight_scale is not None:
+            continue
+        if matrix.shape[1] % (BLOCK * layout.shares(matrix.axes[1])) == 0:
+            matrix.block()
+            blocked[parameter_name((*path, "weight"))] = matrix
+    return blocked
+
+
+def _joint_form(forms: Sequence[GroupForm | None]) -> GroupForm | None:
+    """The form that holds weights of all these; None if there is none."""
+    joint, *others = forms
+    for form in others:
+        joint = None if joint is None or form is None else joint.joined(form)
+    return joint
+
+
+def _takes_products(module: nnx.Module, config: ModelConfig) -> TypeGuard[Matrix]:
+    """Whether a module is a weight of products of all rows."""
+    if not isinstance(module, Matrix) or isinstance(module, ExpertMatrix):
+        return False
+    return not _only_looked_up(module, config)
+
+
+def _only_looked_up(matrix: Matrix, config: ModelConfig) -> bool:
+    """Whether no product takes a weight: an embedding that is not the output head."""
+    return isinstance(matrix, Embedding) and not config.tie_embeddings
