@@ -7,19 +7,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.gguf_config import family_of, model_config
+from ssd_jax.checkpoints.gguf_config import family_of, has_predicting_layers, model_config
 from ssd_jax.checkpoints.gguf_families import GgufFamily
 from ssd_jax.checkpoints.gguf_header import read_header
 from ssd_jax.checkpoints.gguf_tensors import GgufTensors
-from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.layout import arranged
 from ssd_jax.checkpoints.places import has_place, no_place
-from ssd_jax.checkpoints.tensors import Index, TensorSource
+from ssd_jax.checkpoints.tensors import ForwardedTensors, TensorSource
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import GET_AGAIN, shown
 
@@ -44,11 +41,21 @@ _LAYER_MODULES = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_LAYER_TENSORS = {
+    "exp_probs_b.bias": ("mlp.router", "e_score_correction_bias"),
+    "attn_sinks.weight": ("self_attn", "sinks"),
+}
+"""Modules and tensors of those that are neither a weight nor a bias of theirs."""
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
 
-class GGUFFile(TensorSource):
+class GGUFFile(ForwardedTensors):
     """An opened GGUF file, with Hugging Face's names and layouts.
 
     Attributes:
@@ -75,57 +82,29 @@ class GGUFFile(TensorSource):
         }
         self.config = model_config(header, divisors, where=str(path))
         names = [name for name in stored.shapes if name not in divisors]
+        if has_predicting_layers(header):
+            names = [name for name in names if _layer(name) < self.config.num_layers]
         renamed = _Renamed(stored, _by_module(names, family, self.config, path))
-        self._tensors = arranged(renamed, self.config, family.layout, where=str(path))
-        self.shapes = self._tensors.shapes
-
-    @override
-    def read_part(self, name: str, part: Index) -> np.ndarray:
-        return self._tensors.read_part(name, part)
-
-    @override
-    def stored_type(self, name: str) -> str | None:
-        return self._tensors.stored_type(name)
-
-    @override
-    def group_form(self, name: str) -> GroupForm | None:
-        return self._tensors.group_form(name)
-
-    @override
-    def read_groups(self, name: str, rows: slice) -> StoredGroups:
-        return self._tensors.read_groups(name, rows)
-
-    @override
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
-        return self._tensors.read_blocks(name)
+        super().__init__(arranged(renamed, self.config, family.layout, where=str(path)))
 
 
-class _Renamed(TensorSource):
+class _Renamed(ForwardedTensors):
     """Tensors by other names."""
 
     def __init__(self, stored: TensorSource, names: Mapping[str, str]) -> None:
-        self._stored, self._names = stored, names
+        super().__init__(stored)
+        self._names = names
         self.shapes = {name: stored.shapes[stored_name] for name, stored_name in names.items()}
 
     @override
-    def read_part(self, name: str, part: Index) -> np.ndarray:
-        return self._stored.read_part(self._names[name], part)
+    def stored_name(self, name: str) -> str:
+        return self._names[name]
 
-    @override
-    def stored_type(self, name: str) -> str | None:
-        return self._stored.stored_type(self._names[name])
 
-    @override
-    def group_form(self, name: str) -> GroupForm | None:
-        return self._stored.group_form(self._names[name])
-
-    @override
-    def read_groups(self, name: str, rows: slice) -> StoredGroups:
-        return self._stored.read_groups(self._names[name], rows)
-
-    @override
-    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
-        return self._stored.read_blocks(self._names[name])
+def _layer(name: str) -> int:
+    """The number of a tensor's layer; -1 outside layers."""
+    match = _LAYER.match(name)
+    return -1 if match is None else int(match[1])
 
 
 def _divisors(stored: TensorSource, name: str, path: Path) -> np.ndarray:
@@ -164,12 +143,15 @@ def _by_module(
 
 
 def _split(name: str, family: GgufFamily) -> tuple[str, str, str]:
-    """Of ggml's name of a tensor, Hugging Face's of its layer and module, and weight or bias;
-    nothing if there is no such module."""
+    """Of ggml's name of a tensor, Hugging Face's of its layer and module, and of the tensor there,
+    mostly weight or bias; nothing if there is no such module."""
     match = _NAME.fullmatch(name)
     if match is None:
         return "", "", ""
     layer, part, kind = match.groups()
     if layer is None:
         return "", _MODULES.get(part, ""), kind
+    module, kind = _LAYER_TENSORS.get(f"{part}.{kind}", ("", kind))
+    if module:
+        return f"model.layers.{layer}.", module, kind
     return f"model.layers.{layer}.", {**_LAYER_MODULES, **family.modules}.get(part, ""), kind

@@ -31,6 +31,12 @@ def family_of(header: Header, *, where: str) -> GgufFamily:
     return family
 
 
+def has_predicting_layers(header: Header) -> bool:
+    """Whether the last layers predict tokens further on; they are left out."""
+    architecture = header.metadata["general.architecture"]
+    return bool(header.metadata.get(f"{architecture}.nextn_predict_layers"))
+
+
 def model_config(header: Header, divisors: Mapping[str, np.ndarray], *, where: str) -> ModelConfig:
     """The configuration that a GGUF header describes; `where` names the file in errors.
 

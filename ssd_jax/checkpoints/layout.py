@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.joined_experts import JoinedExperts
-from ssd_jax.checkpoints.tensors import Index, TensorSource
+from ssd_jax.checkpoints.single_rows import SingleRows
+from ssd_jax.checkpoints.tensors import ForwardedTensors, Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
@@ -34,9 +35,35 @@ def arranged(
       InputError: a matrix that holds several has another number of rows than these together, or
         one of an expert is missing or of another shape than those of others.
     """
+    if layout.prefixes:
+        tensors = _WithoutPrefixes(tensors, layout.prefixes)
     if layout.expert_arrays is not None:
         tensors = JoinedExperts(tensors, layout.expert_arrays, where=where)
-    return tensors if layout == TensorLayout() else _Arranged(tensors, config, layout, where)
+    if layout != TensorLayout():
+        tensors = _Arranged(tensors, config, layout, where)
+    return SingleRows(tensors, layout.axes) if layout.axes else tensors
+
+
+class _WithoutPrefixes(ForwardedTensors):
+    """Tensors by names whose beginnings are others."""
+
+    def __init__(self, stored: TensorSource, prefixes: Mapping[str, str]) -> None:
+        super().__init__(stored)
+        self._names = {_replaced(name, prefixes): name for name in stored.shapes}
+        self.shapes = {
+            name: stored.shapes[stored_name] for name, stored_name in self._names.items()
+        }
+
+    @override
+    def stored_name(self, name: str) -> str:
+        return self._names[name]
+
+
+def _replaced(name: str, prefixes: Mapping[str, str]) -> str:
+    for prefix, instead in prefixes.items():
+        if name.startswith(prefix):
+            return instead + name.removeprefix(prefix)
+    return name
 
 
 class _Part(NamedTuple):
@@ -148,7 +175,7 @@ class _Arranged(TensorSource):
         """By this package's name of all experts' matrices, the stored names of each, in order."""
         found: dict[str, dict[int, str]] = {}
         for name in stored:
-            match = _IN_LAYER.fullmatch(self._without_prefix(name))
+            match = _IN_LAYER.fullmatch(name)
             if match is None or (number := _NUMBER.search(match[2])) is None:
                 continue
             module = self._layout.experts.get(_NUMBER.sub("*", match[2]))
@@ -167,10 +194,9 @@ class _Arranged(TensorSource):
     def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts that a stored tensor consists of."""
         rows = next(iter(self._stored.shapes[name]))
-        plain = self._without_prefix(name)
-        match = _IN_LAYER.fullmatch(plain)
+        match = _IN_LAYER.fullmatch(name)
         if match is None:
-            yield plain, _Part(name, 0, rows)
+            yield name, _Part(name, 0, rows)
             return
         modules = self._layout.modules.get(match[2], (match[2],))
         if len(modules) == 1:
@@ -186,12 +212,6 @@ class _Arranged(TensorSource):
         for module, count in zip(modules, counts, strict=True):
             yield f"{match[1]}{module}.{match[3]}", _Part(name, start, count)
             start += count
-
-    def _without_prefix(self, name: str) -> str:
-        for prefix, instead in self._layout.prefixes.items():
-            if name.startswith(prefix):
-                return instead + name.removeprefix(prefix)
-        return name
 
     def _read_rows(self, name: str, part: Index) -> np.ndarray:
         stored, (rows, *rest) = self._parts[name], part

@@ -43,10 +43,11 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
       where: names the checkpoint in errors.
 
     Raises:
-      InputError: nothing is quantised, or a matrix of a product has a type that no kernel takes.
+      InputError: nothing is quantised, or a matrix of a product has a type that no kernel takes;
+        those in bfloat16 beside quantised ones are packed, too.
     """
-    kinds = {name: tensors.stored_type(name) for name in _product_weights(tensors)}
-    if None in kinds.values():
+    kinds = {name: _kind(tensors, name) for name in _product_weights(tensors)}
+    if None in kinds.values() or {*kinds.values()} == {BFLOAT16.name}:
         raise _not_quantised(where)
     unsupported = [name for name, kind in kinds.items() if kind not in _KINDS]
     if unsupported:
@@ -64,7 +65,14 @@ def native_kinds(tensors: TensorSource, *, where: str) -> dict[str, str]:
 
 def has_native(tensors: TensorSource) -> bool:
     """Whether `native_kinds` knows every matrix that takes part in a product."""
-    return all(tensors.stored_type(name) in _KINDS for name in _product_weights(tensors))
+    kinds = {_kind(tensors, name) for name in _product_weights(tensors)}
+    return kinds <= {*_KINDS} and kinds != {BFLOAT16.name}
+
+
+def _kind(tensors: TensorSource, name: str) -> str | None:
+    """The kind of a matrix, or a type without one; None if its file is not quantised."""
+    stored = tensors.stored_type(name)
+    return BFLOAT16.name if stored == "BF16" else stored
 
 
 def _of_experts(name: str) -> bool:
@@ -128,8 +136,8 @@ def _without_form(tensors: TensorSource) -> list[str]:
 
 def _not_quantised(where: str) -> InputError:
     return InputError(
-        f"{where} is no GGUF file and not quantised, and dtype = 'native' takes weights as they "
-        f"are quantised in their file ({_KIND_NAMES}); {_REMEDY}"
+        f"{where} is not quantised, and dtype = 'native' takes weights as they are quantised in "
+        f"their file ({_KIND_NAMES}); {_REMEDY}"
     )
 
 

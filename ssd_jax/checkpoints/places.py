@@ -65,18 +65,19 @@ def check_tied(tensors: TensorSource, config: ModelConfig, where: str) -> None:
 def has_place(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is used, or does not affect results."""
     if name == "model.norm.bias":
-        return config.mechanisms.layer_norm
+        return config.mechanisms.layer_norm and config.mechanisms.norm_bias
     match = _MODULE.fullmatch(name)
     return match is None or re.fullmatch("|".join(_patterns(config)), match[1]) is not None
 
 
 def _patterns(config: ModelConfig) -> list[str]:
     m = config.mechanisms
-    norm = r"(weight|bias)" if m.layer_norm else "weight"
+    norm = r"(weight|bias)" if m.layer_norm and m.norm_bias else "weight"
     before, after = m.norm_placement != "post", m.norm_placement != "pre"
     dense = m.experts is None or bool(m.experts.dense_layers)
     patterns = {
-        rf"(input|post_attention)_layernorm\.{norm}": before,
+        rf"input_layernorm\.{norm}": before,
+        rf"post_attention_layernorm\.{norm}": before and not m.parallel,
         rf"(attention|mlp)_output_norm\.{norm}": after,
         r"mlp\.(up|down)_proj\.weight": dense,
         r"mlp\.gate_proj\.weight": dense and m.gated,

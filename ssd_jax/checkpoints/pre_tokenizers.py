@@ -45,6 +45,7 @@ SAME_AS = {
     "starcoder": "smollm",
     "refact": "smollm",
     "olmo": "gpt-2",
+    "minimax-m2": "gpt-4o",
 }
 """Other names, of SmolLM 3 (smaug-bpe), Granite (refact), OLMo 2 and Phi 4 (dbrx) among them."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from jaxtyping import UInt8
+from typing_extensions import override
 
 from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.kernels.linear.group_form import GroupForm
@@ -71,6 +72,42 @@ class TensorSource(ABC):
     @abstractmethod
     def read_part(self, name: str, part: Index) -> np.ndarray:
         """What `read` returns; `part` has a start and a stop for every axis."""
+
+
+class ForwardedTensors(TensorSource):
+    """The tensors of another source, under names that it may have otherwise."""
+
+    def __init__(self, stored: TensorSource) -> None:
+        self._stored = stored
+        self.shapes = stored.shapes
+
+    def stored_name(self, name: str) -> str:
+        """The other source's name of a tensor."""
+        return name
+
+    @override
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored.shape(self.stored_name(name))
+
+    @override
+    def read_part(self, name: str, part: Index) -> np.ndarray:
+        return self._stored.read_part(self.stored_name(name), part)
+
+    @override
+    def stored_type(self, name: str) -> str | None:
+        return self._stored.stored_type(self.stored_name(name))
+
+    @override
+    def group_form(self, name: str) -> GroupForm | None:
+        return self._stored.group_form(self.stored_name(name))
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        return self._stored.read_groups(self.stored_name(name), rows)
+
+    @override
+    def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
+        return self._stored.read_blocks(self.stored_name(name))
 
 
 def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:

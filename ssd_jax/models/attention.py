@@ -71,7 +71,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (y.reshape(heads) for y in (q, k, v))
-        attended, aux = attend(rope(q), rope(k), v)
+        attended, aux = attend(rope.queries(q), rope(k), v)
         flat = attended.reshape(batch * rows, -1)
         [out] = linear(pad_rows(flat, x.shape[0]), [self.o_proj], multiply)
         return out, aux

@@ -66,15 +66,14 @@ class Bundles(NamedTuple):
     locations: dict[str, tuple[str, int]]
 
 
-def bundle_bytes(variables: Structs, packed: Container[str]) -> Bundles:
-    """One array of bytes for each layer: its `packed` weights and the norms that are parts of their
-    products, which have no biases."""
+def bundle_bytes(variables: Structs, packed: Container[str], *, norms: bool) -> Bundles:
+    """One array of bytes for each layer: its `packed` weights and, if there are any, the norms that
+    are parts of their products."""
     ends: dict[str, int] = {}
     locations = {}
     for name, struct in variables.items():
         layer, part = _split_layer(name)
-        bias = name.removesuffix("weight") + "bias"
-        in_product = f"{layer}.{_NORMED.get(part)}" in packed and bias not in variables
+        in_product = norms and f"{layer}.{_NORMED.get(part)}" in packed
         if layer and (name in packed or in_product):
             locations[name] = layer, ends.get(layer, 0)
             nbytes = math.ceil(struct.size * struct.dtype.itemsize / _ALIGNMENT) * _ALIGNMENT

@@ -20,14 +20,14 @@ from ssd_jax.models.rope import Rotation
 
 def hidden_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
     """A norm of hidden states."""
-    kind = LayerNorm if config.mechanisms.layer_norm else RMSNorm
-    return kind(config.hidden_size, "embed", config.rms_norm_eps)
+    arguments, m = (config.hidden_size, "embed", config.rms_norm_eps), config.mechanisms
+    return LayerNorm(*arguments, bias=m.norm_bias) if m.layer_norm else RMSNorm(*arguments)
 
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward with residual connections, and norms before, after or both.
 
-    The norms before them have llama's names.
+    They run one after the other, or side by side. The norms before them have llama's names.
     """
 
     def __init__(self, config: ModelConfig, execution: Execution, experts: Experts | None = None):
@@ -36,7 +36,8 @@ class DecoderLayer(nnx.Module):
         self.input_layernorm = norm() if before else None
         self.self_attn = Attention(config, execution)
         self.attention_output_norm = norm() if after else None
-        self.post_attention_layernorm = norm() if before else None
+        self.parallel = m.parallel
+        self.post_attention_layernorm = norm() if before and not m.parallel else None
         self.mlp: MLP | ExpertMLP
         if experts is None:
             self.mlp = MLP(config, execution, config.intermediate_size)
@@ -60,13 +61,15 @@ class DecoderLayer(nnx.Module):
         layer's place where weights of experts are those of several layers.
         """
         attended, aux = self.self_attn(x, self.input_layernorm, rope, attend, multiply)
-        x = self._add(x, attended, self.attention_output_norm)
-        norm = self.post_attention_layernorm
+        added = self._add(x, attended, self.attention_output_norm)
+        source, norm = added, self.post_attention_layernorm
+        if self.parallel:
+            source, norm = x, self.input_layernorm
         if isinstance(self.mlp, ExpertMLP):
-            fed = self.mlp(x, norm, multiply, present, stacked)
+            fed = self.mlp(source, norm, multiply, present, stacked)
         else:
-            fed = self.mlp(x, norm, multiply)
-        return self._add(x, fed, self.mlp_output_norm), aux
+            fed = self.mlp(source, norm, multiply)
+        return self._add(added, fed, self.mlp_output_norm), aux
 
     def _add(self, x: Stream, change: Stream, norm: AnyNorm) -> Stream:
         change = change if norm is None else norm(change)

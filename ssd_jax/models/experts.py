@@ -54,6 +54,7 @@ class Router(nnx.Module):
         scores = logits if softmax else jax.nn.sigmoid(logits)
         preference = scores
         if self.e_score_correction_bias is not None:
+            scores = _softmax(logits) if softmax else scores
             preference = scores + self.e_score_correction_bias[...]
         _, chosen = jax.lax.top_k(preference, self.experts.chosen)
         if softmax:
@@ -179,6 +180,11 @@ class SharedGate(nnx.Module):
     def __call__(self, x: Float32[Array, "n H"]) -> Float32[Array, "n 1"]:
         """The sigmoid of a product of normed tokens with a vector."""
         return jax.nn.sigmoid(product_by_rows(x, self.weight[...]))
+
+
+def _softmax(logits: Float32[Array, "n E"]) -> Float32[Array, "n E"]:
+    exponentials = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
+    return exponentials / row_sum(exponentials)
 
 
 def _sorted(

@@ -138,7 +138,8 @@ class FunctionalModel:
         if execution.scan_layers:
             self.bundles = bundles.bundle_layers(structs, axes, tensors)
         elif self._packed:
-            self.bundles = bundles.bundle_bytes(structs, self._packed)
+            norms = not config.mechanisms.layer_norm
+            self.bundles = bundles.bundle_bytes(structs, self._packed, norms=norms)
         elif execution.few_arrays:
             devices = 1 if mesh is None else mesh.shape[TENSOR_AXIS]
             self.bundles = bundles.bundle_rows(structs, axes, self.rules, devices)

@@ -167,17 +167,18 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Norm to mean 0 and variance 1, with weights and biases."""
+    """Norm to mean 0 and variance 1, with weights and perhaps biases."""
 
-    def __init__(self, size: int, axis: str | None, eps: float):
+    def __init__(self, size: int, axis: str | None, eps: float, *, bias: bool = True):
         self.weight = parameter((size,), (axis,), jnp.dtype(jnp.float32))
-        self.bias = parameter((size,), (axis,), jnp.dtype(jnp.float32))
+        self.bias = parameter((size,), (axis,), jnp.dtype(jnp.float32)) if bias else None
         self.eps = eps
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
         """Normalises x over its last axis."""
         centred = x - row_sum(x) / x.shape[-1]
-        return rms_norm(centred, Norm(self.weight[...], self.eps)) + self.bias[...]
+        normed = rms_norm(centred, Norm(self.weight[...], self.eps))
+        return normed if self.bias is None else normed + self.bias[...]
 
 
 AnyNorm = RMSNorm | LayerNorm | None

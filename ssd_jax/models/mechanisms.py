@@ -52,7 +52,7 @@ class Experts:
       scoring: weights are the softmax of the logits of all experts, or their sigmoids.
       normalized: whether the weights of a token's experts are divided by their sum.
       scale: of the weights, in the end.
-      correction: whether the choice, but no weight, is by logits (softmax) or sigmoids with biases.
+      correction: whether the choice, but no weight, is by these weights with biases.
       router_bias, biases: of the router's logits, and of all matrices of experts.
       shared: channels of an expert that sees every token, with weight 1; 0 is none.
       shared_gate: whether its weight is the sigmoid of a product with a vector instead.
@@ -87,7 +87,10 @@ class Mechanisms:
       output_bias, mlp_bias: of the attention's output, and of all matrices of the feed-forward.
       joint_qk_norm: whether a norm of queries or keys, if there is one, spans all heads.
       norm_placement: see `NormPlacement`.
-      layer_norm: whether norms subtract the mean and add a bias, except those of queries and keys.
+      parallel: whether the feed-forward reads what attention reads, of which it has the norm, and
+        not what attention has added to.
+      layer_norm: whether norms subtract the mean, except those of queries and keys.
+      norm_bias: whether these norms add a bias.
       activation, gated: of the feed-forward, act(gate(x)) * up(x), or act(up(x)) if not gated.
       gate_limit: c, if it is act(min(gate(x), c)) * (clip(up(x), -c, c) + 1).
       layer_kinds: of each layer; empty is full attention everywhere.
@@ -104,7 +107,9 @@ class Mechanisms:
     mlp_bias: bool = False
     joint_qk_norm: bool = False
     norm_placement: NormPlacement = "pre"
+    parallel: bool = False
     layer_norm: bool = False
+    norm_bias: bool = True
     activation: Activation = "silu"
     gated: bool = True
     gate_limit: float | None = None

@@ -16,10 +16,22 @@ from ssd_jax.models.rope_scaling import RopeScaling
 
 
 class Rotation(NamedTuple):
-    """The rotation of tokens, the same for every head."""
+    """The rotation of tokens, the same for every head.
+
+    Attributes:
+      growth: factor of queries, which grows with positions; None is 1.
+    """
 
     cos: Float32[Array, "B R 1 half"]
     sin: Float32[Array, "B R 1 half"]
+    growth: Float32[Array, "B R 1 1"] | None = None
+
+    def queries(
+        self, x: Float32[Array, "B R heads head_dim"]
+    ) -> Float32[Array, "B R heads head_dim"]:
+        """Rotates heads of queries, with their factor."""
+        rotated = self(x)
+        return rotated if self.growth is None else rotated * self.growth
 
     def __call__(
         self, x: Float32[Array, "B R heads head_dim"]
@@ -78,7 +90,13 @@ def rotation(
     angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config, kind)
     made = jax.lax.platform_dependent(angles, cpu=_rotation_in_halves, default=_rotation)
     factor = config.rope_scaling.attention_factor if config.rope_scaling and kind == "full" else 1.0
-    return made if factor == 1.0 else Rotation(made.cos * factor, made.sin * factor)
+    made = made if factor == 1.0 else Rotation(made.cos * factor, made.sin * factor)
+    if config.rope_scaling is None or not config.rope_scaling.query_growth:
+        return made
+    # Positions of rows without tokens may be negative.
+    times = jnp.maximum(positions[..., None, None], 0) // config.rope_scaling.original_context
+    growth = 1 + config.rope_scaling.query_growth * jnp.log1p(times.astype(jnp.float32))
+    return made._replace(growth=growth)
 
 
 def _rotation(angles: Float32[Array, "*shape"]) -> Rotation:
@@ -92,7 +110,7 @@ def _rotation_in_halves(angles: Float32[Array, "*tokens half"]) -> Rotation:
     """
     halves = angles.reshape(*angles.shape[:-1], 2 - angles.shape[-1] % 2, -1)
     rotations = jax.lax.map(_rotation, jnp.moveaxis(halves, -2, 0))
-    return Rotation(*(jnp.moveaxis(half, 0, -2).reshape(angles.shape) for half in rotations))
+    return jax.tree.map(lambda half: jnp.moveaxis(half, 0, -2).reshape(angles.shape), rotations)
 
 
 def inverse_frequencies(

@@ -12,10 +12,14 @@ from ssd_jax.models.config_reader import ConfigReader
 from ssd_jax.system.files import shown
 
 SCALINGS = ("linear", "llama3", "yarn", "longrope")
-_NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_SECTIONS = {"mrope_section", "mrope_interleaved"}
+"""Keys that say which frequencies turn by the place in an image: texts turn all alike."""
+_NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_SECTIONS}
 """Keys of RoPE settings that do not stretch frequencies."""
+_OTHER_NAMES = {"su": "longrope", "mrope": "default"}
+"""Kinds as Phi-3 and Qwen2-VL were first published, and their names since."""
 _ORIGINAL = "original_max_position_embeddings"
-_BY_POSITION = "llama_4_scaling_beta"
+_GROWTH = "llama_4_scaling_beta"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class RopeScaling:
       attention_factor: factor of rotated queries and keys.
       truncate: whether the dimensions between which `yarn` interpolates are whole numbers.
       extended_context: longest context of `longrope`.
+      query_growth: b, if queries at a position p get the factor 1 + b log(1 + c) beside `yarn`,
+        where c is how often `original_context` is in p.
     """
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
@@ -47,6 +53,7 @@ class RopeScaling:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     extended_context: int = 0
+    query_growth: float = 0.0
 
     def to_hf(self) -> dict[str, Any]:
         """The value of `rope_scaling` in a `config.json`."""
@@ -58,6 +65,8 @@ class RopeScaling:
             settings |= {
                 name: getattr(self, name) for name in ("beta_fast", "beta_slow", "truncate")
             }
+        if self.query_growth:
+            settings[_GROWTH] = self.query_growth
         if self.kind == "longrope":
             settings["short_factor"] = [*self.short_factors]
             settings["long_factor"] = [*self.long_factors]
@@ -107,10 +116,10 @@ def _read_scaling(rope: ConfigReader, config: ConfigReader) -> RopeScaling | Non
     for key, value in rope.values.items():
         if isinstance(value, Mapping):
             raise InputError(f"{source}: RoPE of its own for {shown(key)} layers is not supported")
-    if rope.get(_BY_POSITION):
-        raise rope.unsupported(_BY_POSITION, rope.get(_BY_POSITION), "scores grow with positions")
     kind = rope.get("rope_type") or rope.get("type")
-    kind = "longrope" if kind == "su" else kind  # as Phi-3 was first published
+    kind = _OTHER_NAMES.get(kind, kind)
+    if rope.get(_GROWTH) and kind != "yarn":
+        raise rope.unsupported(_GROWTH, rope.get(_GROWTH), "queries grow beside YaRN alone")
     if kind in (None, "default"):
         surplus = [k for k, v in rope.values.items() if k not in _NOT_SCALING and v is not None]
         if surplus:
@@ -162,6 +171,7 @@ def _yarn(rope: ConfigReader, factor: float, config: ConfigReader) -> RopeScalin
         truncate=rope.flag("truncate", default=True),
         original_context=holder.count(key),
         attention_factor=_yarn_attention_factor(rope, factor),
+        query_growth=float(rope.positive(_GROWTH)) if rope.get(_GROWTH) else 0.0,
     )
 
 

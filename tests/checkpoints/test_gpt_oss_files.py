@@ -14,6 +14,7 @@ from ssd_jax.kernels.linear.kinds import E2M1
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing import tiny
+from tests.checkpoints.gguf_converter import convert
 from tests.models.golden import Runner, our_logits, parameters
 
 EXPERTS, HIDDEN, CHANNELS = 4, 32, 64
@@ -86,3 +87,35 @@ def test_experts_in_mxfp4_are_multiplied_as_they_are(tmp_path):
     got = Runner(model, parameters(checkpoint, model), slots=2)(TOKENS)
     want = our_logits(path, TOKENS)
     assert np.abs(got - want).mean() < 0.03 * want.std()
+
+
+def test_a_gguf_file_keeps_blocks_and_logits(tmp_path):
+    origin = write(tmp_path / "mxfp4", published()[0], quantization_config=METHOD)
+    path = convert(origin, tmp_path / "m.gguf", "gpt-oss")
+    one, other = (open_checkpoint(str(source)).tensors for source in (origin, path))
+    assert one.shapes == other.shapes
+    experts = [name for name in one.shapes if ".experts." in name and name.endswith("weight")]
+    assert len(experts) == 3 * CONFIG["num_hidden_layers"]
+    for name in experts:
+        assert other.stored_type(name) == "MXFP4"
+        np.testing.assert_array_equal(other.read_blocks(name), one.read_blocks(name))
+    np.testing.assert_array_equal(our_logits(path, TOKENS), our_logits(origin, TOKENS))
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+def test_a_gguf_file_is_multiplied_as_it_is(tmp_path):
+    origin = write(tmp_path / "mxfp4", published()[0], quantization_config=METHOD)
+    path = convert(origin, tmp_path / "m.gguf", "gpt-oss", matrices="BF16")
+    checkpoint = open_checkpoint(str(path))
+    kinds = native_kinds(checkpoint.tensors, where="here")
+    assert {*kinds.values()} == {"MXFP4", "bfloat16"}
+    execution = Execution.for_platform("cpu", "native", linear="cpu")
+
+    def logits(source):
+        found = open_checkpoint(str(source))
+        stored = native_kinds(found.tensors, where="here")
+        config = found.config.for_context(TOKENS.shape[1])
+        model = FunctionalModel(config, execution, stored=stored)
+        return Runner(model, parameters(found, model), slots=2)(TOKENS)
+
+    np.testing.assert_array_equal(logits(path), logits(origin))

@@ -117,5 +117,5 @@ def test_what_is_not_quantised_is_refused(tmp_path):
     tiny.write_hf(tmp_path)
     tensors = SafetensorsDirectory(tmp_path)
     assert not has_groups(tensors)
-    with pytest.raises(InputError, match="here is no GGUF file and not quantised"):
+    with pytest.raises(InputError, match="here is not quantised"):
         native_groups(tensors, where="here")

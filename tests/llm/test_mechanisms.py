@@ -5,7 +5,7 @@ import pytest
 from ssd_jax.llm.llm import LLM
 from tests.checkpoints import tiny_pair
 from tests.llm.runs import ids, outputs, requests
-from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS
+from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS, SIDE_BY_SIDE
 
 MORE = pytest.mark.more
 
@@ -58,6 +58,8 @@ def test_families_with_experts_say_in_every_mode_what_they_say_token_by_token(
         pytest.param(EVERY_MECHANISM, "float32", id="every mechanism"),
         pytest.param(EVERY_MECHANISM, "int8", id="every mechanism, int8", marks=MORE),
         pytest.param(OTHER_NORMS, "bfloat16", id="other norms, bfloat16", marks=MORE),
+        pytest.param(SIDE_BY_SIDE, "float32", id="side by side"),
+        pytest.param(SIDE_BY_SIDE, "bfloat16", id="side by side, bfloat16", marks=MORE),
         pytest.param(EXPERTS, "float32", id="experts"),
         pytest.param(EXPERTS, "bfloat16", id="experts, bfloat16", marks=MORE),
         pytest.param(EXPERTS, "int8", id="experts, int8", marks=MORE),

@@ -4,7 +4,12 @@ from ssd_jax.models.config import KEY
 
 EVERY_MECHANISM = {
     "num_hidden_layers": 3,
-    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "llama_4_scaling_beta": 0.5,
+    },
     KEY: {
         "qkv_bias": True,
         "qk_norm": True,
@@ -37,6 +42,20 @@ OTHER_NORMS = {
     }
 }
 """What excludes some of these."""
+
+SIDE_BY_SIDE = {
+    "num_hidden_layers": 3,
+    KEY: {
+        "qkv_bias": False,
+        "qk_norm": False,
+        "parallel": True,
+        "layer_norm": True,
+        "norm_bias": False,
+        "layer_kinds": ["window", "nope", "window"],
+        "window": 24,
+    },
+}
+"""Attention and feed-forward behind one norm."""
 
 EXPERTS = {
     "num_hidden_layers": 3,

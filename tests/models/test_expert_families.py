@@ -33,6 +33,10 @@ MUTANTS = {
         "minimax-m2", experts.Router, "__call__",
         "take_along_axis(scores, chosen", "take_along_axis(preference, chosen",
     ),
+    "a correction of logits": (
+        "ernie-moe", experts.Router, "__call__",
+        "_softmax(logits) if softmax else scores", "scores",
+    ),
     "a scale left out": (
         "dots1", experts.Router, "__call__", "weights * self.experts.scale", "weights",
     ),

@@ -104,8 +104,7 @@ def by_rows(experts, arrays, x):
         scores = sigmoid(logits)
         if experts.scoring == "softmax":
             scores = np.exp(logits) / np.exp(logits).sum()
-        preference = logits if experts.scoring == "softmax" else scores
-        preference = preference + arrays.get("router.e_score_correction_bias", 0)
+        preference = scores + arrays.get("router.e_score_correction_bias", 0)
         chosen = np.argsort(-preference, kind="stable")[: experts.chosen]
         weights = scores[chosen] / (scores[chosen].sum() if experts.normalized else 1)
         total = sum(
@@ -193,6 +192,9 @@ MUTANTS = {
     "a scale left out": ("weights * self.experts.scale", "weights", "sigmoid"),
     "a correction left out": (
         "preference = scores + self.e_score_correction_bias[...]", "preference = scores", "sigmoid",
+    ),
+    "a correction of logits": (
+        "_softmax(logits) if softmax else scores", "scores", "softmax with correction",
     ),
     "a correction in the weights": (
         "take_along_axis(scores, chosen", "take_along_axis(preference, chosen", "sigmoid",

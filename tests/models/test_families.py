@@ -58,12 +58,17 @@ def test_what_a_model_needs_that_there_is_not_is_named(name):
         read(name)
 
 
-def test_scores_that_grow_with_positions_are_refused_in_the_text_part_of_ministral_3():
+def test_queries_grow_with_positions_in_the_text_part_of_ministral_3():
     text = {"model_type": "ministral3", "num_attention_heads": 32, "num_key_value_heads": 8}
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
-    text |= {"rope_parameters": rope | {"llama_4_scaling_beta": 0.1, "rope_theta": 1e6}}
-    with pytest.raises(InputError, match=r"llama_4_scaling_beta = 0.1 .*: scores grow with posit"):
-        read("mistralai/Mistral-Small-3.1-24B-Instruct-2503", text_config=TEXT | text)
+    rope |= {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6}
+    name = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
+    scaling = read(name, text_config=TEXT | text | {"rope_parameters": rope}).rope_scaling
+    assert scaling is not None
+    assert (scaling.query_growth, scaling.attention_factor) == (0.1, 1.0)
+    rope |= {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    with pytest.raises(InputError, match=r"llama_4_scaling_beta = 0.1 .*: queries grow beside Ya"):
+        read(name, text_config=TEXT | text | {"rope_parameters": rope})
 
 
 def test_a_family_takes_at_most_sixty_lines_of_one_file():
@@ -121,6 +126,12 @@ BILLIONS = {
     "openai/gpt-oss-120b": 116.8,
     "openai/gpt-oss-20b": 20.9,
     "rednote-hilab/dots.llm1.inst": 142,
+    "baidu/ERNIE-4.5-0.3B-PT": 0.36,
+    "baidu/ERNIE-4.5-21B-A3B-PT": 21.8,
+    "CohereLabs/c4ai-command-r-v01": 35.0,
+    "CohereLabs/c4ai-command-r7b-12-2024": 8.03,
+    "LGAI-EXAONE/EXAONE-4.0-32B": 32.0,
+    "arcee-ai/AFM-4.5B": 4.62,
     "zai-org/GLM-4.5": 355,
     "zai-org/GLM-4.5-Air": 106,
 }
@@ -203,6 +214,55 @@ def test_no_family_is_also_said_to_be_missing():
                 ),
             },
         ),
+        ("baidu/ERNIE-4.5-0.3B-PT", {}),
+        ("arcee-ai/AFM-4.5B", {"activation": "relu2", "gated": False}),
+        (
+            "LGAI-EXAONE/EXAONE-4.0-32B",
+            {
+                "norm_placement": "post",
+                "layer_kinds": ("window", "window", "window", "nope") * 16,
+                "window": 4096,
+            },
+        ),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {}),
+        ("Qwen/Qwen3-VL-8B-Instruct", {}),
+        (
+            "Qwen/Qwen3-VL-30B-A3B-Instruct",
+            {"experts": Experts(count=128, chosen=8, intermediate=768)},
+        ),
+        (
+            "baidu/ERNIE-4.5-21B-A3B-PT",
+            {
+                "experts": Experts(
+                    count=64,
+                    chosen=6,
+                    intermediate=1536,
+                    correction=True,
+                    shared=3072,
+                    dense_layers=(0,),
+                ),
+            },
+        ),
+        (
+            "CohereLabs/c4ai-command-r-v01",
+            {
+                "parallel": True,
+                "layer_norm": True,
+                "norm_bias": False,
+                "multipliers": Multipliers(logits=0.0625),
+            },
+        ),
+        (
+            "CohereLabs/c4ai-command-r7b-12-2024",
+            {
+                "parallel": True,
+                "layer_norm": True,
+                "norm_bias": False,
+                "layer_kinds": ("window", "window", "window", "nope") * 8,
+                "window": 4096,
+                "multipliers": Multipliers(logits=0.25),
+            },
+        ),
         (
             "MiniMaxAI/MiniMax-M2",
             {
@@ -223,6 +283,54 @@ def test_every_fourth_layer_of_smollm3_has_no_rope():
     kinds = read("HuggingFaceTB/SmolLM3-3B").mechanisms.layer_kinds
     assert kinds == ("full", "full", "full", "nope") * 9
     assert read("HuggingFaceTB/SmolLM3-3B", no_rope_layers=None).mechanisms.layer_kinds == kinds
+
+
+def test_command_r_has_the_context_that_it_was_trained_on():
+    assert read("CohereLabs/c4ai-command-r-v01").max_context == 131072
+
+
+def test_layers_of_cohere2_whose_window_is_the_context_are_still_the_rotated_ones():
+    config = read("CohereLabs/c4ai-command-r7b-12-2024", max_position_embeddings=4096)
+    assert config.mechanisms.layer_kinds == ("full", "full", "full", "nope") * 8
+    assert config.mechanisms.window is None
+
+
+@pytest.mark.parametrize("changes", [{"layer_types": None}, {"sliding_window_pattern": 4}])
+def test_layers_of_exaone_with_a_window_are_found_by_their_period(changes):
+    name = "LGAI-EXAONE/EXAONE-4.0-32B"
+    assert read(name, **{"layer_types": None} | changes).mechanisms == read(name).mechanisms
+    plain = read(name, layer_types=None, sliding_window=None)
+    assert plain.mechanisms == Mechanisms(norm_placement="post")
+
+
+def test_layers_of_ernie_without_experts_are_those_of_the_configuration():
+    name = "baidu/ERNIE-4.5-21B-A3B-PT"
+    changes = {"moe_layer_start_index": 3, "moe_layer_end_index": 20, "moe_layer_interval": 2}
+    experts = read(name, **changes).mechanisms.experts
+    assert experts is not None
+    assert [i for i in range(28) if i not in experts.dense_layers] == [*range(3, 20, 2)]
+    everywhere = read(name, moe_layer_start_index=0).mechanisms.experts
+    assert everywhere is not None
+    assert everywhere.dense_layers == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("baidu/ERNIE-4.5-21B-A3B-PT", {"use_bias": True}, "use_bias = True is not supported"),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1 is not"),
+        ("CohereLabs/c4ai-command-r-v01", {"use_qk_norm": True}, "use_qk_norm = True is not"),
+        ("CohereLabs/c4ai-command-r7b-12-2024", {"rotary_pct": 0.5}, "rotary_pct = 0.5 is not"),
+        (
+            "CohereLabs/c4ai-command-r7b-12-2024",
+            {"layer_types": ["full_attention"]},
+            r"layer_types = \['full_attention'\] is not supported: there are 32 layers",
+        ),
+    ],
+)
+def test_what_these_lines_of_models_do_not_have_is_refused(name, changes, message):
+    with pytest.raises(InputError, match=message):
+        read(name, **changes)
 
 
 def test_biases_of_llama_are_read():

@@ -12,7 +12,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.mechanisms import PLAIN, Mechanisms
 from ssd_jax.testing import tiny
-from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS
+from tests.models.every_mechanism import EVERY_MECHANISM, EXPERTS, OTHER_NORMS, SIDE_BY_SIDE
 from tests.models.golden import FLOAT32, Runner
 from tests.models.golden_logits import GOLDENS, golden
 from tests.selection import cases
@@ -38,7 +38,10 @@ WITHOUT = [
     ("gemma3", "window_rope_theta"),
     ("qwen3-yarn", "rope_scaling.attention_factor"),
     ("qwen3-yarn", "rope_scaling.factor"),
+    ("ministral3", "rope_scaling.query_growth"),
     ("qwen3-moe", "experts.normalized"),
+    ("cohere2", "layer_kinds"),
+    ("cohere2", "multipliers.logits"),
 ]
 """Names of stored logits, and a mechanism that they depend on."""
 
@@ -73,7 +76,7 @@ def test_stored_logits_are_not_those_without_a_mechanism(name, mechanism):
     assert np.abs(got - expected).max() > 0.01
 
 
-@pytest.mark.parametrize("changes", [EVERY_MECHANISM, OTHER_NORMS, EXPERTS])
+@pytest.mark.parametrize("changes", [EVERY_MECHANISM, OTHER_NORMS, SIDE_BY_SIDE, EXPERTS])
 def test_a_configuration_is_read_as_it_was_written(changes):
     config = ModelConfig.from_hf(tiny.config("granite", **changes))
     assert config.mechanisms != PLAIN
@@ -83,7 +86,7 @@ def test_a_configuration_is_read_as_it_was_written(changes):
 def test_every_mechanism_is_switched_on_somewhere_above():
     switched = {
         field.name
-        for changes in (EVERY_MECHANISM, OTHER_NORMS, EXPERTS)
+        for changes in (EVERY_MECHANISM, OTHER_NORMS, SIDE_BY_SIDE, EXPERTS)
         for field in dataclasses.fields(Mechanisms)
         if getattr(ModelConfig.from_hf(tiny.config("granite", **changes)).mechanisms, field.name)
         != getattr(PLAIN, field.name)

@@ -53,12 +53,14 @@ class Case:
     Attributes:
       prefixes: by the beginning of names of parameters, what takes its place in the file; empty for
         models of text alone.
+      turned: whether the file has matrices of experts [experts, in, out].
     """
 
     config: Mapping[str, Any]
     dtype: torch.dtype
     ablations: Mapping[str, Callable[[transformers.PreTrainedModel], transformers.PreTrainedModel]]
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    turned: bool = False
 
 
 def cases() -> dict[str, Case]:
@@ -272,6 +274,37 @@ def small_cases() -> dict[str, Case]:
         "mm_tokens_per_image": 4,
         "vision_config": vision | {"model_type": "siglip_vision_model", "vision_use_head": False},
     }
+    sections = {"mrope_section": [2, 3, 3]}
+    qwen_vision = {
+        "deepstack_visual_indexes": [0],
+        "depth": 1,
+        "fullatt_block_indexes": [0],
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 1,
+        "num_position_embeddings": 4,
+        "out_hidden_size": 32,
+        "patch_size": 14,
+    }
+    qwen_vl = {
+        "image_token_id": 63,
+        "tie_word_embeddings": False,
+        "video_token_id": 62,
+        "vision_config": qwen_vision,
+        "vision_end_token_id": 61,
+        "vision_start_token_id": 60,
+    }
+    qwen3_vl = {
+        "attention_bias": False,
+        "rope_scaling": sections | {"mrope_interleaved": True, "rope_type": "default"},
+    }
+    growing = yarn | {
+        "llama_4_scaling_beta": 0.5,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 12,
+        "rope_theta": 500.0,
+    }
     mistral3 = {"model_type": "mistral", "sliding_window": None}
     gemma3_text = {"model_type": "gemma3_text", **gemma3}
     return {
@@ -372,10 +405,61 @@ def small_cases() -> dict[str, Case]:
             layer_types=["full_attention", "sliding_attention"],
             sliding_window=12,
         ),
+        "ministral3": case(
+            "ministral3",
+            {"queries that grow": without(rope_parameters=growing | {"llama_4_scaling_beta": 0.0})},
+            rope_parameters=growing,
+            sliding_window=None,
+        ),
         "mistral3": seeing("mistral3", mistral3, _OLDER, **pixtral),
         "mistral3-newer": seeing("mistral3", mistral3, _NEWER, **pixtral),
         "gemma3-vision": seeing("gemma3", gemma3_text, _OLDER, **siglip),
         "gemma3-vision-newer": seeing("gemma3", gemma3_text, _NEWER, **siglip),
+        # With settings of the decoder beside those of images, as it was published.
+        "qwen2-vl": Case(
+            config=common
+            | qwen_vl
+            | {
+                "head_dim": 8,
+                "model_type": "qwen2_vl",
+                "rope_scaling": {"mrope_section": [1, 1, 2], "type": "mrope"},
+                "use_sliding_window": False,
+                "vision_config": qwen_vision | {"embed_dim": 16, "hidden_size": 32},
+            },
+            dtype=torch.bfloat16,
+            ablations={"bias": _zeroing("q_proj.bias")},
+            prefixes=_NEWER,
+        ),
+        "qwen2.5-vl": seeing(
+            "qwen2_5_vl",
+            {
+                "head_dim": 8,
+                "model_type": "qwen2_5_vl_text",
+                "rope_scaling": {"mrope_section": [1, 1, 2], "type": "mrope"},
+            },
+            _NEWER,
+            **qwen_vl,
+        ),
+        "qwen3-vl": seeing(
+            "qwen3_vl", qwen3_vl | {"model_type": "qwen3_vl_text"}, _NEWER, **qwen_vl
+        ),
+        "qwen3-vl-moe": dataclasses.replace(
+            seeing(
+                "qwen3_vl_moe",
+                qwen3_vl
+                | {
+                    "decoder_sparse_step": 1,
+                    "mlp_only_layers": [],
+                    "model_type": "qwen3_vl_moe_text",
+                    "moe_intermediate_size": 24,
+                    "num_experts": 8,
+                    "num_experts_per_tok": 3,
+                },
+                _NEWER,
+                **qwen_vl,
+            ),
+            turned=True,
+        ),
         "qwen3-moe": case(
             "qwen3_moe",
             {
@@ -498,6 +582,71 @@ def small_cases() -> dict[str, Case]:
             num_local_experts=4,
             residual_multiplier=0.5,
         ),
+        "ernie": case(
+            "ernie4_5",
+            {f"{part} bias": _zeroing(f"{part}_proj.bias") for part in ("k", "o", "up")},
+            tie_word_embeddings=True,
+            use_bias=True,
+        ),
+        "ernie-moe": case(
+            "ernie4_5_moe",
+            {
+                "correction": _zeroing("e_score_correction_bias"),
+                "shared experts": _zeroing("shared_experts.down_proj.weight"),
+                "experts of a token": without(moe_k=1),
+                "layer without experts": _zeroing("layers.0.mlp.down_proj.weight"),
+                "experts' order": _with_experts_in_another_order,
+            },
+            moe_intermediate_size=12,
+            moe_k=3,
+            moe_layer_interval=1,
+            moe_layer_start_index=1,
+            moe_num_experts=8,
+            moe_num_shared_experts=2,
+            num_hidden_layers=3,
+            tie_word_embeddings=True,
+            use_bias=False,
+        ),
+        "cohere": case(
+            "cohere",
+            {
+                "scale of logits": without(logit_scale=1.0),
+                "norm weights": _filling("norm.weight", 1.0),
+            },
+            head_dim=8,
+            layer_norm_eps=1e-5,
+            logit_scale=0.25,
+            tie_word_embeddings=True,
+        ),
+        "cohere2": case(
+            "cohere2",
+            {
+                "window": without(sliding_window=64),
+                "layer without RoPE": without(layer_types=["sliding_attention"] * 4),
+                "scale of logits": without(logit_scale=1.0),
+            },
+            head_dim=8,
+            layer_norm_eps=1e-5,
+            logit_scale=0.25,
+            num_hidden_layers=4,
+            sliding_window=12,
+            sliding_window_pattern=4,
+            tie_word_embeddings=True,
+        ),
+        "exaone4": case(
+            "exaone4",
+            {
+                "window": without(sliding_window=64),
+                "layer without RoPE": without(layer_types=["sliding_attention"] * 4),
+            }
+            | qk_norms
+            | output_norms,
+            layer_types=[*["sliding_attention"] * 3, "full_attention"],
+            num_hidden_layers=4,
+            sliding_window=12,
+            sliding_window_pattern="LLLG",
+        ),
+        "arcee": case("arcee", {}, attention_bias=False, hidden_act="relu2", mlp_bias=False),
         "dots1": case(
             "dots1",
             {
@@ -551,7 +700,11 @@ def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
         _stored_name(parameter, case): _draw(parameter, value.shape, rng).to(case.dtype)
         for parameter, value in sorted(_drawn(model))
     }
-    _save(model, tensors, folder / "model.safetensors")
+    if case.turned:
+        turned = {n: t.mT.contiguous() if ".experts." in n else t for n, t in tensors.items()}
+        save_file(turned, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        _save(model, tensors, folder / "model.safetensors")
     vocabulary = 60 if case.prefixes else config.vocab_size  # those behind stand for images
     tokens = rng.integers(0, vocabulary, (ROWS, POSITIONS), dtype=np.int32)
     logits = _logits(_load(folder), tokens)

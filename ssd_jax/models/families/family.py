@@ -40,6 +40,8 @@ class TensorLayout:
         of all.
       expert_arrays: see there; None where there are none.
       left_out: a module of layers that predict tokens further on, which are left out; "" is none.
+      axes: by the end of this package's names, the axes of tensors of one row, which files may have
+        as vectors or as matrices.
     """
 
     modules: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -49,12 +51,18 @@ class TensorLayout:
     experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     expert_arrays: ExpertArrays | None = None
     left_out: str = ""
+    axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 QKV_JOINED = {"self_attn.qkv_proj": tuple(f"self_attn.{part}_proj" for part in "qkv")}
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 """Of the decoders in models that see images."""
 GATE_UP_JOINED = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+NORMS_BEHIND = {
+    "post_attention_layernorm": ("attention_output_norm",),
+    "post_feedforward_layernorm": ("mlp_output_norm",),
+}
+"""Files whose norms are those of what attention and feed-forward add."""
 EXPERTS_APART = {
     f"mlp.experts.*.{part}_proj": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")
 }
@@ -82,7 +90,8 @@ class Family:
       defaults: keys that its config.json may leave out, and their values.
       renamed: keys that it spells otherwise, and the usual ones.
       local_rope: whether layers with a window have RoPE of their own, unscaled.
-      part: key of its config.json under which that of the decoder is; empty if it is all of it.
+      part: key of its config.json under which that of the decoder is, where there is such a key;
+        empty if it is all of it.
       layout: of its safetensors files.
     """
 
@@ -96,7 +105,7 @@ class Family:
 
     def reader(self, config: Mapping[str, Any], source: str) -> ConfigReader:
         """The config.json of the decoder with the usual keys."""
-        if self.part:
+        if self.part in config:
             config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config[self.part]}
         if self.local_rope:
             config = _with_local_rope(config, source)

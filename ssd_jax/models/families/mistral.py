@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo, Small, Large, Ministral 8B; the text part of Small 3.1 and later; Mixtral."""
+"""Mistral 7B, Nemo, Small, Large, Ministral; the text part of Small 3.1 and later; Mixtral."""
 
 from typing import Any
 
@@ -19,6 +19,7 @@ def _mixtral(config: ConfigReader) -> dict[str, Any]:
 
 MISTRAL = Family(name="mistral", read=windows)
 MINISTRAL = Family(name="ministral", read=windows)
+MINISTRAL3 = Family(name="ministral3", read=windows)
 MISTRAL3 = Family(
     name="mistral3", read=windows, part="text_config", layout=TensorLayout(prefixes=TEXT_PREFIXES)
 )

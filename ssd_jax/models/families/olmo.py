@@ -9,6 +9,7 @@ from ssd_jax.models.config_reader import ConfigReader
 from ssd_jax.models.families.family import (
     EXPERTS_APART,
     LOCAL_THETA,
+    NORMS_BEHIND,
     Family,
     TensorLayout,
     biases,
@@ -17,12 +18,7 @@ from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Experts
 
 _THETA = 500000.0
-_LAYOUT = TensorLayout(
-    modules={
-        "post_attention_layernorm": ("attention_output_norm",),
-        "post_feedforward_layernorm": ("mlp_output_norm",),
-    }
-)
+_LAYOUT = TensorLayout(modules=NORMS_BEHIND)
 
 
 def _olmo2(config: ConfigReader) -> dict[str, Any]:

@@ -1,9 +1,16 @@
-"""Qwen 2, 2.5 and QwQ; Qwen 3; those of 1.5, 2 and 3 with experts."""
+"""Qwen 2, 2.5 and QwQ; Qwen 3; those of 1.5, 2 and 3 with experts; the text part of Qwen-VL."""
 
+import dataclasses
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import EXPERTS_APART, Family, TensorLayout
+from ssd_jax.models.families.family import (
+    EXPERTS_APART,
+    TEXT_PREFIXES,
+    ExpertArrays,
+    Family,
+    TensorLayout,
+)
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Experts
 
@@ -35,6 +42,13 @@ def _qwen3_moe(config: ConfigReader) -> dict[str, Any]:
     return _qwen3(config) | {"experts": _experts(config)}
 
 
+def _qwen3_vl_moe(config: ConfigReader) -> dict[str, Any]:
+    experts = _experts(config)
+    if experts is not None:  # whatever the file says
+        experts = dataclasses.replace(experts, normalized=True)
+    return _qwen3(config) | {"experts": experts}
+
+
 def _experts(config: ConfigReader, **shared: Any) -> Experts | None:
     layers = range(config.count("num_hidden_layers"))
     dense, every = config.get("mlp_only_layers") or (), config.count("decoder_sparse_step", 1)
@@ -62,3 +76,22 @@ QWEN3 = Family(name="qwen3", read=_qwen3)
 _LAYOUT = TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART)
 QWEN2_MOE = Family(name="qwen2_moe", read=_qwen2_moe, layout=_LAYOUT)
 QWEN3_MOE = Family(name="qwen3_moe", read=_qwen3_moe, layout=_LAYOUT)
+_TEXT = TensorLayout(prefixes=TEXT_PREFIXES)
+QWEN2_VL = Family(name="qwen2_vl", read=_qwen2, part="text_config", layout=_TEXT)
+QWEN2_5_VL = Family(name="qwen2_5_vl", read=_qwen2, part="text_config", layout=_TEXT)
+QWEN3_VL = Family(name="qwen3_vl", read=_qwen3, part="text_config", layout=_TEXT)
+QWEN3_VL_MOE = Family(
+    name="qwen3_vl_moe",
+    read=_qwen3_vl_moe,
+    part="text_config",
+    layout=TensorLayout(
+        modules={"mlp.gate": ("mlp.router",)},
+        prefixes=TEXT_PREFIXES,
+        expert_arrays=ExpertArrays(
+            modules={
+                "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
+                "mlp.experts.down_proj": ("mlp.experts.down_proj",),
+            }
+        ),
+    ),
+)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ssd_jax.errors import InputError
+from ssd_jax.models.families.arcee import ARCEE
+from ssd_jax.models.families.cohere import COHERE, COHERE2
 from ssd_jax.models.families.dots import DOTS1
+from ssd_jax.models.families.ernie import ERNIE, ERNIE_MOE
+from ssd_jax.models.families.exaone import EXAONE4
 from ssd_jax.models.families.family import Family
 from ssd_jax.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from ssd_jax.models.families.glm import GLM, GLM4, GLM4_MOE
@@ -13,11 +17,20 @@ from ssd_jax.models.families.gpt_oss import GPT_OSS
 from ssd_jax.models.families.granite import GRANITE, GRANITE_MOE
 from ssd_jax.models.families.llama import LLAMA
 from ssd_jax.models.families.minimax import MINIMAX_M2
-from ssd_jax.models.families.mistral import MINISTRAL, MISTRAL, MISTRAL3, MIXTRAL
+from ssd_jax.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL3, MIXTRAL
 from ssd_jax.models.families.nemotron import NEMOTRON
 from ssd_jax.models.families.olmo import OLMO2, OLMO3, OLMOE
 from ssd_jax.models.families.phi3 import PHI3
-from ssd_jax.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from ssd_jax.models.families.qwen import (
+    QWEN2,
+    QWEN2_5_VL,
+    QWEN2_MOE,
+    QWEN2_VL,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN3_VL,
+    QWEN3_VL_MOE,
+)
 from ssd_jax.models.families.seed_oss import SEED_OSS
 from ssd_jax.models.families.smollm3 import SMOLLM3
 from ssd_jax.system.files import shown
@@ -30,8 +43,13 @@ FAMILIES = {
         QWEN3,
         QWEN2_MOE,
         QWEN3_MOE,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
         MISTRAL,
         MINISTRAL,
+        MINISTRAL3,
         MISTRAL3,
         MIXTRAL,
         SMOLLM3,
@@ -47,6 +65,12 @@ FAMILIES = {
         GPT_OSS,
         MINIMAX_M2,
         DOTS1,
+        ERNIE,
+        ERNIE_MOE,
+        COHERE,
+        COHERE2,
+        EXAONE4,
+        ARCEE,
         SEED_OSS,
         NEMOTRON,
         GEMMA,
@@ -66,10 +90,9 @@ MISSING = {
     "glm4_moe_lite glm_moe_dsa kimi_k2",
     "linear attention or state spaces": "falcon_h1 granitemoehybrid kimi_linear lfm2 mamba minimax "
     "nemotron_h qwen3_5 qwen3_5_moe qwen3_next",
-    "the text part of models that see images": "gemma3n mllama qwen2_5_vl qwen2_vl qwen3_vl",
-    "attention and feed-forward side by side": "cohere cohere2 falcon gpt_neox gptj phi",
+    "the text part of models that see images": "gemma3n mllama",
+    "attention and feed-forward side by side": "falcon gpt_neox gptj phi",
     "learned positions": "gpt2 gpt_neo opt",
-    "scores that grow with positions": "ministral3",
     "layers of several shapes": "nemotron-nas openelm",
 }
 """What this package would have to have for other models, by their `model_type`."""

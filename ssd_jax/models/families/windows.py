@@ -7,7 +7,7 @@ from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
 
-_KINDS = {"full_attention": "full", "sliding_attention": "window"}
+_WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 
 def windows(
@@ -21,19 +21,35 @@ def windows(
     Raises:
       InputError: `layer_types` has an unknown kind of attention, or not one for each layer.
     """
-    count, size = config.count("num_hidden_layers"), config.get(key)
-    types = config.get("layer_types")
-    if types is None:
-        kinds = ["window" if on else "full" for on in default or [True] * count]
-    else:
-        unknown = [kind for kind in types if kind not in _KINDS]
-        if unknown:
-            raise config.unsupported("layer_types", unknown[0])
-        kinds = [_KINDS[kind] for kind in types]
-    if len(kinds) != count:
-        raise config.unsupported("layer_types", kinds, f"there are {count} layers")
-    if size is None or "window" not in kinds:
+    windows, size = windowed(config, default=default), config.get(key)
+    if size is None or not any(windows):
         return {}
     if config.count(key) >= config.count("max_position_embeddings"):
         return {}
-    return {"layer_kinds": tuple(kinds), "window": config.count(key)}
+    kinds = tuple("window" if window else "full" for window in windows)
+    return {"layer_kinds": kinds, "window": config.count(key)}
+
+
+def rotated_windows(
+    config: ConfigReader, *, default: Sequence[bool], context: int
+) -> dict[str, Any]:
+    """As `windows`, of a decoder that rotates in layers with a window alone, however long it is."""
+    size = config.count("sliding_window")
+    rotated = "window" if size < context else "full"
+    kinds = tuple(rotated if on else "nope" for on in windowed(config, default=default))
+    return {"layer_kinds": kinds, "window": size if "window" in kinds else None}
+
+
+def windowed(config: ConfigReader, *, default: Sequence[bool] | None = None) -> list[bool]:
+    """Whether each layer has a window; see `windows`."""
+    count, types = config.count("num_hidden_layers"), config.get("layer_types")
+    if types is None:
+        found = [*(default or [True] * count)]
+    else:
+        unknown = [kind for kind in types if kind not in _WINDOWED]
+        if unknown:
+            raise config.unsupported("layer_types", unknown[0])
+        found = [_WINDOWED[kind] for kind in types]
+    if len(found) != count:
+        raise config.unsupported("layer_types", types or found, f"there are {count} layers")
+    return found
