@@ -4,6 +4,8 @@ none is a failure of the server."""
 from __future__ import annotations
 
 import operator
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,12 @@ def test_no_request_is_a_failure_of_the_server(server, path, caplog):
 
     check()
     eventually(lambda: not server.llm.engine.has_work and server.state.admission.texts == 0)
+
+
+@pytest.mark.skipif(shutil.which("schemathesis") is None, reason="there is no schemathesis")
+def test_schemathesis_finds_no_failure_of_the_server(server):
+    checks = "not_a_server_error,response_schema_conformance,negative_data_rejection"
+    document = f"http://127.0.0.1:{server.port}/openapi.json"
+    command = ["schemathesis", "run", document, "--checks", checks, "--max-examples=8"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
