@@ -135,9 +135,9 @@ def test_no_request_is_a_failure_of_the_server(server, path, caplog):
 
 
 @pytest.mark.skipif(shutil.which("schemathesis") is None, reason="there is no schemathesis")
-def test_schemathesis_finds_no_failure_of_the_server(server):
+def test_schemathesis_finds_no_failure_of_the_server(server, tmp_path):
     checks = "not_a_server_error,response_schema_conformance,negative_data_rejection"
     document = f"http://127.0.0.1:{server.port}/openapi.json"
     command = ["schemathesis", "run", document, "--checks", checks, "--max-examples=8"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
