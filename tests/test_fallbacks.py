@@ -153,7 +153,7 @@ def test_a_line_says_why_a_gpu_has_attention_by_xla(monkeypatch):
     assert line.endswith(f"not pallas_gpu: {size}; not pallas_mma: {size}")
 
 
-def test_a_line_says_why_experts_of_a_gpu_wait_for_the_host(monkeypatch):
+def test_a_line_says_why_experts_of_a_gpu_have_no_kernel(monkeypatch):
     monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(compat, "why_no_mosaic_gpu", lambda: None)
     programs = FakePrograms("bfloat16")
@@ -163,8 +163,8 @@ def test_a_line_says_why_experts_of_a_gpu_wait_for_the_host(monkeypatch):
     programs.model = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"))
     *_, line = found("distribution", programs).lines
     assert line == (
-        "experts of the target run in a loop that waits for the host: the kernel is for bfloat16 "
-        "on GPUs of generation 9.0"
+        "experts of the target are multiplied by XLA, one after the other: the kernel is for "
+        "bfloat16 on GPUs of generation 9.0"
     )
     monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "tpu")
     assert not any("experts" in line for line in found("distribution", programs).lines)

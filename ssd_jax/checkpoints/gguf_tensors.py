@@ -75,6 +75,10 @@ class GgufTensors(TensorSource):
         return from_blocks(self.stored_type(name), self.read_blocks(name)[rows])
 
     @override
+    def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
+        return from_blocks(self.stored_type(name), self.read_blocks(name)[expert, rows])
+
+    @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*rows row_bytes"]:
         info = self._infos[name]
         row_bytes = self._types[name].row_bytes(info.shape[-1])

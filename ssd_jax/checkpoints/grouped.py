@@ -9,16 +9,24 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Int8, Shaped, UInt8
 
-from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.group_form import (
+    FLOAT4,
+    LARGEST_EXPONENT,
+    LEAST_EXPONENT,
+    GroupForm,
+)
 
 Bytes = UInt8[np.ndarray, "rows blocks bytes"]
 
 
 class StoredGroups(NamedTuple):
-    """Rows of a matrix: a value is number * scale + minimum; minima=None stands for zeros."""
+    """Rows of a matrix: a value is number * scale + minimum; minima=None stands for zeros.
+
+    In MXFP4 numbers are the bits of floats of E2M1, and scales exponents of two, plus 127.
+    """
 
     values: Shaped[np.ndarray, "rows inputs"]
-    scales: Float32[np.ndarray, "rows groups"]
+    scales: Shaped[np.ndarray, "rows groups"]
     minima: Float32[np.ndarray, "rows groups"] | None = None
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> StoredGroups:
@@ -40,9 +48,30 @@ class StoredGroups(NamedTuple):
             minima = np.repeat(minima, repeats, axis=1)
         elif form.minima:
             minima = np.zeros_like(scales)
-        dtype = {"int4": ml_dtypes.int4, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
+        dtype = {
+            "int4": ml_dtypes.int4,
+            "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+            FLOAT4: np.uint8,
+        }
         values = self.values.astype(dtype.get(form.dtype, form.dtype), copy=False)
         return StoredGroups(values, scales, minima)
+
+
+def float4_groups(
+    codes: UInt8[np.ndarray, "rows groups 32"], exponents: UInt8[np.ndarray, "rows groups"]
+) -> StoredGroups:
+    """Rows in MXFP4. Values below 2**-123, which no accelerator tells from zeros, become these.
+
+    Raises:
+      ValueError: an exponent makes numbers that float32 does not have.
+    """
+    if (exponents > LARGEST_EXPONENT).any():
+        raise ValueError(f"a scale is 2**{int(exponents.max()) - 127}")
+    small = exponents < LEAST_EXPONENT
+    if small.any():
+        codes = np.where(small[..., None], np.uint8(0), codes)
+        exponents = np.maximum(exponents, np.uint8(LEAST_EXPONENT))
+    return StoredGroups(codes.reshape(len(codes), -1), exponents)
 
 
 def form_of_kind(kind: str) -> GroupForm | None:
@@ -52,6 +81,9 @@ def form_of_kind(kind: str) -> GroupForm | None:
 
 def from_blocks(kind: str, rows: UInt8[np.ndarray, "rows row_bytes"]) -> StoredGroups:
     """Rows of ggml's blocks in the form of their type."""
+    if kind == "MXFP4":
+        blocks = rows.reshape(len(rows), -1, 17)
+        return float4_groups(_nibbles(blocks[..., 1:], 16), blocks[..., 0])
     size, read = _READERS[kind]
     blocks = rows.reshape(len(rows), -1, size)
     numbers, scales, minima = read(blocks)
@@ -78,6 +110,7 @@ _FORMS = {
     "Q4_K": GroupForm("int4", 32, minima=True),
     "Q5_K": GroupForm("int8", 32, minima=True),
     "Q6_K": GroupForm("int8", 16),
+    "MXFP4": GroupForm(FLOAT4, 32),
 }
 
 

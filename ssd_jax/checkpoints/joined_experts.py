@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import UInt8
 from typing_extensions import override
 
+from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.families.family import ExpertArrays
 from ssd_jax.system.files import GET_AGAIN
 
@@ -75,6 +77,24 @@ class JoinedExperts(TensorSource):
     def stored_type(self, name: str) -> str | None:
         part = self._parts.get(name)
         return self._stored.stored_type(name if part is None else part.name)
+
+    @override
+    def group_form(self, name: str) -> GroupForm | None:
+        part = self._parts.get(name)
+        if part is None:
+            return self._stored.group_form(name)
+        return None if part.is_turned else self._stored.group_form(part.name)
+
+    @override
+    def read_groups(self, name: str, rows: slice) -> StoredGroups:
+        return self._stored.read_groups(name, rows)
+
+    @override
+    def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
+        part = self._parts[name]
+        start = part.start + rows.start * part.step
+        stored = slice(start, start + (rows.stop - rows.start - 1) * part.step + 1, part.step)
+        return self._stored.read_expert_groups(part.name, expert, stored)
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:

@@ -136,7 +136,10 @@ class _Arranged(TensorSource):
 
     @override
     def group_form(self, name: str) -> GroupForm | None:
-        return None if name in self._experts else self._stored.group_form(self._parts[name].name)
+        if name not in self._experts:
+            return self._stored.group_form(self._parts[name].name)
+        forms = map(self._stored.group_form, self._experts[name])
+        return functools.reduce(lambda one, other: one and other and one.joined(other), forms)
 
     @override
     def read_groups(self, name: str, rows: slice) -> StoredGroups:
@@ -150,6 +153,12 @@ class _Arranged(TensorSource):
             return read(rows)
         whole, within = self._heads(rows)
         return read(whole).changed(lambda array: self._by_halves(array)[within])
+
+    @override
+    def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
+        if name in self._experts:
+            return self._stored.read_groups(self._experts[name][expert], rows)
+        return self._stored.read_expert_groups(self._parts[name].name, expert, rows)
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:

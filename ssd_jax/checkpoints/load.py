@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssd_jax.checkpoints.expert_groups import read_expert_groups
 from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.experts.groups import ExpertGroupStructs
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
 from ssd_jax.kernels.linear.kinds import BFLOAT16, KINDS
@@ -23,16 +25,17 @@ from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_blocks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.stacks import Stacks
+from ssd_jax.models.tensor_loading import Loaded
 from ssd_jax.system.huge_pages import HugePages
 
 _THREADS = 2
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
-Prepare = Callable[[str, jax.Array | GroupQuantized], dict[str, jax.Array]]
+Prepare = Callable[[str, Loaded], dict[str, jax.Array]]
 """(name, array as loaded) -> the arrays to keep of it, by name."""
 
 
-def _as_loaded(name: str, array: jax.Array | GroupQuantized) -> dict[str, jax.Array]:
+def _as_loaded(name: str, array: Loaded) -> dict[str, jax.Array]:
     assert isinstance(array, jax.Array)
     return {name: array}
 
@@ -63,7 +66,7 @@ def load_arrays(
     where: str,
     prepare: Prepare = _as_loaded,
     native_kinds: Mapping[str, str] | None = None,
-    groups: Mapping[str, GroupStructs] | None = None,
+    groups: Mapping[str, GroupStructs | ExpertGroupStructs] | None = None,
     progress: Progress | None = None,
     pages: HugePages | None = None,
 ) -> dict[str, jax.Array]:
@@ -101,7 +104,11 @@ def load_arrays(
             if native_kinds is not None and name in native_kinds:
                 array = _read_panels(tensors, name, native_kinds[name])
             elif groups is not None and name in groups:
-                array = _read_groups(tensors, name, groups[name])
+                of_name = groups[name]
+                if isinstance(of_name, ExpertGroupStructs):
+                    array = read_expert_groups(tensors, name, of_name)
+                else:
+                    array = _read_groups(tensors, name, of_name)
             elif struct.sharding is None:
                 array = jax.device_put(tensors.read(name).astype(struct.dtype, copy=False))
             else:

@@ -8,7 +8,7 @@ from collections import Counter
 
 from ssd_jax.checkpoints.tensors import TensorSource
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import BFLOAT16, STORED_KINDS
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -90,11 +90,10 @@ def native_groups(tensors: TensorSource, *, where: str) -> dict[str, GroupForm]:
       InputError: nothing is quantised, or a matrix of a product in another way than in groups of
         inputs that follow each other.
     """
-    _refuse_experts(tensors, where)
     forms = {
         name: form
         for name, shape in tensors.shapes.items()
-        if len(shape) == 2 and (form := tensors.group_form(name)) is not None
+        if len(shape) > 1 and (form := _form(tensors, name)) is not None
     }
     others = _without_form(tensors)
     if others:
@@ -110,17 +109,15 @@ def native_groups(tensors: TensorSource, *, where: str) -> dict[str, GroupForm]:
 
 def has_groups(tensors: TensorSource) -> bool:
     """Whether `native_groups` has forms."""
-    forms = (tensors.group_form(name) for name in _product_weights(tensors))
-    refused = any(map(_of_experts, tensors.shapes)) or _without_form(tensors)
-    return any(form is not None for form in forms) and not refused
+    forms = (_form(tensors, name) for name in _product_weights(tensors))
+    return any(form is not None for form in forms) and not _without_form(tensors)
 
 
-def _refuse_experts(tensors: TensorSource, where: str) -> None:
-    if any(map(_of_experts, tensors.shapes)):
-        raise InputError(
-            f"{where}: dtype = 'native' has products with experts only on CPU, with one device and "
-            f"a C++ compiler; {_REMEDY}"
-        )
+def _form(tensors: TensorSource, name: str) -> GroupForm | None:
+    """The form of a matrix that has products in groups: floats of four bits are for experts, and
+    what chooses among these stays float32."""
+    form = None if _ROUTES.search(name) else tensors.group_form(name)
+    return None if form and form.dtype == FLOAT4 and not _of_experts(name) else form
 
 
 def _without_form(tensors: TensorSource) -> list[str]:
@@ -129,8 +126,9 @@ def _without_form(tensors: TensorSource) -> list[str]:
         name
         for name, shape in tensors.shapes.items()
         if len(shape) > 1
+        and not _ROUTES.search(name)
         and tensors.stored_type(name) not in _FLOATS
-        and tensors.group_form(name) is None
+        and _form(tensors, name) is None
     ]
 
 

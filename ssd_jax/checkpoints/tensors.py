@@ -61,12 +61,17 @@ class TensorSource(ABC):
         raise ValueError(f"{name} has no stored blocks")
 
     def group_form(self, name: str) -> GroupForm | None:
-        """The form of a matrix in groups of inputs; None if it is not in groups."""
+        """The form of a matrix in groups of inputs, or of those of experts; None if it has none."""
         del name
         return None
 
     def read_groups(self, name: str, rows: slice) -> StoredGroups:
         """Rows of a matrix, which has a form; `rows` has a start and a stop within the matrix."""
+        raise ValueError(f"{name} is not in groups")
+
+    def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
+        """Rows of an expert's matrix, of a tensor with those of all, which has a form. `rows` has a
+        start and a stop within the matrix, and may have a step."""
         raise ValueError(f"{name} is not in groups")
 
     @abstractmethod
@@ -104,6 +109,10 @@ class ForwardedTensors(TensorSource):
     @override
     def read_groups(self, name: str, rows: slice) -> StoredGroups:
         return self._stored.read_groups(self.stored_name(name), rows)
+
+    @override
+    def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
+        return self._stored.read_expert_groups(self.stored_name(name), expert, rows)
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:

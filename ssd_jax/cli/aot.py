@@ -13,7 +13,7 @@ from ssd_jax.compat import require_whole_programs
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import BUDGET, MAX_BUDGET, MAX_K, MODEL_K
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.roles.drafting import MAX_NODES
 from ssd_jax.speculation.fan_out import LEAST_BUDGET
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
@@ -36,9 +36,9 @@ _FLAGS: settings.FlagSpecs = {
     "weights": (
         "str",
         None,
-        "how matrices of the target's layers are stored, with scales of 128 inputs each; "
-        "default: in its dtype",
-        ("int4", "int8", "float8"),
+        "how matrices of the target's layers are stored, with scales of 128 inputs each, or in "
+        "mxfp4 those of its experts, of 32; default: in its dtype",
+        ("int4", "int8", "float8", "mxfp4"),
     ),
     "compile": ("bool", True, "compile all programs; --compile=false gives sizes alone, at once"),
 }
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str]) -> int:
 _FORMS = {
     name: GroupForm(dtype, group=128)
     for name, dtype in (("int4", "int4"), ("int8", "int8"), ("float8", "float8_e4m3fn"))
-}
+} | {"mxfp4": GroupForm(FLOAT4, group=32)}
 _EXAMPLE = "ssd-jax aot --target=llama-3.1-8b --draft=llama-3.2-1b --chip=v6e --devices=8"
 
 
@@ -139,6 +139,11 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
         weights=_FORMS.get(options["weights"]),
         expert_parallel=config.expert_parallel,
     )
+    if options["weights"] == "mxfp4" and pair.target.mechanisms.experts is None:
+        raise InputError(
+            f"weights = 'mxfp4' are those of experts, and {config.target} has none; leave it out, "
+            "or give int4"
+        )
     require_same_words(config.target, pair.target, config.draft, pair.draft)
     limits = {config.target: pair.target.max_context, config.draft: pair.draft.max_context}
     sizes = Sizes(

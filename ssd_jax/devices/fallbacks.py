@@ -14,6 +14,7 @@ from ssd_jax.devices.opened import device_of, why_unread
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.experts.api import why_looped
+from ssd_jax.kernels.experts.groups import ExpertGroupStructs
 from ssd_jax.kernels.handlers import why_missing, why_not_cached
 from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
 from ssd_jax.kernels.verify import api as verify
@@ -212,10 +213,16 @@ def _expert_lines(role: str, model: FunctionalModel) -> list[str]:
     if model.mesh is not None and model.rules.expert_ffn is not None:
         channels //= model.mesh.shape[TENSOR_AXIS]
     shapes = [(channels, hidden), (hidden, channels)]
-    reason = why_looped(execution.experts, jax.default_backend(), execution.compute, shapes)
+    forms = [
+        structs.form.dtype
+        for structs in model.group_structs().values()
+        if isinstance(structs, ExpertGroupStructs)
+    ]
+    dtype = forms[0] if forms else execution.compute
+    reason = why_looped(execution.experts, jax.default_backend(), dtype, shapes)
     if reason is None:
         return []
-    return [f"experts of the {role} run in a loop that waits for the host: {reason}"]
+    return [f"experts of the {role} are multiplied by XLA, one after the other: {reason}"]
 
 
 def _replicated_line(role: str, model: FunctionalModel, count: int) -> str:

@@ -17,11 +17,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int32
 
+from ssd_jax.kernels.experts.groups import ExpertGroupStructs
 from ssd_jax.kernels.experts.shards import ExpertShards
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageArray
 from ssd_jax.kernels.linear.group_form import GroupForm
-from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
+from ssd_jax.kernels.linear.groups import GroupStructs
 from ssd_jax.kernels.piece import Piece
 from ssd_jax.models import bundles
 from ssd_jax.models.config import ModelConfig
@@ -38,7 +39,7 @@ from ssd_jax.models.sharding import (
     put,
     replicated,
 )
-from ssd_jax.models.tensor_loading import TensorLoading
+from ssd_jax.models.tensor_loading import Loaded, TensorLoading
 from ssd_jax.models.weight_forms import block_weights, group_weights, pack_weights
 from ssd_jax.system.new_arrays import zeros
 
@@ -162,11 +163,11 @@ class FunctionalModel:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
         return self._loading.structs()
 
-    def group_structs(self) -> dict[str, GroupStructs]:
+    def group_structs(self) -> dict[str, GroupStructs | ExpertGroupStructs]:
         """Structs to load each tensor with whose weight is in groups, as `checkpoint_structs`."""
         return self._loading.group_structs()
 
-    def prepare(self, name: str, array: jax.Array | GroupQuantized) -> dict[str, jax.Array]:
+    def prepare(self, name: str, array: Loaded) -> dict[str, jax.Array]:
         """Arrays for `assemble`, from a loaded tensor; see `TensorLoading.prepare`."""
         return self._loading.prepare(name, array)
 

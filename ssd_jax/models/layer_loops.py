@@ -134,5 +134,5 @@ def scan(
 
 
 def _of_experts(path: Sequence[Any], _variable: Any) -> bool:
-    """Whether a parameter is a weight of all experts, or its scales."""
-    return "experts" in path and path[-1] in ("weight", "weight_scale")
+    """Whether a parameter is a weight of all experts, or its scales or minima."""
+    return "experts" in path and path[-1] in ("weight", "weight_scale", "weight_minimum")

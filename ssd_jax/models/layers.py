@@ -12,7 +12,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 from typing_extensions import override
 
+from ssd_jax.kernels.experts import groups as expert_groups
 from ssd_jax.kernels.experts.api import ExpertWeight
+from ssd_jax.kernels.experts.groups import ExpertGroups
 from ssd_jax.kernels.linear.api import (
     W8A8,
     GroupQuantized,
@@ -24,7 +26,7 @@ from ssd_jax.kernels.linear.api import (
     take,
 )
 from ssd_jax.kernels.linear.blocks import BLOCK
-from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import Norm, rms_norm, row_sum
 from ssd_jax.models.mechanisms import Activation
@@ -130,12 +132,45 @@ class ExpertMatrix(Matrix):
         self, shape: tuple[int, int, int], axes: Axes, dtype: jnp.dtype, *, bias: bool = False
     ):
         super().__init__(shape, axes, dtype)
+        self.device_outputs = shape[1]
         self.bias = parameter(shape[:-1], axes[:-1], jnp.dtype(jnp.float32)) if bias else None
+
+    def group_on(self, form: GroupForm, devices: tuple[int, int]) -> None:
+        """Stores the weight in groups of inputs; to be called before there are arrays.
+
+        Args:
+          form: on a device (`expert_groups.device_form`).
+          devices: that have different outputs, and different inputs.
+        """
+        value: Any = self.weight.get_value()
+        (experts, outputs, inputs), axes = self.shape, (self.axes[0], self.axes[2], self.axes[1])
+        self.device_outputs, on_device = outputs // devices[0], inputs // devices[1]
+        columns = devices[0] * expert_groups.columns(self.device_outputs)
+        kind = jnp.dtype(jnp.int32 if form.dtype == FLOAT4 else jnp.float32)
+
+        def array(rows: int, dtype: jnp.dtype) -> nnx.Param:
+            shape = (*value.shape[:-3], experts, devices[1] * rows, columns)
+            return parameter(shape, axes, dtype)
+
+        scale_rows = expert_groups.scale_rows(form, on_device)
+        self.weight_scale = nnx.data(array(scale_rows, kind))
+        if form.minima:
+            self.weight_minimum = nnx.data(array(scale_rows, kind))
+        dtype = jnp.dtype(jnp.int32 if form.bits == 4 else form.dtype)
+        self.weight = array(expert_groups.rows(form, on_device), dtype)
+        self.form = form
 
     @property
     @override
-    def operand(self) -> ExpertWeight:
+    def operand(self) -> ExpertWeight:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The weight as `expert_products` takes it."""
+        if self.form is not None:
+            scale, minimum = self.weight_scale, self.weight_minimum
+            assert scale is not None
+            minima = None if minimum is None else minimum[...]
+            return ExpertGroups(
+                self.weight[...], scale[...], minima, self.form.group, self.device_outputs
+            )
         operand = super().operand
         assert not isinstance(operand, GroupQuantized)
         return operand

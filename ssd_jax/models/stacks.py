@@ -8,9 +8,9 @@ import threading
 import jax
 import numpy as np
 
-from ssd_jax.kernels.linear.groups import GroupQuantized
 from ssd_jax.models.bundles import Bundle
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.tensor_loading import Loaded
 from ssd_jax.system.huge_pages import HugePages
 from ssd_jax.system.new_arrays import zeros
 from ssd_jax.system.stored_jit import StoredJit
@@ -35,7 +35,7 @@ class Stacks:
         self._buffers = {name: pages.allocate(struct.size) for name, struct in packed.items()}
         self._lock = threading.Lock()
 
-    def prepare(self, name: str, array: jax.Array | GroupQuantized) -> dict[str, jax.Array]:
+    def prepare(self, name: str, array: Loaded) -> dict[str, jax.Array]:
         """As `FunctionalModel.prepare`, but puts tensors of bundles there and returns the rest."""
         unbundled = {}
         for tensor, values in self._model.prepare(name, array).items():

@@ -11,16 +11,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ssd_jax.kernels.experts.groups import ExpertGroups, ExpertGroupStructs
 from ssd_jax.kernels.linear.blocks import to_blocks
 from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
-from ssd_jax.models.layers import Matrix
+from ssd_jax.models.layers import ExpertMatrix, Matrix
 from ssd_jax.models.parameter_names import MINIMUM, SCALE
 from ssd_jax.models.sharding import MeshLayout
 from ssd_jax.system.stored_jit import StoredJit
+
+Loaded = jax.Array | GroupQuantized | ExpertGroups
+"""A tensor as it is loaded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ class TensorLoading:
             structs[name] = self.layout.struct(shape, dtype, axes)
         return structs
 
-    def group_structs(self) -> dict[str, GroupStructs]:
+    def group_structs(self) -> dict[str, GroupStructs | ExpertGroupStructs]:
         """Structs to load each tensor with whose weight is in groups, as `structs`."""
 
         def struct(name: str) -> jax.ShapeDtypeStruct:
@@ -71,24 +75,26 @@ class TensorLoading:
                 shape, axes = (*shape[:-1], shape[-1] // copies), (None,) * len(shape)
             return self.layout.struct(shape, value.dtype, axes)
 
-        return {
-            name: GroupStructs(
-                struct(name),
-                struct(f"{name}{SCALE}"),
-                None if matrix.weight_minimum is None else struct(f"{name}{MINIMUM}"),
-            )
-            for name, matrix in self.grouped.items()
-        }
+        def structs(name: str, matrix: Matrix) -> GroupStructs | ExpertGroupStructs:
+            minima = None if matrix.weight_minimum is None else struct(f"{name}{MINIMUM}")
+            arrays = struct(name), struct(f"{name}{SCALE}"), minima
+            if not isinstance(matrix, ExpertMatrix):
+                return GroupStructs(*arrays)
+            assert matrix.form is not None
+            return ExpertGroupStructs(*arrays, matrix.form)
 
-    def prepare(self, name: str, array: jax.Array | GroupQuantized) -> dict[str, jax.Array]:
+        return {name: structs(name, matrix) for name, matrix in self.grouped.items()}
+
+    def prepare(self, name: str, array: Loaded) -> dict[str, jax.Array]:
         """Converts a checkpoint tensor, loaded as `structs`, to itself, panels, blocks, or int8
         rows and scales. A tensor in `stored` already comes in panels, one of `group_structs` in
         groups.
 
         Returns: arrays by name.
         """
-        if isinstance(array, GroupQuantized):
-            fields = zip((name, f"{name}{SCALE}", f"{name}{MINIMUM}"), array, strict=True)
+        if isinstance(array, (GroupQuantized, ExpertGroups)):
+            arrays = array.values, array.scales, array.minima
+            fields = zip((name, f"{name}{SCALE}", f"{name}{MINIMUM}"), arrays, strict=True)
             return {
                 field: self._repeat_heads(values, self.variables[field], -1)
                 for field, values in fields

@@ -11,6 +11,8 @@ from typing import TypeGuard
 from flax import nnx
 
 from ssd_jax.compat import keeps_int4
+from ssd_jax.errors import InputError
+from ssd_jax.kernels.experts.groups import LEAST_GROUP, device_form
 from ssd_jax.kernels.linear.blocks import BLOCK
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
@@ -54,18 +56,40 @@ def group_weights(
     Args:
       forms: of tensors.
       tensors: those of a parameter.
+
+    Raises:
+      InputError: a device would have parts of groups of experts' inputs that are too small.
     """
     grouped = {}
     for path, matrix in nnx.iter_modules(module):
         name = parameter_name((*path, "weight"))
-        if not isinstance(matrix, Matrix) or isinstance(matrix, ExpertMatrix):
+        if not isinstance(matrix, Matrix):
             continue
         form = _joint_form([forms.get(tensor) for tensor in tensors(name)])
-        if form is not None:
+        if form is None:
+            continue
+        of_outputs, devices = map(layout.shares, matrix.axes[-2:])
+        if isinstance(matrix, ExpertMatrix):
+            _group_experts(name, matrix, form, (of_outputs, devices))
+        else:
             form = form if keeps_int4() else form.widened()
-            matrix.group(form.divided(matrix.shape[1] // layout.shares(matrix.axes[1])))
-            grouped[name] = matrix
+            matrix.group(form.divided(matrix.shape[1] // devices))
+        grouped[name] = matrix
     return grouped
+
+
+def _group_experts(
+    name: str, matrix: ExpertMatrix, form: GroupForm, devices: tuple[int, int]
+) -> None:
+    inputs = matrix.shape[-1] // devices[1]
+    on_device = device_form(form, inputs)
+    if on_device is None:
+        raise InputError(
+            f"{name}: of the inputs of an expert a device has {inputs}, and quantised ones are in "
+            f"groups of {form.group}, which divide into them by {LEAST_GROUP} at least; give "
+            "expert_parallel = true, another number of devices, or dtype = 'bfloat16'"
+        )
+    matrix.group_on(on_device, devices)
 
 
 def block_weights(module: CausalLM, layout: MeshLayout) -> dict[str, Matrix]:

@@ -12,8 +12,8 @@ from ssd_jax.checkpoints.quantized.registry import scheme_of
 from ssd_jax.checkpoints.quantized.tensors import QuantizedTensors
 from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.errors import InputError
-from ssd_jax.kernels.linear.group_form import GroupForm
-from ssd_jax.kernels.linear.kinds import GGML_KINDS
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
+from ssd_jax.kernels.linear.kinds import E2M1, GGML_KINDS
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny
 from tests.checkpoints.test_quantized import CONFIGS, GOLDENS
@@ -30,12 +30,17 @@ FORMS = {
     "float8_rows": GroupForm("float8_e4m3fn", 64),
     "float8_blocks": GroupForm("float8_e4m3fn", 32),
 }
+OF_EXPERTS = {"mxfp4": GroupForm(FLOAT4, 32)}
+"""Those of matrices that only experts may have."""
 
 
 def values(groups: StoredGroups) -> np.ndarray:
     """In float64, in which nothing is rounded."""
     spread = groups.values.shape[1] // groups.scales.shape[1]
-    found = groups.values.astype(np.float64) * np.repeat(groups.scales, spread, axis=1)
+    numbers, scales = groups.values.astype(np.float64), groups.scales
+    if scales.dtype == np.uint8:  # MXFP4
+        numbers, scales = np.asarray(E2M1)[groups.values], np.exp2(scales - 127.0)
+    found = numbers * np.repeat(scales, spread, axis=1)
     return found if groups.minima is None else found + np.repeat(groups.minima, spread, axis=1)
 
 
@@ -86,7 +91,7 @@ def test_a_quantised_matrix_is_in_groups_if_its_format_has_these(tmp_path, name)
     shutil.copy(GOLDENS / f"{name}.safetensors", tmp_path / "model.safetensors")
     stored, scheme = SafetensorsDirectory(tmp_path), scheme_of(CONFIGS[name], where="here")
     tensors = QuantizedTensors(stored, scheme, where="here")
-    assert tensors.group_form("m.weight") == FORMS.get(name)
+    assert tensors.group_form("m.weight") == (FORMS | OF_EXPERTS).get(name)
     assert tensors.group_form("values") is None
     assert has_groups(tensors) == (name in FORMS)
     if name not in FORMS:

@@ -1,5 +1,7 @@
 """Products with experts' weights: near the reference, and a row's bits its own."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,3 +112,14 @@ def test_each_of_eight_devices_multiplies_with_all_weights_of_the_layer(dtype, m
     want = reference.product(x, np.asarray(sizes, np.int32), layers[1][1])
     np.testing.assert_allclose(got, want, atol=ERRORS[dtype] * np.abs(want).max())
     assert {*shapes} == {(4, OUTPUTS, INPUTS)}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_more_turns_than_there_are_blocks_change_nothing(sizes):
+    """As on accelerators, where a loop has as many as there may be."""
+    x, (made, _) = states(20), weight("float32", len(sizes))
+    arguments = jnp.asarray(x), jnp.asarray(sizes, jnp.int32), [made]
+    [want] = jax.jit(functools.partial(xla._in_blocks, rows=8))(*arguments)
+    most = 20 // 8 + min(len(sizes), 20)
+    [got] = jax.jit(functools.partial(xla._in_blocks, rows=8, turns=most))(*arguments)
+    np.testing.assert_array_equal(got, want)

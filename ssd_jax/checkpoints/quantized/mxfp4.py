@@ -6,8 +6,10 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from typing_extensions import override
 
+from ssd_jax.checkpoints.grouped import StoredGroups, float4_groups
 from ssd_jax.checkpoints.quantized.scheme import Scheme, Shape, StoredTensors
 from ssd_jax.checkpoints.tensors import Index
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import E2M1
 
 _BLOCK = 32
@@ -48,6 +50,19 @@ class Mxfp4(Scheme):
         return values[..., columns.start - skipped : columns.stop - skipped]
 
     @override
+    def group_form(self, stored: StoredTensors, module: str) -> GroupForm | None:
+        return GroupForm(FLOAT4, _BLOCK) if len(self.shape(stored, module)) == 3 else None
+
+    @override
+    def read_expert_groups(
+        self, stored: StoredTensors, module: str, expert: int, rows: slice
+    ) -> StoredGroups:
+        *_, blocks = stored.shapes[f"{module}_scales"]
+        part = slice(expert, expert + 1), slice(rows.start, rows.stop), slice(0, blocks)
+        codes, exponents = _read(stored, module, part, rows.step or 1)
+        return float4_groups(codes[0], exponents[0])
+
+    @override
     def kind(self, stored: StoredTensors, module: str) -> str:
         return self.name
 
@@ -64,11 +79,13 @@ class Mxfp4(Scheme):
 
 
 def _read(
-    stored: StoredTensors, module: str, part: Index
+    stored: StoredTensors, module: str, part: Index, step: int = 1
 ) -> tuple[UInt8[np.ndarray, "*blocks 32"], UInt8[np.ndarray, "*blocks"]]:
-    """The floats' bits and the exponents of some blocks."""
-    pairs = stored.read_stored(f"{module}_blocks", (*part, slice(0, _BLOCK // 2)))
-    exponents = stored.read_stored(f"{module}_scales", part)
+    """The floats' bits and the exponents of some blocks, of every so many rows."""
+    pairs = stored.read_stored(f"{module}_blocks", (*part, slice(0, _BLOCK // 2)))[
+        ..., ::step, :, :
+    ]
+    exponents = stored.read_stored(f"{module}_scales", part)[..., ::step, :]
     if (exponents == _NOT_A_NUMBER).any():
         raise ValueError("a scale is not a number")
     codes = np.stack([pairs & np.uint8(0xF), pairs >> np.uint8(4)], axis=-1)

@@ -81,12 +81,19 @@ class Scheme(ABC):
         raise ValueError(f"{module} has no kind")
 
     def group_form(self, stored: StoredTensors, module: str) -> GroupForm | None:
-        """The form of a matrix in groups of inputs; None if it is not in groups."""
+        """The form of a matrix in groups of inputs, or of those of experts; None if it has none."""
         del stored, module
         return None
 
     def read_stored_groups(self, stored: StoredTensors, module: str, rows: slice) -> StoredGroups:
         """Rows of a module's matrix, which has a form."""
+        raise ValueError(f"{module} is not in groups")
+
+    def read_expert_groups(
+        self, stored: StoredTensors, module: str, expert: int, rows: slice
+    ) -> StoredGroups:
+        """Rows of an expert's matrix, of a module that has those of all, which have a form; `rows`
+        may have a step."""
         raise ValueError(f"{module} is not in groups")
 
 

@@ -12,12 +12,13 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from ssd_jax import compat
 from ssd_jax.kernels.experts import cpu, xla
+from ssd_jax.kernels.experts.groups import ExpertGroups
 from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.linear import xla as linear_xla
 from ssd_jax.kernels.linear.cpu import Packed
 from ssd_jax.kernels.linear.quantized import Quantized
 
-ExpertWeight = Float[Array, "*layers E _ inputs"] | Quantized | Packed
+ExpertWeight = Float[Array, "*layers E _ inputs"] | Quantized | ExpertGroups | Packed
 """One matrix of every expert; int8 values [E, outputs, inputs] have scales [E, outputs]."""
 
 
@@ -71,8 +72,7 @@ def backend_for(platform: str, dtype: str, device: Any) -> ExpertBackend:
 def why_looped(
     backend: ExpertBackend, platform: str, dtype: Any, matrices: Sequence[tuple[int, int]]
 ) -> str | None:
-    """Why products are XLA's loop over experts, for which a GPU waits for its host, in one line;
-    None where they are not, or a loop costs nothing.
+    """Why products on a GPU are XLA's loop over experts, in one line; None where they are not.
 
     Args:
       platform: JAX's name of the platform.
@@ -144,8 +144,8 @@ def _kernel(backend: ExpertBackend, used: float) -> Kernel | None:
         from ssd_jax.kernels.experts.pallas_gpu import expert_products_pallas_gpu, why_not
 
         def on_gpu(x: Any, sizes: Any, weights: Any) -> list[Any]:
-            shapes = [(*weight.shape[1:], weight.dtype) for weight in weights]
-            if any(why_not(outputs, inputs, dtype) for outputs, inputs, dtype in shapes):
+            of_groups = any(isinstance(weight, ExpertGroups) for weight in weights)
+            if of_groups or any(why_not(w.shape[1], w.shape[2], w.dtype) for w in weights):
                 return xla.products(x, sizes, weights)
             options = {"used": used, "interpret": backend.interpret}
             return expert_products_pallas_gpu(x, sizes, weights, **options)

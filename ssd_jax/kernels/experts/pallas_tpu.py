@@ -19,8 +19,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32, Int32
 
-from ssd_jax.kernels.linear.quantized import DIGIT, W8A8, Quantized, digits
-from ssd_jax.kernels.precision import precision
+from ssd_jax.kernels.experts.groups import ExpertGroups
+from ssd_jax.kernels.experts.tpu_operands import OfExperts, ProductOperands, operands_of
+from ssd_jax.kernels.linear.quantized import Quantized
 
 _ROWS = 128  # of a tile, which a TPU multiplies in the time that fewer take
 _BLOCK_BYTES = 2 << 20  # of a weight in a step; of each two are in memory
@@ -45,13 +46,13 @@ class _Items(NamedTuple):
 def expert_products_pallas_tpu(
     x: Float32[Array, "m inputs"],
     group_sizes: Int32[Array, "E"],
-    weights: Sequence[Float[Array, "*layers E outputs _"] | Quantized],
+    weights: Sequence[Float[Array, "*layers E outputs _"] | Quantized | ExpertGroups],
     *,
     layer: Int32[Array, ""] | int = 0,
     used: float,
     interpret: Any = False,
 ) -> list[Float32[Array, "m outputs"]]:
-    """`api.expert_products` for weights of one shape and kind, which are no `Packed`.
+    """`api.expert_products` for weights of one shape, which are no `Packed`.
 
     Args:
       weights: of one layer, or of several, [layers, E, outputs, inputs].
@@ -59,78 +60,72 @@ def expert_products_pallas_tpu(
       used: see `api.expert_products`.
       interpret: whether, or how, the kernel runs in an interpreter on a processor.
     """
-    rows, inputs = x.shape
-    first = weights[0]
-    quantized = isinstance(first, Quantized)
-    experts = len(group_sizes)
-    values = [weight.values if isinstance(weight, Quantized) else weight for weight in weights]
-    outputs = values[0].shape[-2]
-    values = [array.reshape(-1, outputs, inputs) for array in values]
-    # Where inputs do not fill vectors, XLA has outputs side by side in memory.
-    by_input = inputs % _LANES > 0 and outputs % _LANES == 0
-    if by_input:
-        values = [array.swapaxes(1, 2) for array in values]
-    dtype = values[0].dtype
-    least = 32 // dtype.itemsize  # rows of a tile of memory
+    operands = operands_of(x, weights)
+    if operands is None:  # of several kinds
+        options = {"layer": layer, "used": used, "interpret": interpret}
+        each = (expert_products_pallas_tpu(x, group_sizes, [w], **options) for w in weights)
+        return [result for [result] in each]
+    rows, experts = len(x), len(group_sizes)
+    least = 32 // operands.rows[0].dtype.itemsize  # rows of a tile of memory
     tile = min(_ROWS, pl.cdiv(rows, least) * least)
     tiles = pl.cdiv(rows, tile)
-    x = jnp.pad(x, ((0, tiles * tile - rows), (0, 0)))
-    lhs: list[jax.Array] = [x.astype(dtype)]
-    scales: list[jax.Array] = []
-    if quantized:
-        high, low, of_rows = digits(x, single=isinstance(first, W8A8))
-        lhs = [high] if low is None else [high, low]
-        scales = [of_rows[:, None]]
-    part = _part(outputs, inputs * dtype.itemsize)
+    of_rows = [jnp.pad(array, ((0, tiles * tile - rows), (0, 0))) for array in operands.rows]
+    part = _part(operands.outputs, operands.output_bytes)
     count = tiles + min(experts, rows)
     items = _items(group_sizes, tile, tiles, count)
     items = items._replace(expert=items.expert + layer * experts)
+    of_weights = [each for arrays in operands.weights for each in arrays]
     # As rows of their own those of all experts would be laid out anew in every layer.
-    for weight in weights:
-        if isinstance(weight, Quantized):
-            scales.append(weight.scales.reshape(-1, outputs)[items.expert][:, None])
+    arrays = [
+        array[items.expert][:, None] if outputs_at is None else array
+        for array, outputs_at in of_weights
+    ]
 
-    def of_rows_spec(width: int) -> pl.BlockSpec:
+    def row_spec(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((tile, width), lambda n, i, _, tiles, *__: (tiles[i], 0))
 
-    weight_spec = pl.BlockSpec((1, part, inputs), lambda n, i, experts, *_: (experts[i], n, 0))
-    if by_input:
-        weight_spec = pl.BlockSpec((1, inputs, part), lambda n, i, experts, *_: (experts[i], 0, n))
-    scale_spec = pl.BlockSpec((1, 1, part), lambda n, i, *_: (i, 0, n))
-    in_specs = [of_rows_spec(inputs)] * len(lhs) + [weight_spec] * len(weights)
-    if quantized:
-        in_specs += [of_rows_spec(1)] + [scale_spec] * len(weights)
+    def weight_spec(weight: OfExperts) -> pl.BlockSpec:
+        if weight.outputs_at is None:
+            return pl.BlockSpec((1, 1, part), lambda n, i, *_: (i, 0, n))
+        _, height, width = weight.array.shape
+        if weight.outputs_at == 1:
+            return pl.BlockSpec((1, part, width), lambda n, i, experts, *_: (experts[i], n, 0))
+        return pl.BlockSpec((1, height, part), lambda n, i, experts, *_: (experts[i], 0, n))
+
     out_spec = pl.BlockSpec((tile, part), lambda n, i, _, tiles, *__: (tiles[i], n))
-    out = jax.ShapeDtypeStruct((tiles * tile, outputs), jnp.float32)
-    weight_bytes = len(weights) * outputs * inputs * dtype.itemsize
+    out = jax.ShapeDtypeStruct((tiles * tile, operands.outputs), jnp.float32)
+    weight_bytes = sum(array.nbytes // len(array) for array, _ in of_weights)
     results = pl.pallas_call(
-        functools.partial(
-            _kernel, digits=len(lhs), weights=len(weights), tile=tile, inputs_at=int(not by_input)
-        ),
+        functools.partial(_kernel, operands=operands, tile=tile),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(items),
-            grid=(pl.cdiv(outputs, part), count),
-            in_specs=in_specs,
+            grid=(pl.cdiv(operands.outputs, part), count),
+            in_specs=[
+                *(row_spec(array.shape[1]) for array in of_rows),
+                *map(weight_spec, of_weights),
+            ],
             out_specs=[out_spec] * len(weights),
+            scratch_shapes=operands.scratch(part),
         ),
         out_shape=[out] * len(weights),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * rows * len(lhs) * len(weights) * outputs * inputs,
+            flops=2 * rows * operands.products * len(weights) * operands.outputs * x.shape[1],
             bytes_accessed=round(used * weight_bytes)
-            + sum(array.nbytes for array in lhs)
+            + sum(array.nbytes for array in of_rows)
             + len(weights) * out.size * 4,
             transcendentals=0,
         ),
         interpret=interpret,
         name="expert_products",
-    )(*items, *lhs, *values, *scales)
-    return [result[:rows] for result in results]
+    )(*items, *of_rows, *arrays)
+    outputs = weights[0].outputs if isinstance(weights[0], ExpertGroups) else operands.outputs
+    return [result[:rows, :outputs] for result in results]
 
 
-def _part(outputs: int, row_bytes: int) -> int:
+def _part(outputs: int, output_bytes: int) -> int:
     """Outputs of a step: all, or whole lanes of about as many in each."""
-    parts = pl.cdiv(outputs * row_bytes, _BLOCK_BYTES)
+    parts = pl.cdiv(outputs * output_bytes, _BLOCK_BYTES)
     return outputs if parts == 1 else pl.cdiv(pl.cdiv(outputs, parts), _LANES) * _LANES
 
 
@@ -163,17 +158,16 @@ def _kernel(
     starts: Any,
     ends: Any,
     *refs: Any,
-    digits: int,
-    weights: int,
+    operands: ProductOperands,
     tile: int,
-    inputs_at: int,
 ) -> None:
-    """One step; see the module. `inputs_at` is the axis of a weight that has its inputs."""
+    """One step; see the module."""
     del experts
-    item = pl.program_id(1)
-    lhs, refs = refs[:digits], refs[digits:]
-    rhs, refs = refs[:weights], refs[weights:]
-    scales, results = refs[: len(refs) - weights], refs[len(refs) - weights :]
+    item, take = pl.program_id(1), iter(refs)
+    rows = [next(take) for _ in operands.rows]
+    weights = [[next(take) for _ in arrays] for arrays in operands.weights]
+    results = [next(take) for _ in weights]
+    scratch = [*take]
     before = tiles[jnp.maximum(item - 1, 0)]
 
     @pl.when((item == 0) | (tiles[item] != before))
@@ -185,23 +179,6 @@ def _kernel(
     def _() -> None:
         row = tiles[item] * tile + jax.lax.broadcasted_iota(jnp.int32, (tile, 1), 0)
         is_of_expert = (row >= starts[item]) & (row < ends[item])
-        for number, (weight, result) in enumerate(zip(rhs, results, strict=True)):
-            sums = [_product(x[...], weight[0], inputs_at) for x in lhs]
-            units = sums[0]
-            if scales:
-                units = units if digits == 1 else units + sums[1] / DIGIT
-                units = units * scales[0][...] * scales[1 + number][0]
-            result[...] = jnp.where(is_of_expert, units, result[...])
-
-
-def _product(x: jax.Array, weight: jax.Array, inputs_at: int) -> jax.Array:
-    """x times a weight, whose inputs are its axis `inputs_at`, in float32; of integers exact."""
-    integers = jnp.issubdtype(weight.dtype, jnp.integer)
-    sums = jax.lax.dot_general(
-        x,
-        weight,
-        (((1,), (inputs_at,)), ((), ())),
-        precision=precision(weight),
-        preferred_element_type=jnp.int32 if integers else jnp.float32,
-    )
-    return sums.astype(jnp.float32)
+        for weight, result in zip(weights, results, strict=True):
+            sums = operands.product(rows, weight, scratch)
+            result[...] = jnp.where(is_of_expert, sums, result[...])

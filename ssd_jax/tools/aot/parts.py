@@ -19,7 +19,7 @@ from ssd_jax.devices.paged_programs import Paging, page_size
 from ssd_jax.devices.program_spec import Name, ProgramSpec
 from ssd_jax.devices.sizes import bytes_per_device
 from ssd_jax.kernels.experts.estimate import expected_experts
-from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import DATA_AXIS, TENSOR_AXIS, mesh_of
@@ -160,7 +160,8 @@ class ChipSlice:
         """A model sharded over some of the devices, in `data` groups that share the slots.
 
         Args:
-          weights: form of the matrices of layers; None is the dtype.
+          weights: form of the matrices of layers, of floats of four bits of experts alone; None is
+            the dtype.
           expert_parallel: see `ShardingRules.for_mesh`.
 
         Raises:
@@ -187,7 +188,8 @@ class ChipSlice:
         if weights is None:
             return model
         structs = model.checkpoint_structs()
-        names = [name for name, struct in structs.items() if len(struct.shape) == 2]
+        ranks = (3,) if weights.dtype == FLOAT4 else (2, 3)
+        names = [name for name, struct in structs.items() if len(struct.shape) in ranks]
         forms = {name: weights for name in names if ".layers." in name}
         return make(groups=forms)
 

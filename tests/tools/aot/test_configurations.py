@@ -35,6 +35,8 @@ def billions(source):
         ("qwen3-1.7b", 1.72),
         ("gemma-2-2b", 2.61),
         ("qwen3-30b-a3b", 30.5),
+        ("gpt-oss-120b", 116.8),
+        ("gpt-oss-20b", 20.9),
         ("gemma-2-9b", 9.24),
         ("gemma-3-27b", 27.0),
         ("gemma-3-1b", 1.0),

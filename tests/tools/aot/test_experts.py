@@ -9,6 +9,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ssd_jax.kernels.experts.estimate import expected_experts
+from ssd_jax.kernels.experts.groups import ExpertGroups, columns, device_form, scale_rows
+from ssd_jax.kernels.experts.groups import rows as value_rows
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.tools.aot import chips, hlo, traffic
 from tests.tools.aot import gpus
@@ -24,9 +27,18 @@ SHAPES = {
 ROWS = (1, 5, 16, 512)
 
 
-def moved(chip: str, model: str, rows: int, dtype: str) -> tuple[int, int, list[str]]:
+FORMS = {
+    "mxfp4": GroupForm(FLOAT4, 32),
+    "int4": GroupForm("int4", 128),
+    "int4, groups of 32 with minima": GroupForm("int4", 32, minima=True),
+    "int8": GroupForm("int8", 128),
+    "float8": GroupForm("float8_e4m3fn", 128),
+}
+
+
+def moved(chip: str, model: str, rows: int, kind: str) -> tuple[int, int, list[str]]:
     """Bytes that two products move, bytes of the weights that rows are expected to use, and copies
-    as large as an expert's."""
+    as large as an expert's; of weights of a dtype, or in a form."""
     experts, chosen, outputs, inputs = SHAPES[model]
     mesh = mesh_of(chips.devices(chip))
     gpu = chips.chip_named(chip).platform == "gpu"
@@ -42,12 +54,25 @@ def moved(chip: str, model: str, rows: int, dtype: str) -> tuple[int, int, list[
         sharding = NamedSharding(mesh, PartitionSpec())
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
 
-    weight = like((experts, outputs, inputs), dtype)
+    if kind in FORMS:
+        form = device_form(FORMS[kind], inputs)
+        assert form is not None
+        values = experts, value_rows(form, inputs), columns(outputs)
+        scales = experts, scale_rows(form, inputs), columns(outputs)
+        weight = ExpertGroups(
+            like(values, "int32" if form.bits == 4 else form.dtype),
+            like(scales, "int32" if form.dtype == FLOAT4 else "float32"),
+            like(scales, "float32") if form.minima else None,
+            form.group,
+            outputs,
+        )
+    else:
+        weight = like((experts, outputs, inputs), kind)
     arguments = like((rows * chosen, inputs), "float32"), like((experts,), "int32")
     with jax.default_device(mesh.devices.flat[0] if gpu else None):
         compiled = jax.jit(call).lower(*arguments, [weight] * 2).compile()
     module = hlo.read(compiled.as_text())
-    one = outputs * inputs * weight.dtype.itemsize
+    one = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(weight)) // experts
     least = round(2 * expected_experts(experts, rows, chosen) * one)
     return traffic.count(module, 1).moved, least, [each.name for each in module.copies(one)]
 
@@ -76,6 +101,24 @@ def check(found: tuple[int, int, list[str]], rows: int) -> None:
 )
 def test_tpus_read_the_experts_that_rows_use(chip, model, dtype, rows):
     check(moved(chip, model, rows, dtype), rows)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("chip", "model", "form"),
+    [
+        ("v5e", "gpt-oss-20b", "mxfp4"),
+        *(
+            pytest.param(chip, model, form, marks=pytest.mark.slow)
+            for chip in chips.TPUS
+            for model in SHAPES
+            for form in FORMS
+            if (chip, model, form) != ("v5e", "gpt-oss-20b", "mxfp4")
+        ),
+    ],
+)
+def test_so_they_do_in_few_bits(chip, model, form, rows):
+    check(moved(chip, model, rows, form), rows)
 
 
 @pytest.mark.slow
