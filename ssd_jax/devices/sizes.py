@@ -43,7 +43,7 @@ def bytes_read(model: FunctionalModel, rows: int) -> int:
     if experts is None:
         return whole
     shards = model.execution.expert_shards
-    devices = shards.devices if shards is not None and shards.whole else 1
+    devices = shards.devices if shards is not None and shards.by_expert else 1
     used = expected_experts(experts.count, rows, experts.chosen, devices)
     unread = 1 - used * devices / experts.count
     return whole - round(unread * bytes_per_device(model.expert_structs()))

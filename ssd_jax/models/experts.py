@@ -97,7 +97,7 @@ class ExpertMatrices(nnx.Module):
         Tokens that are not present, and rows behind all tokens, give zeros, and read no weights.
         `layer` is given where the weights are those of several layers; see `expert_products`.
         """
-        devices = self.shards.devices if self.shards is not None and self.shards.whole else 1
+        devices = self.shards.devices if self.shards is not None and self.shards.by_expert else 1
         used = expected_experts(self.count, present.shape[0], self.chosen, devices)
         present = jnp.pad(present, (0, x.shape[0] - present.shape[0]))
         experts = jnp.where(present[:, None], routing.experts, _NONE)
@@ -127,7 +127,7 @@ class ExpertMatrices(nnx.Module):
     ) -> Float32[Array, "n H"]:
         """The sum over those experts, and those of their channels, that the device has."""
         count = self.count
-        if self.shards is not None and self.shards.whole:
+        if self.shards is not None and self.shards.by_expert:
             count //= self.shards.devices
             experts = experts - self.shards.device * count
         here = (experts >= 0) & (experts < count)
@@ -166,7 +166,7 @@ class ExpertMatrices(nnx.Module):
         """The biases that the device adds: of several with the same outputs, one does."""
         assert matrix.bias is not None
         bias = matrix.bias[...]
-        if self.shards is None or self.shards.whole or matrix is not self.down_proj:
+        if self.shards is None or self.shards.by_expert or matrix is not self.down_proj:
             return bias
         return jnp.where(self.shards.device == 0, bias, 0)
 

@@ -39,7 +39,7 @@ def document(model: str) -> dict[str, Any]:
     """The document of a server of the model with this name."""
     models = [model_type for pair in _POSTS.values() for model_type in pair]
     _, schemas = models_json_schema(
-        [(each, "validation") for each in (*models, Refusal)], ref_template=_REF
+        [(model_type, "validation") for model_type in (*models, Refusal)], ref_template=_REF
     )
     definitions = schemas["$defs"]
     for request, _ in _POSTS.values():

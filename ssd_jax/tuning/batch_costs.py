@@ -51,6 +51,8 @@ def _with_fewer_tokens(
     if not seconds:
         return {}
     (least, fewest), (most, longest) = min(seconds.items()), max(seconds.items())
-    each = (longest - fewest) / (most - least) if most > least else 0.0
-    each = min(max(each, 0.0), fewest / (least + fixed))  # no part is negative
-    return {count: time - (1 - share) * each * (count + fixed) for count, time in seconds.items()}
+    a_token = (longest - fewest) / (most - least) if most > least else 0.0
+    a_token = min(max(a_token, 0.0), fewest / (least + fixed))  # no part is negative
+    return {
+        count: time - (1 - share) * a_token * (count + fixed) for count, time in seconds.items()
+    }

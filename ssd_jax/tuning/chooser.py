@@ -98,7 +98,7 @@ class Chooser:
             tuner = self._new_tuner(other, config.speculated)
             tuner.costs = costs
             prediction = tuner.best(rows)
-            if prediction.rate > MIN_SPEED_UP * max(each.rate for each in predicted.values()):
+            if prediction.rate > MIN_SPEED_UP * max(slower.rate for slower in predicted.values()):
                 mode = other
             predicted[other] = prediction
         return mode, predicted

@@ -77,8 +77,8 @@ class CostFile:
             return None
         costs = content.known.costs
         has_sizes = all(
-            set(each.verify) == set(widths) and set(each.step) == set(budgets)
-            for each in (costs, *costs.few.values())
+            set(sizes.verify) == set(widths) and set(sizes.step) == set(budgets)
+            for sizes in (costs, *costs.few.values())
         )
         return content.known if has_sizes and content.key == self._key else None
 

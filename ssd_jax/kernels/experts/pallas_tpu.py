@@ -63,8 +63,8 @@ def expert_products_pallas_tpu(
     operands = operands_of(x, weights)
     if operands is None:  # of several kinds
         options = {"layer": layer, "used": used, "interpret": interpret}
-        each = (expert_products_pallas_tpu(x, group_sizes, [w], **options) for w in weights)
-        return [result for [result] in each]
+        results = (expert_products_pallas_tpu(x, group_sizes, [w], **options) for w in weights)
+        return [result for [result] in results]
     rows, experts = len(x), len(group_sizes)
     least = 32 // operands.rows[0].dtype.itemsize  # rows of a tile of memory
     tile = min(_ROWS, pl.cdiv(rows, least) * least)
@@ -74,7 +74,7 @@ def expert_products_pallas_tpu(
     count = tiles + min(experts, rows)
     items = _items(group_sizes, tile, tiles, count)
     items = items._replace(expert=items.expert + layer * experts)
-    of_weights = [each for arrays in operands.weights for each in arrays]
+    of_weights = [array for arrays in operands.weights for array in arrays]
     # As rows of their own those of all experts would be laid out anew in every layer.
     arrays = [
         array[items.expert][:, None] if outputs_at is None else array

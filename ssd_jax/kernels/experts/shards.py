@@ -15,13 +15,13 @@ class ExpertShards(NamedTuple):
     Attributes:
       axis: mesh axis along which these devices lie.
       devices: their number.
-      whole: whether a device has some of the experts; else it has a part of the channels of each.
+      by_expert: whether a device has some of the experts, or else some of the channels of all.
       mesh: of the model. A program that has split its other axes itself has one of its own.
     """
 
     axis: str
     devices: int
-    whole: bool
+    by_expert: bool
     mesh: Mesh | AbstractMesh
 
     @property
@@ -41,7 +41,7 @@ class ExpertShards(NamedTuple):
         Args:
           axes: logical names of the axes of each weight.
         """
-        cut = "experts" if self.whole else "expert_ffn"
+        cut = "experts" if self.by_expert else "expert_ffn"
         specs: Any = [
             PartitionSpec(*(self.axis if name == cut else None for name in names)) for names in axes
         ]

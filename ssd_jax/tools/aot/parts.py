@@ -92,7 +92,7 @@ def expert_lines(model: FunctionalModel, sizes: Sizes) -> list[str]:
     experts, shards = model.config.mechanisms.experts, model.execution.expert_shards
     if experts is None:
         return []
-    devices = shards.devices if shards is not None and shards.whole else 1
+    devices = shards.devices if shards is not None and shards.by_expert else 1
     slots = sizes.slots // model.data_shards
     parts = []
     for rows in (slots, slots * (sizes.k + 1)):

@@ -155,7 +155,7 @@ class Case:
         experts, shards = self.about.mechanisms.experts, self.model.execution.expert_shards
         if experts is None:
             return 0
-        channels = experts.intermediate // (1 if shards.whole else shards.devices)
+        channels = experts.intermediate // (1 if shards.by_expert else shards.devices)
         return self.rows * experts.chosen * (self.about.hidden_size + 2 * channels) * 4
 
     @property
