@@ -103,15 +103,14 @@ def test_lines_run_as_they_say_and_answers_have_what_identifies_them(generate, m
 
 def test_a_file_gives_the_ids_that_python_gives(tiny_checkpoint, tmp_path):
     template = (
-        "{% for m in messages %}{{ m.name }}{{ m.tool_calls | tojson }}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}{{ m.name }}{{ m.tool_calls | default([]) | tojson }}"
+        "{{ m.content }}{% endfor %}"
     )
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "name": "Ann", "content": "a"},
         {"role": "assistant", "name": "f", "content": None, "tool_calls": [call]},
     ]
-    for message in messages:
-        message.setdefault("tool_calls", [])
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"messages": messages, "chat_template": template}))
     llm = LLM(tiny_checkpoint, dtype="float32", context=300, load=False)

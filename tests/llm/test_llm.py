@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
+from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request import Request
 from ssd_jax.errors import DeviceError
 from ssd_jax.kernels.kv_pages import BLOCK
@@ -239,11 +241,21 @@ def test_streams_may_be_read_in_turns(llm):
 def test_lost_pages_break_the_engine_with_an_error_that_says_so(llm, monkeypatch):
     (alone,) = llm.generate("hello", SamplingParams(max_tokens=150, ignore_eos=True))
     monkeypatch.setattr(llm, "_engines", {})
-    # So long that rounds still run when its pages are gone.
+    deleted, came, step = threading.Event(), [], Engine.step
+
+    def step_once_pages_are_gone(engine):
+        if came:
+            assert deleted.wait(60)
+        events = step(engine)
+        came.extend(events)
+        return events
+
+    monkeypatch.setattr(Engine, "step", step_once_pages_are_gone)
     stream = llm.stream("hello", SamplingParams(max_tokens=150, ignore_eos=True))
     events = [next(stream)]
     for array in jax.tree.leaves(llm.engine._target._pages):
         array.delete()
+    deleted.set()
     with pytest.raises(DeviceError, match=r"deleted.*; open the model again"):
         events.extend(stream)
     output = events[-1].output

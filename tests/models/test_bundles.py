@@ -55,7 +55,7 @@ def test_logits_are_those_of_weights_in_arrays_of_their_own(monkeypatch, name, d
 
     checkpoint, model = packed_model(name, dtype, kind)
     together = logits(model)
-    monkeypatch.setattr(functional.bundles, kind, lambda *_: Bundles({}, {}))
+    monkeypatch.setattr(functional.bundles, kind, lambda *_, **__: Bundles({}, {}))
     _, apart = packed_model(name, dtype, kind)
     assert len(apart.parameter_structs()) > len(model.parameter_structs())
     np.testing.assert_array_equal(logits(apart), together)
