@@ -24,6 +24,8 @@ from ssd_jax.engine.request import Request, TokenEvent
 from ssd_jax.errors import DeviceError, SsdError
 from ssd_jax.system.interrupts import Deferred
 
+WHOLE_TEXT_INTERVAL = 0.05
+"""Seconds that events wait for others where only whole texts are wanted."""
 _LONGEST = 10.0  # seconds to wait for the end of a round
 _CLOSED = "this model is closed; open it again"
 _CLOSED_MEANWHILE = "the model was closed while this request ran; open it again"

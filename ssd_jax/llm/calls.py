@@ -17,7 +17,12 @@ from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.grammar import Grammar
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
-from ssd_jax.engine.round_thread import RoundThread, TaskCaller, ThreadCaller
+from ssd_jax.engine.round_thread import (
+    WHOLE_TEXT_INTERVAL,
+    RoundThread,
+    TaskCaller,
+    ThreadCaller,
+)
 from ssd_jax.engine.sequence import check, require_one_text, stop_ids
 from ssd_jax.errors import InputError
 from ssd_jax.llm.grammars import Grammars
@@ -36,9 +41,6 @@ from ssd_jax.system.files import shown
 
 _BATCH = 100
 """Most requests that are queued before an event loop goes on with its other tasks."""
-
-_PATIENCE = 0.05
-"""Seconds that tokens wait for others where only whole texts are wanted."""
 
 
 class Calls(ABC):
@@ -284,7 +286,7 @@ class Calls(ABC):
         if not groups:
             return []
         requests = [text for texts in groups for text in texts]
-        events = self.run_async(requests, mode, interval=_PATIENCE)
+        events = self.run_async(requests, mode, interval=WHOLE_TEXT_INTERVAL)
         return _group_outputs(groups, [event async for event in events if event.output is not None])
 
     @check_keywords()

@@ -14,6 +14,7 @@ from typing import Any
 from openai.types import CompletionUsage
 
 from ssd_jax.engine.request import CompletionOutput, Request, RequestOutput, TokenEvent
+from ssd_jax.engine.round_thread import WHOLE_TEXT_INTERVAL
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.prompting import Prompt
 from ssd_jax.sampling.params import SamplingParams
@@ -28,9 +29,6 @@ from ssd_jax.server.state import ServerState
 
 MOST_LOGPROBS = 1 << 19
 """Of the texts of a request together: a response takes a kilobyte for each while it is made."""
-
-_INTERVAL = 0.05
-"""Seconds that tokens wait for others where the response has whole texts."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,7 +105,7 @@ class Generation:
 
     async def finish(self) -> list[RequestOutput]:
         """The outputs in the order of the choices."""
-        async with contextlib.aclosing(self.events(_INTERVAL)) as events:
+        async with contextlib.aclosing(self.events(WHOLE_TEXT_INTERVAL)) as events:
             async for _ in events:
                 pass
         return [self.outputs[choice] for choice in sorted(self.outputs)]

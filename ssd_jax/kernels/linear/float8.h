@@ -110,8 +110,8 @@ void Float8Panel(const Activations& x, const Weight& w, int64_t panel, bool tile
     const char* scales = from + kFloat8Values;
     for (int64_t row = 0, many; row < x.rows; row += many) {
       many = PassRows(kForm, row, x.rows - row, tiles);
-      Sums<kForm, struct Float8>(x.Bfloat16(row, begin), count, many, numbers, none, tiles, sums, 4 * kPanel, false,
-                  steps);
+      Sums<kForm, struct Float8>(x.Bfloat16(row, begin), count, many, numbers, none, tiles, sums,
+                                 4 * kPanel, false, steps);
       for (int64_t r = 0; r < many; ++r)
         for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
           float* total = &totals[row + r][lane];
