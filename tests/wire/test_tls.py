@@ -9,6 +9,7 @@ from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.security import Files
 from ssd_jax.wire.sockets import listen
 from ssd_jax.wire.stream import Stream, StreamError, StreamServer
+from tests.waiting import eventually
 from tests.wire.ends import SIZE, TOKEN, echo, ended, serving
 
 
@@ -52,7 +53,7 @@ def test_an_engine_trusts_no_other_authority_and_no_other_name(worker, files, ca
         asks(worker(**pair(files, "worker")), ca=files["other"])
     with pytest.raises(StreamError, match="IP address mismatch"):
         asks(worker(**pair(files, "elsewhere")), ca=files["ca"])
-    assert "127.0.0.1: [SSL" in caplog.text
+    eventually(lambda: "127.0.0.1: [SSL" in caplog.text)
 
 
 def test_a_worker_with_an_authority_wants_its_certificates(worker, files, caplog):
@@ -61,7 +62,7 @@ def test_a_worker_with_an_authority_wants_its_certificates(worker, files, caplog
     for end in ({}, pair(files, "stranger")):
         with pytest.raises(StreamError):
             asks(address, ca=files["ca"], **end)
-    assert "is refused" in caplog.text
+    eventually(lambda: "is refused" in caplog.text)
     assert asks(address, ca=files["ca"], **pair(files, "engine")) == b"cba"
 
 
@@ -88,6 +89,7 @@ def test_a_stranger_without_tls_is_sent_away(files, caplog):
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert ended(stranger, 5)
         assert server.asks() == b"cba"
+        eventually(lambda: "[SSL" in caplog.text)
     assert sum("[SSL" in line for line in caplog.messages) == 1
 
 
