@@ -46,10 +46,15 @@ struct Call {
     }
   }
 
+  // Number of a row's positions up to the last that some query sees.
+  int64_t End(int64_t row) const {
+    const int32_t* of_row = visible + row * tokens;
+    return Clamp(*std::max_element(of_row, of_row + tokens), Capacity());
+  }
+
   // Number of a row's positions from the first that some query sees to the last.
   int64_t Seen(int64_t row) const {
-    const int32_t* of_row = visible + row * tokens;
-    const int64_t end = Clamp(*std::max_element(of_row, of_row + tokens), Capacity());
+    const int64_t end = End(row);
     if (first == nullptr) return end;
     return end - Clamp(*std::min_element(first + row * tokens, first + (row + 1) * tokens), end);
   }

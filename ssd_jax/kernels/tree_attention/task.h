@@ -101,12 +101,13 @@ class Task {
     return first / kBlock * kBlock;
   }
 
-  int64_t Page(int64_t position) const {
-    return call_.table[row_ * call_.row_pages + position / call_.page_size];
+  int64_t Page(int64_t row, int64_t position) const {
+    return call_.table[row * call_.row_pages + position / call_.page_size];
   }
 
   bool PageExists(int64_t position) const {
-    return Page(position) >= 0 && Page(position) < call_.pages;
+    const int64_t page = Page(row_, position);
+    return page >= 0 && page < call_.pages;
   }
 
   // Whether all exists that query i sees.
@@ -120,21 +121,37 @@ class Task {
   }
 
   // The keys of a block of positions, each with its value behind it.
-  const Number* Block(int64_t head, int64_t begin) const {
-    const int64_t page = Clamp(Page(begin), call_.pages - 1);
+  const Number* Block(int64_t row, int64_t head, int64_t begin) const {
+    const int64_t page = Clamp(Page(row, begin), call_.pages - 1);
     const int64_t at = (page * call_.kv_heads + head) * call_.page_size + begin % call_.page_size;
     return static_cast<const Number*>(call_.kv) + at * call_.Stride();
   }
 
+  // What is read after the block at `begin`, behind which the row has `more` positions: its next
+  // block, or the first one of the next head or row. The row's first block is at `first`.
+  Stretch Next(int64_t begin, int64_t more, int64_t first) const {
+    if (more > 0) return BlockOf(row_, head_, begin + kBlock, more);
+    if (head_ + 1 < call_.kv_heads)
+      return BlockOf(row_, head_ + 1, first, begin + kBlock + more - first);
+    if (row_ + 1 == call_.rows) return {};
+    const int64_t end = call_.End(row_ + 1);
+    const int64_t at = (end - call_.Seen(row_ + 1)) / kBlock * kBlock;
+    return end > at ? BlockOf(row_ + 1, 0, at, end - at) : Stretch{};
+  }
+
+  Stretch BlockOf(int64_t row, int64_t head, int64_t begin, int64_t positions) const {
+    const int64_t numbers = std::min(positions, kBlock) * call_.Stride();
+    const Number* keys = Block(row, head, begin);
+    return {reinterpret_cast<const char*>(keys), numbers * int64_t{sizeof(Number)}};
+  }
+
   // Merges the block that begins at `begin` into all queries; the row's first one is at `first`.
   void AddBlock(int64_t begin, int64_t most, int64_t first) {
-    const Number *keys = Block(head_, begin), *values = keys + call_.size;
+    const Number *keys = Block(row_, head_, begin), *values = keys + call_.size;
     if constexpr (std::is_same_v<Number, uint16_t>)
       if (call_.tiles) return AddTiled(begin, keys, values);
-    const Number* next = most > kBlock                  ? Block(head_, begin + kBlock)
-                         : head_ + 1 < call_.kv_heads ? Block(head_ + 1, first)
-                                                      : keys;
-    TransposeKeys(chunks_, Evenly<Number>{keys, call_.Stride()}, std::min(most, kBlock), keys_, next);
+    TransposeKeys(chunks_, Evenly<Number>{keys, call_.Stride()}, std::min(most, kBlock), keys_,
+                  Next(begin, most - kBlock, first));
     InGroups(0, many_, [&](int64_t i, auto many) {
       AddTo<decltype(many)::value>(i, begin, {values, call_.Stride()});
     });

@@ -18,6 +18,9 @@ constexpr int kVectors = 4;  // of positions at a time; there are 32 registers
 constexpr int kVectors = 2;
 #endif
 
+constexpr int64_t kLine = 64;  // bytes of a line of the cache
+constexpr int kOuter = 2;  // to the second level of the cache: a block fills the first
+
 // A key or value of `size` numbers is read a chunk of kLanes words at a time. What is computed from it
 // is in packed order: of a chunk of bfloat16, first its numbers of even index, then the others.
 // Beyond `size` there are zeros.
@@ -91,16 +94,24 @@ inline void TransposeChunk(const Chunks<Number>& chunks, const Keys& keys, int64
             chunks.Part(words[i], part));
 }
 
-// Keys of `positions`, rounded up to vectors, as [width, kBlock]. Memory is asked for the block at
-// `next` bit by bit: all at once would be waited for.
+// Memory that is read soon.
+struct Stretch {
+  const char* first = nullptr;
+  int64_t bytes = 0;
+};
+
+// Keys of `positions`, rounded up to vectors, as [width, kBlock]. Memory is asked for `next` bit by
+// bit: all at once would be waited for.
 template <typename Number>
 void TransposeKeys(const Chunks<Number>& chunks, const Evenly<Number>& keys, int64_t positions,
-                   float* out, const Number* next) {
-  const int64_t share = kLanes * keys.stride * sizeof(Number) / chunks.count;  // bytes asked for
+                   float* out, Stretch next) {
+  const int64_t steps = (positions + kLanes - 1) / kLanes * chunks.count;
+  const int64_t share = (next.bytes / kLine + steps - 1) / steps * kLine;
+  int64_t asked = 0;
   for (int64_t first = 0; first < positions; first += kLanes) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-      const char* ask = reinterpret_cast<const char*>(next + first * keys.stride) + chunk * share;
-      for (int64_t byte = 0; byte < share; byte += 64) __builtin_prefetch(ask + byte);
+      for (const int64_t end = std::min(asked + share, next.bytes); asked < end; asked += kLine)
+        __builtin_prefetch(next.first + asked, 0, kOuter);
       TransposeChunk(chunks, keys, first, chunk, out);
     }
   }
