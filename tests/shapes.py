@@ -35,14 +35,14 @@ PACKAGES = (
     *(
         f"ssd_jax.devices.{module}"  # in `expansion_steps` a call has rows of two kinds
         for module in (
-            "branch_draft",
-            "branching",
-            "draft_programs",
-            "packing",
+            "branches.branching",
+            "branches.draft",
+            "draft.programs",
+            "draft.record",
             "paged_role",
-            "passes",
-            "record",
-            "target",
+            "programs.packing",
+            "programs.passes",
+            "target.target",
         )
     ),
 )

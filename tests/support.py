@@ -27,7 +27,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax import compat
-from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.devices.programs.program_spec import ProgramSpec
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write
 from ssd_jax.kernels.handlers import why_missing

@@ -101,7 +101,8 @@ def test_a_wrong_sum_is_refused_before_weights_load_here_and_in_a_worker(
 ):
     monkeypatch.setattr(np, "array_equal", lambda *_: False)
     monkeypatch.setattr(
-        "ssd_jax.devices.opened.load_parameters", lambda *_args, **_kw: pytest.fail("loaded")
+        "ssd_jax.devices.opening.models.load_parameters",
+        lambda *_args, **_kw: pytest.fail("loaded"),
     )
     check_sums.cache_clear()
     with pytest.raises(SsdError, match="wrong sums"):

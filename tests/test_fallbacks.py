@@ -11,11 +11,11 @@ import pytest
 
 from ssd_jax import LLM, compat
 from ssd_jax.cli.main import main
-from ssd_jax.devices import fallbacks
-from ssd_jax.devices.batch_sizes import BatchSizes
-from ssd_jax.devices.fallbacks import find_fallbacks
-from ssd_jax.devices.paged_programs import Paging
-from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.opening import fallbacks
+from ssd_jax.devices.opening.fallbacks import find_fallbacks
+from ssd_jax.devices.programs.batch_sizes import BatchSizes
+from ssd_jax.devices.programs.paged import Paging
+from ssd_jax.devices.target.base import Verification
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.tree_attention import pallas_gpu

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.programs.sampling_rows import SamplingRows
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling import penalties

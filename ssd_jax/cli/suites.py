@@ -140,7 +140,7 @@ def steps(job: BenchJob) -> SuiteReport:
     """Times forwards of 1, 2, 3, ... tokens."""
     import jax
 
-    from ssd_jax.devices.sizes import bytes_read
+    from ssd_jax.devices.opening.sizes import bytes_read
     from ssd_jax.tuning.role_runs import varied_tokens
 
     llm = job.llm

@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from ssd_jax.devices.branch_draft import BranchDraft
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
-from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.devices.branches.draft import BranchDraft
+from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.trees.branch_draft import TreeBranchDraft
+from ssd_jax.devices.trees.expansion_programs import TreeExpansionPrograms
 from ssd_jax.models.functional import Parameters
 from ssd_jax.roles.records import (
     ExpansionRequest,

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.devices import device
-from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.programs import device
+from ssd_jax.devices.programs.paged import PagedPrograms
+from ssd_jax.devices.programs.sampling_rows import SamplingRows
 from ssd_jax.models.functional import Parameters
 from ssd_jax.models.sharding import put
 from ssd_jax.roles.records import ALL, SlotOpening

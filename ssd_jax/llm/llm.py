@@ -16,8 +16,8 @@ from ssd_jax.config.config import Config
 from ssd_jax.config.keywords import Settings
 from ssd_jax.config.settings import MODES
 from ssd_jax.config.values import is_integer
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.opening.models import OpenedModel
+from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.round_thread import RoundThread

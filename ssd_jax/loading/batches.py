@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ssd_jax.devices.batch_sizes import BatchPlan
-from ssd_jax.devices.exactness import costs_nothing, rows_can_agree
+from ssd_jax.devices.opening.exactness import costs_nothing, rows_can_agree
+from ssd_jax.devices.programs.batch_sizes import BatchPlan
 from ssd_jax.loading.resolved import Resolved
 
 if TYPE_CHECKING:

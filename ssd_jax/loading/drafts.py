@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.branches.draft import BranchDraft
 from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.model_drafter import ModelDrafter
-from ssd_jax.devices.target_programs import Programs
-from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
-from ssd_jax.devices.tree_drafter import TreeDrafter
+from ssd_jax.devices.draft.drafter import ModelDrafter
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.target.programs import Programs
+from ssd_jax.devices.trees.branch_draft import TreeBranchDraft
+from ssd_jax.devices.trees.draft_programs import TreeDraftPrograms
+from ssd_jax.devices.trees.drafter import TreeDrafter
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.host_branching import HostBranchingDraft
 from ssd_jax.placement.host_drafter import HostDrafter

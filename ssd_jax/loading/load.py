@@ -16,15 +16,15 @@ import jax
 import msgspec
 
 from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.branching_draft import BranchingMenu
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.fallbacks import find_fallbacks
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.target_base import Verification
-from ssd_jax.devices.target_programs import Programs
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
-from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.opening.fallbacks import find_fallbacks
+from ssd_jax.devices.opening.models import OpenedModel
+from ssd_jax.devices.target.base import Verification
+from ssd_jax.devices.target.programs import Programs
+from ssd_jax.devices.trees.draft_programs import TreeDraftPrograms
+from ssd_jax.devices.trees.expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.batches import draft_batches, target_batches
 from ssd_jax.loading.drafts import InlineDraft

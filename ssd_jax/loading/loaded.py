@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import jax
 
 from ssd_jax.config.config import Config
-from ssd_jax.devices import logprob_programs, masked_programs
 from ssd_jax.devices.branching_draft import BranchingMenu
-from ssd_jax.devices.fallbacks import Fallbacks
-from ssd_jax.devices.model_drafter import ModelDrafter
-from ssd_jax.devices.paged_programs import PagedPrograms
-from ssd_jax.devices.target import DeviceTarget
-from ssd_jax.devices.target_programs import Programs
-from ssd_jax.devices.tree_drafter import TreeDrafter
+from ssd_jax.devices.draft.drafter import ModelDrafter
+from ssd_jax.devices.opening.fallbacks import Fallbacks
+from ssd_jax.devices.programs.paged import PagedPrograms
+from ssd_jax.devices.target import logprob_programs, masked_programs
+from ssd_jax.devices.target.programs import Programs
+from ssd_jax.devices.target.target import DeviceTarget
+from ssd_jax.devices.trees.drafter import TreeDrafter
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.drafts import EngineDrafts, InlineDraft
 from ssd_jax.loading.resolved import Resolved

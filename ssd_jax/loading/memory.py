@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ssd_jax.devices.fit import ModelBytes, Need, Parts
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.paged_programs import Paging, page_size
-from ssd_jax.devices.sizes import (
+from ssd_jax.devices.opening.fit import ModelBytes, Need, Parts
+from ssd_jax.devices.opening.models import OpenedModel
+from ssd_jax.devices.opening.sizes import (
     branch_structs,
     bytes_of_process,
     bytes_per_device,
@@ -23,6 +22,7 @@ from ssd_jax.devices.sizes import (
     devices_of_process,
     tree_structs,
 )
+from ssd_jax.devices.programs.paged import Paging, page_size
 from ssd_jax.errors import InputError
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.sampling.rules import RULES

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import jax
 
 from ssd_jax.config.config import Config
-from ssd_jax.devices.fit import Need
-from ssd_jax.devices.opened import check_paging
-from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.opening.fit import Need
+from ssd_jax.devices.opening.models import check_paging
+from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.loading.memory import in_bytes, needs

@@ -10,8 +10,8 @@ from ssd_jax.checkpoints.shipped import draft_source
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.checkpoints.tokenizer import require_same
 from ssd_jax.config.config import Config
-from ssd_jax.devices.auto_dtype import auto_dtype
-from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.devices.opening.auto_dtype import auto_dtype
+from ssd_jax.devices.opening.models import OpenedModel, open_model
 from ssd_jax.errors import InputError
 from ssd_jax.loading.context import fitting_context
 from ssd_jax.loading.custom import Custom

@@ -6,8 +6,8 @@ import dataclasses
 
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import AUTO_WIDTHS, SUPPORT
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.opening.models import OpenedModel
+from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.loading.custom import Custom
 from ssd_jax.placement.placement import Placement
 from ssd_jax.roles.drafting import TreeShape

@@ -40,7 +40,8 @@ class Execution:
       chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
         `chunk_sizes`.
-      one_array: whether a dispatch transfers its host arrays as one, see `devices.packing`.
+      one_array: whether a dispatch transfers its host arrays as one, see
+        `devices/programs/packing.py`.
     """
 
     compute: jnp.dtype

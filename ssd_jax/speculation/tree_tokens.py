@@ -1,8 +1,8 @@
 """Tokens that a round with a token tree, or with the chain of its depth, is expected to commit.
 
-Trees are grown as a draft grows them (`devices.tree_growth`), from nodes whose classes are drawn
-independently: how often each class comes is not counted, since a tree shows no node beside its
-path, but follows from the share of first-ranked tokens that the target takes. Pure host code.
+Trees are grown as a draft grows them (`devices/trees/growth.py`), from nodes whose classes are
+drawn independently: how often each class comes is not counted, since a tree shows no node beside
+its path, but follows from the share of first-ranked tokens that the target takes. Pure host code.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.program_lookup import surroundings
+from ssd_jax.devices.opening.models import OpenedModel
+from ssd_jax.devices.programs.lookup import surroundings
 from ssd_jax.loading.loaded import Loaded
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.system.cache_dir import costs_cache

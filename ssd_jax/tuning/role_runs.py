@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.target.programs import Programs
 from ssd_jax.errors import SsdError
 from ssd_jax.models.sharding import spans_processes
 from ssd_jax.roles.protocols import BranchingDraft, Drafter, Pending, Target

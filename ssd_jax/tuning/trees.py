@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 
-from ssd_jax.devices.exactness import tree_agrees
+from ssd_jax.devices.opening.exactness import tree_agrees
 from ssd_jax.loading.load import Status, load_tree
 from ssd_jax.loading.loaded import Loaded, Roles
 from ssd_jax.tuning.chooser import Chooser

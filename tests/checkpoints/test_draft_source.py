@@ -24,7 +24,7 @@ from ssd_jax.checkpoints.draft_checkpoint import (
     write_draft,
 )
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.devices.opened import open_model
+from ssd_jax.devices.opening.models import open_model
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear import api as products
 from ssd_jax.kernels.linear.quantized import quantize

@@ -25,7 +25,7 @@ def flags(**changes):
 def _any_jax(monkeypatch):
     """Whatever version this is, and nothing is compiled for any device."""
     monkeypatch.setattr(aot, "require_whole_programs", lambda: None)
-    monkeypatch.setattr("ssd_jax.devices.program_spec.ProgramSpec.compile", None)
+    monkeypatch.setattr("ssd_jax.devices.programs.program_spec.ProgramSpec.compile", None)
 
 
 @pytest.mark.usefixtures("_any_jax")
@@ -95,7 +95,7 @@ def config(tmp_path):
 )
 def test_aot_says_what_fits_without_a_compiler(config, changes, modes, memory, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("ssd_jax.devices.program_spec.ProgramSpec.compile", None)
+    monkeypatch.setattr("ssd_jax.devices.programs.program_spec.ProgramSpec.compile", None)
     given = {"target": config, "draft": config, "chip": memory, "context": "256"} | changes
     assert main(flags(**given, slots="256", compile="false")) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -164,6 +164,6 @@ def test_aot_writes_a_page_of_a_pair_and_a_split(config, capsys, monkeypatch):
 
 @pytest.mark.aot
 def test_devices_that_divide_nothing_are_refused_before_any_compile(config, capsys, monkeypatch):
-    monkeypatch.setattr("ssd_jax.devices.program_spec.ProgramSpec.compile", None)
+    monkeypatch.setattr("ssd_jax.devices.programs.program_spec.ProgramSpec.compile", None)
     assert main(flags(target=config, draft=config, devices="7", context="256")) == 2
     assert "7 devices divide nothing of a model with" in capsys.readouterr().err

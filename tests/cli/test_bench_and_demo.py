@@ -11,7 +11,7 @@ import pytest
 from ssd_jax.checkpoints import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.target.programs import Programs
 from ssd_jax.llm.llm import LLM
 from ssd_jax.testing import tiny
 from ssd_jax.tools.bench.run import prompt_result

@@ -8,10 +8,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from ssd_jax.devices import program_spec
-from ssd_jax.devices.opened import open_model
-from ssd_jax.devices.target_base import Verification
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.opening.models import open_model
+from ssd_jax.devices.programs import program_spec
+from ssd_jax.devices.target.base import Verification
+from ssd_jax.devices.target.programs import Programs
 from ssd_jax.roles.records import IDLE
 
 

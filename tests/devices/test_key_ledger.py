@@ -21,7 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.branches.draft import BranchDraft
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.occurrences import derived
 from ssd_jax.engine.request import Request

@@ -9,9 +9,9 @@ import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams
 from ssd_jax.cli.main import main
-from ssd_jax.devices import logprob_programs
-from ssd_jax.devices.prompt_scores import PromptScores
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.target import logprob_programs
+from ssd_jax.devices.target.programs import Programs
+from ssd_jax.devices.target.prompt_scores import PromptScores
 from ssd_jax.sampling.params import MAX_LOGPROBS
 from ssd_jax.testing import tiny
 from tests.models.golden import our_logits

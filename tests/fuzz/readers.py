@@ -15,7 +15,7 @@ from ssd_jax.checkpoints.tokenizer import Tokenizer
 from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
 from ssd_jax.cli import settings as command_settings
 from ssd_jax.cli.settings import config_of, new_flags, params_of
-from ssd_jax.devices.opened import OpenedModel, open_model
+from ssd_jax.devices.opening.models import OpenedModel, open_model
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.packing import pack_blocks

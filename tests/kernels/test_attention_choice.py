@@ -8,7 +8,7 @@ import types
 import pytest
 
 from ssd_jax import compat
-from ssd_jax.devices.opened import execution_for, why_unread
+from ssd_jax.devices.opening.models import execution_for, why_unread
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.tree_attention import api
 

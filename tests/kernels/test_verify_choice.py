@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from ssd_jax.devices.opened import execution_for
+from ssd_jax.devices.opening.models import execution_for
 from ssd_jax.kernels.verify import api, pallas_gpu
 
 HOPPER, BLACKWELL, AMPERE = (

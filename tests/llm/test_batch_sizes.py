@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.config.config import Config
-from ssd_jax.devices.batch_sizes import BatchSizes
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.programs.batch_sizes import BatchSizes
+from ssd_jax.devices.target.programs import Programs
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import load as loading

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.programs.sampling_rows import SamplingRows
 from ssd_jax.placement.host_proposals import HostProposals
 from ssd_jax.placement.process.client import RemoteDraft, RemoteRecords
 from ssd_jax.speculation.sequence_state import RoundState

@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from ssd_jax.devices.paged_programs import PagedPrograms
 from ssd_jax.devices.paged_role import PagedRole
+from ssd_jax.devices.programs.paged import PagedPrograms
 from tests.llm.paged import ALONE, ELSEWHERE, PAGE, elsewhere, opened, with_new_engines
 from tests.llm.preempted import ALONE_FEW, FEW, asked, asked_under_a_grammar, put_off
 from tests.llm.runs import ids, outputs

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssd_jax import InputError, SamplingParams
-from ssd_jax.devices.paged_programs import PagedPrograms, Paging
+from ssd_jax.devices.programs.paged import PagedPrograms, Paging
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.loading.loaded import Loaded
 from tests.engine.flawed_stocks import Early, Uncounted

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_jax.devices import opened
+from ssd_jax.devices.opening import models as opened
 from ssd_jax.kernels.experts.api import XLA, ExpertBackend
 from ssd_jax.llm.llm import LLM
 from ssd_jax.testing import tiny

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices import paged_programs
-from ssd_jax.devices.paged_programs import PagedPrograms
+from ssd_jax.devices.programs import paged as paged_programs
+from ssd_jax.devices.programs.paged import PagedPrograms
 from ssd_jax.kernels.tree_attention import xla
 from ssd_jax.models.execution import Execution
 from tests.checkpoints import tiny_pair

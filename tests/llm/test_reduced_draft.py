@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.devices import program_spec
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.programs import program_spec
 from ssd_jax.llm.llm import LLM
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

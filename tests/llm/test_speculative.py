@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.devices import draft_programs
+from ssd_jax.devices.draft import programs as draft_programs
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import load

@@ -9,8 +9,8 @@ import collections
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.target.programs import Programs
 from tests.checkpoints import tiny_pair
 from tests.llm.runs import outputs
 

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ssd_jax.devices import branching
+from ssd_jax.devices.branches import branching
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing import tiny

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.devices import expansion_programs, paged_programs
+from ssd_jax.devices.branches import expansion_programs
+from ssd_jax.devices.programs import paged as paged_programs
 from ssd_jax.models.execution import Execution
 from tests.checkpoints import tiny_pair
 

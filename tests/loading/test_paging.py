@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from ssd_jax import LLM, Config, InputError
-from ssd_jax.devices.fit import Need
+from ssd_jax.devices.opening.fit import Need
 from ssd_jax.loading import memory
 from ssd_jax.loading.memory import needs
 from ssd_jax.loading.paging import most_pages

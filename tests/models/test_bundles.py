@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.devices.sizes import bytes_per_device
+from ssd_jax.devices.opening.sizes import bytes_per_device
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models import functional
 from ssd_jax.models.bundles import Bundles

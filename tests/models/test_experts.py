@@ -13,7 +13,7 @@ from flax import nnx
 
 from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.devices.sizes import bytes_per_device, bytes_read
+from ssd_jax.devices.opening.sizes import bytes_per_device, bytes_read
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts import pallas_tpu
 from ssd_jax.kernels.experts.api import ExpertBackend

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ssd_jax.devices import opened as opened_models
-from ssd_jax.devices.paged_programs import PagedPrograms
+from ssd_jax.devices.opening import models as opened_models
+from ssd_jax.devices.programs.paged import PagedPrograms
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts.api import ExpertBackend
 from ssd_jax.models.tensor_loading import TensorLoading

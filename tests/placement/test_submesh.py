@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.devices.branch_draft import BranchDraft, DeviceBranches
+from ssd_jax.devices.branches.draft import BranchDraft, DeviceBranches
 from ssd_jax.engine.engine import Engine
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading.drafts import EngineDrafts
@@ -233,7 +233,7 @@ def reads(monkeypatch):
     seen = []
 
     def is_of_product(file):
-        return "ssd_jax" in file and not file.endswith("devices/device.py")
+        return "ssd_jax" in file and not file.endswith("devices/programs/device.py")
 
     def note(array):
         frame = sys._getframe(2)

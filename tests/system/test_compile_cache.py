@@ -434,13 +434,13 @@ def test_starts_with_damaged_entries_give_the_same_ids_and_heal_them(
 COMPILE = """
 import sys
 import jax, jax.numpy as jnp
-from ssd_jax.devices import program_lookup
-from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.devices.programs import lookup
+from ssd_jax.devices.programs.program_spec import ProgramSpec
 from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.compile_cache import open_store, use_store
 from ssd_jax.system.cores import pin
 directory, when = sys.argv[1:]
-program_lookup._IMPORTED += 600
+lookup._IMPORTED += 600
 restore = pin({CORE}) if when == "pinned until it starts" else lambda: None
 jax.devices()
 restore()

@@ -7,7 +7,7 @@ import pytest
 
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import AUTO_BUDGETS, AUTO_K
-from ssd_jax.devices import program_lookup
+from ssd_jax.devices.programs import lookup
 from ssd_jax.errors import InputError
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.speculation.tuner import SpeculationPlan
@@ -265,9 +265,9 @@ def test_costs_of_another_version_processor_or_room_are_measured_anew(tmp_path, 
     model = SimpleNamespace(identity="f w")
     exact, context = "distribution", 64
     parts = {
-        "sources": (program_lookup, "_sources_digest"),
+        "sources": (lookup, "_sources_digest"),
         "flags": (stored_jit, "_flags"),
-        "handlers": (program_lookup.handlers, "why_missing"),
+        "handlers": (lookup.handlers, "why_missing"),
     }
     monkeypatch.setattr(*parts["handlers"], lambda: None)
     for _ in range(2):

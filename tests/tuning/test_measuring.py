@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.config import config, derived
-from ssd_jax.devices.batch_sizes import BatchSizes
-from ssd_jax.devices.target_base import Verification
+from ssd_jax.devices.programs.batch_sizes import BatchSizes
+from ssd_jax.devices.target.base import Verification
 from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import Roles

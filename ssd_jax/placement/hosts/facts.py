@@ -6,7 +6,7 @@ import platform
 
 import jax
 
-from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.opening.models import OpenedModel
 from ssd_jax.system.environment import versions
 
 

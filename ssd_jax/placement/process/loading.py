@@ -14,16 +14,16 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.devices.batch_sizes import BatchPlan
-from ssd_jax.devices.branch_draft import BranchDraft
+from ssd_jax.devices.branches.draft import BranchDraft
+from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.branching_draft import BranchingMenu, branching_draft, run_once
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.opened import OpenedModel, check_paging, open_model
-from ssd_jax.devices.paged_programs import Paging
-from ssd_jax.devices.tree_branch_draft import TreeBranchDraft
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
-from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.opening.models import OpenedModel, check_paging, open_model
+from ssd_jax.devices.programs.batch_sizes import BatchPlan
+from ssd_jax.devices.programs.paged import Paging
+from ssd_jax.devices.trees.branch_draft import TreeBranchDraft
+from ssd_jax.devices.trees.draft_programs import TreeDraftPrograms
+from ssd_jax.devices.trees.expansion_programs import TreeExpansionPrograms
 from ssd_jax.errors import InputError
 from ssd_jax.models.functional import Parameters
 from ssd_jax.models.sharding import mesh_of

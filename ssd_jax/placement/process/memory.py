@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ssd_jax.devices.fit import ModelBytes, Need
-from ssd_jax.devices.opened import OpenedModel
-from ssd_jax.devices.paged_programs import Paging, page_size
-from ssd_jax.devices.sizes import (
+from ssd_jax.devices.opening.fit import ModelBytes, Need
+from ssd_jax.devices.opening.models import OpenedModel
+from ssd_jax.devices.opening.sizes import (
     branch_structs,
     bytes_of_process,
     bytes_per_device,
     device_limit,
     devices_of_process,
 )
+from ssd_jax.devices.programs.paged import Paging, page_size
 from ssd_jax.errors import InputError
 from ssd_jax.system.host_memory import memory_limit
 from ssd_jax.wire.draft_spec import (

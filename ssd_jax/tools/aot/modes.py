@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssd_jax.devices.fit import Need
+from ssd_jax.devices.opening.fit import Need
 from ssd_jax.placement.device_groups import DeviceGroups, Grid
 from ssd_jax.speculation.fan_out import FanOut
 from ssd_jax.speculation.tuner import SpeculationPlan

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ssd_jax.devices.program_spec import Name
+from ssd_jax.devices.programs.program_spec import Name
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel

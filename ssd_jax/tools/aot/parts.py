@@ -12,12 +12,12 @@ from typing import cast
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from ssd_jax.devices.fallbacks import mesh_lines
-from ssd_jax.devices.fit import ModelBytes, Need
-from ssd_jax.devices.opened import execution_for
-from ssd_jax.devices.paged_programs import Paging, page_size
-from ssd_jax.devices.program_spec import Name, ProgramSpec
-from ssd_jax.devices.sizes import bytes_per_device
+from ssd_jax.devices.opening.fallbacks import mesh_lines
+from ssd_jax.devices.opening.fit import ModelBytes, Need
+from ssd_jax.devices.opening.models import execution_for
+from ssd_jax.devices.opening.sizes import bytes_per_device
+from ssd_jax.devices.programs.paged import Paging, page_size
+from ssd_jax.devices.programs.program_spec import Name, ProgramSpec
 from ssd_jax.kernels.experts.estimate import expected_experts
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.models.config import ModelConfig

@@ -10,15 +10,15 @@ from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.tensors import Progress
 from ssd_jax.config.settings import SUPPORT
-from ssd_jax.devices.batch_sizes import BatchPlan
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
-from ssd_jax.devices.paged_programs import Paging
-from ssd_jax.devices.program_spec import Compiler, Name, ProgramSpec
-from ssd_jax.devices.target_base import Verification
-from ssd_jax.devices.target_programs import Programs
-from ssd_jax.devices.tree_draft_programs import TreeDraftPrograms
-from ssd_jax.devices.tree_expansion_programs import TreeExpansionPrograms
+from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.programs.batch_sizes import BatchPlan
+from ssd_jax.devices.programs.paged import Paging
+from ssd_jax.devices.programs.program_spec import Compiler, Name, ProgramSpec
+from ssd_jax.devices.target.base import Verification
+from ssd_jax.devices.target.programs import Programs
+from ssd_jax.devices.trees.draft_programs import TreeDraftPrograms
+from ssd_jax.devices.trees.expansion_programs import TreeExpansionPrograms
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.roles.drafting import Drafting, TreeShape
 from ssd_jax.sampling.rules import RuleName

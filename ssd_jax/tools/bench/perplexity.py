@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.devices import passes, program_spec
-from ssd_jax.devices.paged_programs import page_size
+from ssd_jax.devices.programs import passes, program_spec
+from ssd_jax.devices.programs.paged import page_size
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.kv_pages import Contiguous
 from ssd_jax.models.functional import FunctionalModel, Parameters

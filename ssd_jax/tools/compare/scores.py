@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.devices.sampling_rows import SamplingRows
+from ssd_jax.devices.programs.sampling_rows import SamplingRows
 from ssd_jax.engine.request import Request
 from ssd_jax.engine.sequence import stop_ids
 from ssd_jax.kernels.distribution import sampled_probs

@@ -10,10 +10,12 @@ from typing import get_args
 import jax
 import pytest
 
-from ssd_jax.devices import logprob_programs, masked_programs, paged_programs, passes
-from ssd_jax.devices.draft_programs import DraftPrograms
-from ssd_jax.devices.target_base import Verification
-from ssd_jax.devices.target_programs import Programs
+from ssd_jax.devices.draft.programs import DraftPrograms
+from ssd_jax.devices.programs import paged as paged_programs
+from ssd_jax.devices.programs import passes
+from ssd_jax.devices.target import logprob_programs, masked_programs
+from ssd_jax.devices.target.base import Verification
+from ssd_jax.devices.target.programs import Programs
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssd_jax.devices.branch_draft import BranchDraft
-from ssd_jax.devices.expansion_programs import ExpansionPrograms
+from ssd_jax.devices.branches.draft import BranchDraft
+from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
 from ssd_jax.loading.loaded import Loaded
 from ssd_jax.placement.parallel.by_branches import DraftByBranches
 from ssd_jax.roles.activity import Activity

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_jax.devices.branch_draft import BranchDraft
-from ssd_jax.devices.draft_programs import DraftPrograms
+from ssd_jax.devices.branches.draft import BranchDraft
+from ssd_jax.devices.draft.programs import DraftPrograms
 from ssd_jax.placement.process import loading
 from ssd_jax.roles.records import no_promotion
 from tests.fakes.stepwise import asked_records

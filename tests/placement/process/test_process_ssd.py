@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.config import derived
-from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.opening.models import OpenedModel
 from ssd_jax.engine.engine import Engine
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM

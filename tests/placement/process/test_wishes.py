@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ssd_jax.devices.opened import OpenedModel
+from ssd_jax.devices.opening.models import OpenedModel
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.tree_attention.api import why_not
 from ssd_jax.llm.llm import LLM

@@ -1,6 +1,6 @@
 """A small decoder, and every program of a pair of it, by names such as "target forward 4"."""
 
-from ssd_jax.devices.program_spec import ProgramSpec
+from ssd_jax.devices.programs.program_spec import ProgramSpec
 from ssd_jax.kernels.linear.api import stored_in_blocks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.devices.paged_programs import Paging
+from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.kernels.kv_pages import lane_width
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

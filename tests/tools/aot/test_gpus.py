@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 import jax
 import pytest
 
-from ssd_jax.devices.paged_programs import Paging
-from ssd_jax.devices.sizes import bytes_per_device
+from ssd_jax.devices.opening.sizes import bytes_per_device
+from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.errors import InputError
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

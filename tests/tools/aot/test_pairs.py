@@ -10,8 +10,8 @@ import functools
 import jax
 import pytest
 
-from ssd_jax.devices.paged_programs import page_size
-from ssd_jax.devices.sizes import bytes_per_device, bytes_read
+from ssd_jax.devices.opening.sizes import bytes_per_device, bytes_read
+from ssd_jax.devices.programs.paged import page_size
 from ssd_jax.tools.aot import chips, hlo
 from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.parts import ChipSlice, build, compile_program

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.devices.opened import open_model
+from ssd_jax.devices.opening.models import open_model
 from ssd_jax.models.sequence import sequence_hidden, sequence_logits
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill.scoring import judge as judge_texts

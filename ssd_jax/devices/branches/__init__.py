@@ -1,0 +1,1 @@
+"""The draft of SSD: branches off records, one for each outcome that is prepared for."""

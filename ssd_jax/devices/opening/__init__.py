@@ -1,0 +1,1 @@
+"""What is known before programs run: models and types, memory, exactness, fallbacks."""

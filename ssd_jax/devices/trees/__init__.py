@@ -1,0 +1,1 @@
+"""Drafts that propose token trees, and that branch off them."""
