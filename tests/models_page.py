@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints import gguf_families
+from ssd_jax.checkpoints.gguf import families as gguf_families
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssd_jax import LLM, SamplingParams
-from ssd_jax.checkpoints.draft_checkpoint import identity_of
+from ssd_jax.checkpoints.drafts.checkpoint import identity_of
 from ssd_jax.tools.bench.prompts import load_prompts
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 from ssd_jax.models.execution import Execution

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import TensorSource
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
+from ssd_jax.checkpoints.weights.tensors import TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import reading
@@ -33,10 +33,10 @@ class Checkpoint:
       output_ids: [N] int32, ascending: tokens of the head's rows, if it does not have all (see
         `ModelConfig.output_size`).
       target_digest: of a draft checkpoint, the digest of its target, see
-        `draft_checkpoint.identity_of`.
-      acceptance: of a draft checkpoint, see `draft_checkpoint.DraftOrigin`.
+        `drafts.checkpoint.identity_of`.
+      acceptance: of a draft checkpoint, see `drafts.checkpoint.DraftOrigin`.
       digest: of a draft checkpoint, reads its own tensors and returns their digest.
-      identities: known digests of `draft_checkpoint.identity_of`, by the tensors that they cover.
+      identities: known digests of `drafts.checkpoint.identity_of`, by the tensors that they cover.
     """
 
     source: str

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.gguf import GGUFFile
+from ssd_jax.checkpoints.gguf.source import GGUFFile
 from ssd_jax.system.files import read_json
 
 FILE = "generation_config.json"

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import CONFIG, KEY
-from ssd_jax.checkpoints.draft_source import is_int8_draft, open_draft
-from ssd_jax.checkpoints.gguf import GGUFFile
-from ssd_jax.checkpoints.layout import arranged
-from ssd_jax.checkpoints.load import check_size
-from ssd_jax.checkpoints.native import has_groups, has_native
+from ssd_jax.checkpoints.drafts.checkpoint import CONFIG, KEY
+from ssd_jax.checkpoints.drafts.source import is_int8_draft, open_draft
+from ssd_jax.checkpoints.gguf.source import GGUFFile
 from ssd_jax.checkpoints.orbax import MANIFEST, OrbaxDirectory
-from ssd_jax.checkpoints.places import check_places, check_tied
 from ssd_jax.checkpoints.quantized.registry import scheme_of
 from ssd_jax.checkpoints.quantized.tensors import QuantizedTensors
-from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
 from ssd_jax.checkpoints.sources import resolve
-from ssd_jax.checkpoints.tensors import Progress, TensorSource
-from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
-from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.gguf import tokenizer_from_gguf
+from ssd_jax.checkpoints.tokenizers.hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
+from ssd_jax.checkpoints.weights.layout import arranged
+from ssd_jax.checkpoints.weights.load import check_size
+from ssd_jax.checkpoints.weights.native import has_groups, has_native
+from ssd_jax.checkpoints.weights.places import check_places, check_tied
+from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
+from ssd_jax.checkpoints.weights.tensors import Progress, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.registry import FAMILIES
@@ -36,7 +36,7 @@ def open_checkpoint(
 
     Args:
       source: see `sources.resolve`.
-      target: a draft's target: a draft checkpoint takes tensors from it (`draft_checkpoint`), and
+      target: a draft's target: a draft checkpoint takes tensors from it (`drafts.checkpoint`), and
         is not a model without it. Others ignore it.
       progress: called while weights are downloaded.
 

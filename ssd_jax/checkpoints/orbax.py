@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint, tensor_structs
 from ssd_jax.checkpoints.generation_config import FILE, read_sampling
-from ssd_jax.checkpoints.tensors import Index, Progress, TensorSource, bounds
+from ssd_jax.checkpoints.weights.tensors import Index, Progress, TensorSource, bounds
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.atomic import new_directory
 from ssd_jax.system.files import brief, read_json, require_plain_name, sha256_of, shown

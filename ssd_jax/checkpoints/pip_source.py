@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import new_file, write_file
 from ssd_jax.system.cache_dir import cache_dir

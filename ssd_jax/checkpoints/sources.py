@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from ssd_jax.checkpoints import pip_source
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import reading, sha256_of
 from ssd_jax.system.paths import user_path

@@ -79,8 +79,8 @@ def _of_the_hub() -> Iterator[tuple[str, Path, int]]:
 
 
 def _open_cached(source: str, path: Path, size: int) -> CachedModel:
+    from ssd_jax.checkpoints.drafts.shipped import find_draft
     from ssd_jax.checkpoints.opening import open_checkpoint
-    from ssd_jax.checkpoints.shipped import find_draft
 
     try:
         checkpoint = open_checkpoint(str(path))

@@ -47,7 +47,7 @@ from ssd_jax.roles.records import IDLE, Outcomes
 from ssd_jax.sampling.params import NO_TOKEN, SamplingParams
 
 if TYPE_CHECKING:
-    from ssd_jax.checkpoints.detokenizer import OpenStream
+    from ssd_jax.checkpoints.tokenizers.detokenizer import OpenStream
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ssd_jax.checkpoints.detokenizer import DecodeStream, OpenStream
+    from ssd_jax.checkpoints.tokenizers.detokenizer import DecodeStream, OpenStream
     from ssd_jax.engine.request import Request
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mappi
 from functools import cached_property, partial
 from typing import Any
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.config.config import Config
 from ssd_jax.config.values import is_integer
 from ssd_jax.engine.bad_words import encoded

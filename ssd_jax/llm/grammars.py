@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 from typing_extensions import override
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.engine.grammar import Grammar, Matcher
 from ssd_jax.errors import InputError
 from ssd_jax.sampling.masks import BITS, words_of

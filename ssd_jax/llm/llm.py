@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.config.config import Config
 from ssd_jax.config.keywords import Settings
 from ssd_jax.config.settings import MODES

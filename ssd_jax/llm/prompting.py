@@ -10,7 +10,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.generation_config import read_sampling
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.config.config import Config
 from ssd_jax.config.values import is_integer
 from ssd_jax.errors import InputError

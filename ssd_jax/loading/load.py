@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import msgspec
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.branching_draft import BranchingMenu
 from ssd_jax.devices.draft.programs import DraftPrograms

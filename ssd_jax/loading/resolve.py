@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ssd_jax.checkpoints.drafts.shipped import draft_source
 from ssd_jax.checkpoints.opening import dtype_of_draft
-from ssd_jax.checkpoints.shipped import draft_source
-from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.checkpoints.tokenizer import require_same
+from ssd_jax.checkpoints.tokenizers.tokenizer import require_same
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.config.config import Config
 from ssd_jax.devices.opening.auto_dtype import auto_dtype
 from ssd_jax.devices.opening.models import OpenedModel, open_model

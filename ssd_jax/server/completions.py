@@ -7,7 +7,7 @@ from typing import Any
 
 from openai.types import Completion
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.engine.request import RequestOutput, TokenLogprobs
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.server.fields import COMPLETION, COMPLETION_TOKENS, includes_usage

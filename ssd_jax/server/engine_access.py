@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.engine.request import Request, TokenEvent
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.llm.prompting import Prompt

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.engine.request import TokenLogprobs
 
 LOWEST = -9999.0

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints import opening, places
+from ssd_jax.checkpoints import opening
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights import places
 from ssd_jax.errors import InputError
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints import tiny_models as tiny

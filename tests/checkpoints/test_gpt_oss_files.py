@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.native import native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.native import native_kinds
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.testing import tiny
-from tests.checkpoints.gguf_converter import convert
+from tests.checkpoints.gguf.converter import convert
 from tests.checkpoints.tiny_gpt_oss import CONFIG, METHOD, published, write
 from tests.models.golden import Runner, our_logits, parameters
 

@@ -12,12 +12,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from ssd_jax.checkpoints.load import load_arrays
-from ssd_jax.checkpoints.native import has_native, native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.quantized.registry import scheme_of
 from ssd_jax.checkpoints.quantized.tensors import QuantizedTensors
-from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
+from ssd_jax.checkpoints.weights.load import load_arrays
+from ssd_jax.checkpoints.weights.native import has_native, native_kinds
+from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.reference import dense

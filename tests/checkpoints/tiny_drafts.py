@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import HEAD, identity_of, write_draft
+from ssd_jax.checkpoints.drafts.checkpoint import HEAD, identity_of, write_draft
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.testing import tiny

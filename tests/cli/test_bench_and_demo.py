@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints import shipped
+from ssd_jax.checkpoints.drafts import shipped
 from ssd_jax.cli import suites
 from ssd_jax.cli.main import main
 from ssd_jax.devices.target.programs import Programs

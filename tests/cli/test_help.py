@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ssd_jax.checkpoints import pip_source, shipped
+from ssd_jax.checkpoints import pip_source
+from ssd_jax.checkpoints.drafts import shipped
 from ssd_jax.cli import settings
 from ssd_jax.cli.main import COMMANDS, main
 from ssd_jax.config.config import Config

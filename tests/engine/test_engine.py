@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssd_jax.checkpoints.detokenizer import ByteStream
+from ssd_jax.checkpoints.tokenizers.detokenizer import ByteStream
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.request_metrics import REQUEST_KEYS
 from ssd_jax.errors import InputError

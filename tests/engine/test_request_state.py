@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.detokenizer import ByteStream
+from ssd_jax.checkpoints.tokenizers.detokenizer import ByteStream
 from ssd_jax.engine.metrics import RequestTimes, RoundRecord
 from ssd_jax.engine.request_state import RequestState
 from ssd_jax.engine.sequence import Sequence

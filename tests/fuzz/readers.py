@@ -9,10 +9,10 @@ from pathlib import Path
 from absl import flags
 
 from ssd_jax.checkpoints import pip_source
-from ssd_jax.checkpoints.draft_source import DraftTensors
+from ssd_jax.checkpoints.drafts.source import DraftTensors
 from ssd_jax.checkpoints.pip_source import Pin
-from ssd_jax.checkpoints.tokenizer import Tokenizer
-from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.cli import settings as command_settings
 from ssd_jax.cli.settings import config_of, new_flags, params_of
 from ssd_jax.devices.opening.models import OpenedModel, open_model

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ssd_jax.checkpoints.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
 from ssd_jax.kernels.experts.groups import ExpertGroups, device_form, stored_scales, stored_values
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import E2M1

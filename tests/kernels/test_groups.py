@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
 from ssd_jax.kernels.linear import api, groups
 from ssd_jax.kernels.linear.api import GroupQuantized, ScaledSums
 

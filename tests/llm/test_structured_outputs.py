@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from ssd_jax import LLM, InputError, SamplingParams, StructuredOutputsParams
-from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.hf import tokenizer_from_directory
 from ssd_jax.engine.grammar import allows
 from ssd_jax.llm.grammars import Grammars, _Matcher
 from ssd_jax.testing import tiny

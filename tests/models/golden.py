@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.kernels.kv_pages import BLOCK, Contiguous
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import TensorSource
+from ssd_jax.checkpoints.weights.tensors import TensorSource
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

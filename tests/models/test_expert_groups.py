@@ -8,9 +8,9 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from safetensors.numpy import load_file, save_file
 
-from ssd_jax.checkpoints.grouped import StoredGroups
-from ssd_jax.checkpoints.native import native_groups
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.native import native_groups
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts.api import ExpertBackend
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ssd_jax.checkpoints.load import check_size
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.load import check_size
 from ssd_jax.devices.opening.sizes import bytes_per_device, bytes_read
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts import pallas_tpu

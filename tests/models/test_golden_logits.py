@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.models.functional import FunctionalModel

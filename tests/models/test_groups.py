@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints import load
-from ssd_jax.checkpoints.grouped import StoredGroups
-from ssd_jax.checkpoints.native import native_groups
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights import load
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.native import native_groups
 from ssd_jax.compat import keeps_int4
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.execution import Execution

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.mechanisms import PLAIN, Mechanisms

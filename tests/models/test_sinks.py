@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ssd_jax.checkpoints.load import load_parameters
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.models import attention
 from ssd_jax.models.config import KEY
 from ssd_jax.models.functional import FunctionalModel

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.load import load_parameters
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.stacks import Stacks
 from ssd_jax.system.huge_pages import HugePages

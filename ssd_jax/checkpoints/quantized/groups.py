@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
-from ssd_jax.checkpoints.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
 
 
 class GroupLayout(NamedTuple):

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.grouped import StoredGroups, float4_groups
 from ssd_jax.checkpoints.quantized.scheme import Scheme, Shape, StoredTensors
-from ssd_jax.checkpoints.tensors import Index
+from ssd_jax.checkpoints.weights.grouped import StoredGroups, float4_groups
+from ssd_jax.checkpoints.weights.tensors import Index
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import E2M1
 

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.quantized.blocks import pack_floats
 from ssd_jax.checkpoints.quantized.scheme import MatrixScheme, MatrixShape, StoredTensors
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.kinds import FLOAT8
 

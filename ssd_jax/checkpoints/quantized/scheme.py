@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.quantized.blocks import kind_of, pack
 from ssd_jax.checkpoints.quantized.groups import GroupLayout, Groups, in_groups
-from ssd_jax.checkpoints.tensors import Index
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.tensors import Index
 from ssd_jax.kernels.linear.group_form import GroupForm
 
 MatrixShape = tuple[int, int]

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.grouped import StoredGroups
 from ssd_jax.checkpoints.quantized.scheme import Scheme
-from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
-from ssd_jax.checkpoints.tensors import Index, TensorSource
+from ssd_jax.checkpoints.weights.grouped import StoredGroups
+from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
+from ssd_jax.checkpoints.weights.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.kinds import BFLOAT16

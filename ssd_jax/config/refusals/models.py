@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd_jax.checkpoints.native import check_source
+from ssd_jax.checkpoints.weights.native import check_source
 from ssd_jax.config.derived import DerivedSettings
 
 

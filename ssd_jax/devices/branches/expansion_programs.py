@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int32
 from typing_extensions import override
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.branches.branching import Expansion
 from ssd_jax.devices.branches.expansion_steps import ExpansionSteps, StepContext
 from ssd_jax.devices.draft import record

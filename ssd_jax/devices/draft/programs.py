@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32
 from typing_extensions import override
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.draft import record
 from ssd_jax.devices.draft.record import Record
 from ssd_jax.devices.programs import passes, program_spec

@@ -7,9 +7,9 @@ import math
 import jax
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.native import has_groups, has_native
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.tensors import Progress, TensorSource
+from ssd_jax.checkpoints.weights.native import has_groups, has_native
+from ssd_jax.checkpoints.weights.tensors import Progress, TensorSource
 from ssd_jax.kernels.linear import api as products
 
 

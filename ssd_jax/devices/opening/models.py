@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.load import check_tensors, load_parameters
-from ssd_jax.checkpoints.native import native_groups, native_kinds
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.tensors import Progress
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
+from ssd_jax.checkpoints.weights.load import check_tensors, load_parameters
+from ssd_jax.checkpoints.weights.native import native_groups, native_kinds
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.opening.exactness import row_independent
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages

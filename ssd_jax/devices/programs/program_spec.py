@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.programs import lookup
 from ssd_jax.devices.programs.packing import PackedProgram, Packing
 from ssd_jax.models.sharding import DATA_AXIS

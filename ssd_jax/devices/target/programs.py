@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, Task
 from ssd_jax.devices.programs.first_rows import over_first_rows

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 from typing_extensions import override
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, Task
 from ssd_jax.devices.programs.batched import BatchedPrograms

@@ -181,9 +181,9 @@ def worker_models(draft: str, target: str | None) -> tuple[str, str | None]:
     Raises:
       InputError: the draft cannot be served, or needs a target and has none.
     """
-    from ssd_jax.checkpoints.draft_source import takes_tensors
+    from ssd_jax.checkpoints.drafts.shipped import draft_source
+    from ssd_jax.checkpoints.drafts.source import takes_tensors
     from ssd_jax.checkpoints.opening import open_checkpoint
-    from ssd_jax.checkpoints.shipped import draft_source
     from ssd_jax.checkpoints.sources import resolve
 
     @functools.cache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from ssd_jax.checkpoints.harmony import MARKS, HarmonyReader, MessagePart, writes_harmony
+from ssd_jax.checkpoints.chat.harmony import MARKS, HarmonyReader, MessagePart, writes_harmony
 from ssd_jax.server.tool_calls.protocols import (
     Arguments,
     CallBegin,

@@ -1,6 +1,6 @@
 """The form of Hermes, Qwen2.5 and Qwen3: objects within `<tool_call>` and `</tool_call>`."""
 
-from ssd_jax.checkpoints.control_tokens import CALL_MARKS
+from ssd_jax.checkpoints.tokenizers.control_tokens import CALL_MARKS
 from ssd_jax.server.tool_calls.json_form import JsonForm
 
 HERMES = JsonForm(

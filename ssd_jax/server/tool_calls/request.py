@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.server.errors import ApiError, invalid
 from ssd_jax.server.tool_calls.forms import NAMES, form_of
 from ssd_jax.server.tool_calls.protocols import CallForm, CallParser, CallRules, Tool

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.checkpoints.draft_checkpoint import KEY
-from ssd_jax.checkpoints.gguf import GGUFFile
+from ssd_jax.checkpoints.drafts.checkpoint import KEY
+from ssd_jax.checkpoints.gguf.source import GGUFFile
 from ssd_jax.checkpoints.sources import resolve_configuration
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.config.settings import SUPPORT
 from ssd_jax.devices.branches.expansion_programs import ExpansionPrograms
 from ssd_jax.devices.draft.programs import DraftPrograms

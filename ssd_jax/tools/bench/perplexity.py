@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.paged import page_size
 from ssd_jax.errors import InputError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.tools.bench.bandwidth import Bandwidth
 from ssd_jax.tools.bench.stats import Estimate, estimate_of
 from ssd_jax.tools.bench.table import Column, Page, build_table, interval, pluralize

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from rich.table import Table
 
-from ssd_jax.checkpoints.harmony import HarmonyReader, MessagePart, mark_ids, writes_harmony
+from ssd_jax.checkpoints.chat.harmony import HarmonyReader, MessagePart, mark_ids, writes_harmony
 from ssd_jax.engine.request import Request, RequestOutput
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM

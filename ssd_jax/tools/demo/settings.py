@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ssd_jax.checkpoints.native import has_native
-from ssd_jax.checkpoints.shipped import DEFAULT, find_draft
+from ssd_jax.checkpoints.drafts.shipped import DEFAULT, find_draft
+from ssd_jax.checkpoints.weights.native import has_native
 from ssd_jax.config.config import Config
 
 if TYPE_CHECKING:

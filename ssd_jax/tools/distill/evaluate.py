@@ -19,7 +19,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.tokenizer import require_same
+from ssd_jax.checkpoints.tokenizers.tokenizer import require_same
 from ssd_jax.devices.opening.models import OpenedModel, open_model
 from ssd_jax.devices.programs.lookup import surroundings
 from ssd_jax.errors import InputError

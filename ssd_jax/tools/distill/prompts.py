@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import good_lines, message_text
 from ssd_jax.system.atomic import write_file

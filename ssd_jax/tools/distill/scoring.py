@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.opening.models import open_model
 from ssd_jax.kernels.kv_pages import BLOCK
 from ssd_jax.kernels.rows import map_rows

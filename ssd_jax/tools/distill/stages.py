@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd_jax.checkpoints.shipped import draft_source
+from ssd_jax.checkpoints.drafts.shipped import draft_source
 from ssd_jax.errors import InputError
 from ssd_jax.system.atomic import clear_partial
 from ssd_jax.tools.distill.completions import Bar, CompletionJob

@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.models.functional import FunctionalModel, Parameters
 from ssd_jax.tools.bench.perplexity import TeacherForced
 from ssd_jax.tools.bench.step import in_turns

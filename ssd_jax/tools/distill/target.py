@@ -10,7 +10,7 @@ from typing import Any
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.tensors import Progress
+from ssd_jax.checkpoints.weights.tensors import Progress
 
 
 @dataclasses.dataclass(frozen=True)

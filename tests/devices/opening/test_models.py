@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ssd_jax.checkpoints.safetensors import SafetensorsDirectory
+from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
 from ssd_jax.devices.opening import models as opened
 from ssd_jax.devices.opening.models import open_model
 from ssd_jax.testing import tiny

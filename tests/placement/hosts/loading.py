@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ssd_jax import compat
-from ssd_jax.checkpoints.load import load_parameters
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.models import sharding
 from ssd_jax.placement.hosts.flag import Hosts
 from ssd_jax.placement.hosts.start import start

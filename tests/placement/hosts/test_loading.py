@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.load import load_parameters
+from ssd_jax.checkpoints.weights.load import load_parameters
 from tests.models.random_weights import made
 from tests.placement.hosts.loading import Recording
 from tests.placement.hosts.processes import Processes

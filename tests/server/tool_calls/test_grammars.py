@@ -7,7 +7,7 @@ import json
 import pytest
 from tokenizers import AddedToken
 
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.engine.grammar import allows
 from ssd_jax.llm.grammars import Grammars
 from ssd_jax.sampling.structured_outputs import StructuredOutputsParams

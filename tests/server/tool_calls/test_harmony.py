@@ -6,13 +6,13 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from ssd_jax.checkpoints.harmony import MARKS
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.chat.harmony import MARKS
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.server.tool_calls.harmony import HARMONY, HarmonyParser
 from ssd_jax.server.tool_calls.protocols import Arguments, CallBegin, Content, Reasoning, Tool
 from ssd_jax.server.tool_calls.request import ToolUse
 from tests.checkpoints.builders import backend, special
-from tests.checkpoints.test_harmony import ANALYSIS, CALL, FINAL
+from tests.checkpoints.chat.test_harmony import ANALYSIS, CALL, FINAL
 from tests.server.tool_calls.test_grammars import SCHEMA, follows
 
 TEMPLATE = "{{ tools }}{{ messages[0].tool_calls }}<|channel|>final<|message|>"

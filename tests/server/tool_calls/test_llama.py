@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from ssd_jax.checkpoints.chat_template import ChatTemplate
+from ssd_jax.checkpoints.chat.template import ChatTemplate
 from ssd_jax.errors import InputError
 from ssd_jax.server.fields import CHAT
 from ssd_jax.server.tool_calls.forms import form_named

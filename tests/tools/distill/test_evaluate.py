@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ssd_jax.checkpoints import shipped
+from ssd_jax.checkpoints.drafts import shipped
 from ssd_jax.cli.main import main
 from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill.magpie import read_turns, user_turn

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ssd_jax.checkpoints.tokenizer_hf import tokenizer_from_directory
+from ssd_jax.checkpoints.tokenizers.hf import tokenizer_from_directory
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill.target import open_target
 
@@ -32,7 +32,7 @@ class Clock(datetime.datetime):
         return cls(2025, 1, {day}, tzinfo=tz)
 
 datetime.datetime = Clock
-from ssd_jax.checkpoints.template_child import main
+from ssd_jax.checkpoints.chat.template_child import main
 main()
 """
 
@@ -42,7 +42,7 @@ def test_a_template_that_writes_the_date_is_the_same_on_another_day(target, monk
     for day in (1, 2):
         program = tmp_path / f"{day}.py"
         program.write_text(ANOTHER_DAY.format(day=day))
-        monkeypatch.setattr("ssd_jax.checkpoints.chat_template._PROGRAM", program)
+        monkeypatch.setattr("ssd_jax.checkpoints.chat.template._PROGRAM", program)
         opened = open_target(str(target))
         shown.append(
             opened.checkpoint.tokenizer.apply_chat_template(

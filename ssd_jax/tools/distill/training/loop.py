@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import identity_of
+from ssd_jax.checkpoints.drafts.checkpoint import identity_of
 from ssd_jax.errors import InputError
 from ssd_jax.tools.distill.settings import DraftSettings, TrainSettings, determining_values
 from ssd_jax.tools.distill.shards import Sample

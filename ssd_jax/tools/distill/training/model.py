@@ -14,11 +14,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.draft_checkpoint import HEAD, SCALE, Identity, write_draft
-from ssd_jax.checkpoints.draft_source import DraftTensors
+from ssd_jax.checkpoints.drafts.checkpoint import HEAD, SCALE, Identity, write_draft
+from ssd_jax.checkpoints.drafts.shipped import draft_source
+from ssd_jax.checkpoints.drafts.source import DraftTensors
 from ssd_jax.checkpoints.opening import open_checkpoint
-from ssd_jax.checkpoints.shipped import draft_source
-from ssd_jax.checkpoints.tokenizer import Tokenizer
+from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.quantized import quantize
 from ssd_jax.models.config import ModelConfig, family_switches

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
-from ssd_jax.checkpoints.load import load_parameters
+from ssd_jax.checkpoints.weights.load import load_parameters
 from ssd_jax.kernels.linear.api import backend
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from safetensors.numpy import load_file
 
-from ssd_jax.checkpoints.draft_checkpoint import TENSORS, identity_of
+from ssd_jax.checkpoints.drafts.checkpoint import TENSORS, identity_of
 from ssd_jax.devices.opening.models import open_model
 from ssd_jax.errors import InputError
 from ssd_jax.tools.distill.manifest import file_digests

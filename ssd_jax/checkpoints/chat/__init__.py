@@ -1,0 +1,1 @@
+"""Chats as text: messages, the templates that write them, and the formats that models write."""

@@ -1,0 +1,1 @@
+"""GGUF files: header, configuration, tensors, and the architectures that they name."""

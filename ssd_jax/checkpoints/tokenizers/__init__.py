@@ -1,0 +1,1 @@
+"""Tokenizers of checkpoints: text to token ids and back."""

@@ -1,0 +1,1 @@
+"""Tensors of any format: by name, in layouts and groups, and how they get onto devices."""
