@@ -21,6 +21,7 @@ gc.set_threshold(100_000, 20, 50)  # tracing leaves little behind for the time a
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -34,6 +35,10 @@ from ssd_jax.system import notices
 from ssd_jax.system.compile_cache import use_store
 from ssd_jax.testing import tiny
 from tests.selection import Part, is_fast
+
+# A commit fails by what it does, not by chance.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser):

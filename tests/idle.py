@@ -2,7 +2,7 @@
 
 import time
 
-PATIENCE = 30  # seconds; only a failing test waits so long
+PATIENCE = 120  # seconds; only a failing test waits so long
 
 
 def wait_until_idle(engine):

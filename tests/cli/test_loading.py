@@ -2,16 +2,17 @@
 
 import io
 import sys
-import time
+from types import SimpleNamespace
 from unittest import mock
 
 from ssd_jax.cli import loading
+from tests.waiting import eventually
 
 
 def test_without_a_terminal_a_line_of_progress_comes_every_half_minute(capsys):
     clock = mock.Mock(side_effect=[0.0, 1.0, 29.0, 31.0, 32.0, 70.0])
     with (
-        mock.patch.object(loading.time, "monotonic", clock),
+        mock.patch.object(loading, "time", SimpleNamespace(monotonic=clock)),
         loading.progress_bar("prompts", unit="runs") as progress,
     ):
         for done in range(1, 6):
@@ -41,7 +42,7 @@ def test_without_a_terminal_a_stalled_load_is_reported_again_and_again(capsys, m
     with loading.loading_line() as (progress, status):
         progress(60_000_000, 270_000_000)
         status("compiling target: 5 of 9 programs")
-        time.sleep(0.1)
+        eventually(lambda: sys.stderr.getvalue().count("programs") >= 2)
     out, err = capsys.readouterr()
     assert out == ""
     assert (

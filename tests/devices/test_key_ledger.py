@@ -42,6 +42,7 @@ from tests.llm import law
 from tests.llm.law import FEW_BRANCHES
 from tests.loading.variation import varied
 from tests.models.golden import our_logits
+from tests.placement.process.serving import steady_streams
 from tests.sampling.reference import next_law
 from tests.selection import cases
 
@@ -245,9 +246,10 @@ def remote(llm, session=DraftSession):
     counters = Counter()
     streams = WorkerStreams(lambda: Connection(serving.address, hello, token, counters), counters)
     made = RemoteDraft(hello, streams, patience=120.0)
-    assert made.streams.wait_ready(60)
     try:
-        yield made
+        with steady_streams():
+            assert made.streams.wait_ready(60)
+            yield made
     finally:
         made.close()
         serving.stop()

@@ -21,7 +21,7 @@ from ssd_jax.testing.fakes import FakeTarget, Letters
 from tests.engine.letters import LONG, request, spell
 from tests.fakes.instrument import instrument
 
-PATIENCE = 30  # seconds; only a failing test waits so long
+PATIENCE = 120  # seconds; only a failing test waits so long
 
 
 @pytest.fixture
@@ -113,11 +113,25 @@ def idle(llm):
     return False
 
 
+def wait_for(engine, count):
+    """Waits until an engine has so many requests."""
+    end = time.monotonic() + PATIENCE
+    while len(engine._running) + len(engine._seats.waiting) < count and time.monotonic() < end:
+        time.sleep(1e-3)
+
+
 def test_requests_of_several_threads_are_one_batch(shared):
-    sizes = [5 + 3 * n for n in range(12)]
+    sizes, engine = [5 + 3 * n for n in range(12)], shared._engines[2]
+    have_come = []
+
+    def wait():
+        if not have_come:
+            have_come.append(wait_for(engine, len(sizes)))
+
+    engine.target.fault = wait
     found = together(*[functools.partial(text, shared, size) for size in sizes])
     assert found == [LONG[:size] for size in sizes]
-    rounds = shared._engines[2].target.calls.count("forward")
+    rounds = engine.target.calls.count("forward")
     assert rounds < 0.6 * sum(sizes)  # of 4 slots
     assert idle(shared)
 
@@ -139,9 +153,12 @@ def test_a_stream_that_nobody_reads_goes_on_and_keeps_its_events(shared):
 
 
 def test_a_stopped_request_ends_with_what_it_has(shared):
+    target, stopped = shared._engines[2].target, threading.Event()
+    target.fault = lambda: target.calls.count("forward") > 5 and stopped.wait(PATIENCE)
     with shared.started([request(max_tokens=60)]) as caller:
         events = [caller.next(), caller.poll(PATIENCE)]
         shared.stop(caller)
+        stopped.set()
         while caller.open:
             events.append(caller.next())
     output = events[-1].output
@@ -152,10 +169,16 @@ def test_a_stopped_request_ends_with_what_it_has(shared):
 
 
 def test_a_look_for_an_event_does_not_wait_for_one(shared):
-    over, target = threading.Event(), shared._engines[2].target
-    target.fault = lambda: over.wait(PATIENCE)
+    target, going, over = shared._engines[2].target, threading.Event(), threading.Event()
+
+    def hang():
+        going.set()
+        over.wait(PATIENCE)
+
+    target.fault = hang
     with shared.started([request(max_tokens=3)]) as caller:
-        events = [event for event in [caller.poll(0.01)] if event]
+        assert going.wait(PATIENCE)
+        events = [*iter(lambda: caller.poll(0.01), None)]
         assert caller.poll(0.01) is None
         over.set()
         while caller.open:
@@ -221,7 +244,13 @@ def test_a_wait_for_a_round_can_be_interrupted(shared):
         other = pool.submit(text, shared)
         going.wait(PATIENCE)
         main = threading.main_thread().ident
-        pool.submit(lambda: (time.sleep(0.05), signal.pthread_kill(main, signal.SIGINT)))
+
+        def shoot():
+            wait_for(shared._engines[2], 2)
+            time.sleep(0.05)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        pool.submit(shoot)
         with pytest.raises(KeyboardInterrupt):
             text(shared)
         assert not over.is_set()
@@ -252,9 +281,7 @@ def test_a_device_that_fails_is_an_error_for_all_who_wait_and_all_who_come(share
     target = engine.target
 
     def fail():
-        end = time.monotonic() + PATIENCE
-        while len(engine._running) + len(engine._seats.waiting) < 6 and time.monotonic() < end:
-            time.sleep(1e-3)
+        wait_for(engine, 6)
         left[0] -= 1
         if not left[0]:
             raise DeviceError("out of memory")
@@ -296,7 +323,14 @@ def test_outputs_are_in_the_order_of_the_prompts_whichever_ends_first(shared):
 
 def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
     target, going = shared._engines[2].target, threading.Event()
-    target.fault = going.set
+
+    def wait():
+        going.set()
+        end = time.monotonic() + PATIENCE
+        while not shared._rounds._closed and time.monotonic() < end:
+            time.sleep(1e-3)
+
+    target.fault = wait
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(text, shared) for _ in range(5)]
         going.wait(PATIENCE)

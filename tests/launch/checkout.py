@@ -52,7 +52,7 @@ def children(pid):
 
 
 def gone(pids):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         if time.monotonic() > end:
             said = [Path(f"/proc/{pid}/{file}").read_text() for pid in left for file in _ABOUT]

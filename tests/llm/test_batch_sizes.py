@@ -110,10 +110,10 @@ def test_sampled_texts_that_end_above_others_end_as_in_rounds_over_all_slots(pai
 
 def test_sizes_are_compiled_while_requests_run_and_then_used(pair):
     with opened(pair) as llm:
-        asked = requests(llm, "coupled")
+        asked, sizes = requests(llm, "coupled"), llm.loaded.programs.batch_sizes
+        sizes._patience = 1e9
         first = outputs(llm, asked)
         assert used(first) == {SLOTS}
-        sizes = llm.loaded.programs.batch_sizes
         sizes._patience = 0
         for _ in range(2):  # the smallest size, whose round is the last, is compiled alone
             assert ids(outputs(llm, asked)) == ids(first)
@@ -167,6 +167,7 @@ def test_rounds_with_log_probabilities_or_a_grammar_run_few_slots_too(pair, sett
             for prompt, more in zip(PROMPTS, params, strict=False)
         ]
         sizes = llm.loaded.programs.batch_sizes
+        sizes._patience = 1e9
 
         def found():
             return [output for request in asked for output in outputs(llm, [request])]

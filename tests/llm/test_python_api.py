@@ -340,8 +340,15 @@ def test_an_error_of_a_round_reaches_a_task(llm, monkeypatch):
     assert asyncio.run(llm.generate_async("ab", SHORT))
 
 
-def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm):
+def slow(llm, monkeypatch):
+    """Makes every round last, so that texts do not end before they are looked at."""
+    step = llm.engine.step
+    monkeypatch.setattr(llm.engine, "step", lambda: time.sleep(0.03) or step())
+
+
+def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm, monkeypatch):
     """A loop that is held up by other work holds up no other caller."""
+    slow(llm, monkeypatch)
 
     async def busy():
         task = asyncio.create_task(llm.generate_async(["ab", "cd"], LONG))
@@ -350,7 +357,7 @@ def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm):
         found = []
         thread = threading.Thread(target=lambda: found.extend(llm.generate("ab", SHORT)))
         thread.start()
-        thread.join(30)  # holds up the loop
+        thread.join(300)  # holds up the loop
         return found, await task
 
     found, outputs = asyncio.run(busy())
@@ -358,8 +365,11 @@ def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm):
     assert [each.finish_reason for each in outputs] == ["length", "length"]
 
 
-def test_no_round_follows_for_a_task_whose_loop_stands_still_when_the_model_closes(tiny_checkpoint):
+def test_no_round_follows_for_a_task_whose_loop_stands_still_when_the_model_closes(
+    tiny_checkpoint, monkeypatch
+):
     llm = LLM(tiny_checkpoint, dtype="float32", context=64, slots=1)
+    slow(llm, monkeypatch)
 
     async def held_up():
         task = asyncio.create_task(llm.generate_async("ab", LONG))
@@ -374,8 +384,7 @@ def test_no_round_follows_for_a_task_whose_loop_stands_still_when_the_model_clos
 
 
 def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, monkeypatch):
-    step = llm.engine.step
-    monkeypatch.setattr(llm.engine, "step", lambda: time.sleep(0.02) or step())
+    slow(llm, monkeypatch)
 
     async def free():
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -385,7 +394,7 @@ def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, mon
         queued = asyncio.create_task(llm.generate_async("ab", SHORT))
         while not llm.engine._seats.waiting:
             await asyncio.sleep(0)
-        await asyncio.wait_for(asyncio.to_thread(str), 30)
+        await asyncio.wait_for(asyncio.to_thread(str), 300)
         assert llm.engine._seats.waiting
         for each in running:
             await each.aclose()
@@ -397,7 +406,8 @@ def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, mon
 LONG = dataclasses.replace(SHORT, max_tokens=50)
 
 
-def test_a_stream_that_is_kept_is_cancelled_when_it_is_closed(llm):
+def test_a_stream_that_is_kept_is_cancelled_when_it_is_closed(llm, monkeypatch):
+    slow(llm, monkeypatch)
     events = llm.stream("ab", LONG)
     for _event in events:
         break
@@ -440,12 +450,12 @@ def test_a_cancelled_task_is_told_so_and_cancels_what_it_asked_for(llm, monkeypa
 
     def held(engine):
         rounds.append(began.set())
-        assert goes_on.wait(30)
+        assert goes_on.wait(300)
         return step(engine)
 
     async def cancel():
         task = asyncio.create_task(ask(llm))
-        await asyncio.to_thread(began.wait, 30)
+        await asyncio.to_thread(began.wait, 300)
         task.cancel()
         await asyncio.wait([task])  # while the round goes on
         goes_on.set()
@@ -567,7 +577,7 @@ print(os.path.exists(path))
 @pytest.mark.more
 def test_a_fork_refuses_calls_and_ends_and_writes_nothing_of_a_model(tiny_checkpoint, tmp_path):
     command = [sys.executable, "-c", FORKS, str(tiny_checkpoint), str(tmp_path / "trace.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["True", "False", "True"], done.stderr
 
 

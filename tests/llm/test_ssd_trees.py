@@ -53,7 +53,7 @@ def opened(pair, k, nodes, **settings):
         "verify": "coupled",
         "draft_placement": "inline",
     }
-    return LLM(
+    llm = LLM(
         pair[0],
         draft=pair[1],
         k=k,
@@ -61,6 +61,10 @@ def opened(pair, k, nodes, **settings):
         compile_cache="off",
         **defaults | settings,
     )
+    for worker in getattr(llm.loaded.worker, "workers", [llm.loaded.worker]):
+        if worker is not None:
+            worker.patience = 120.0  # no answer is late here, however busy the machine is
+    return llm
 
 
 @pytest.mark.parametrize(("family", "dtype", "k", "nodes", "settings"), CASES)

@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 
-SECONDS = 60
+SECONDS = 300
 """That a server may be silent."""
 
 

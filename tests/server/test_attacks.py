@@ -32,7 +32,7 @@ def rest(connection):
 def test_a_connection_that_does_not_end_the_head_of_a_request_is_closed(server, monkeypatch, sent):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with raw(server.port, sent) as connection:
-        connection.settimeout(20)
+        connection.settimeout(300)
         assert rest(connection) == b""
 
 
@@ -52,11 +52,11 @@ def test_a_head_that_comes_byte_by_byte_is_not_waited_for_for_ever(server, monke
 
 
 def test_a_request_that_runs_longer_than_a_head_may_take_is_answered(server, engine, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     engine.held = True
     with raw(server.port, request_text(COMPLETION_BODY)) as connection:
         eventually(lambda: engine.running == 1)
-        time.sleep(0.3)
+        time.sleep(1)
         engine.held = False
         assert rest(connection).startswith(b"HTTP/1.1 200")
 
@@ -80,7 +80,7 @@ def test_a_request_that_runs_longer_than_a_head_may_take_is_answered(server, eng
 )
 def test_malformed_and_endless_heads_get_a_4xx_and_the_connection_is_closed(server, head):
     with raw(server.port, head) as connection:
-        connection.settimeout(20)
+        connection.settimeout(300)
         try:
             answer = rest(connection)
         except ConnectionResetError:  # what was sent behind the limit is not read

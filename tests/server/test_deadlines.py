@@ -46,14 +46,14 @@ async def take_all(items):
 
 async def take_slowly(items):
     async for _ in items:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(3)
 
 
 @pytest.mark.parametrize(
     ("seconds", "take"), [(60.0, take_all), (0.001, take_all), (0.001, take_slowly)]
 )
 def test_the_source_is_closed_at_the_deadline_whoever_waits(seconds, take):
-    assert 0 <= run(seconds, 0.05, take) < 0.4
+    assert 0 <= run(seconds, 0.05, take) < 2
 
 
 def test_what_ends_in_time_is_whole():
@@ -103,19 +103,19 @@ def test_a_client_that_reads_nothing_keeps_no_slot_beyond_its_time():
         body = {"model": "m", "prompt": "hi", "timeout": 1, "max_tokens": 10**9, "stream": True}
         with raw(server.port, request_text(body)):
             eventually(lambda: engine.running == 1)
-            eventually(lambda: engine.running == 0, seconds=30)
+            eventually(lambda: engine.running == 0)
 
 
 def test_the_servers_limit_holds_where_a_request_gives_none():
     engine = ScriptedEngine()
     engine.held = True
-    with served(engine, request_timeout=0.05) as server:
+    with served(engine, request_timeout=1.5) as server:
         assert error_of(server.port, "/v1/completions", COMPLETION)[1]["code"] == "timeout"
         engine.held = False
-        assert post(server.port, "/v1/completions", {**COMPLETION, "timeout": 0.04})[0] == 200
-        status, error = error_of(server.port, "/v1/completions", {**COMPLETION, "timeout": 1})
+        assert post(server.port, "/v1/completions", {**COMPLETION, "timeout": 1.4})[0] == 200
+        status, error = error_of(server.port, "/v1/completions", {**COMPLETION, "timeout": 2})
         assert (status, error["param"]) == (400, "timeout")
-        assert "more than 0.05 seconds" in error["message"]
+        assert "more than 1.5 seconds" in error["message"]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 1e999])

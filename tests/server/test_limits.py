@@ -187,4 +187,4 @@ def test_draining_ends_after_its_time(server, engine):
         eventually(lambda: engine.running == 1)
         start = time.monotonic()
         assert not server.drain(0.1)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 60

@@ -35,7 +35,7 @@ def expected(server):
 
 def test_clients_that_leave_at_random_moments_leave_nothing_and_change_no_text(server, expected):
     load.leaves_many_times(server.port, 99, TIMES)  # once, so that what grows once has grown
-    eventually(lambda: load.nothing_is_left(server), seconds=20)
+    eventually(lambda: load.nothing_is_left(server))
     threads, files = load.threads_of_requests(), load.open_files()
     leaving = [
         threading.Thread(target=load.leaves_many_times, args=(server.port, seed, TIMES))
@@ -46,10 +46,8 @@ def test_clients_that_leave_at_random_moments_leave_nothing_and_change_no_text(s
             thread.start()
         for thread in leaving:
             thread.join()
-    eventually(lambda: load.nothing_is_left(server), seconds=20)
-    eventually(
-        lambda: load.threads_of_requests() <= threads and load.open_files() <= files, seconds=20
-    )
+    eventually(lambda: load.nothing_is_left(server))
+    eventually(lambda: load.threads_of_requests() <= threads and load.open_files() <= files)
     (group,) = server.llm.engine._seats._pages._groups
     assert len(group.free) + len(group.cached) == server.llm.paging.total
 
@@ -57,8 +55,8 @@ def test_clients_that_leave_at_random_moments_leave_nothing_and_change_no_text(s
 def test_a_client_that_reads_late_holds_no_slot_and_gets_its_text(server, expected):
     fields = {"stream": True, "logprobs": 20}
     with load.late_reader(server.port, load.body(1, **fields)) as connection:
-        eventually(lambda: server.llm.engine.has_work, seconds=20)
-        eventually(lambda: not server.llm.engine.has_work, seconds=20)
+        eventually(lambda: server.llm.engine.has_work)
+        eventually(lambda: not server.llm.engine.has_work)
         with load.Neighbours(server, expected).beside():
             time.sleep(0.5)
         data = b"".join(iter(lambda: connection.recv(4096), b""))
@@ -75,7 +73,7 @@ def test_no_request_fails_where_the_drafts_worker_is_killed_under_load(server, e
             os.kill(killed, signal.SIGKILL)
             eventually(lambda: not load.speculating(server))
     eventually(lambda: supervisor.pid not in (None, killed))
-    eventually(lambda: load.nothing_is_left(server), seconds=20)
+    eventually(lambda: load.nothing_is_left(server))
     eventually(
         lambda: post(server.port, "/v1/completions", load.body(0)) and load.speculating(server)
     )

@@ -66,8 +66,7 @@ def test_a_text_that_is_cancelled_is_aborted():
         with raw(server.port, request_text({**COMPLETION, "n": 2})):
             eventually(lambda: engine.running == 2)
             assert samples(server)["vllm:num_requests_running",] == 2
-        eventually(lambda: engine.running == 0)
-        assert samples(server)["vllm:request_success_total", "abort"] == 2
+        eventually(lambda: samples(server).get(("vllm:request_success_total", "abort")) == 2)
 
 
 def test_what_the_engines_did_has_vllms_names():

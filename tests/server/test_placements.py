@@ -65,7 +65,7 @@ def served(root, *flags):
         eventually(lambda: is_ready(port) or process.poll() is not None)
         yield port
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()

@@ -127,7 +127,7 @@ def page(browser):
 
 def shows(page, selector, text):
     """Waits until an element of the page has a text."""
-    eventually(lambda: page.inner_text(selector) == text, seconds=20)
+    eventually(lambda: page.inner_text(selector) == text)
 
 
 @pytest.mark.browser
@@ -149,7 +149,7 @@ def test_a_browser_shows_the_figures_and_the_timeline(page):
         assert set(shown.values()) == {1}, shown
         assert "draft 2" in page.text_content("#lanes")
         engine.seen = activity(counts=RoundCounts(tokens=5000))
-        eventually(lambda: page.inner_text("#speed") not in ("–", "0"), seconds=20)
+        eventually(lambda: page.inner_text("#speed") not in ("–", "0"))
         engine.seen = activity(target=(), draft=())
         shows(page, "#speculating", "mode ssd · not speculating: nothing was decoded yet")
         server.state.draining = True

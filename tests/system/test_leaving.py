@@ -30,7 +30,7 @@ def leaving(*arguments, **pipes):
 
 def test_output_is_flushed_before_the_reason_of_an_end():
     with leaving(stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.communicate(timeout=30)[0] == "text\nssd-jax: host 1 of 2 is lost\n"
+        assert process.communicate(timeout=300)[0] == "text\nssd-jax: host 1 of 2 is lost\n"
     assert process.returncode == 3
 
 
@@ -43,7 +43,7 @@ def test_a_process_ends_though_nobody_reads_its_output(full):
     with leaving(*["full"] * full, stdout=writer, stderr=subprocess.PIPE) as process:
         os.close(writer)
         try:
-            assert process.wait(30) == 3
+            assert process.wait(300) == 3
         finally:
             process.kill()
         assert process.stderr.read() == "ssd-jax: host 1 of 2 is lost\n"
@@ -55,7 +55,7 @@ def test_a_process_ends_though_nobody_reads_its_output(full):
 def test_a_process_ends_though_nobody_reads_its_errors_either():
     with leaving("full", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
-            assert process.wait(30) == 3
+            assert process.wait(300) == 3
         finally:
             process.kill()
 
@@ -67,7 +67,7 @@ from ssd_jax.system.leaving import end_with_parent
 def serve(pipe):
     end_with_parent()
     pipe.send(os.getpid())
-    time.sleep(60)
+    time.sleep(3600)
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -82,6 +82,6 @@ def test_a_process_ends_with_its_starter_that_was_killed(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(ORPHAN)
     # The pipe of the output is open as long as the child is there.
-    done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, timeout=50)
+    done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert int(done.stdout)

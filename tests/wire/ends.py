@@ -72,8 +72,8 @@ class Server(NamedTuple):
 
     def stranger(self) -> socket.socket:
         """A connection to the server; what is said over it is up to the caller."""
-        connected = connect(self.address, 10)
-        connected.settimeout(10)
+        connected = connect(self.address, 60)
+        connected.settimeout(60)
         return connected
 
 
@@ -113,7 +113,7 @@ def serving(
         server.stop()
 
 
-def ended(connected: socket.socket, seconds: float = 10.0) -> bool:
+def ended(connected: socket.socket, seconds: float = 60.0) -> bool:
     """Whether the other end closes a connection within some time."""
     end = time.monotonic() + seconds
     try:

@@ -18,11 +18,11 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def pair():
-    """Two connected ends that wait up to half a second."""
+    """Two connected ends that wait longer than any of these tests takes."""
     ends = socket.socketpair()
     for each in ends:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
-    both = [Frames(end, 0.5) for end in ends]
+    both = [Frames(end, 60) for end in ends]
     yield both
     for each in both:
         each.close()
@@ -45,10 +45,10 @@ def test_a_frame_that_need_not_have_left_is_not_waited_for(pair):
     began = time.monotonic()
     for frame in large:
         one.send(frame, wait=False)
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 30
     assert not one.flush(0)
     assert [other.receive() for _ in large] == large
-    assert one.flush(5)
+    assert one.flush(60)
 
 
 def test_a_frame_that_must_leave_is_waited_for(pair):
@@ -58,7 +58,7 @@ def test_a_frame_that_must_leave_is_waited_for(pair):
     thread.join(0.1)
     assert thread.is_alive()
     assert other.receive() == b"x" * 2**20
-    thread.join(5)
+    thread.join(60)
     assert one.flush(0)
 
 
@@ -79,14 +79,14 @@ def test_frames_of_several_threads_stay_whole(pair):
 def test_frames_that_the_other_end_does_not_take_end_the_connection(pair, wait):
     """A part may have left, which nothing else can follow."""
     one, other = pair
-    lost = []
+    one.silence, lost = 0.5, []
     one.start_beats(60, lost.append)
     if wait:
         with pytest.raises(TimeoutError):
             one.send(b"x" * 2**20)
     else:
         one.send(b"x" * 2**20, wait=False)
-        eventually(lambda: lost == ["it took nothing for 0.5 s"], 10)
+        eventually(lambda: lost == ["it took nothing for 0.5 s"])
     with pytest.raises(OSError, match="closed"):
         other.receive()
     assert one.end_reason(ConnectionError("later")) == "it took nothing for 0.5 s"
@@ -107,9 +107,10 @@ def test_a_frame_that_is_too_long_is_neither_sent_nor_received(pair):
 
 def test_silence_ends_a_connection_and_beats_do_not(pair):
     one, other = pair
+    one.silence, other.silence = 0.5, 2.0
     one.start_beats(0.1)
     began = time.monotonic()
-    while time.monotonic() < began + 1:
+    while time.monotonic() < began + 2.5:
         assert other.receive() == b""
     with pytest.raises(TimeoutError) as raised:
         one.receive()
@@ -122,9 +123,9 @@ def test_a_first_frame_has_a_limit_of_its_own(pair):
     one._socket.send(with_length(b"y" * 11)[:6])
     with pytest.raises(TimeoutError, match="does not answer"):
         other.receive_first(0.1, max_bytes=11)
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 30
     with pytest.raises(OSError, match="at most 10 go"):
-        other.receive_first(5, max_bytes=10)
+        other.receive_first(60, max_bytes=10)
 
 
 def test_a_frame_that_cannot_be_taken_is_told_of():
@@ -144,7 +145,7 @@ def test_an_end_that_closes_hears_of_no_loss(pair):
     for each in pair:
         each.start(lambda _: None, lambda why, end=each: lost.append((end, why)))
     one.close()
-    eventually(lambda: lost, 10)
+    eventually(lambda: lost)
     time.sleep(0.1)
     assert lost == [(other, "its connection was closed")]
 
@@ -155,7 +156,7 @@ def test_both_ends_may_send_at_once_what_is_encrypted(files):
     of_worker = Files(cert=files["worker.cert"], key=files["worker.key"]).serving_context()
     of_engine = Files(ca=files["ca"]).engine_context()
     server = Tls(of_worker)
-    client = Frames(ends[0], 20)
+    client = Frames(ends[0], 60)
 
     def agree():
         while not server.ready:
@@ -164,9 +165,9 @@ def test_both_ends_may_send_at_once_what_is_encrypted(files):
 
     agreeing = threading.Thread(target=agree)
     agreeing.start()
-    client.encrypt(Tls(of_engine, "127.0.0.1"), 20)
+    client.encrypt(Tls(of_engine, "127.0.0.1"), 60)
     agreeing.join()
-    both = [client, Frames(ends[1], 20, tls=server)]
+    both = [client, Frames(ends[1], 60, tls=server)]
     said = [[os.urandom(size) for size in (10, 100_000, 2**20, 3)] * 5 for _ in both]
     heard = [[], []]
 
@@ -196,7 +197,7 @@ def test_no_lock_is_held_while_the_other_end_is_waited_for(pair):
     one, _ = pair
     threading.Thread(target=lambda: _quietly(one), daemon=True).start()
     time.sleep(0.1)
-    assert one._sending.acquire(timeout=0.2)
+    assert one._sending.acquire(timeout=30)
     one._sending.release()
 
 

@@ -52,23 +52,26 @@ def test_bytes_of_a_stranger_without_the_token_are_not_read(kind, files, token, 
     assert not any(TOKEN in line or (token and token in line) for line in caplog.messages)
 
 
-FEW = Limits(strangers=50, grace=0.1)
+MANY, FEW = Limits(seconds=600), Limits(strangers=100, grace=0.5)
 
 
 @pytest.mark.parametrize(
     ("kind", "limits"),
     [
-        pytest.param("here", Limits(), id="here, all have a place"),
-        pytest.param("port", Limits(), id="all have a place"),
+        pytest.param("here", MANY, id="here, all have a place"),
+        pytest.param("port", MANY, id="all have a place"),
         pytest.param("here", FEW, id="here, most wait for one", marks=pytest.mark.more),
         pytest.param("port", FEW, id="most wait for one"),
     ],
 )
 def test_strangers_that_come_again_when_they_are_cut_keep_nobody_out(kind, limits):
     with serving(kind, limits=limits) as server, Crowd(server, 150) as crowd:
-        for _ in range(8):
+        for _ in range(4):
             assert server.asks() == b"cba"
-        assert (crowd.cut > 0) == (limits.strangers < 150)
+        if limits.strangers < 150:
+            eventually(lambda: crowd.cut > 0)
+        else:
+            assert crowd.cut == 0
 
 
 def test_the_oldest_stranger_makes_room_and_no_other_does():
@@ -81,7 +84,7 @@ def test_the_oldest_stranger_makes_room_and_no_other_does():
 
 
 def test_a_stranger_has_time_to_answer_before_it_makes_room():
-    with serving(limits=Limits(strangers=1, grace=0.5)) as server:
+    with serving(limits=Limits(strangers=1, grace=5.0)) as server:
         first = server.stranger()
         hello = frame_of(first)
         others = [server.stranger() for _ in range(9)]
@@ -98,7 +101,7 @@ def test_strangers_get_no_thread(kind, files):
         before = threading.active_count()
         strangers = [server.stranger() for _ in range(100)]
         assert server.asks() == b"cba"
-        eventually(lambda: threading.active_count() <= before, 10)
+        eventually(lambda: threading.active_count() <= before)
         for each in strangers:
             each.close()
 
@@ -119,12 +122,12 @@ def test_a_stranger_that_says_nothing_is_ended(kind, files, caplog):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stranger_that_never_comes_to_an_end_is_ended(kind, files, begun):
     """A slow loris."""
-    with serving(kind, files=files, limits=Limits(seconds=0.5)) as server:
+    with serving(kind, files=files, limits=Limits(seconds=1.5)) as server:
         stranger, began = server.stranger(), time.monotonic()
         try:
             for place in itertools.cycle(range(len(begun) - 1)):
                 stranger.sendall(begun[place : place + 1])
-                assert time.monotonic() < began + 5
+                assert time.monotonic() < began + 60
                 time.sleep(0.02)
         except OSError:
             pass
@@ -145,24 +148,24 @@ NOISE = [
 
 @pytest.mark.parametrize("noise", NOISE, ids=range(len(NOISE)))
 def test_a_wrong_answer_ends_a_stranger_at_once(noise, caplog):
-    with serving(answers=unread) as server:
+    with serving(answers=unread, limits=MANY) as server:
         for _ in range(2):
             stranger = server.stranger()
             stranger.sendall(noise)
-            assert ended(stranger, 5)
+            assert ended(stranger)
             stranger.close()
     assert sum("127.0.0.1: it speaks another protocol" in line for line in caplog.messages) == 1
 
 
 def test_a_stranger_may_not_say_more_than_any_certificate(files):
     """A greeting of 128 KiB, of which OpenSSL would keep all."""
-    with serving("tls", unread, files=files) as server:
+    with serving("tls", unread, files=files, limits=MANY) as server:
         stranger = server.stranger()
         greeting = b"\x01\x01\xff\xff" + b"\0" * 5 * 2**14
         with contextlib.suppress(OSError):
             for begin in range(0, 5 * 2**14, 2**14):
                 stranger.sendall(b"\x16\x03\x01\x40\x00" + greeting[begin : begin + 2**14])
-        assert ended(stranger, 3)
+        assert ended(stranger)
 
 
 def test_a_replayed_handshake_is_refused():
@@ -202,7 +205,7 @@ def test_an_engine_says_nothing_to_a_worker_that_does_not_know_the_token(echoes)
         proof = frame_of(connected)[-32:] if echoes else b"\0" * 32
         connected.sendall(with_length(b"\1" + proof))
         assert ended(connected)
-        thread.join(10)
+        thread.join(60)
     (error,) = errors
     assert str(error) == "it does not know the token itself"
     assert error.refused
@@ -255,10 +258,10 @@ def test_an_error_with_one_stranger_concerns_no_other(monkeypatch, caplog):
             raise error
         return read(stranger, secret)
 
-    with serving(limits=Limits(seconds=0.5)) as server:
+    with serving(limits=Limits(seconds=1.5)) as server:
         monkeypatch.setattr(listener._Stranger, "read", failing)
         stranger = server.stranger()
         stranger.sendall(b"x")
-        assert ended(stranger, 5)
+        assert ended(stranger)
         assert server.asks() == b"cba"
     assert "unforeseen" in caplog.text

@@ -193,13 +193,13 @@ class Connection:
             return answer()
 
     def _receive(self) -> None:
-        trouble = "the worker ended the stream"
+        trouble, refused = "the worker ended the stream", False
         try:
             for data in self.stream.answers():
                 self._work.add_bytes(len(data))
                 message = codec.decode(data, self._spec)
                 if isinstance(message, Refused):
-                    self.refused = not self.ready
+                    refused = not self.ready
                     trouble = f"the worker refused: {message.reason}"
                     break
                 with self._changed:
@@ -209,15 +209,15 @@ class Connection:
             self.counters["garbage"] += 1
             trouble = f"the worker sent {error}"
         except StreamError as error:
-            self.refused = error.refused
-            trouble = f"{'the worker refused' if self.refused else 'the stream broke'}: {error}"
+            refused = error.refused
+            trouble = f"{'the worker refused' if refused else 'the stream broke'}: {error}"
         except Exception as error:  # whatever it is, no one may go on waiting for answers
             self.counters["garbage"] += 1
             trouble = f"an answer of the worker could not be taken: {error!r}"
         finally:
             with self._changed:
-                self.alive = False
                 self.trouble = printable(trouble)  # the worker may say anything
+                self.refused, self.alive = refused, False  # who sees these sees why
                 self._changed.notify_all()
             self.stream.close()
 

@@ -166,7 +166,7 @@ def test_no_template_process_outlives_a_killed_program(content):
     assert alive(child)
     parent.kill()
     parent.communicate()
-    for _ in range(600):  # an endless template uses up its seconds first
+    for _ in range(2400):  # an endless template uses up its seconds first
         if not alive(child):
             return
         time.sleep(0.05)
@@ -184,10 +184,10 @@ def test_threads_may_render_until_the_program_has_ended():
         said("a")
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     text, child = ended.stdout.split()
     assert text == "<b>"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while alive(int(child)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(int(child))
@@ -209,7 +209,7 @@ def test_a_fork_gets_a_process_of_its_own():
         template._child._lock.release()
         assert said("c") == "<c>"
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
 
 
 def test_templates_run_in_their_process_alone():
@@ -220,7 +220,7 @@ def test_templates_run_in_their_process_alone():
             [{"role": "user", "content": "a"}], add_generation_prompt=False)
         assert "jinja2" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
 
 
 def test_a_process_that_does_not_start_is_a_failure(monkeypatch):

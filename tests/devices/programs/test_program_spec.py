@@ -15,7 +15,7 @@ class Spec:
         self.begun.append(name)
         if self.fails:
             raise KeyError(name)
-        threading.Event().wait(0.05)
+        threading.Event().wait(0.2)
         return name
 
 

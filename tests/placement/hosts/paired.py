@@ -23,8 +23,8 @@ from ssd_jax.roles.protocols import Drafter
 from ssd_jax.roles.records import Drafted, Outcomes, ProposedTokens, TopLogprobs
 from ssd_jax.sampling.proposal import Proposal
 
-HOSTS = Hosts("127.0.0.1:1", 2, joining=10)
-SILENCE = 3.0
+HOSTS = Hosts("127.0.0.1:1", 2, joining=60)
+SILENCE = 10.0
 SLOTS, K = 2, 3
 
 
@@ -156,7 +156,7 @@ class Pair:
 
     def wait_left(self) -> str:
         """Why the first process ended."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not self.left and time.monotonic() < end:
             time.sleep(0.01)
         return self.left[0]
@@ -177,7 +177,7 @@ def joined(monkeypatch, left):
     )
     thread.start()
     other = Follower(texts.job(1), HOSTS, SILENCE, leave=leave)
-    thread.join(10)
+    thread.join(60)
     atexit.unregister(made[0]._at_exit)
     try:
         yield made[0], other

@@ -80,7 +80,7 @@ def test_calls_go_on_while_all_load_programs(monkeypatch):
         assert loaded
         assert thread.is_alive()
         pair.may_load.set()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         assert pair.there[0].calls.pop() == ["load", "logprobs"]
         rounds(pair)
@@ -167,7 +167,7 @@ def behind(monkeypatch):
     telling = threading.Event()
 
     def digest_of(outcomes):
-        telling.wait(10)
+        telling.wait(60)
         return comparing.digest_of(outcomes)
 
     monkeypatch.setattr(followers, "digest_of", digest_of)
@@ -359,12 +359,12 @@ def test_a_leader_does_not_end_before_all_are_told_why(monkeypatch):
 
 
 def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
-    monkeypatch.setattr(gathering, "_LIMITS", Limits(seconds=0.5))
-    monkeypatch.setattr(gathering, "_GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(gathering, "_LIMITS", Limits(seconds=1.5))
+    monkeypatch.setattr(gathering, "_GREETING_SECONDS", 1.0)
     texts, made = Texts(), []
-    thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), HOSTS, 5.0)))
+    thread = threading.Thread(target=lambda: made.append(Leader(texts.job(0), HOSTS, 60.0)))
     thread.start()
-    host, port, token = texts.of(STREAM).get(timeout=10).split(" ")
+    host, port, token = texts.of(STREAM).get(timeout=60).split(" ")
     strangers = []
     for said in (b"GET / HTTP/1.1\r\n\r\n", b""):
         strangers.append(socket.create_connection((host, int(port))))
@@ -378,9 +378,9 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     ]
     links = []
     for known, greeting in [("guess", None), *((token, each) for each in greetings)]:
-        links.append(Frames(socket.create_connection((host, int(port))), 5.0))
+        links.append(Frames(socket.create_connection((host, int(port))), 60.0))
         with contextlib.suppress(RefusedError):
-            enter(links[-1], known.encode(), 5.0)
+            enter(links[-1], known.encode(), 60.0)
             if greeting is not None:
                 links[-1].send(greeting)
     for each in links:
@@ -388,10 +388,10 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
             each.receive()
     assert all(ended(each) for each in strangers)
     assert not made
-    follower = Frames(socket.create_connection((host, int(port))), 5.0)
-    enter(follower, token.encode(), 5.0)
+    follower = Frames(socket.create_connection((host, int(port))), 60.0)
+    enter(follower, token.encode(), 60.0)
     follower.send(encode(Greeting(1, "me")))
-    thread.join(10)
+    thread.join(60)
     assert made
     made[0].close()
     for why in ("another protocol", "said nothing", "does not know the token", "waited for"):
@@ -401,7 +401,7 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
 @pytest.mark.more
 def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
     """Each stranger may be silent for longer than the follower waits for a sign of life."""
-    texts, timeout, left, made = Texts(), 1.0, [], []
+    texts, timeout, left, made = Texts(), 2.0, [], []
     hosts = dataclasses.replace(HOSTS, count=3)
     thread = threading.Thread(
         target=lambda: made.append(
@@ -409,12 +409,12 @@ def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
         )
     )
     thread.start()
-    host, port, _ = texts.of(STREAM).get(timeout=10).split(" ")
+    host, port, _ = texts.of(STREAM).get(timeout=60).split(" ")
     with socket.create_connection((host, int(port))):
         first = Follower(texts.job(1, 3), hosts, timeout, leave=lambda *why: left.append(why))
         time.sleep(1.5 * timeout)
         second = Follower(texts.job(2, 3), hosts, timeout, leave=lambda *why: left.append(why))
-        thread.join(4)
+        thread.join(60)
     assert made
     assert not left
     made[0].close()
@@ -423,7 +423,7 @@ def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
 
 
 def test_a_host_that_takes_nothing_holds_up_no_other_from_ending(monkeypatch):
-    texts, timeout, left, made = Texts(), 1.5, {}, []
+    texts, timeout, left, made = Texts(), 4.0, {}, []
     hosts = dataclasses.replace(HOSTS, count=3)
 
     def leave(index):
@@ -434,7 +434,7 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending(monkeypatch):
     )
     thread.start()
     both = [Follower(texts.job(i, 3), hosts, timeout, leave=leave(i)) for i in (1, 2)]
-    thread.join(10)
+    thread.join(60)
     (leader,) = made
     leaders.atexit.unregister(leader._at_exit)
     with monkeypatch.context() as busy:
@@ -464,7 +464,7 @@ def test_a_leader_is_reached_by_each_kind_of_address_of_its_name(monkeypatch, nu
     thread = threading.Thread(target=lambda: made.append(Leader(jobs[0], HOSTS, SILENCE)))
     thread.start()
     follower = Follower(jobs[1], HOSTS, SILENCE)
-    thread.join(10)
+    thread.join(60)
     made[0].close()
     follower.close()
 

@@ -22,6 +22,7 @@ from ssd_jax.wire.draft_spec import (
 )
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft
 from tests.placement.process.scripted import Run, run_of
+from tests.placement.process.serving import steady_streams
 
 
 class Worker(NamedTuple):
@@ -58,7 +59,7 @@ def sharing(
 ):
     """An engine whose draft's workers share the work so."""
     hello, workers = about(layout), []
-    with ExitStack() as ends:
+    with ExitStack() as ends, steady_streams():
         for _ in range(layout.workers):
             workers.append(ends.enter_context(_worker(hello, draft, patience)))
         parts: list[Any] = [worker.remote for worker in workers]
@@ -82,7 +83,7 @@ def _worker(hello: DraftSpec, draft: Callable[[DraftSpec], ScriptedDraft], patie
     connect = connector(hello, TOKEN, lambda: serving.address, counters)
     streams = WorkerStreams(connect, counters, lambda: serving.address)
     remote = RemoteDraft(hello, streams, patience=patience)
-    assert remote.streams.wait_ready(30)
+    assert remote.streams.wait_ready(60)
     try:
         yield Worker(remote, sessions, lambda: serving.stop())
     finally:

@@ -63,7 +63,7 @@ class Run(NamedTuple):
     def until(self, wanted: Callable[[Counter[str]], bool], **params) -> Counter[str]:
         """Completes requests until the causes of their fallbacks are as wanted; returns all."""
         total: Counter[str] = Counter()
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while True:
             found = self.generate(**params)
             total += found

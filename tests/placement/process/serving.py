@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from unittest import mock
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
+from ssd_jax.wire import stream
 from tests.placement.process.script import HELLO, TOKEN, ScriptedDraft
 from tests.placement.process.scripted import run_of
 
@@ -31,6 +33,12 @@ def connecting(address, stop, *link):
         for connection in opened:
             connection.close()
         stop()
+
+
+def steady_streams():
+    """Within, streams last whose ends are in this process, all threads of which may stand still
+    for a while."""
+    return mock.patch.object(stream, "SILENCE", 60.0)
 
 
 @contextmanager
@@ -59,9 +67,10 @@ def served(
     streams = WorkerStreams(connect, counters, lambda: serving.address, end)
     streams.limit, streams.silence = limit or streams.limit, silence or streams.silence
     remote = RemoteDraft(hello, streams, patience=patience)
-    streams.wait_ready(30 if limit is None else 2)
     try:
-        yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
+        with steady_streams():
+            streams.wait_ready(60 if limit is None else 2)
+            yield run_of(remote, backup=backup, pace=pace)._replace(sessions=sessions)
     finally:
         remote.close()
         serving.stop()

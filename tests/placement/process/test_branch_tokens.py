@@ -62,9 +62,8 @@ def test_the_same_object_says_that_nothing_has_come_since(asked):
 def test_a_wait_ends_when_the_outcome_is_there_and_is_no_absence(asked):
     outcome, counters = threading.Event(), asked._draft.counters.copy()
     threading.Timer(0.5, outcome.set).start()  # later than the draft's patience
-    began = time.monotonic()
     assert asked.branches(1, outcome.is_set) is None
-    assert 0.4 < time.monotonic() - began < 5
+    assert outcome.is_set()
     assert asked._draft.counters == counters
     forwards(asked, 1)
     assert isinstance(asked.branches(1), BranchTokens)

@@ -74,7 +74,7 @@ def test_sampled_rows_are_verified_with_the_q_of_the_draft_and_greedy_ones_witho
 )
 def test_a_late_worker_is_not_asked_again_and_catches_up_when_it_answers(call, at, backup):
     go = threading.Event()
-    with served(draft=stuck(go, call, at), patience=0.5, backup=backup) as run:
+    with served(draft=stuck(go, call, at), patience=2.0, backup=backup) as run:
         causes = run.generate()
         assert causes["late"] in (1, 2)  # one round, of up to two rows
         assert causes["stale"] > 10
@@ -92,12 +92,30 @@ def slow_to_grow():
     return instrument(draft, delay={"branch_tokens": lambda *_: 0.05 * (draft.forwards > 1)})
 
 
+def unfinished(about, draft, called):
+    """A worker whose branches do not grow before the next round has come."""
+
+    def grows_later():
+        slow = draft()
+
+        def wait(*_):
+            end = time.monotonic() + 10
+            while slow.forwards > 1 and not called() and time.monotonic() < end:
+                time.sleep(1e-3)
+
+        return instrument(slow, note={"branch_tokens": wait})
+
+    return DraftSession(about, grows_later, called)
+
+
+def lengths_of_hits(run):
+    return [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
+
+
 def test_a_branch_that_is_not_finished_is_served_as_it_is():
-    with served(draft=slow_to_grow, patience=0.02) as run:
-        run.generate(count=1, size=20)
-        hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
-        assert hits
-        assert max(hits) < K
+    with served(unfinished, patience=0.25) as run:
+        run.until(lambda _: lengths_of_hits(run), count=1, size=8)
+        assert max(lengths_of_hits(run)) < K
         assert run.draft.counters["connections"] == 1
 
 
@@ -110,9 +128,12 @@ def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():
     """Without waiting, the worker is called away from the other forwards at once."""
     lengths, cut = {}, {}
     for pace in (Patient(), Hasty(), Moody()):
-        with served(listening, draft=slow_to_grow, pace=pace) as run:
+        worker, draft = listening, slow_to_grow
+        if isinstance(pace, Hasty):
+            worker, draft = unfinished, ScriptedDraft
+        with served(worker, draft=draft, pace=pace) as run:
             run.generate(count=1, size=40)
-            hits = [int(d.lengths[0]) for d, _ in run.target.verified if d.sources[0] == "hit"]
+            hits = lengths_of_hits(run)
             lengths[type(pace)] = {*hits[:-1]}  # the end of the text leaves less room
             cut[type(pace)] = run.sessions[0].counters["cut"]
             assert "late" not in run.draft.counters

@@ -83,7 +83,7 @@ def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_op
         ends.append(address)
         go.set()
 
-    with served(draft=stuck(go), patience=0.1, limit=HangLimit(0.3), end=end) as run:
+    with served(draft=stuck(go), patience=0.3, limit=HangLimit(1.0), end=end) as run:
         address = run.draft.streams._address()
         run.until(lambda found: ends and only_misses(found))
         assert ends == [address]
@@ -93,16 +93,16 @@ def test_a_worker_that_stays_stuck_is_ended_by_its_address_and_another_stream_op
 
 def test_a_worker_that_never_answers_the_hello_is_ended():
     draft, end, ends = unmade()
-    with served(draft=draft, limit=HangLimit(0.3), end=end) as run:
+    with served(draft=draft, limit=HangLimit(1.0), end=end) as run:
         run.until(only_misses)
         assert len(ends) == 1
 
 
 @linux
 def test_a_worker_process_that_hangs_is_replaced():
-    with working(patience=0.2) as (worker, run):
+    with working(patience=0.3) as (worker, run):
         run.until(only_misses)
-        run.draft.streams.limit = HangLimit(0.5)
+        run.draft.streams.limit = HangLimit(1.0)
         pid = worker.supervisor.pid
         os.kill(pid, signal.SIGSTOP)
         run.until(lambda found: worker.supervisor.starts == 2 and only_misses(found))

@@ -56,7 +56,7 @@ def interruptions():
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("where", "call", "backup"), interruptions())
+@pytest.mark.parametrize(("where", "call", "backup"), list(interruptions()))
 def test_a_step_that_is_interrupted_is_made_up_for(monkeypatch, where, call, after, backup):
     works, left, interrupts = getattr(where, call), [0], []
 

@@ -136,9 +136,9 @@ def test_a_worker_that_refuses_is_not_ended():
     with served(token=TOKEN) as run:
         address = run.draft.streams._address()
         draft = silent_draft(lambda: address, ends)
-        draft.streams.limit = HangLimit(0.5)
+        draft.streams.limit, draft.streams.silence = HangLimit(1.0), HangLimit(1.0, forgets=True)
         draft.streams.connect = connector(HELLO, "another", lambda: address, draft.counters)
-        looks(draft, 2)
+        looks(draft, 3)
         assert draft.streams.trouble.startswith("the worker refused")
         draft.close()
     assert ends == []
@@ -147,12 +147,12 @@ def test_a_worker_that_refuses_is_not_ended():
 def test_a_worker_that_is_heard_may_take_its_time_to_make_a_draft():
     go = threading.Event()
     slow, end, ends = unmade(go)
-    with served(draft=slow, limit=HangLimit(60.0), silence=HangLimit(0.2), end=end) as run:
-        looks(run.draft, 1)
+    with served(draft=slow, limit=HangLimit(60.0), silence=HangLimit(1.0), end=end) as run:
+        looks(run.draft, 2)
         assert run.draft.streams.current.stream.admitted
         assert not run.draft.streams.current.ready
         go.set()
-        assert run.draft.streams.wait_ready(30)
+        assert run.draft.streams.wait_ready(60)
         run.until(only_misses)
     assert ends == []
 
@@ -167,7 +167,7 @@ def test_an_answer_that_is_owed_is_owed_over_many_streams(monkeypatch):
         while not ends:
             assert time.monotonic() < give_up
             run.draft.streams.usable()
-            time.sleep(0.1)
+            time.sleep(0.05)
             if run.draft.streams.current is not None:
                 run.draft.streams.current.close()  # whatever breaks it
         assert run.draft.counters["connections"] >= 4

@@ -85,10 +85,10 @@ def test_a_stream_without_a_hello_is_ended():
 
 def test_a_greeting_is_waited_for_no_longer_than_its_own_time():
     """An engine that is silent afterwards keeps its stream."""
-    with serving(first_message=0.1) as connect:
+    with serving(first_message=1.0) as connect:
         connection = connect()
         assert connection.wait_ready(60)
-        time.sleep(0.5)
+        time.sleep(1.5)
         assert connection.alive
 
 
@@ -102,9 +102,26 @@ def test_where_the_engine_gets_no_thread_the_draft_is_away_until_it_does(monkeyp
         with monkeypatch.context() as none_left:
             none_left.setattr(threading.Thread, "start", start)
             assert streams.usable() is None
-        assert streams.wait_ready(10)
+        assert streams.wait_ready(60)
         assert "can't start new thread" in caplog.text
         streams.close()
+
+
+def test_who_sees_that_a_worker_refuses_sees_why(monkeypatch):
+    made, refused = threading.Event(), []
+
+    def printable(trouble):
+        made.wait(60)
+        refused.append(link.refused)
+        return trouble
+
+    monkeypatch.setattr(connection, "printable", printable)
+    with serving() as worker:
+        link = connection.Connection(worker.address, HELLO, "another", Counter())
+        made.set()
+        eventually(lambda: link.refused)
+        assert "its token is another" in link.trouble
+        assert refused == [False]
 
 
 def test_the_largest_messages_fit():
@@ -151,7 +168,7 @@ def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
 def test_the_engine_is_told_where_a_worker_failed(caplog):
     failing = {"open": ZeroDivisionError("out of order")}
     with served(draft=lambda: instrument(ScriptedDraft(), fail=failing), patience=0.2) as run:
-        run.until(lambda found: "ZeroDivisionError" in run.draft.streams.trouble)
+        said = "ended: the worker refused: ZeroDivisionError"
+        run.until(lambda found: said in caplog.text)
         assert "draft.open(" in run.draft.streams.trouble
-        assert "ended: the worker refused: ZeroDivisionError" in caplog.text
         assert not only_misses(run.generate())

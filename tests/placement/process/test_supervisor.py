@@ -19,6 +19,7 @@ from ssd_jax.placement.process.supervisor import Supervisor, WorkerResources
 from tests.placement.process.fake_worker import command
 from tests.placement.process.script import SETTINGS
 from tests.placement.process.scripted import only_misses, request, run_of, text
+from tests.placement.process.serving import steady_streams
 from tests.placement.process.supervised import (
     ended,
     linux,
@@ -58,10 +59,10 @@ def test_a_worker_that_dies_in_the_middle_of_a_text_joins_it_again():
         while not run.draft.counters["dead"]:
             assert not outputs(run.engine.step())
         eventually(lambda: worker.supervisor.starts == 2)
+        assert run.draft.streams.wait_ready(60)
         done = []
         while not done:
             done = outputs(run.engine.step())
-            time.sleep(0.01)  # for the stream to be there before the text ends
         assert done[0].token_ids == text(500)
         assert {"dead", "miss"} <= {*done[0].metrics["miss_causes"]}
         run.until(only_misses)
@@ -69,7 +70,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_text_joins_it_again():
 
 @linux
 def test_a_worker_that_is_stopped_costs_one_wait_and_goes_on_when_it_is_continued():
-    with working(patience=0.3) as (worker, run):
+    with steady_streams(), working(patience=0.3) as (worker, run):
         run.until(only_misses)
         before = run.draft.counters.copy()
         os.kill(worker.supervisor.pid, signal.SIGSTOP)
@@ -159,7 +160,7 @@ def test_no_worker_outlives_its_parent_however_that_ends(end, stopped):
         assert not ended(pid)
         if stopped:
             os.kill(pid, signal.SIGSTOP)
-        parent.communicate("go on\n", timeout=60)
+        parent.communicate("go on\n", timeout=300)
         eventually(lambda: ended(pid))
 
 
@@ -175,7 +176,7 @@ print(supervisor.pid, supervisor.starts, flush=True)
 """
     code = PARENT.format(root=str(Path(__file__).parents[3]), end=fork)
     done = subprocess.run(
-        [sys.executable, "-c", code], input="go on\n", capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], input="go on\n", capture_output=True, text=True, timeout=300
     )
     before, after = done.stdout.splitlines()
     assert after == f"{before} 1"

@@ -10,18 +10,21 @@ from contextlib import contextmanager
 
 import pytest
 
+from ssd_jax.placement.process import server as server_module
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection, connector
+from ssd_jax.placement.process.hang_limit import HangLimit
 from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.placement.remote import serving as serving_module
 from tests.placement.process.script import HELLO, TOKEN
 from tests.placement.process.scripted import only_misses, run_of
+from tests.placement.process.serving import steady_streams
 from tests.placement.remote.proxy import Proxy
 from tests.placement.remote.scripted import FAR, serving
 
 ROUND = 0.002
 """Seconds of a forward of the target, so that an engine without a draft does not spin."""
-NOTICED = 10.0
+NOTICED = 25.0
 """Seconds; silence ends a stream after 2, an answer that is owed after 30."""
 
 
@@ -33,6 +36,7 @@ def linked(patience=0.3, seed=0, **settings):
     where = f"127.0.0.1:{proxy.port}"
     connect = connector(HELLO, TOKEN, lambda: where, counters, link=FAR)
     streams = WorkerStreams(connect, counters, lambda: where)
+    streams.silence = HangLimit(60.0, forgets=True)
     draft = RemoteDraft(HELLO, streams, patience=patience)
     servers = [server]
     try:
@@ -103,7 +107,8 @@ def test_a_draft_that_nobody_holds_any_more_leaves_its_seat():
         server.stop()
 
 
-def test_an_engine_that_comes_while_another_leaves_waits_for_the_seat():
+def test_an_engine_that_comes_while_another_leaves_waits_for_the_seat(monkeypatch):
+    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 30.0)
     server = serving(streams=1)
     address = server.address
     links = [Connection(address, HELLO, TOKEN, Counter(), FAR) for _ in range(2)]
@@ -119,7 +124,7 @@ def test_an_engine_that_comes_while_another_leaves_waits_for_the_seat():
 
 
 def test_a_way_that_stands_still_for_a_moment_costs_one_wait_and_no_stream():
-    with linked() as (run, proxy, _):
+    with steady_streams(), linked() as (run, proxy, _):
         before = run.draft.counters["late"]
         with proxy.parted():
             causes = run.until(lambda found: found["stale"] > 0)
@@ -151,7 +156,7 @@ def test_bytes_that_are_changed_on_their_way_change_no_text(seed):
 
 
 def test_a_slow_and_lossy_way_is_measured_and_does_not_end_speculation():
-    with linked(patience=5.0) as (run, proxy, _):
+    with steady_streams(), linked(patience=5.0) as (run, proxy, _):
         proxy.delay, proxy.loss = 0.005, 0.01
         sent = proxy.bytes
         run.generate(count=4, size=100)

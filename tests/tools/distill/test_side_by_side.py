@@ -70,7 +70,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
         for _ in range(2):
             assert starter.stdout.readline().startswith(b"Report")
         starter.kill()
-        starter.communicate(timeout=30)  # to the end: nobody has the output open any more
+        starter.communicate(timeout=300)  # to the end: nobody has the output open any more
 
 
 @pytest.mark.more
