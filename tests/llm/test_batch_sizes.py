@@ -72,7 +72,8 @@ def test_texts_and_proposals_are_those_of_rounds_over_all_slots(pair, settings, 
         alone, wanted = ids(outputs(llm, asked, "ar")), outputs(llm, asked)
         assert used(wanted) == {llm.loaded.programs.slots}
     chosen.clear()
-    with opened(pair, batch_sizes="all", **settings) as llm:
+    sizes = "all" if "mesh" in settings else [1, 3]
+    with opened(pair, batch_sizes=sizes, **settings) as llm:
         assert ids(outputs(llm, asked, "ar")) == alone
         found = outputs(llm, asked)
         assert ids(found) == alone

@@ -306,7 +306,7 @@ def _run(state: _State, settings: WorkerSettings, command: Sequence[str], startu
     limit.cancel()
     with state.changed:
         state.address = None
-    reader.join(timeout=1.0)
+    reader.join(timeout=5.0)  # its last words may still be on their way
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):  # of what was not read
             pipe.close()
