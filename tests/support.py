@@ -17,6 +17,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from ssd_jax import compat
 from ssd_jax.devices.programs.program_spec import ProgramSpec
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_write
+from ssd_jax.kernels.experts.api import ExpertBackend, backend_for, expert_products
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.head_shards import Kernels
 from ssd_jax.kernels.kv_pages import Scratch
@@ -51,7 +53,7 @@ from ssd_jax.sampling.verification import verify
 from ssd_jax.system.environment import cpu_model
 from ssd_jax.tools.aot import chips
 from tests.kernels import attention_cases as cases
-from tests.kernels import verify_cases
+from tests.kernels import expert_cases, expert_groups, verify_cases
 from tests.tools.aot import specs
 
 _DOCS = Path(__file__).parent.parent / "docs"
@@ -87,6 +89,10 @@ VERIFIED = 1000
 HEADS_OF_256 = ", heads of 256"
 VERIFY_KERNELS = {"cpu": ("cpu",), "tpu": ("pallas_tpu",), "gpu": ("pallas_gpu",)}
 """Kernels of verification, by platform."""
+
+
+EXPERT_KINDS = ("bfloat16", "mxfp4", "int4", "int8", "float8")
+"""Kinds of experts' weights: the others are in groups of inputs."""
 
 
 class Note(NamedTuple):
@@ -184,6 +190,7 @@ def compile_for_gpu(chip: str, operation: str, backend: str) -> None:
         "attention": attention,
         "wide attention": lambda name: attention(name, layout=WIDE),
         "verification": verification,
+        **{f"experts, {kind}": partial(experts, kind) for kind in EXPERT_KINDS},
     }
     case = made[operation](backend)
     with jax.default_device(place.device):  # whose instructions Mosaic takes
@@ -227,6 +234,23 @@ def products(kind: str, *, packed: bool = False) -> tuple[Callable[..., Any], An
         return cpu.products(x, [Packed(panels, kind, *weight.shape)])[0]
 
     return function, (x, panels)
+
+
+def experts(kind: str, backend: str, interpret: Any = None) -> tuple[Callable[..., Any], Any]:
+    """Rows times weights of the experts that they are sorted by."""
+    case = expert_cases.make("few", "bfloat16", inputs=192)
+    weight = jnp.asarray(case.weight)
+    if kind in expert_groups.FORMS:
+        form, count = expert_groups.FORMS[kind], len(case.sizes)
+        weight, _ = expert_groups.made(form, count, expert_cases.OUTPUTS, 192)
+
+    def function(x, sizes, weight):
+        [found] = expert_products(
+            x, sizes, [weight], backend=ExpertBackend(backend, None, interpret)
+        )
+        return found
+
+    return function, (case.x, case.sizes, weight)
 
 
 def why_not_verified(place: Place) -> str | None:
@@ -281,6 +305,15 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
         if name == "pallas_gpu" and not own:
             attempt = alone(compile_for_gpu, place.name, "verification", name)
         yield f"verification: {name}", state, attempt
+    of_platform = backend_for(place.platform, "bfloat16", place.device).name
+    for kind in EXPERT_KINDS:
+        function, given = experts(kind, "xla")
+        product_ = np.asarray(jax.jit(function)(*given)) if own else None
+        for name in dict.fromkeys(("xla", of_platform)):
+            attempt = _try(place, *experts(kind, name), product_)
+            if name == "pallas_gpu" and not own:
+                attempt = alone(compile_for_gpu, place.name, f"experts, {kind}", name)
+            yield f"experts: {name}, {kind}", state, attempt
     for kind in ("bfloat16", "int8"):
         function, given = products(kind)
         product_ = np.asarray(function(*given)) if own else None
@@ -310,6 +343,16 @@ def interpreted() -> Iterator[tuple[str, str, Callable[[], None]]]:
             yield f"attention: {name}", "interpreted", _try(place, *function, wanted)
             function = attention(name, how_gpu, WIDE)
             yield f"attention: {name}{HEADS_OF_256}", "interpreted", _try(place, *function, wide)
+    for kind in EXPERT_KINDS:
+        function, given = experts(kind, "xla")
+        product_ = np.asarray(jax.jit(function)(*given))
+        for_tpu = experts(kind, "pallas_tpu", pltpu.InterpretParams())
+        yield f"experts: pallas_tpu, {kind}", "interpreted", _try(place, *for_tpu, product_)
+        if compat.why_no_mosaic_gpu() is None:
+            from jax.experimental.pallas import mosaic_gpu as plgpu
+
+            for_gpu = experts(kind, "pallas_gpu", plgpu.InterpretGPUParams())
+            yield f"experts: pallas_gpu, {kind}", "interpreted", _try(place, *for_gpu, product_)
     scatter, given = writing(windows=False)
     written = np.asarray(scatter(*given))
     yield "KV writes: pallas_tpu", "interpreted", _try(place, *writing(True, how), written)

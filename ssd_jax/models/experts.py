@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.kernels.experts.api import expert_products, product_by_rows
-from ssd_jax.kernels.experts.estimate import expected_experts
+from ssd_jax.kernels.experts.estimate import expected_experts, expected_share
 from ssd_jax.kernels.rows import row_sum
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -29,6 +29,14 @@ class Routing(NamedTuple):
 
     experts: Int32[Array, "n chosen"]
     weights: Float32[Array, "n chosen"]
+
+
+class _Use(NamedTuple):
+    """What a device is expected to have of what tokens choose: the number of experts, and the part
+    of all choices."""
+
+    experts: float
+    share: float
 
 
 class Router(nnx.Module):
@@ -98,18 +106,34 @@ class ExpertMatrices(nnx.Module):
         `layer` is given where the weights are those of several layers; see `expert_products`.
         """
         devices = self.shards.devices if self.shards is not None and self.shards.by_expert else 1
-        used = expected_experts(self.count, present.shape[0], self.chosen, devices)
-        present = jnp.pad(present, (0, x.shape[0] - present.shape[0]))
+        chosen = self.count, present.shape[0], self.chosen, devices
+        use = _Use(expected_experts(*chosen), expected_share(*chosen))
+        padding = x.shape[0] - present.shape[0]
+        if padding:
+            # A program has as many items, or turns of a loop, as rows may have experts.
+            x, routing = jax.tree.map(lambda array: array[: len(present)], (x, routing))
+        total = self._total(use, x, routing, present, layer)
+        return jnp.pad(total, ((0, padding), (0, 0))) if padding else total
+
+    def _total(
+        self,
+        use: _Use,
+        x: Float32[Array, "n H"],
+        routing: Routing,
+        present: Bool[Array, "n"],
+        layer: Int32[Array, ""] | None,
+    ) -> Float32[Array, "n H"]:
+        """The weighted sum of all tokens, over all devices."""
         experts = jnp.where(present[:, None], routing.experts, _NONE)
         layers = () if layer is None else (layer,)
         if self.shards is None:
-            return self._sum(used, x, experts, routing.weights, *layers)
+            return self._sum(use, x, experts, routing.weights, *layers)
         graph, state = nnx.split(self)
         variables = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
         weights, structure = jax.tree.flatten(state)
 
         def of_device(weights: list[jax.Array], *arrays: jax.Array) -> jax.Array:
-            return nnx.merge(graph, jax.tree.unflatten(structure, weights))._sum(used, *arrays)
+            return nnx.merge(graph, jax.tree.unflatten(structure, weights))._sum(use, *arrays)
 
         axes = [
             (None,) * (weight.ndim - len(variable.axes)) + variable.axes  # of several layers
@@ -119,7 +143,7 @@ class ExpertMatrices(nnx.Module):
 
     def _sum(
         self,
-        used: float,
+        use: _Use,
         x: Float32[Array, "n H"],
         experts: Int32[Array, "n chosen"],
         weights: Float32[Array, "n chosen"],
@@ -134,7 +158,7 @@ class ExpertMatrices(nnx.Module):
         experts = jnp.where(here, experts, count)
         order, place, group_sizes = _sorted(experts, count)
         rows, expert = order // experts.shape[1], experts.reshape(-1)[order]
-        multiply = partial(self._linear, expert, group_sizes, layer, used)
+        multiply = partial(self._linear, expert, group_sizes, layer, use)
         gate, up = multiply(x[rows], [self.gate_proj, self.up_proj])
         inner = gated(gate, up, self.activation, self.gate_limit)
         [down] = multiply(inner, [self.down_proj])
@@ -145,7 +169,7 @@ class ExpertMatrices(nnx.Module):
         expert: Int32[Array, "m"],
         group_sizes: Int32[Array, "E"],
         layer: Int32[Array, ""] | None,
-        used: float,
+        use: _Use,
         x: Float32[Array, "m inputs"],
         matrices: list[ExpertMatrix],
     ) -> list[Float32[Array, "m _"]]:
@@ -155,7 +179,8 @@ class ExpertMatrices(nnx.Module):
             [matrix.operand for matrix in matrices],
             backend=self.backend,
             layer=layer,
-            used=used,
+            used=use.experts,
+            share=use.share,
         )
         return [
             y if matrix.bias is None else y + self._bias(matrix)[expert]

@@ -1,5 +1,6 @@
 """Products with experts' weights by Pallas for TPUs, in the interpreter of JAX."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from ssd_jax.kernels.experts import pallas_tpu
-from ssd_jax.kernels.experts.estimate import expected_experts
+from ssd_jax.kernels.experts.estimate import expected_experts, expected_share
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized, digits, integer_product, quantize
 from tests.kernels import expert_cases as cases
 
@@ -129,6 +130,35 @@ def test_the_device_with_most_of_the_experts_is_the_one_that_counts(devices):
         average = np.mean([most(rows) for _ in range(500)])
         assert expected_experts(128, rows, 8, devices) == pytest.approx(average, rel=0.03)
     assert expected_experts(128, 10_000, 8, devices) == pytest.approx(held)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_that_device_has_the_expected_part_of_the_rows(devices):
+    rng, held = np.random.default_rng(0), 128 // devices
+
+    def share(rows):
+        chosen = np.concatenate([rng.permutation(128)[:8] for _ in range(rows)])
+        busiest = np.bincount(np.unique(chosen) // held).argmax()
+        return np.mean(chosen // held == busiest)
+
+    for rows in (1, 5, 17):
+        average = np.mean([share(rows) for _ in range(500)])
+        assert expected_share(128, rows, 8, devices) == pytest.approx(average, rel=0.05)
+
+
+def test_products_of_rows_that_are_expected_elsewhere_are_not_in_the_estimate():
+    case = cases.make("few", "bfloat16")
+
+    def flops(share):
+        def call(x, sizes, weight):
+            options = {"used": 1.0, "share": share, "interpret": interpreted}
+            return pallas_tpu.expert_products_pallas_tpu(x, sizes, [weight, weight], **options)
+
+        text = str(jax.make_jaxpr(call)(case.x, case.sizes, case.weight))
+        return int(re.search(r"CostEstimate\(flops=(\d+)", text)[1])
+
+    assert flops(1.0) == 2 * 2 * len(case.x) * cases.INPUTS * cases.OUTPUTS
+    assert flops(0.25) == flops(1.0) // 4
 
 
 MUTANTS = {

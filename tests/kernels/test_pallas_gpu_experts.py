@@ -1,14 +1,22 @@
 """Products with experts' weights by Pallas for GPUs, in the interpreter of JAX."""
 
-from pathlib import Path
-from types import SimpleNamespace
+import dataclasses
+import importlib
+import sys
+from types import ModuleType
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from ssd_jax import compat
+from ssd_jax.kernels.experts import reference
+from ssd_jax.kernels.experts.groups import device_form
+from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from tests.kernels import expert_cases as cases
+from tests.kernels.expert_groups import FORMS, made
 
 OLD = compat.why_no_mosaic_gpu()
 if OLD is not None:
@@ -16,18 +24,29 @@ if OLD is not None:
 
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
-from ssd_jax.kernels.experts import pallas_gpu  # noqa: E402
-from ssd_jax.kernels.experts.api import ExpertBackend, why_looped  # noqa: E402
+from ssd_jax.kernels import experts  # noqa: E402
+from ssd_jax.kernels.experts import gpu_operands, groups, pallas_gpu  # noqa: E402
+from ssd_jax.kernels.experts.api import ExpertBackend, expert_products, why_looped  # noqa: E402
 
 pytestmark = pytest.mark.aot
 interpreted = plgpu.InterpretGPUParams()
 
 
-def products(case, module=pallas_gpu):
+def by_kernel(x, sizes, *weights, module=pallas_gpu):
     def call(x, sizes, weights):
         return module.expert_products_pallas_gpu(x, sizes, weights, used=1.0, interpret=interpreted)
 
-    return [np.asarray(y) for y in jax.jit(call)(case.x, case.sizes, [case.weight])]
+    return [np.asarray(y) for y in jax.jit(call)(x, np.asarray(sizes, np.int32), list(weights))]
+
+
+def products(case, module=pallas_gpu):
+    return by_kernel(case.x, case.sizes, case.weight, module=module)
+
+
+def states(rows, inputs):
+    """Values that bfloat16 has."""
+    x = np.random.default_rng(1).normal(size=(rows, inputs))
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", cases.SIZES)
@@ -39,7 +58,7 @@ def test_products_are_near_float64(name):
 
 def test_more_chunks_of_inputs_than_slots_make_one_sum(monkeypatch):
     case = cases.make("few", "bfloat16", inputs=32 * 7, outputs=200)
-    monkeypatch.setattr(pallas_gpu, "_RING_BYTES", 2 * 2 * 32 * (64 + 8))
+    monkeypatch.setattr(gpu_operands._Floats, "ring_bytes", 2 * 2 * 32 * (64 + 8))
     [got] = products(case)
     np.testing.assert_allclose(got, cases.expected(case), rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
@@ -54,46 +73,193 @@ def test_a_row_has_the_bits_that_it_has_alone():
         np.testing.assert_array_equal(products(alone)[0][0], among[row])
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [*((name, "few") for name in FORMS), *(("mxfp4", sizes) for sizes in [*cases.SIZES][1:])],
+)
+def test_products_with_groups_are_the_references(name, sizes):
+    sizes, rows = cases.SIZES[sizes]
+    for inputs, outputs in ((192, 160), (96, 40)):  # of a chunk of three blocks, and of two
+        x, (weight, dense) = states(rows, inputs), made(FORMS[name], len(sizes), outputs, inputs)
+        [got] = by_kernel(x, sizes, weight)
+        want = reference.product(x, np.asarray(sizes, np.int32), dense)
+        np.testing.assert_allclose(got, want, atol=1e-5 * max(1, np.abs(want).max()))
+        assert not got[sum(sizes) :].any()
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int4, 128, minima", "float8"])
+def test_more_chunks_of_groups_than_slots_make_one_sum(name, monkeypatch):
+    monkeypatch.setattr(gpu_operands._Groups, "ring_bytes", 0)  # two slots for five chunks
+    monkeypatch.setattr(gpu_operands, "_COPIED_ROWS", 8)  # of scales, at a time
+    sizes, rows = cases.SIZES["one"]
+    x, (weight, dense) = states(rows, 640), made(FORMS[name], len(sizes), 64, 640)
+    [got] = by_kernel(x, sizes, weight)
+    want = reference.product(x, np.asarray(sizes, np.int32), dense)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_groups_of_eight_inputs_have_their_own_scales():
+    """As the down projection of gpt-oss on eight devices, which have 360 of 2,880 inputs each."""
+    sizes, rows = cases.SIZES["few"]
+    form = device_form(GroupForm(FLOAT4, 32), 360)
+    assert form.group == 8
+    x, (weight, dense) = states(rows, 360), made(form, len(sizes), 64, 360)
+    [got] = by_kernel(x, sizes, weight)
+    want = reference.product(x, np.asarray(sizes, np.int32), dense)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_experts_without_rows_are_not_read_in_groups_either():
+    sizes, rows = cases.SIZES["few"]
+    x, (weight, dense) = states(rows, 64), made(FORMS["int4"], len(sizes), 64, 64)
+    unread = np.asarray(sizes)[:, None, None] == 0
+    poisoned = dataclasses.replace(weight, scales=jnp.where(unread, jnp.nan, weight.scales))
+    [got] = by_kernel(x, sizes, poisoned)
+    want = reference.product(x, np.asarray(sizes, np.int32), dense)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int8"])
+def test_a_row_has_the_bits_that_it_has_alone_in_groups_too(name):
+    sizes, rows = cases.SIZES["few"]
+    x, (weight, _) = states(rows, 128), made(FORMS[name], len(sizes), 64, 128)
+    [among] = by_kernel(x, sizes, weight)
+    for row in (0, 2, 3, 7):
+        expert = cases.expert_of(np.asarray(sizes))[row]
+        alone = np.eye(len(sizes), dtype=np.int32)[expert]
+        [got] = by_kernel(x[row : row + 1], alone, weight)
+        np.testing.assert_array_equal(got[0], among[row])
+
+
 def test_weights_that_the_kernel_does_not_take_are_refused():
     assert pallas_gpu.why_not(768, 2048, "bfloat16") is None
     assert pallas_gpu.why_not(96, 2880, "bfloat16") is None
-    assert pallas_gpu.why_not(768, 2048, "int8") == "weights of int8: it needs bfloat16"
+    reason = "weights of int8: it needs bfloat16, or groups"
+    assert pallas_gpu.why_not(768, 2048, "int8") == reason
     assert "48 outputs: it needs 64" in pallas_gpu.why_not(48, 2048, "bfloat16")
     assert "360 inputs: it needs a multiple of 32" in pallas_gpu.why_not(2880, 360, "bfloat16")
 
 
+def test_groups_whose_scales_leave_no_room_are_refused():
+    assert pallas_gpu.why_not(2880, 2880, GroupForm(FLOAT4, 32)) is None
+    assert pallas_gpu.why_not(2880, 2880, GroupForm("int8", 16)) is None
+    small = GroupForm("int8", 8)
+    reason = "64 outputs have scales of 92160 bytes: it has room for 65536"
+    assert pallas_gpu.why_not(2880, 2880, small) == reason
+    weight, _ = made(small, 1, 8, 2880)
+    assert not pallas_gpu.takes(weight)
+    [got] = expert_products(
+        states(1, 2880), jnp.ones(1, jnp.int32), [weight], backend=ExpertBackend("pallas_gpu")
+    )
+    assert got.shape == (1, 8)  # by XLA
+
+
 MUTANTS = {
-    "rows of the first item": ("pl.ds(begin, block)", "pl.ds(0, block)"),
-    "weights of the first expert": ("weight.at[expert, part", "weight.at[0, part"),
-    "a last part that begins too early": ("outputs - OUTPUTS)", "outputs - OUTPUTS - 8)"),
-    "a chunk twice": ("pl.ds(index * chunk, chunk)", "pl.ds(0 * index, chunk)"),
-    "a slot that is filled again too early": ("copy(index + slots))", "copy(index + slots - 1))"),
+    "rows of the first item": (pallas_gpu, "pl.ds(begin, block)", "pl.ds(0, block)"),
+    "weights of the first expert": (
+        gpu_operands,
+        "weight.at[block.expert, ",
+        "weight.at[0, ",
+    ),
+    "a last part that begins too early": (
+        pallas_gpu,
+        "operand.outputs - OUTPUTS)",
+        "operand.outputs - OUTPUTS - 8)",
+    ),
+    "a chunk twice": (
+        gpu_operands,
+        "pl.ds(index * self.chunk, self.chunk)",
+        "pl.ds(0 * index, self.chunk)",
+    ),
+    "a slot that is filled again too early": (
+        pallas_gpu,
+        "copy(index + slots))",
+        "copy(index + slots - 1))",
+    ),
     "an item of too few rows": (
+        pallas_gpu,
         "blocks = pl.cdiv(group_sizes, block)",
         "blocks = group_sizes // block",
     ),
-    "sums of the row before": ("offset % block\n", "(offset - 1) % block\n"),
-    "rows that no expert has": ("of_row < experts", "of_row <= experts"),
+    "sums of the row before": (pallas_gpu, "offset % block\n", "(offset - 1) % block\n"),
+    "rows that no expert has": (pallas_gpu, "of_row < experts", "of_row <= experts"),
+}
+MUTANTS_OF_GROUPS = {
+    "numbers of the first expert": (
+        gpu_operands,
+        "block.arrays[0].at[block.expert, rows",
+        "block.arrays[0].at[0, rows",
+    ),
+    "scales of the first expert": (
+        gpu_operands,
+        "array.at[block.expert, rows",
+        "array.at[0, rows",
+    ),
+    "numbers of the first chunk": (gpu_operands, "index * self.chunk_rows", "0 * index"),
+    "scales of the first chunk": (
+        gpu_operands,
+        "index * self.blocks + place)",
+        "0 * index + place)",
+    ),
+    "numbers of the first block": (gpu_operands, "place * self.block_rows", "0"),
+    "rows of the first block": (gpu_operands, "place * BLOCK, BLOCK", "0, BLOCK"),
+    "the scale of the next group": (gpu_operands, "place * count // 8", "-place * count // 8"),
+    "a scale of another word": (gpu_operands, "lax.rem(group, rows)", "lax.rem(group + 1, rows)"),
+    "the first exponent of a word": (gpu_operands, "lax.div(group, rows)))", "0 * group))"),
+    "zeros left out": (groups, "bits == _ZERO", "bits == 0"),
 }
 
 
+def kernel_with(module: ModuleType, old: str, new: str) -> ModuleType:
+    """The kernel's module, with an edit in it or in what it imports."""
+    names = [each.__name__ for each in (groups, gpu_operands, pallas_gpu)]
+    usual = {name: sys.modules[name] for name in names}
+    try:
+        for name in names:
+            fresh = ModuleType(name)
+            fresh.__file__ = usual[name].__file__
+            source = importlib.util.find_spec(name).loader.get_source(name)
+            if name == module.__name__:
+                assert source.count(old) == 1, "an edit must fit the source exactly once"
+                source = source.replace(old, new)
+            sys.modules[name] = fresh
+            setattr(experts, name.rpartition(".")[2], fresh)
+            exec(compile(source, f"{name} mutant", "exec"), vars(fresh))
+        return fresh
+    finally:
+        sys.modules.update(usual)
+        for name in names:
+            setattr(experts, name.rpartition(".")[2], usual[name])
+
+
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_is_caught(name, monkeypatch):
-    old, new = MUTANTS[name]
-    path = Path(pallas_gpu.__file__)
-    text = path.read_text()
-    assert text.count(old) == 1, "an edit must fit the source exactly once"
-    mutant = dict(vars(pallas_gpu))
-    exec(compile(text.replace(old, new), f"{path} mutant", "exec"), mutant)
-    mutant["_RING_BYTES"] = 2 * 2 * 32 * (64 + 8)
+def test_every_mutant_is_caught(name):
+    mutant = kernel_with(*MUTANTS[name])
+    mutant._LEAST_SLOTS = 1
+    mutant.gpu_operands._Floats.ring_bytes = 0
     case = cases.make("rows that no expert has", "bfloat16", inputs=32 * 7)
-    [got] = products(case, SimpleNamespace(**mutant))
+    [got] = products(case, mutant)
     right = cases.expected(case)
     assert not np.allclose(got, right, rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
 
+@pytest.mark.parametrize("name", MUTANTS_OF_GROUPS)
+def test_every_mutant_with_groups_is_caught(name):
+    mutant = kernel_with(*MUTANTS_OF_GROUPS[name])
+    sizes, rows = cases.SIZES["few"]
+    inputs = 64 * 6  # two chunks of three blocks; 12 groups, of which 8 are in a byte of words
+    x, (weight, dense) = states(rows, inputs), made(FORMS["mxfp4"], len(sizes), 64, inputs)
+    weight = mutant.ExpertGroups(**vars(weight))
+    [got] = by_kernel(x, sizes, weight, module=mutant)
+    want = reference.product(x, np.asarray(sizes, np.int32), dense)
+    assert not np.allclose(got, want, atol=1e-3 * np.abs(want).max())
+
+
 def test_matrices_that_the_kernel_does_not_take_are_named():
     backend = ExpertBackend("pallas_gpu")
-    assert why_looped(backend, "gpu", "bfloat16", [(768, 2048), (2048, 768)]) is None
-    reason = why_looped(backend, "gpu", "bfloat16", [(360, 2880), (2880, 360)])
+    kind = "bfloat16"
+    assert why_looped(backend, "gpu", [(768, 2048, kind), (2048, 768, kind)]) is None
+    reason = why_looped(backend, "gpu", [(360, 2880, kind), (2880, 360, kind)])
     assert reason == "360 inputs: it needs a multiple of 32"
+    in_groups = GroupForm(FLOAT4, 8)
+    assert why_looped(backend, "gpu", [(360, 2880, in_groups), (2880, 360, in_groups)]) is None

@@ -16,7 +16,7 @@ from ssd_jax.checkpoints.weights.load import check_size
 from ssd_jax.devices.opening.sizes import bytes_per_device, bytes_read
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts import pallas_tpu
-from ssd_jax.kernels.experts.api import ExpertBackend
+from ssd_jax.kernels.experts.api import ExpertBackend, expert_products
 from ssd_jax.kernels.experts.shards import ExpertShards
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.kernels.linear.api import products
@@ -159,6 +159,24 @@ def test_rows_that_are_not_present_give_zeros_and_wake_no_expert():
     assert not got[3:].any()
 
 
+def test_rows_behind_all_tokens_are_not_multiplied(monkeypatch):
+    """They have no experts, but a GPU's loop would take a turn for each that they may have."""
+    multiplied = []
+
+    def multiply(x, *arguments, **options):
+        multiplied.append(len(x))
+        return expert_products(x, *arguments, **options)
+
+    made, _ = mlp(PLAIN)
+    x = states(8)
+    want = run(made, x)
+    monkeypatch.setattr(module, "expert_products", multiply)
+    got = run(made, x, np.ones(3, bool))
+    assert multiplied == [3 * PLAIN.chosen] * 2
+    np.testing.assert_allclose(got[:3], want[:3], rtol=1e-5, atol=1e-5)
+    assert not got[3:].any()
+
+
 @pytest.mark.shipped
 @pytest.mark.parametrize("name", ["plain", "sigmoid", "biases"])
 def test_a_row_has_the_same_bits_beside_any_rows(name):
@@ -280,6 +298,24 @@ def test_devices_share_them_in_kernels(tmp_path, expert_parallel):
     shared = {"devices": 2, "expert_parallel": expert_parallel, "channels": 32}
     got, want = sharded(tmp_path, changes=IN_KERNELS, **shared)
     np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_a_device_with_whole_experts_expects_a_part_of_the_rows(
+    tmp_path, expert_parallel, monkeypatch
+):
+    expected = set()
+
+    def multiply(*arguments, used, share, **options):
+        expected.add((used, share))
+        return expert_products(*arguments, used=used, share=share, **options)
+
+    monkeypatch.setattr(module, "expert_products", multiply)
+    sharded(tmp_path, devices=2, expert_parallel=expert_parallel, changes={}, channels=36)
+    assert expected
+    for used, share in expected:
+        assert 0.5 <= share < 1 if expert_parallel else share == 1
+        assert used <= (3 if expert_parallel else 6)
 
 
 FAULTS = {

@@ -19,7 +19,7 @@ from ssd_jax.devices.programs.batch_sizes import TRIALS
 from ssd_jax.errors import InputError
 from ssd_jax.kernels import kv_pages
 from ssd_jax.kernels.experts.api import why_looped
-from ssd_jax.kernels.experts.groups import ExpertGroupStructs
+from ssd_jax.kernels.experts.groups import ExpertGroupStructs, device_form
 from ssd_jax.kernels.handlers import why_missing, why_not_cached
 from ssd_jax.kernels.tree_attention.api import KERNEL_BACKENDS, choice_line
 from ssd_jax.kernels.verify import api as verify
@@ -217,14 +217,18 @@ def _expert_lines(role: str, model: FunctionalModel) -> list[str]:
     hidden, channels = model.config.hidden_size, experts.intermediate
     if model.mesh is not None and model.rules.expert_ffn is not None:
         channels //= model.mesh.shape[TENSOR_AXIS]
-    shapes = [(channels, hidden), (hidden, channels)]
+    # On several devices groups of the down projection may be smaller.
     forms = [
-        structs.form.dtype
+        structs.form
         for structs in model.group_structs().values()
         if isinstance(structs, ExpertGroupStructs)
     ]
-    dtype = forms[0] if forms else execution.compute
-    reason = why_looped(execution.experts, jax.default_backend(), dtype, shapes)
+    form = max(forms, key=lambda form: form.group, default=None)
+    matrices = [
+        (outputs, inputs, execution.compute if form is None else device_form(form, inputs))
+        for outputs, inputs in ((channels, hidden), (hidden, channels))
+    ]
+    reason = why_looped(execution.experts, jax.default_backend(), matrices)
     if reason is None:
         return []
     return [f"experts of the {role} are multiplied by XLA, one after the other: {reason}"]

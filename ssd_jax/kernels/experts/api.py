@@ -70,14 +70,14 @@ def backend_for(platform: str, dtype: str, device: Any) -> ExpertBackend:
 
 
 def why_looped(
-    backend: ExpertBackend, platform: str, dtype: Any, matrices: Sequence[tuple[int, int]]
+    backend: ExpertBackend, platform: str, matrices: Sequence[tuple[int, int, Any]]
 ) -> str | None:
     """Why products on a GPU are XLA's loop over experts, in one line; None where they are not.
 
     Args:
       platform: JAX's name of the platform.
-      dtype: of the weights.
-      matrices: outputs and inputs of an expert's matrices, as a device has them.
+      matrices: outputs and inputs of an expert's matrices, as a device has them, and the dtype
+        or form of the weights.
     """
     if platform in ("cpu", "tpu"):
         return None
@@ -85,7 +85,7 @@ def why_looped(
         return compat.why_no_mosaic_gpu() or "the kernel is for bfloat16 on GPUs of generation 9.0"
     from ssd_jax.kernels.experts.pallas_gpu import why_not
 
-    reasons = (why_not(outputs, inputs, dtype) for outputs, inputs in matrices)
+    reasons = (why_not(*matrix) for matrix in matrices)
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -97,6 +97,7 @@ def expert_products(
     backend: ExpertBackend = XLA,
     layer: Int32[Array, ""] | None = None,
     used: float | None = None,
+    share: float = 1.0,
 ) -> list[Float32[Array, "m _"]]:
     """x[row] @ weight[e]^T for each weight, e being the expert of the row.
 
@@ -109,6 +110,7 @@ def expert_products(
       layer: the place of the layer where weights are those of several; None is of one.
       used: number of experts that are expected to have rows, for estimates of costs; None is as
         many as may have.
+      share: part of the rows that are expected to have an expert, for estimates of costs.
     """
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     if packed:
@@ -116,7 +118,7 @@ def expert_products(
     unpacked = [weight for weight in weights if not isinstance(weight, Packed)]
     if used is None:
         used = min(x.shape[0], group_sizes.shape[0])
-    kernel = _kernel(backend, used)
+    kernel = _kernel(backend, used, share)
     if kernel is None:
         if layer is not None:
             unpacked = [jax.tree.map(lambda array: array[layer], weight) for weight in unpacked]
@@ -130,22 +132,22 @@ def expert_products(
 Kernel = Callable[..., list[Any]]
 
 
-def _kernel(backend: ExpertBackend, used: float) -> Kernel | None:
+def _kernel(backend: ExpertBackend, used: float, share: float) -> Kernel | None:
     """A backend's kernel; None is XLA."""
     if backend.name == "pallas_tpu":
         from ssd_jax.kernels.experts.pallas_tpu import expert_products_pallas_tpu
 
         def on_tpu(x: Any, sizes: Any, weights: Any, layer: Any = 0) -> list[Any]:
-            options = {"layer": layer, "used": used, "interpret": backend.interpret or False}
-            return expert_products_pallas_tpu(x, sizes, weights, **options)
+            options: dict[str, Any] = {"layer": layer, "used": used, "share": share}
+            interpret = backend.interpret or False
+            return expert_products_pallas_tpu(x, sizes, weights, **options, interpret=interpret)
 
         return on_tpu
     if backend.name == "pallas_gpu":
-        from ssd_jax.kernels.experts.pallas_gpu import expert_products_pallas_gpu, why_not
+        from ssd_jax.kernels.experts.pallas_gpu import expert_products_pallas_gpu, takes
 
         def on_gpu(x: Any, sizes: Any, weights: Any) -> list[Any]:
-            of_groups = any(isinstance(weight, ExpertGroups) for weight in weights)
-            if of_groups or any(why_not(w.shape[1], w.shape[2], w.dtype) for w in weights):
+            if not all(map(takes, weights)):
                 return xla.products(x, sizes, weights)
             options = {"used": used, "interpret": backend.interpret}
             return expert_products_pallas_gpu(x, sizes, weights, **options)

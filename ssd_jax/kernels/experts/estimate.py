@@ -23,6 +23,13 @@ def expected_experts(experts: int, rows: int, chosen: int, devices: int = 1) -> 
     return low + (used - few) * (high - low)
 
 
+def expected_share(experts: int, rows: int, chosen: int, devices: int) -> float:
+    """Expected part of the choices of `rows` tokens that are of the device's experts whose number
+    `expected_experts` gives, as if each of these had as many rows."""
+    everywhere = expected_experts(experts, rows, chosen)
+    return expected_experts(experts, rows, chosen, devices) / everywhere
+
+
 @functools.cache
 def _expected_most(experts: int, used: int, devices: int) -> float:
     """Expected most of `used` experts, drawn out of all, that one device has.

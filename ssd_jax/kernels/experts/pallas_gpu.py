@@ -3,12 +3,12 @@
 An item is a few rows of one expert, and a block of the grid (part of 64 outputs, item): one
 warpgroup, which multiplies chunk by chunk as copies of weights and rows arrive in a ring of slots.
 Weights are the left operand, of which `wgmma` takes 64 rows, and rows of activations the right one,
-of which 8 suffice. Items without rows read nothing. XLA takes each row's sums out of its item.
+of which 8 suffice; `gpu_operands.py` says how weights become one. Items without rows read nothing.
+XLA takes each row's sums out of its item.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,13 +20,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, BFloat16, Float32, Int32
 
+from ssd_jax.kernels.experts import gpu_operands
+from ssd_jax.kernels.experts.gpu_operands import (
+    OUTPUTS,
+    GridBlock,
+    Operand,
+    Ref,
+    operand_of,
+    swizzled,
+)
+from ssd_jax.kernels.experts.groups import ExpertGroups, scale_rows
+from ssd_jax.kernels.linear.group_form import GroupForm
+from ssd_jax.kernels.linear.quantized import Quantized
+
 CAPABILITIES = ("9.0",)
 """Compute capability of GPUs with `wgmma`."""
-OUTPUTS = 64
-"""Of a block of the grid."""
-_CHUNKS = (128, 64, 32)  # inputs at a time: the first that divides them
-_RING_BYTES = 96 << 10  # of shared memory, for chunks on their way
 _MOST_ROWS = 128  # of an item
+_LEAST_SLOTS = 2
 _SUMS: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -42,25 +52,37 @@ class _Items(NamedTuple):
     begin: Int32[Array, "items"]
 
 
-def why_not(outputs: int, inputs: int, dtype: Any) -> str | None:
-    """Why the kernel does not multiply with weights [E, outputs, inputs], in one line, or None."""
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        return f"weights of {jnp.dtype(dtype).name}: it needs bfloat16"
-    if outputs < OUTPUTS or outputs % 8:
-        return f"{outputs} outputs: it needs {OUTPUTS} at least, and a multiple of 8"
-    if inputs % _CHUNKS[-1]:
-        return f"{inputs} inputs: it needs a multiple of {_CHUNKS[-1]}"
-    return None
+def why_not(outputs: int, inputs: int, kind: Any) -> str | None:
+    """Why the kernel does not multiply with an expert's matrices of these sizes, in one line, or
+    None.
+
+    Args:
+      kind: dtype of the weights, or their form on a device.
+    """
+    if isinstance(kind, GroupForm):
+        return gpu_operands.why_no_groups(scale_rows(kind, inputs), minima=kind.minima)
+    return gpu_operands.why_not(outputs, inputs, kind)
+
+
+def takes(weight: Any) -> bool:
+    """Whether the kernel multiplies with a weight of every expert."""
+    if isinstance(weight, ExpertGroups):
+        rows = weight.scales.shape[-2]
+        return gpu_operands.why_no_groups(rows, minima=weight.minima is not None) is None
+    if isinstance(weight, Quantized):
+        return False
+    _, outputs, inputs = weight.shape
+    return gpu_operands.why_not(outputs, inputs, weight.dtype) is None
 
 
 def expert_products_pallas_gpu(
     x: Float32[Array, "m inputs"],
     group_sizes: Int32[Array, "E"],
-    weights: Sequence[BFloat16[Array, "E outputs _"]],
+    weights: Sequence[BFloat16[Array, "E outputs _"] | ExpertGroups],
     *,
     used: float,
     interpret: Any = None,
-) -> list[Float32[Array, "m outputs"]]:
+) -> list[Float32[Array, "m _"]]:
     """`api.expert_products`.
 
     Args:
@@ -88,12 +110,14 @@ def expert_products_pallas_gpu(
     has_expert, of_row = of_row < experts, jnp.minimum(of_row, experts - 1)
     offset = row - starts[of_row]
     place = jnp.clip(first[of_row] + offset // block, 0, count - 1), offset % block
-    # Copies into tiles of 8 rows are of an array with as many rows, or a multiple.
-    padded = jnp.pad(x.astype(jnp.bfloat16), ((0, block + -rows % 8), (0, 0)))
     results = []
     for weight in weights:
-        sums = _sums(padded, items, weight, block, used, interpret)
-        of_rows = sums[place[0], :, place[1]]
+        operand = operand_of(weight, x.shape[1], interpret=interpret is not None)
+        # Copies into tiles of 8 rows are of an array with as many rows, or a multiple.
+        beyond = (0, block + -rows % 8), (0, operand.inputs - x.shape[1])
+        padded = jnp.pad(x.astype(jnp.bfloat16), beyond)
+        sums = _sums(padded, items, weight, operand, block, used, interpret)
+        of_rows = sums[place[0], : _outputs(weight), place[1]]
         results.append(jnp.where(has_expert[:, None], of_rows, 0.0))
     return results
 
@@ -101,90 +125,83 @@ def expert_products_pallas_gpu(
 def _sums(
     x: BFloat16[Array, "padded inputs"],
     items: _Items,
-    weight: BFloat16[Array, "E outputs inputs"],
+    weight: BFloat16[Array, "E outputs inputs"] | ExpertGroups,
+    operand: Operand,
     block: int,
     used: float,
     interpret: Any,
-) -> Float32[Array, "items outputs {block}"]:
-    """Sums of each item, of which only those of its own rows are meant."""
-    _, outputs, inputs = weight.shape
-    count = len(items.expert)
-    chunk = next(size for size in _CHUNKS if inputs % size == 0)
-    slots = min(_RING_BYTES // (2 * chunk * (OUTPUTS + block)), inputs // chunk)
-    memory = partial(plgpu.SMEM, dtype=jnp.bfloat16, transforms=_swizzled(chunk))
-    body = functools.partial(_kernel, interpret=interpret is not None)
-    out = jax.ShapeDtypeStruct((count, outputs, block), jnp.float32)
+) -> Float32[Array, "items room {block}"]:
+    """Sums of each item, of which only those of its own rows and of its outputs are meant."""
+    arrays = jax.tree.leaves(weight)
+    count, chunk, chunks = len(items.expert), operand.chunk, operand.inputs // operand.chunk
+    slots = operand.ring_bytes // (operand.chunk_bytes + 2 * chunk * block)
+    slots = min(max(slots, _LEAST_SLOTS), chunks)
+    out = jax.ShapeDtypeStruct((count, operand.outputs, block), jnp.float32)
     call = plgpu.kernel(
-        body,
+        partial(_kernel, operand=operand, arrays=len(arrays), interpret=interpret is not None),
         out_type=out,
         scratch_types=[
-            memory((slots, OUTPUTS, chunk)),
-            memory((slots, block, chunk)),
+            plgpu.SMEM((slots, block, chunk), jnp.bfloat16, transforms=swizzled(chunk)),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
+            *operand.scratch(slots),
         ],
-        grid=(pl.cdiv(outputs, OUTPUTS), count),
+        grid=(pl.cdiv(_outputs(weight), OUTPUTS), count),
         grid_names=("part", "item"),
         kernel_name="expert_products",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
     )
-    bytes_accessed = round(2 * used * outputs * inputs) + x.nbytes + 4 * out.size
+    bytes_accessed = round(used * operand.expert_bytes) + x.nbytes + 4 * out.size
     # JAX does not tell XLA what such kernels cost.
     with jax.named_scope(f"bytes_accessed.{bytes_accessed}"):
-        return call(*items, x, weight)
-
-
-def _swizzled(chunk: int) -> tuple[Any, Any]:
-    """The layout in shared memory that products read."""
-    swizzle = min(128, 2 * chunk)
-    return plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)
+        return call(*items, x, *arrays)
 
 
 def _kernel(
-    experts: Any,
-    begins: Any,
-    x: Any,
-    weight: Any,
-    sums: Any,
-    weight_shared: Any,
-    x_shared: Any,
-    arrived: Any,
-    *,
+    experts: Ref,
+    begins: Ref,
+    x: Ref,
+    *refs: Ref,
+    operand: Operand,
+    arrays: int,
     interpret: bool,
 ) -> None:
-    """One block of the grid; see the module."""
-    slots, _, chunk = weight_shared.shape
-    block, (_, outputs, inputs) = x_shared.shape[1], weight.shape
-    chunks = inputs // chunk
+    """One block of the grid; see the module. `refs` begins with so many arrays of the weight."""
+    weights, (sums, x_shared, arrived, *memory) = refs[:arrays], refs[arrays:]
+    slots, block, chunk = x_shared.shape
+    chunks = operand.inputs // chunk
     item = lax.axis_index("item")
     expert, begin = experts[item], begins[item]
-    # The last part has outputs of the one before, too.
-    start = jnp.minimum(lax.axis_index("part") * OUTPUTS, outputs - OUTPUTS)
+    # The last part may have outputs of the one before, too.
+    start = jnp.minimum(lax.axis_index("part") * OUTPUTS, operand.outputs - OUTPUTS)
     part = pl.ds(pl.multiple_of(start, 8), OUTPUTS)
+    grid_block = GridBlock(weights, memory, expert, part)
 
     def copy(index: jax.Array | int) -> None:
         slot, columns = lax.rem(index, slots), pl.ds(index * chunk, chunk)
-        of_expert = weight.at[expert, part, columns]
+        operand.fetch(grid_block, index, slot, arrived.at[slot])
         of_rows = x.at[pl.ds(begin, block), columns]
-        plgpu.copy_gmem_to_smem(of_expert, weight_shared.at[slot], arrived.at[slot])
         plgpu.copy_gmem_to_smem(of_rows, x_shared.at[slot], arrived.at[slot])
 
-    def operands(index: jax.Array) -> tuple[Any, Any]:
+    def pairs(index: jax.Array) -> Any:
         slot = lax.rem(index, slots)
         plgpu.barrier_wait(arrived.at[slot])
-        return weight_shared.at[slot], x_shared.at[slot].transpose((1, 0))
+        return operand.pairs(grid_block, index, slot, x_shared.at[slot])
 
     def refill(index: jax.Array) -> None:
         pl.when(index + slots < chunks)(lambda: copy(index + slots))
 
     @pl.when(expert >= 0)
     def _() -> None:
+        operand.begin(grid_block)
         for index in range(slots):
             copy(jnp.int32(index))
+        operand.wait(grid_block)
         if interpret:  # JAX interprets no sum that goes on
 
             def add(index: jax.Array, total: jax.Array) -> jax.Array:
-                total += _product(*operands(index), (OUTPUTS, block))
+                for left, right in pairs(index):
+                    total += _product(left, right, (OUTPUTS, block))
                 refill(index)
                 return total
 
@@ -195,8 +212,9 @@ def _kernel(
 
             def multiply(accumulator: Any) -> jax.Array:
                 def add(index: jax.Array, _: None) -> None:
-                    plgpu.wgmma(accumulator, *operands(index))
-                    plgpu.wgmma_wait(0)
+                    for left, right in pairs(index):
+                        plgpu.wgmma(accumulator, left, right)
+                        plgpu.wgmma_wait(0)
                     refill(index)
 
                 lax.fori_loop(0, chunks, add, None)
@@ -204,6 +222,10 @@ def _kernel(
 
             total = pl.run_scoped(multiply, _SUMS((OUTPUTS, block), jnp.float32))
         sums[item, part] = total
+
+
+def _outputs(weight: Any) -> int:
+    return weight.outputs if isinstance(weight, ExpertGroups) else weight.shape[1]
 
 
 def _product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:

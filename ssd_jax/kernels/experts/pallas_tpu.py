@@ -50,6 +50,7 @@ def expert_products_pallas_tpu(
     *,
     layer: Int32[Array, ""] | int = 0,
     used: float,
+    share: float = 1.0,
     interpret: Any = False,
 ) -> list[Float32[Array, "m outputs"]]:
     """`api.expert_products` for weights of one shape, which are no `Packed`.
@@ -57,12 +58,12 @@ def expert_products_pallas_tpu(
     Args:
       weights: of one layer, or of several, [layers, E, outputs, inputs].
       layer: the place of the layer in weights of several.
-      used: see `api.expert_products`.
+      used, share: see `api.expert_products`.
       interpret: whether, or how, the kernel runs in an interpreter on a processor.
     """
     operands = operands_of(x, weights)
     if operands is None:  # of several kinds
-        options = {"layer": layer, "used": used, "interpret": interpret}
+        options = {"layer": layer, "used": used, "share": share, "interpret": interpret}
         results = (expert_products_pallas_tpu(x, group_sizes, [w], **options) for w in weights)
         return [result for [result] in results]
     rows, experts = len(x), len(group_sizes)
@@ -110,7 +111,8 @@ def expert_products_pallas_tpu(
         out_shape=[out] * len(weights),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * rows * operands.products * len(weights) * operands.outputs * x.shape[1],
+            flops=round(share * 2 * rows * operands.products * operands.outputs * x.shape[1])
+            * len(weights),
             bytes_accessed=round(used * weight_bytes)
             + sum(array.nbytes for array in of_rows)
             + len(weights) * out.size * 4,

@@ -83,12 +83,13 @@ def moved(chip: str, model: str, rows: int, kind: str) -> tuple[int, int, list[s
     return traffic.count(module, 1).moved, least, [copy.name for copy in module.copies(one)]
 
 
-def check(found: tuple[int, int, list[str]], rows: int) -> None:
-    """Beside the weights of experts with rows, nothing large moves."""
+def check(found: tuple[int, int, list[str]], rows: int, many: float = 1.6) -> None:
+    """Beside the weights of experts with rows, nothing large moves: where these are many, what
+    they are multiplied to, up to `many` times the weights."""
     total, least, copies = found
     print(f"{rows} rows: {total / least:.2f} times the weights of their experts")
     assert copies == []
-    assert least <= total < (1.15 if rows <= 16 else 1.6) * least
+    assert least <= total < (1.15 if rows <= 16 else many) * least
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -131,9 +132,11 @@ def test_so_they_do_in_few_bits(chip, model, form, rows):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(gpus.WHY), reason=str(gpus.WHY))
-@pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_hopper_reads_the_experts_that_rows_use(model, rows):
+@pytest.mark.parametrize("kind", ["bfloat16", *FORMS])
+@pytest.mark.parametrize("model", SHAPES)
+def test_hopper_reads_the_experts_that_rows_use(model, kind, rows):
     """In a process of its own: JAX compiles kernels for one generation of GPUs in each."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        check(pool.submit(moved, "h100", model, rows, "bfloat16").result(), rows)
+        found = pool.submit(moved, "h100", model, rows, kind).result()
+    check(found, rows, 2.2 if kind in FORMS else 1.6)
