@@ -84,7 +84,7 @@ def test_requests_with_and_without_a_draft_in_one_batch_say_the_same(pair):
 def test_mode_auto_does_without_the_draft_where_that_is_faster_and_says_so(pair, monkeypatch):
     monkeypatch.setattr(goodput, "INTERVAL", 4)
     monkeypatch.setattr(goodput, "LOSS", 1)  # trials come soon, however slow one was
-    with opened(pair, {"mode": "auto"}) as llm:
+    with opened(pair, INLINE | {"mode": "auto"}) as llm:
         llm.load()
         llm._chooser.mode = "sd"  # whatever this machine prefers
         wanted = requests(llm, "coupled")

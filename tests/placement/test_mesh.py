@@ -82,27 +82,39 @@ def test_a_target_in_groups_takes_proposals_of_a_draft_elsewhere(pairs):
     assert said(spread, "ssd") == said(spread, "ar")
 
 
+SD = {"mode": "sd", "draft_placement": None, "budget": None}
+
+
 @pytest.fixture(scope="module")
 def of_experts(tmp_path_factory):
-    """Target and draft with experts, behind a layer without."""
-    return tiny_pair.write(tmp_path_factory.mktemp("experts"), "granite", **EXPERTS | SHAPE)
+    """Target and draft with experts, behind a layer without; by how many layers there are."""
+    root = tmp_path_factory.mktemp("experts")
+
+    @functools.cache
+    def pair(layers):
+        shape = EXPERTS | SHAPE | {"num_hidden_layers": layers}
+        return tiny_pair.write(root / str(layers), "granite", **shape)
+
+    return pair
 
 
 @pytest.mark.parametrize(
-    ("mesh", "there", "parallel"),
+    ("mesh", "there", "parallel", "most"),
     [
-        ("tensor=2", {}, True),
+        ("tensor=2", {}, True, SD),
+        pytest.param("tensor=2", {}, True, {}, marks=pytest.mark.more),
         *(
-            pytest.param(mesh, there, parallel, marks=pytest.mark.slow)
+            pytest.param(mesh, there, parallel, {}, marks=pytest.mark.slow)
             for mesh in ("tensor=2", "data=2,tensor=2")
             for there in (ON_TPUS, ON_GPUS)
             for parallel in (False, True)
         ),
     ],
 )
-def test_devices_that_share_experts_say_what_one_says(of_experts, mesh, there, parallel):
-    expected = said(opened(of_experts, None, there=there, **ALONE), "ar", "ratio")
-    spread = opened(of_experts, mesh, there=there, verify="ratio", expert_parallel=parallel)
+def test_devices_that_share_experts_say_what_one_says(of_experts, mesh, there, parallel, most):
+    pair = of_experts(3 if there else 2)
+    expected = said(opened(pair, None, there=there, **ALONE), "ar", "ratio")
+    spread = opened(pair, mesh, there=there, verify="ratio", expert_parallel=parallel, **most)
     for mode in spread.modes:
         assert said(spread, mode, "ratio") == expected, mode
 
@@ -110,11 +122,12 @@ def test_devices_that_share_experts_say_what_one_says(of_experts, mesh, there, p
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [False, True])
 def test_kernels_of_devices_that_share_experts_say_what_one_says(of_experts, parallel, monkeypatch):
-    expected = said(opened(of_experts, None, there=ON_TPUS, **ALONE), "ar", "ratio")
+    pair = of_experts(3)
+    expected = said(opened(pair, None, there=ON_TPUS, **ALONE), "ar", "ratio")
     kernel = ExpertBackend("pallas_tpu", interpret=True)
     monkeypatch.setattr(opened_models, "experts_backend_for", lambda *_: kernel)
     mesh = "data=2,tensor=2"
-    spread = opened(of_experts, mesh, there=ON_TPUS, verify="ratio", expert_parallel=parallel)
+    spread = opened(pair, mesh, there=ON_TPUS, verify="ratio", expert_parallel=parallel)
     assert spread.target.model.execution.experts == kernel
     for mode in spread.modes:
         assert said(spread, mode, "ratio") == expected, mode
@@ -124,9 +137,9 @@ def test_experts_that_devices_cannot_share_are_refused(of_experts, pairs):
     with pytest.raises(InputError, match=r"expert_parallel = true is for .* 0 experts and 2"):
         opened(pairs("llama", 2), "tensor=2", there={}, expert_parallel=True)
     with pytest.raises(InputError, match="6 experts and 4 devices: leave it out"):
-        opened(of_experts, "tensor=4", there={}, expert_parallel=True)
+        opened(of_experts(2), "tensor=4", there={}, expert_parallel=True)
     with pytest.raises(InputError, match="and this is on one; give mesh"):
-        opened(of_experts, None, there={}, expert_parallel=True)
+        opened(of_experts(2), None, there={}, expert_parallel=True)
 
 
 def written_by_all(_self, slot):
